@@ -1,0 +1,86 @@
+"""Train LLM agents by reinforcement learning in multi-turn environments.
+
+Write an `Env`; run its episodes with `run_episode` or the `agentrl` command; train with the embedded trainer, or under
+slime with `--custom-generate-function-path agentrl.adapt`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.env import Env, Envs
+from agentrl.episode import run_episode
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    EngineError,
+    Failure,
+    InfraError,
+    LedgerError,
+    SandboxError,
+    TemplateError,
+    ToolError,
+)
+from agentrl.tools import tool
+from agentrl.trajectory import Ledger, Span, Trajectory
+from agentrl.types import (
+    Action,
+    Ask,
+    Limits,
+    Message,
+    Observation,
+    Raw,
+    Reward,
+    StepResult,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Action",
+    "AgentRLError",
+    "Ask",
+    "ConfigError",
+    "Engine",
+    "EngineError",
+    "Env",
+    "Envs",
+    "Failure",
+    "Generation",
+    "InfraError",
+    "Ledger",
+    "LedgerError",
+    "Limits",
+    "Message",
+    "Observation",
+    "Raw",
+    "Reward",
+    "SamplingParams",
+    "SandboxError",
+    "Span",
+    "StepResult",
+    "StopReason",
+    "Task",
+    "TemplateError",
+    "ToolCall",
+    "ToolError",
+    "ToolResult",
+    "ToolSpec",
+    "Trajectory",
+    "adapt",
+    "run_episode",
+    "tool",
+]
+
+
+async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
+    """slime's custom generate function: `--custom-generate-function-path agentrl.adapt`. See `agentrl.slime`."""
+    from agentrl.slime.adapt import adapt as run  # slime and what it brings are imported on the cluster only
+
+    return await run(args, sample, sampling_params, evaluation=evaluation)

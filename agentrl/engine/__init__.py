@@ -1,0 +1,24 @@
+"""Inference engines: token ids in, token ids and their log-probs out."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.engine.scripted import ScriptedEngine, Turn
+
+if TYPE_CHECKING:
+    from agentrl.engine.local import LocalEngine
+    from agentrl.engine.sglang import SGLangEngine
+
+__all__ = ["Engine", "Generation", "LocalEngine", "SGLangEngine", "SamplingParams", "ScriptedEngine", "Turn"]
+
+# aiohttp takes 0.2 s to import and torch more than a second: paid by whoever uses them.
+_LAZY = {"LocalEngine": "agentrl.engine.local", "SGLangEngine": "agentrl.engine.sglang"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,200 @@
+"""An engine that plays a script: tests, demonstrations and gold players need no model."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+from uuid import uuid4
+
+from agentrl.engine.base import Generation, SamplingParams
+from agentrl.types import Message
+
+if TYPE_CHECKING:
+    from agentrl.render.base import Renderer
+
+Turn: TypeAlias = str | Message | Generation | Exception
+"""What the model says next: assistant content, an assistant message, exact tokens, or an error to raise."""
+
+Script: TypeAlias = Sequence[Turn] | Generator[Turn, str, None] | Callable[[Sequence[int]], Turn]
+
+
+def scripted_log_prob(token: int) -> float:
+    """The made-up log-prob of a token: never 0, and different for neighbours, so that a shift by one shows."""
+    return -0.1 - (token % 89) / 100
+
+
+@dataclass(slots=True)
+class _Session:
+    """How far one episode has come in the script."""
+
+    turns: int = 0
+    seen: int = 0
+    """Tokens of the conversation up to the end of the last turn played."""
+    open: tuple[int, Generation] | None = None
+    """A turn that was aborted or cancelled: the length of its prompt, and all that was to be said."""
+
+
+class ScriptedEngine:
+    """Plays `turns` and obeys stop strings, stop tokens and max_new_tokens as SGLang does, else tests would lie.
+
+    `turns` is one of:
+    - a sequence, played in order, for each session_id from its start;
+    - a generator, which plays one session and is sent the text that was appended since its last turn;
+    - a function of the input ids, which keeps no state and so serves any number of sessions.
+
+    A str or message becomes tokens through `renderer.encode`, with `scripted_log_prob` as log-probs. An exception is
+    raised. A Generation is played as it is, cut if the request's limits say so. After an abort or a cancellation a
+    sequence or generator goes on where the next prompt says it was left. `requests` keeps all input ids asked with.
+
+    `seconds` is the simulated time of a turn, of which an abort returns the fraction sampled so far.
+    """
+
+    def __init__(
+        self, turns: Script, renderer: Renderer, *, seconds: float = 0.0, context_length: int = 1 << 20
+    ) -> None:
+        if isinstance(turns, str | Mapping):
+            raise TypeError("ScriptedEngine: turns must be a sequence of turns; put a single turn into a list")
+        self.requests: list[list[int]] = []
+        self._turns = turns
+        self._renderer = renderer
+        self._seconds = seconds
+        self._context_length = context_length
+        self._sessions: dict[str, _Session] = {}
+        self._running: dict[str, asyncio.Event] = {}
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+    ) -> Generation:
+        """Play the next turn. Raises AssertionError when the script has none left: a bug of the test, not of the world."""
+        self.requests.append(list(input_ids))
+        if isinstance(self._turns, Sequence | Generator):
+            return await self._generate_next(self._session(session_id), input_ids, sampling_params, rid)
+        turn = self._turns(input_ids)
+        return await self._play(self._limit(self._generation(turn), sampling_params), rid)
+
+    async def _generate_next(
+        self, session: _Session, input_ids: Sequence[int], sampling_params: SamplingParams, rid: str
+    ) -> Generation:
+        said = self._resumed(session, len(input_ids)) or self._generation(self._next_turn(session, input_ids))
+        # Open until it has been played to its end: an abort or a cancellation leaves it so.
+        session.open = (len(input_ids), said)
+        played = await self._play(self._limit(said, sampling_params), rid)
+        session.seen = len(input_ids) + len(played.tokens)
+        if played.finish_reason != "abort" or said.finish_reason == "abort":
+            session.open = None
+        return played
+
+    def _session(self, session_id: str) -> _Session:
+        if session_id not in self._sessions and self._sessions and isinstance(self._turns, Generator):
+            first = next(iter(self._sessions))
+            raise AssertionError(
+                f"ScriptedEngine: a generator plays one session ({first!r}), but {session_id!r} asks too; "
+                "use a function of the input ids"
+            )
+        return self._sessions.setdefault(session_id, _Session())
+
+    @staticmethod
+    def _resumed(session: _Session, length: int) -> Generation | None:
+        """The rest of an open turn, if a prompt of `length` tokens ends inside it."""
+        if session.open is None:
+            return None
+        start, said = session.open
+        given = length - start
+        if not 0 <= given < len(said.tokens):
+            return None
+        return replace(said, tokens=said.tokens[given:], log_probs=said.log_probs[given:])
+
+    def _next_turn(self, session: _Session, input_ids: Sequence[int]) -> Turn:
+        session.turns += 1
+        if isinstance(self._turns, Sequence):
+            if session.turns <= len(self._turns):
+                return self._turns[session.turns - 1]
+        elif isinstance(self._turns, Generator):
+            try:
+                if session.turns == 1:
+                    return next(self._turns)
+                return self._turns.send(self._renderer.decode(input_ids[session.seen :]))
+            except StopIteration:
+                # Falls through to the message below; a StopIteration may not leave a coroutine.
+                session.open = None
+        raise AssertionError(
+            f"ScriptedEngine: asked for turn {session.turns}, but the script has {session.turns - 1}; "
+            "add a turn or end the episode earlier"
+        )
+
+    def _generation(self, turn: Turn) -> Generation:
+        match turn:
+            case Generation():
+                return turn
+            case Exception():
+                raise turn
+            case str():
+                tokens = self._renderer.encode({"role": "assistant", "content": turn})
+            case Mapping():
+                tokens = self._renderer.encode(turn)
+            case _:
+                assert_never(turn)
+        return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
+
+    def _limit(self, said: Generation, sampling_params: SamplingParams) -> Generation:
+        """Cut where a model would have stopped. At the same token length wins over a stop token, and that over a string."""
+        tokens = said.tokens
+        ends = [(len(tokens), 3, said.finish_reason, said.matched)]
+        if (budget := sampling_params.get("max_new_tokens")) is not None and budget <= len(tokens):
+            ends.append((budget, 0, "length", None))
+        stop_ids = self._renderer.stop_token_ids.union(sampling_params.get("stop_token_ids") or ())
+        ends.extend((i + 1, 1, "stop", token) for i, token in enumerate(tokens) if token in stop_ids)
+        stop = sampling_params.get("stop") or ()
+        stop_strings = (stop,) if isinstance(stop, str) else stop
+        ends.extend((self._end_of(string, tokens), 2, "stop", string) for string in stop_strings)
+        count, _, finish_reason, matched = min(ends, key=lambda end: end[:2])
+        return replace(
+            said,
+            tokens=list(tokens[:count]),
+            log_probs=list(said.log_probs[:count]),
+            finish_reason=finish_reason,
+            matched=matched,
+        )
+
+    def _end_of(self, stop: str, tokens: Sequence[int]) -> int:
+        """How many tokens it takes until the text holds `stop`; one more than there are if it never does."""
+        decode = self._renderer.decode
+        if stop not in decode(tokens):
+            return len(tokens) + 1
+        return bisect_left(range(len(tokens) + 1), True, key=lambda count: stop in decode(tokens[:count]))
+
+    async def _play(self, said: Generation, rid: str) -> Generation:
+        rid = rid or uuid4().hex
+        aborted = self._running[rid] = asyncio.Event()
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        try:
+            async with asyncio.timeout(self._seconds):
+                await aborted.wait()
+        except TimeoutError:
+            return said
+        finally:
+            self._running.pop(rid, None)
+        count = int(len(said.tokens) * min(1.0, (clock() - start) / self._seconds)) if self._seconds else 0
+        return replace(
+            said, tokens=said.tokens[:count], log_probs=said.log_probs[:count], finish_reason="abort", matched=None
+        )
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all. A request that is not running is not an error."""
+        for name, aborted in self._running.items():
+            if rid in (None, name):
+                aborted.set()
+
+    async def context_length(self) -> int:
+        """As given at construction, in tokens."""
+        return self._context_length
+
+    async def close(self) -> None:
+        """End what is running, and the generator."""
+        await self.abort()
+        if isinstance(self._turns, Generator):
+            self._turns.close()

@@ -1,0 +1,294 @@
+"""One episode: reset, then generate and step until done, under limits; then score; the Env closed on every path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.env import Env
+from agentrl.errors import Boundary, ConfigError, Failure, LedgerError
+from agentrl.render.base import Rendered, Renderer
+from agentrl.trajectory import Trajectory
+from agentrl.types import (
+    Action,
+    Ask,
+    Limits,
+    MaybeAwait,
+    Message,
+    Observation,
+    Raw,
+    Reward,
+    StepResult,
+    StopReason,
+    Task,
+)
+
+RewardFn: TypeAlias = Callable[[Trajectory], MaybeAwait[float | Reward]]
+"""A reward function: scores a finished trajectory in place of `Env.score`."""
+
+log = logging.getLogger("agentrl")
+
+_ABORT_PAUSE_S = 0.05
+"""First wait before going on after the engine dropped a request by itself, say for a weight update; then doubling."""
+
+
+async def run_episode(
+    env: Env,
+    task: Task,
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    limits: Limits | None = None,
+    sampling_params: SamplingParams | None = None,
+    reward: RewardFn | None = None,
+    session_id: str | None = None,
+    aborted: Callable[[], bool] | None = None,
+    on_turn: Callable[[Trajectory], None] | None = None,
+) -> Trajectory:
+    """Play one episode and return what happened, whatever happened.
+
+    The trajectory's `stop` says why it ended; with StopReason.FAILED, `failure` says what broke. `reward` replaces
+    `Env.score`. `aborted` is the host's flag: polled before each generation and after each step, and when a generation
+    ends in an abort while it is False, the turn goes on in place (engines abort for weight updates). Without it, an
+    abort ends the episode. `on_turn` is called after each turn.
+
+    Raises ConfigError, TemplateError, LedgerError and cancellation; anything else is recorded.
+    """
+    episode = _Episode(
+        env=env,
+        engine=engine,
+        renderer=renderer,
+        limits=limits or Limits(),
+        sampling_params=sampling_params or {},
+        aborted=aborted,
+        on_turn=on_turn,
+        trajectory=Trajectory(task, session_id=session_id or uuid.uuid4().hex),
+    )
+    trajectory = episode.trajectory
+    try:
+        env.begin(task, episode.limits)
+        trajectory.stop = await episode.play()
+        if trajectory.stop is not StopReason.ABORTED:
+            await episode.score(reward)
+    except _FailedError as failed:
+        trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
+        log.warning("episode %s failed in %s: %s", trajectory.session_id, failed.failure.boundary, failed.failure.error)
+    finally:
+        await episode.close()
+    if env.tool_errors:
+        trajectory.info["tool_errors"] = dict(env.tool_errors)
+    return trajectory
+
+
+class _FailedError(Exception):
+    """Carries a Failure out of the episode; never leaves this module."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure
+
+
+@contextlib.contextmanager
+def _boundary(name: Boundary) -> Iterator[None]:
+    """Type whatever a hook or the engine raises by where it crossed, unless it must end the run."""
+    try:
+        yield
+    except (ConfigError, LedgerError, _FailedError):
+        raise
+    except Exception as exc:
+        raise _FailedError(Failure.of(exc, name)) from exc
+
+
+@dataclass(slots=True)
+class _Episode:
+    env: Env
+    engine: Engine
+    renderer: Renderer
+    limits: Limits
+    sampling_params: SamplingParams
+    aborted: Callable[[], bool] | None
+    on_turn: Callable[[Trajectory], None] | None
+    trajectory: Trajectory
+    context: int = 0
+    ask: Ask = field(default_factory=Ask)
+
+    async def play(self) -> StopReason:
+        """Reset and take turns until there is a reason to stop. Raises _FailedError."""
+        deadline = asyncio.timeout(self.limits.episode_s)
+        try:
+            async with deadline:
+                await self._reset()
+                while True:
+                    stop = await self._turn()
+                    if stop is not None:
+                        return stop
+        except TimeoutError:
+            if deadline.expired():
+                return StopReason.DEADLINE
+            raise
+
+    async def score(self, reward: RewardFn | None) -> None:
+        with _boundary("score"):
+            hook: Callable[[Trajectory], Any] = reward or self.env.score
+            value = await self.env.call(hook, self.trajectory, timeout=self.limits.score_s)
+            if isinstance(value, Reward):
+                self.trajectory.reward_parts, value = dict(value.parts), value.value
+            self.trajectory.reward = None if value is None else float(value)
+
+    async def close(self) -> None:
+        """Close the Env and wait for it, also while being cancelled. Its errors are reported, not raised."""
+        try:
+            await _uncancelled(asyncio.wait_for(self.env.end(), self.limits.close_s))
+        except Exception as exc:  # the close boundary: the episode's result stands
+            self.trajectory.info["close_error"] = f"{type(exc).__name__}: {exc}"
+            log.warning("closing %s failed", type(self.env).__name__, exc_info=exc)
+
+    async def _reset(self) -> None:
+        env, trajectory = self.env, self.trajectory
+        with _boundary("engine"):
+            self.context = self.limits.context or await self.engine.context_length()
+        with _boundary("reset"):
+            observation: Observation = await env.call(env.reset, trajectory.task, timeout=self.limits.reset_s)
+            trajectory.tools = tuple(env.tools())
+        with _boundary("render"):
+            self.renderer = self.renderer.bind(trajectory.tools)
+            trajectory.append_prompt(self.renderer.prompt(observation), _messages(observation))
+        self.ask = env.ask
+
+    async def _turn(self) -> StopReason | None:
+        """One turn of the model and the Env's answer to it; why the episode ends with it, or None."""
+        trajectory = self.trajectory
+        stop = await self._generate()
+        if stop is StopReason.ABORTED or not trajectory.open:
+            return stop
+        turn = trajectory.turns[-1]
+        with _boundary("render"):
+            action = self.renderer.parse(
+                trajectory.turn_tokens, turn.finish_reason, turn.matched, thinking=trajectory.thinking
+            )
+        trajectory.append_action(action)
+        if stop is None:
+            stop = await self._step(action)
+        if self.on_turn is not None:
+            self.on_turn(trajectory)
+        return stop
+
+    async def _generate(self) -> StopReason | None:
+        """Sample until the turn is complete, through aborts that are not the host's."""
+        pause = _ABORT_PAUSE_S
+        while True:
+            if self._is_aborted():
+                return StopReason.ABORTED
+            budget, reason = self._budget()
+            if budget <= 0:
+                return reason
+            generation = await self._ask_engine(budget)
+            if generation.finish_reason == "length":
+                return reason
+            if generation.finish_reason == "stop":
+                return None
+            if self.aborted is None:
+                return StopReason.ABORTED
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    async def _ask_engine(self, budget: int) -> Generation:
+        trajectory, started = self.trajectory, time.monotonic()
+        params = self._sampling_params(budget)
+        rid = f"{trajectory.session_id}-{len(trajectory.tokens)}-{uuid.uuid4().hex[:8]}"
+        with _boundary("engine"):
+            generation = await self.engine.generate(
+                trajectory.tokens, params, session_id=trajectory.session_id, rid=rid
+            )
+        sent = len(trajectory.tokens)
+        trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
+        return generation
+
+    async def _step(self, action: Action) -> StopReason | None:
+        """Let the Env answer, and append its observation if another turn is to come."""
+        env, trajectory, started = self.env, self.trajectory, time.monotonic()
+        turn = trajectory.turns[-1]
+        with _boundary("step"):
+            result: StepResult = await env.call(env.step, action, timeout=self.limits.step_s)
+            if not isinstance(result, StepResult):
+                raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
+        turn.env_s, turn.reward = time.monotonic() - started, result.reward
+        trajectory.info.update(result.info)
+        if result.done:
+            return StopReason.DONE
+        if len(trajectory.turns) >= self.limits.turns:
+            return StopReason.TURNS
+        self.ask = result.ask or env.ask
+        return self._observe(action, result.observation)
+
+    def _observe(self, action: Action, observation: Observation) -> StopReason | None:
+        """Append the observation, unless no turn would fit behind it: then the episode ends at this boundary."""
+        trajectory = self.trajectory
+        with _boundary("render"):
+            rendered = self._render(action, observation)
+        length = len(rendered.tokens)
+        if len(trajectory.tokens) + length >= self.context:
+            return StopReason.CONTEXT
+        if self.limits.tokens is not None and trajectory.response_length + length >= self.limits.tokens:
+            return StopReason.TOKENS
+        trajectory.append_observation(rendered, _messages(observation))
+        return None
+
+    def _render(self, action: Action, observation: Observation) -> Rendered:
+        if isinstance(observation, Raw):
+            return self.renderer.text(observation, action)
+        return self.renderer.bridge(self.trajectory.messages, action, _messages(observation))
+
+    def _budget(self) -> tuple[int, StopReason]:
+        """Tokens that may be sampled now, and the reason to stop when they are used up."""
+        trajectory, limits = self.trajectory, self.limits
+        spent = len(trajectory.turn_tokens) if trajectory.open else 0
+        budgets = [(self.context - len(trajectory.tokens), StopReason.CONTEXT)]
+        if limits.tokens is not None:
+            budgets.append((limits.tokens - trajectory.response_length, StopReason.TOKENS))
+        caps = (limits.turn_tokens, self.ask.max_tokens, self.sampling_params.get("max_new_tokens"))
+        budgets.extend((cap - spent, StopReason.TURN_CUT) for cap in caps if cap is not None)
+        return min(budgets, key=lambda budget: budget[0])
+
+    def _sampling_params(self, budget: int) -> SamplingParams:
+        given = self.sampling_params
+        stop_token_ids = {*(given.get("stop_token_ids") or ()), *self.renderer.stop_token_ids}
+        params: SamplingParams = {**given, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
+        if stop := [*_strings(given.get("stop")), *self.ask.stop]:
+            params["stop"] = stop
+        return params
+
+    def _is_aborted(self) -> bool:
+        return self.aborted is not None and self.aborted()
+
+
+def _messages(observation: Observation) -> Sequence[Message]:
+    if isinstance(observation, Raw):
+        return ()
+    return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+
+
+def _strings(stop: Sequence[str] | str | None) -> Sequence[str]:
+    return [stop] if isinstance(stop, str) else stop or ()
+
+
+async def _uncancelled(awaitable: Awaitable[Any]) -> None:
+    """Await to the end, holding back cancellation until then."""
+    task, cancelled = asyncio.ensure_future(awaitable), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        if not task.cancelled() and (exc := task.exception()):
+            log.warning("closing an Env failed", exc_info=exc)
+        raise asyncio.CancelledError
+    task.result()

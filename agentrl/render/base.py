@@ -1,0 +1,95 @@
+"""From messages to tokens and from sampled tokens back to an Action: what an episode needs of a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, ToolSpec
+
+SpanKind: TypeAlias = Literal["close", "observation", "prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedSpan:
+    """`tokens[start:stop]` of a Rendered: the close of the model's turn, the observation, or the generation prompt."""
+
+    kind: SpanKind
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """New tokens, none of them sampled. `spans` partition `tokens`; empty spans are left out."""
+
+    tokens: tuple[int, ...]
+    spans: tuple[RenderedSpan, ...]
+    thinking: bool = False
+    """The generation prompt left a thinking block open; `parse` must be told."""
+    cut: int = 0
+    """Observation tokens dropped to fit the budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What was proved of a chat template with this tokenizer, by probing it."""
+
+    level: Literal["exact", "keeps-history"]
+    """exact: continuation equals the full render on every probe. keeps-history: the template rewrites some history
+    (say, strips thinking), which is kept as it was sampled instead; `departures` says where."""
+    template_hash: str
+    proved: tuple[str, ...] = ()
+    departures: tuple[str, ...] = ()
+    milliseconds: float = 0.0
+    capabilities: dict[str, bool] = field(default_factory=dict)
+    """What the template can carry: parallel_calls, user_after_tool, orphan_tool, system, thinking."""
+
+
+class Renderer(Protocol):
+    """A chat template bound to a tokenizer and to one episode's tools. Immutable; safe to share."""
+
+    certificate: Certificate
+    stop_token_ids: frozenset[int]
+
+    def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
+        """The same template with an episode's tools and template arguments; cached by value."""
+        ...
+
+    def prompt(self, observation: Observation) -> Rendered:
+        """The first tokens of an episode, generation prompt included. Raw is encoded as it stands."""
+        ...
+
+    def parse(
+        self,
+        tokens: Sequence[int],
+        finish_reason: FinishReason,
+        matched: int | str | None = None,
+        *,
+        thinking: bool = False,
+    ) -> Action:
+        """Read all the sampled tokens of one turn. A turn cut by length or abort has no executable calls."""
+        ...
+
+    def bridge(
+        self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
+    ) -> Rendered:
+        """What follows the sampled turn: the rest of its close, the new messages, the next generation prompt.
+
+        `history` holds the messages up to and including the sampled turn's; it is read for roles, names, ids and
+        counts and never rendered. `budget` bounds the observation's tokens: a longer one is cut with a visible mark.
+        """
+        ...
+
+    def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:
+        """Continue the model's own turn with text; if the model had closed the turn, its tokens stay as sampled."""
+        ...
+
+    def encode(self, message: Message) -> list[int]:
+        """An assistant message as a model would sample it after the generation prompt, stop token included."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special tokens included."""
+        ...

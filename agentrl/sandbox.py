@@ -1,0 +1,124 @@
+"""What an Env needs of a sandbox: run commands, write and read files. The back ends live in `agentrl_sandbox`.
+
+The protocol is slime's `slime.agent.sandbox.Sandbox` with more keywords, so a sandbox of agentrl serves slime's agent
+harnesses, and slime's own serves an Env that uses none of the additions (`cwd`, `stdin`, `max_output`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+
+from agentrl.errors import SandboxError
+
+FileContent: TypeAlias = str | bytes | Path
+"""What `write_file` writes: text (as UTF-8), bytes, or the content of a file of the host."""
+
+TIMED_OUT = 124
+"""Exit code of a command that was killed at its timeout, as timeout(1) has it."""
+
+CANNOT_RUN = 126
+"""Exit code of a command that the shell cannot be given: a NUL character in it, or too long."""
+
+
+class _Output(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class ExecResult(_Output):
+    """What a command did. It is the tuple `(exit_code, stdout, stderr)` that slime unpacks, with two flags.
+
+    A command ended by signal n has exit code 128 + n, as in a shell. Output that is not UTF-8 has U+FFFD in place of
+    the bytes at fault. The flags take no part in `==`, which is the plain tuple's.
+    """
+
+    timed_out: bool = False
+    truncated: bool = False
+    """`stdout` or `stderr` is only the first `max_output` bytes of what was written."""
+
+    def __new__(
+        cls, exit_code: int, stdout: str = "", stderr: str = "", *, timed_out: bool = False, truncated: bool = False
+    ) -> Self:
+        self = super().__new__(cls, exit_code, stdout, stderr)
+        self.timed_out, self.truncated = timed_out, truncated
+        return self
+
+    def __repr__(self) -> str:
+        flags = "".join(f", {name}=True" for name in ("timed_out", "truncated") if getattr(self, name))
+        return f"ExecResult({self.exit_code}, {self.stdout!r}, {self.stderr!r}{flags})"
+
+    def require(self, cmd: str) -> Self:
+        """This result; raises CommandError unless the command `cmd` exited with 0, in time, its output whole."""
+        if self.exit_code or self.timed_out or self.truncated:
+            raise CommandError(cmd, self)
+        return self
+
+
+class CommandError(SandboxError, RuntimeError):
+    """A command run with `check=True` did not succeed: whoever relies on it has a broken world, not a bad policy."""
+
+    def __init__(self, cmd: str, result: ExecResult) -> None:
+        super().__init__(cmd, result)
+        self.cmd = cmd
+        self.result = result
+
+    def __str__(self) -> str:
+        if self.result.timed_out:
+            what = "timed out; raise timeout"
+        elif self.result.exit_code:
+            what = f"failed with exit code {self.result.exit_code}"
+        else:
+            what = "wrote more than was kept; raise max_output"
+        said = " ".join(self.result.stderr[-400:].split())
+        return f"command {self.cmd[:120]!r} {what}" + (f": {said}" if said else "")
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """A machine of one episode's own, entered with `async with` and gone afterwards.
+
+    SandboxError says that the sandbox itself broke, or is not open. What a command or a path does wrong is never that:
+    a missing file is FileNotFoundError, a failing command is an ExecResult.
+    """
+
+    sandbox_id: str
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None: ...
+
+    async def exec(
+        self,
+        cmd: str,
+        *,
+        user: str = "root",
+        env: Mapping[str, str] | None = None,
+        timeout: float = 120,
+        check: bool = False,
+        idempotent: bool = True,
+        cwd: str | None = None,
+        stdin: bytes | None = None,
+        max_output: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a shell command and wait for it: `timeout` seconds at most, then it is killed, with what it started.
+
+        `stdin` is empty unless given. The first `max_output` bytes of each of stdout and stderr are kept, the rest is
+        read and dropped. With `check`, CommandError is raised unless the command succeeded and its output is whole.
+        `idempotent` tells a back end with a connection to lose that it may send the command again. A caller that is
+        cancelled leaves the command killed. What a command leaves in the background lives until the sandbox closes.
+        """
+        ...
+
+    async def write_file(self, sandbox_path: str, content: FileContent, *, user: str = "root") -> None:
+        """Create or replace a file, making its folders. A relative path starts where commands do."""
+        ...
+
+    async def read_file(self, sandbox_path: str, *, user: str = "root") -> str:
+        """The whole file as text, with U+FFFD for what is not UTF-8. Raises FileNotFoundError when there is none."""
+        ...

@@ -1,0 +1,175 @@
+"""The nouns of agentrl: what crosses a boundary, and no logic."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from agentrl.errors import ConfigError
+
+T = TypeVar("T")
+
+JSON: TypeAlias = Any
+"""What `json` can write. Typed as Any because a recursive alias makes user code noisier than it makes it safer."""
+
+MaybeAwait: TypeAlias = T | Awaitable[T]
+"""The result of a hook that may be written `def` or `async def`."""
+
+Message: TypeAlias = Mapping[str, Any]
+"""A chat message as OpenAI, chat templates and data sets spell it: role, content, tool_calls, tool_call_id, ..."""
+
+ToolSpec: TypeAlias = Mapping[str, Any]
+"""A tool as chat templates take it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """Text that no template wraps: a whole prompt in `reset`, or a continuation of the model's own turn in `step`."""
+
+    text: str
+
+
+Observation: TypeAlias = str | Raw | Sequence[Message]
+"""What an environment shows the model. A plain str is exactly one user message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One problem to solve: a row of the data set."""
+
+    prompt: Observation = ""
+    label: JSON = None
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+    tools: Sequence[ToolSpec] = ()
+    """Tools that the row brings itself, beside the Env's own."""
+    id: str = ""
+    seed: int = 0
+    """Seed of the world (not of sampling): equal for all members of a group, which so face one world."""
+    split: Literal["train", "eval"] = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call the model wrote. A malformed attempt is kept too, in the order sampled, with its `error`."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, JSON]
+    raw: str = ""
+    """The text as sampled, between the template's call markers."""
+    error: str | None = None
+    """Why the attempt cannot be executed; answered to the model instead of a result."""
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One turn of the model, read from its sampled tokens."""
+
+    text: str
+    """The turn as text, reasoning and calls included, without a final stop token."""
+    content: str
+    """What it says: `text` without reasoning and tool calls, stripped."""
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    finish_reason: FinishReason = "stop"
+    matched: int | str | None = None
+    """The stop token or stop string that ended it."""
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What an Env may ask of the next generation. No temperature or grammar: they would part sampler from trainer."""
+
+    stop: Sequence[str] = ()
+    """Stop strings, added to the run's own."""
+    max_tokens: int | None = None
+    """Token budget of one turn; the smallest of all budgets wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What `Env.step` answers."""
+
+    observation: Observation = ()
+    _: KW_ONLY
+    reward: float | None = None
+    """None: not scored here. The default `Env.score` adds up what was given."""
+    done: bool = False
+    ask: Ask | None = None
+    """For the next turn only, instead of the Env's own."""
+    info: Mapping[str, JSON] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        empty = not (self.observation.text if isinstance(self.observation, Raw) else self.observation)
+        if empty and not self.done:
+            raise ValueError("StepResult: not done, yet nothing is observed; return an observation or done=True")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool may return instead of plain content, to give a reward or to end the episode."""
+
+    content: JSON
+    _: KW_ONLY
+    reward: float | None = None
+    done: bool = False
+    """End the episode after this turn's other calls have finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A total and the named parts it was made of; the parts are logged, the total is trained on."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    DONE = "done"
+    """The Env said so, or the model called no tool."""
+    TURNS = "turns"
+    """`Limits.turns` turns were taken."""
+    TURN_CUT = "turn_cut"
+    """One turn met its token budget before the model closed it."""
+    TOKENS = "tokens"
+    """The response (sampled and observed) met `Limits.tokens`."""
+    CONTEXT = "context"
+    """The next turn would not fit into the model's context."""
+    DEADLINE = "deadline"
+    """`Limits.episode_s` seconds passed."""
+    ABORTED = "aborted"
+    """The host stopped generation; the tokens so far are kept."""
+    FAILED = "failed"
+    """The environment broke or has a bug: see `Trajectory.failure`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one episode, in turns, tokens and seconds. None means no bound of its own."""
+
+    turns: int = 16
+    tokens: int | None = None
+    """Response tokens, sampled and observed together, as slime's --rollout-max-response-len counts."""
+    turn_tokens: int | None = None
+    context: int | None = None
+    """Prompt and response together. None: the engine is asked; it is never unlimited."""
+    episode_s: float | None = None
+    reset_s: float = 120.0
+    step_s: float = 300.0
+    tool_s: float = 60.0
+    score_s: float = 120.0
+    close_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"limits.{name} must be positive, not {value!r}")

@@ -1,0 +1,147 @@
+"""@tool: the schema a model reads, and what it is told when its arguments are wrong."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from agentrl import ConfigError, Env, ToolError, tool
+
+
+class Place(BaseModel):
+    city: str
+    country: str = "France"
+
+
+class Toolbox(Env):
+    @tool
+    async def search(self, query: str, limit: int = 3) -> str:
+        """Search the encyclopedia.
+
+        Returns the best passages.
+
+        Args:
+            query: What to look for,
+                in plain words.
+            limit: At most this many passages.
+        """
+        return ""
+
+    @tool(name="close", timeout=5.0, parallel=False)
+    def shut(self, door: Literal["front", "back"], note: Annotated[str | None, Field(description="Why.")] = None) -> None:
+        """Close a door."""
+
+    @tool
+    def travel(self, to: Place, stops: list[str]) -> str:
+        return f"{to.city} via {stops}"
+
+
+def parameters(name: str) -> dict:
+    return Toolbox._tools[name].spec["function"]["parameters"]
+
+
+def test_schema_from_hints_and_docstring():
+    assert Toolbox._tools["search"].spec == {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Search the encyclopedia.\n\nReturns the best passages.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "What to look for, in plain words."},
+                    "limit": {"type": "integer", "description": "At most this many passages.", "default": 3},
+                },
+                "required": ["query"],
+            },
+        },
+    }
+
+
+def test_options_literals_and_nested_models():
+    shut = Toolbox._tools["close"]
+    assert (shut.attribute, shut.timeout, shut.parallel) == ("shut", 5.0, False)
+    assert parameters("close")["properties"]["door"] == {"enum": ["front", "back"], "type": "string"}
+    assert parameters("close")["properties"]["note"]["description"] == "Why."
+    assert parameters("travel")["$defs"]["Place"]["required"] == ["city"]
+    assert list(Toolbox._tools) == ["search", "close", "travel"]
+
+
+def test_arguments_are_validated_and_converted():
+    found = Toolbox._tools["travel"].validate({"to": {"city": "Lyon"}, "stops": ["Dijon"]})
+    assert found == {"to": Place(city="Lyon"), "stops": ["Dijon"]}
+    assert Toolbox._tools["search"].validate({"query": "x"}) == {"query": "x", "limit": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "query: field required"),
+        ({"query": "x", "top": 3}, "top: extra inputs are not permitted"),
+        ({"query": 3}, "query: input should be a valid string"),
+        ({"query": "x", "limit": "many"}, "limit: input should be a valid integer"),
+    ],
+)
+def test_wrong_arguments_say_what_is_wrong_and_what_is_known(arguments, says):
+    with pytest.raises(ToolError, match=r"invalid arguments for search: .*\(it takes: query, limit\)") as caught:
+        Toolbox._tools["search"].validate(arguments)
+    assert says in str(caught.value)
+
+
+def test_tools_are_inherited_and_overridden():
+    class More(Toolbox):
+        @tool
+        async def search(self, words: list[str]) -> str:
+            """Search better."""
+            return ""
+
+        travel = None  # type: ignore[assignment]
+
+    assert list(More._tools) == ["search", "close"]
+    assert "words" in More._tools["search"].spec["function"]["parameters"]["properties"]
+
+
+def test_an_argument_without_a_hint_is_refused_when_the_class_is_made():
+    with pytest.raises(ConfigError, match=r"tool Bad\.search: argument 'query' has no type hint; write `query: str`"):
+
+        class Bad(Env):
+            @tool
+            async def search(self, query):  # type: ignore[no-untyped-def]
+                """Search."""
+
+
+def test_star_arguments_unknown_hints_and_unspeakable_types_are_refused():
+    with pytest.raises(ConfigError, match=r"\*rest has no JSON schema"):
+
+        class Star(Env):
+            @tool
+            async def f(self, *rest: str) -> None: ...
+
+    with pytest.raises(ConfigError, match="cannot be resolved"):
+
+        class Missing(Env):
+            @tool
+            async def f(self, x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(ConfigError, match="no JSON schema for its arguments"):
+
+        class Opaque(Env):
+            @tool
+            async def f(self, x: object | Env) -> None: ...
+
+
+def test_a_tool_may_not_hide_a_hook_or_another_tool():
+    with pytest.raises(ConfigError, match="a tool method named 'close' hides a hook"):
+
+        class Hides(Env):
+            @tool
+            async def close(self) -> None: ...  # type: ignore[override]
+
+    with pytest.raises(ConfigError, match="two tools named 'search'"):
+
+        class Twice(Toolbox):
+            @tool(name="search")
+            async def search_again(self, query: str) -> str:
+                return ""

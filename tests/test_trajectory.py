@@ -1,0 +1,224 @@
+"""The trajectory's invariants, on hand-made cases and on any sequence of appends that hypothesis can think of."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl import Action, Generation, Ledger, LedgerError, Raw, StopReason, Task, ToolCall, Trajectory
+from agentrl.errors import Failure
+from agentrl.render.base import Rendered, RenderedSpan
+from agentrl.trajectory import total_ledger
+
+
+def rendered(close: int = 0, observation: int = 0, prompt: int = 0, **kwargs) -> Rendered:
+    spans, at = [], 0
+    for kind, length in (("close", close), ("observation", observation), ("prompt", prompt)):
+        if length:
+            spans.append(RenderedSpan(kind, at, at + length))
+            at += length
+    return Rendered(tuple(range(100, 100 + at)), tuple(spans), **kwargs)
+
+
+def generation(n: int, **kwargs) -> Generation:
+    kwargs.setdefault("finish_reason", "stop")
+    return Generation(list(range(n)), [-0.5] * n, **kwargs)
+
+
+def started(**kwargs) -> Trajectory:
+    trajectory = Trajectory(session_id="s1", **kwargs)
+    trajectory.append_prompt(rendered(prompt=5), [{"role": "user", "content": "hi"}])
+    return trajectory
+
+
+def action(*calls: ToolCall, content: str = "") -> Action:
+    return Action(text=content, content=content, calls=calls)
+
+
+def two_turns() -> Trajectory:
+    trajectory = started()
+    trajectory.append_model(generation(4, weight_version="0", cached_tokens=3), prompt_tokens=5, seconds=0.5)
+    trajectory.append_action(action(ToolCall("c1", "search", {"query": "x"})))
+    trajectory.append_observation(rendered(1, 6, 2), [{"role": "tool", "content": "found"}])
+    trajectory.append_model(generation(3, weight_version="1"))
+    trajectory.append_action(action(content="Paris"))
+    return trajectory
+
+
+def test_masks_sources_and_lengths_of_two_turns():
+    t = two_turns()
+    assert t.prompt_length == 5
+    assert t.response_length == 16 == len(t.response)
+    assert t.loss_mask == [1] * 4 + [0] * 9 + [1] * 3
+    assert t.sources == ["sampled"] * 4 + ["scaffold"] + ["observation"] * 6 + ["scaffold"] * 2 + ["sampled"] * 3
+    assert t.log_probs == [-0.5] * 4 + [0.0] * 9 + [-0.5] * 3
+    assert [(s.turn, s.author) for s in t.spans] == [(0, "model"), (0, "template"), (0, "env"), (0, "template"), (1, "model")]
+    assert t.ledger == Ledger(sampled=7, trained=7, observation=6, scaffold=3)
+    assert t.weight_versions == ["0", "1"]
+    assert t.turns[0].calls == ["search"]
+    assert t.turns[0].cached_tokens == 3
+    assert t.turns[0].generate_s == 0.5
+    assert t.answer == "Paris"
+    assert [m["role"] for m in t.messages] == ["user", "assistant", "tool", "assistant"]
+    t.verify()
+
+
+def test_an_aborted_generation_goes_on_in_the_same_turn():
+    t = started()
+    t.append_model(generation(2, finish_reason="abort", weight_version="0"))
+    assert t.open
+    t.append_model(Generation([7, 8, 9], [-1.0] * 3, "stop", weight_version="1"), prompt_tokens=7)
+    assert t.turn_tokens == [0, 1, 7, 8, 9]
+    assert len(t.turns) == 1
+    assert t.turns[0].weight_versions == ["0", "1"]
+    assert [s.weight_version for s in t.spans] == ["0", "1"]
+    t.append_action(action(content="done"))
+    assert not t.open
+
+
+def test_masking_keeps_log_probs_and_balances_the_ledger():
+    t = two_turns()
+    t.mask("malformed", turn=0)
+    assert t.loss_mask == [0] * 13 + [1] * 3
+    assert t.log_probs[:4] == [-0.5] * 4
+    assert t.ledger == Ledger(sampled=7, trained=3, masked={"malformed": 4}, observation=6, scaffold=3)
+    t.mask("env_failure")  # the first reason stays
+    assert t.ledger.masked == {"malformed": 4, "env_failure": 3}
+    assert sum(t.loss_mask) == 0
+    t.verify()
+    assert total_ledger([t, two_turns()]) == Ledger(14, 7, {"malformed": 4, "env_failure": 3}, 12, 6)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Generation([1, 2], [-0.5], "stop"), "2 sampled tokens but 1 log_probs"),
+        (Generation([1], [math.nan], "stop"), "a log_prob is nan"),
+        (Generation([1], [-math.inf], "stop"), "a log_prob is -inf"),
+        (Generation([1], [0.5], "stop"), "a log_prob is 0.5"),
+    ],
+)
+def test_an_engine_that_lies_is_refused_and_nothing_changes(broken, message):
+    t = started()
+    with pytest.raises(LedgerError, match=message):
+        t.append_model(broken)
+    assert (t.response_length, t.turns) == (0, [])
+
+
+def test_wrong_order_is_refused():
+    t = Trajectory()
+    with pytest.raises(LedgerError, match="prompt"):
+        t.append_model(generation(1))
+    t = started()
+    with pytest.raises(LedgerError, match="first"):
+        t.append_prompt(rendered(prompt=1))
+    with pytest.raises(LedgerError, match="none is open"):
+        t.append_action(action())
+    with pytest.raises(LedgerError, match="follows a turn"):
+        t.append_observation(rendered(1, 1, 1))
+    t.append_model(generation(1))
+    with pytest.raises(LedgerError, match="follows a turn"):
+        t.append_observation(rendered(1, 1, 1))
+    with pytest.raises(LedgerError, match="sent 3 tokens of 6"):
+        t.append_model(generation(1), prompt_tokens=3)
+
+
+def test_rendered_spans_must_partition_their_tokens():
+    t = two_turns()
+    with pytest.raises(LedgerError, match="gap at token 0"):
+        t.append_observation(Rendered((1, 2, 3), (RenderedSpan("observation", 1, 3),)))
+    t = two_turns()
+    with pytest.raises(LedgerError, match="end at 2 of 3"):
+        t.append_observation(Rendered((1, 2, 3), (RenderedSpan("observation", 0, 2),)))
+
+
+def test_unknown_mask_reason():
+    with pytest.raises(LedgerError, match="'because' is no reason"):
+        two_turns().mask("because")  # type: ignore[arg-type]
+
+
+def test_json_round_trip_keeps_everything_but_engine_metadata():
+    task = Task(prompt=Raw("Once"), label=["a"], metadata={"k": 1}, id="t1", seed=3, split="eval")
+    t = Trajectory(task, session_id="s", tools=[{"type": "function", "function": {"name": "f"}}])
+    t.append_prompt(rendered(prompt=2, thinking=True))
+    t.append_model(Generation([1], [-0.25], "stop", matched=1, meta={"routed": object()}))
+    t.append_action(Action("x", "x", "why", (ToolCall("c", "f", {"a": 1}, raw="{}", error="bad"),), "stop", 1, (1,)))
+    t.append_observation(rendered(0, 3, 1, cut=7))
+    t.turns[0].reward, t.reward, t.reward_parts = 0.5, 1.0, {"em": 1.0}
+    t.stop, t.failure = StopReason.FAILED, Failure("bug", "score", "ValueError: x", "tb")
+    t.mask("env_failure")
+    again = Trajectory.from_json(json.loads(json.dumps(t.to_json())))
+    assert again.to_json() == t.to_json()
+    assert (again.task, again.ledger, again.spans, again.stop) == (task, t.ledger, t.spans, t.stop)
+    assert again.actions == t.actions
+    assert again.failure == t.failure
+    assert again.info["observation_tokens_cut"] == 7
+
+
+def test_json_from_a_newer_version_or_a_forger_is_refused():
+    data = two_turns().to_json()
+    with pytest.raises(ValueError, match="version 99"):
+        Trajectory.from_json({**data, "version": 99})
+    with pytest.raises(LedgerError):
+        Trajectory.from_json({**data, "loss_mask": [1] * 16})
+    with pytest.raises(LedgerError):
+        Trajectory.from_json({**data, "log_probs": [-0.5] * 16})
+
+
+TURN = st.tuples(
+    st.lists(st.integers(0, 5), min_size=1, max_size=3),  # generations of the turn, all but the last aborted
+    st.integers(0, 3),  # close
+    st.integers(0, 5),  # observation
+    st.integers(0, 3),  # prompt
+    st.sampled_from([None, "malformed", "off_policy"]),
+)
+
+
+@given(st.lists(TURN, max_size=8), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_every_sequence_of_appends_balances(turns, mask_all):
+    t = started()
+    sampled = 0
+    for i, (pieces, close, observation, prompt, reason) in enumerate(turns):
+        for j, n in enumerate(pieces):
+            t.append_model(generation(n, finish_reason="stop" if j == len(pieces) - 1 else "abort"))
+            sampled += n
+        assert len(t.turn_tokens) == sum(pieces)
+        t.append_action(action())
+        t.append_observation(rendered(close, observation, prompt))
+        if reason:
+            t.mask(reason, turn=i)
+    if mask_all:
+        t.mask("host")
+    t.verify()
+    ledger = t.ledger
+    assert ledger.sampled == sampled == t.sources.count("sampled")
+    assert ledger.trained == sum(t.loss_mask) == sampled - sum(ledger.masked.values())
+    assert len(t.loss_mask) == len(t.log_probs) == t.response_length == len(t.tokens) - t.prompt_length
+    assert all(source == "sampled" for source, mask in zip(t.sources, t.loss_mask, strict=True) if mask)
+    assert Trajectory.from_json(t.to_json()).to_json() == t.to_json()
+
+
+class OnlyGrows(list):
+    """A list that lets nobody read what it holds, so that any cost beyond the new tokens is an error."""
+
+    def _refuse(self, *args):
+        raise AssertionError("the history was read")
+
+    __iter__ = __getitem__ = __eq__ = copy = index = count = _refuse
+
+
+def test_an_append_touches_only_the_new_tokens():
+    t = two_turns()
+    t.append_observation(rendered(1, 2, 1))
+    t.tokens, t.loss_mask, t.log_probs = OnlyGrows(t.tokens), OnlyGrows(t.loss_mask), OnlyGrows(t.log_probs)
+    t.append_model(generation(50))
+    t.append_action(action())
+    t.append_observation(rendered(1, 200, 3))
+    assert t.ledger.sampled == 57
+    with pytest.raises(AssertionError, match="the history was read"):
+        t.verify()
