@@ -68,7 +68,7 @@ class ScriptedEngine:
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
-        """Play the next turn. Raises AssertionError when the script has none left: a bug of the test, not of the world."""
+        """Play the next turn. Raises AssertionError when the script has none left: the test's bug, not the world's."""
         self.requests.append(list(input_ids))
         if isinstance(self._turns, Sequence | Generator):
             return await self._generate_next(self._session(session_id), input_ids, sampling_params, rid)
@@ -140,7 +140,7 @@ class ScriptedEngine:
         return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
 
     def _limit(self, said: Generation, sampling_params: SamplingParams) -> Generation:
-        """Cut where a model would have stopped. At the same token length wins over a stop token, and that over a string."""
+        """Cut where a model would have stopped. At one token, length wins over a stop token, and that over a string."""
         tokens = said.tokens
         ends = [(len(tokens), 3, said.finish_reason, said.matched)]
         if (budget := sampling_params.get("max_new_tokens")) is not None and budget <= len(tokens):

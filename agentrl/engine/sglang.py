@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, get_args
 from uuid import uuid4
 
@@ -50,7 +51,7 @@ class SGLangEngine:
     `timeout` is in seconds, for the whole answer of one attempt. `retries` counts further attempts after refused or
     lost connections and the statuses 408, 429, 500, 502, 503 and 504, with exponential backoff (0.5 s, 1 s, 2 s, ... at
     most 15 s, less up to a half by chance). `extra` holds further fields of the request body, say
-    `{"return_routed_experts": True}`; what they bring back is in `Generation.meta`, which is SGLang's whole `meta_info`.
+    `{"return_routed_experts": True}`; what they bring back is in `Generation.meta`, SGLang's whole `meta_info`.
 
     Requests of a session carry the header X-SMG-Routing-Key, by which a router keeps them on one worker and its cache.
     """
@@ -106,27 +107,28 @@ class SGLangEngine:
             "stream": False,
             **self._extra,
         }
-        items = self._history.encode(session_id, input_ids)
+        history = self._history.encode(session_id, input_ids)
         headers = {"X-SMG-Routing-Key": session_id} if session_id else {}
         rid = rid or uuid4().hex
         request = self._requests[rid] = _Request()
         try:
-            for attempt in range(self._retries + 1):
+            for attempt in count(1):
                 # A worker may still hold the rid of a lost attempt, and refuses to have it twice.
                 request.wire_rid = f"{rid}-{uuid4().hex}"
-                body = _body(items, {**fields, "rid": request.wire_rid})
+                body = _body(history, {**fields, "rid": request.wire_rid})
                 try:
                     return _generation(await self._attempt(body, headers, request.wire_rid), self.url)
                 except _UnavailableError as exc:
-                    if request.aborted:
-                        return Generation((), (), "abort")
-                    if attempt == self._retries:
-                        raise EngineError(f"{exc}; gave up after {attempt + 1} attempts") from exc
-                    _log.info("%s; attempt %d of %d", exc, attempt + 1, self._retries + 1)
-                await asyncio.sleep(min(15.0, 0.5 * 2**attempt) * random.uniform(0.5, 1.0))
+                    if attempt > self._retries and not request.aborted:
+                        raise EngineError(f"{exc}; gave up after {attempt} attempts") from exc
+                    _log.info("%s; attempt %d of %d", exc, attempt, self._retries + 1)
+                if not request.aborted:
+                    await asyncio.sleep(min(15.0, 0.25 * 2**attempt) * random.uniform(0.5, 1.0))
+                if request.aborted:
+                    break
         finally:
             self._requests.pop(rid, None)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        return Generation((), (), "abort")
 
     async def _attempt(self, body: bytes, headers: Mapping[str, str], wire_rid: str) -> bytes:
         session = await self._session()
@@ -147,7 +149,8 @@ class SGLangEngine:
         except TimeoutError as exc:
             await self._abandon(wire_rid)
             raise EngineError(
-                f"{self.url}/generate: no answer within {self._timeout:g} s; raise the engine's timeout or lower max_new_tokens"
+                f"{self.url}/generate: no answer within {self._timeout:g} s; "
+                "raise the engine's timeout or lower max_new_tokens"
             ) from exc
         except (aiohttp.ClientError, OSError) as exc:
             raise _UnavailableError(f"{self.url}/generate: {type(exc).__name__}: {exc}") from exc
@@ -162,9 +165,9 @@ class SGLangEngine:
             for request in list(self._requests.values()):
                 request.aborted = True
             await self._abort_at_workers({"abort_all": True})
-        elif (request := self._requests.get(rid)) is not None:
-            request.aborted = True
-            await self._abort_at_workers({"rid": request.wire_rid})
+        elif rid in self._requests:
+            self._requests[rid].aborted = True
+            await self._abort_at_workers({"rid": self._requests[rid].wire_rid})
 
     async def context_length(self) -> int:
         """The longest sequence that every worker takes, in tokens, as their /server_info says; asked once.
@@ -177,10 +180,10 @@ class SGLangEngine:
 
     async def close(self) -> None:
         """Close the connections of all event loops. Safe to call twice."""
-        self._closed = True
         here = asyncio.get_running_loop()
         if pending := [task for task in self._abandoned if task.get_loop() is here]:
             await asyncio.wait(pending, timeout=_CONTROL_S)
+        self._closed = True
         with self._lock:
             sessions, self._sessions = self._sessions, {}
         for loop, session in sessions.items():
@@ -245,7 +248,7 @@ class SGLangEngine:
         try:
             info = await self._get(f"{worker}/server_info")
         except EngineError:
-            info = await self._get(f"{worker}/get_server_info")  # its name before SGLang 0.5.5
+            info = await self._get(f"{worker}/get_server_info")  # its older name
         # context_length is null unless set by hand; the scheduler's own bounds are always there.
         known = [info.get(name) for name in ("max_req_input_len", "context_length", "max_total_num_tokens")]
         lengths = [length for length in known if isinstance(length, int) and length > 0]
@@ -266,9 +269,9 @@ class SGLangEngine:
         raise EngineError(f"{url}: HTTP {response.status}: {_message(text)}")
 
 
-def _body(items: bytes, fields: Mapping[str, Any]) -> bytes:
+def _body(history: list[bytes], fields: Mapping[str, Any]) -> bytes:
     """`json.dumps({"input_ids": [...], **fields})`, the ids being encoded already."""
-    return b"".join((b'{"input_ids": [', items, b"], ", json.dumps(fields)[1:].encode()))
+    return b"".join((b'{"input_ids": [', *history, b"], ", json.dumps(fields)[1:].encode()))
 
 
 def _message(answer: bytes) -> str:

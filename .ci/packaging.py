@@ -1,0 +1,46 @@
+"""Build the wheel, look into it, install it alone into a fresh environment, and import it there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMISED = ("agentrl/__init__.py", "agentrl/py.typed", "agentrl_envs/fact_search/__init__.py", "agentrl_sandbox/__init__.py")
+SHOW = """
+import sys, agentrl
+heavy = {"torch", "ray", "docker", "sglang"} & set(sys.modules)
+assert not heavy, f"import agentrl brought {heavy}"
+import agentrl_envs, agentrl_sandbox
+print("agentrl", agentrl.__version__, "imports neither torch, ray, docker nor sglang")
+"""
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run([str(part) for part in command], check=True)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        dist = Path(folder)
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", dist, ROOT)
+        (wheel,) = dist.glob("*.whl")
+        names = zipfile.ZipFile(wheel).namelist()
+        missing = [name for name in PROMISED if name not in names]
+        assert not missing, f"the wheel lacks {missing}"
+        strays = [n for n in names if n.split("/")[0] not in ("agentrl", "agentrl_envs", "agentrl_sandbox")]
+        strays = [n for n in strays if ".dist-info/" not in n]
+        assert not strays, f"the wheel also holds {strays}"
+        run(sys.executable, "-m", "venv", dist / "venv")
+        python = dist / "venv" / "bin" / "python"
+        run(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
+        run(python, "-c", SHOW)
+        run(dist / "venv" / "bin" / "agentrl", "--version")
+        print(f"{wheel.name}: {len(names)} files, core dependencies only: ok")
+
+
+if __name__ == "__main__":
+    main()

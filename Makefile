@@ -1,0 +1,36 @@
+# `make demo` and `make test` need Python 3.11+, gcc and a package registry; all else is installed into .venv.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+STAMP   = $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PYTHONUNBUFFERED = 1
+
+.PHONY: demo test check bench bench-demo clean
+
+demo: $(STAMP)  ## Train a tiny model to use a search tool, and show what it learned.
+	$(BIN)/python examples/fact_search/demo.py
+
+test: $(STAMP)  ## All tests that this machine can run; the summary names the rest.
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## Lint, format and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## Speed, as ratios measured side by side.
+	$(BIN)/python -m benchmarks
+
+bench-demo: $(STAMP)  ## The demo with three seeds and two controls of equal time (about an hour on two cores).
+	$(BIN)/python -m benchmarks.demo
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentrl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
+	@echo "Installing agentrl into $(VENV) (once; about two minutes) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[train,search,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

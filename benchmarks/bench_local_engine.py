@@ -1,0 +1,120 @@
+"""LocalEngine against what transformers offers, side by side: `python benchmarks/bench_local_engine.py [--quick]`.
+
+Every row generates the same number of tokens for the same prompts, with sampling and log-probs. "all" counts the
+prefill's time too. The second table plays sessions of several turns, with and without the prefixes that a session keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from agentrl.engine.local import LocalEngine
+from agentrl.engine.sampling import Sampling, draw
+from agentrl.models import tiny_model, tiny_tokenizer
+
+Prompts = list[list[int]]
+MODEL, TOKENIZER = tiny_model(), tiny_tokenizer()
+
+
+def make_prompts(count: int, rng: random.Random) -> Prompts:
+    """About 150 tokens each."""
+    return [[rng.randrange(len(TOKENIZER)) for _ in range(rng.randrange(120, 180))] for _ in range(count)]
+
+
+def padded(prompts: Prompts) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+
+
+@torch.inference_mode()
+def generate(prompts: Prompts, tokens: int) -> None:
+    ids, mask = padded(prompts)
+    MODEL.generate(
+        ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, top_k=0,
+        output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+
+
+def continuous_batching(prompts: Prompts, tokens: int) -> None:
+    config = GenerationConfig(max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
+    outputs = MODEL.generate_batch(prompts, generation_config=config, progress_bar=False)
+    if sum(len(output.generated_tokens) for output in outputs.values()) != tokens * len(prompts):
+        raise RuntimeError("the continuous batching manager lost requests")
+
+
+@torch.inference_mode()
+def dynamic_cache(prompts: Prompts, tokens: int) -> None:
+    """A plain loop over the model's forward pass: rows padded on the left, the cache grown by concatenation."""
+    ids, mask = padded(prompts)
+    cache, samplings = DynamicCache(config=MODEL.config), [Sampling(seed=i) for i in range(len(prompts))]
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    for step in range(tokens):
+        logits = MODEL(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+        ).logits[:, -1]
+        sampled, _ = draw(logits, samplings, [step] * len(prompts))
+        ids, positions = torch.tensor(sampled)[:, None], positions[:, -1:] + 1
+        mask = torch.cat([mask, torch.ones_like(ids)], 1)
+
+
+def local_engine(prompts: Prompts, tokens: int) -> None:
+    asyncio.run(play(prompts, tokens, turns=1, sessions=False))
+
+
+async def play(prompts: Prompts, tokens: int, *, turns: int, sessions: bool) -> None:
+    engine = LocalEngine(MODEL, TOKENIZER, max_batch=len(prompts))
+
+    async def one(index: int, ids: list[int]) -> None:
+        with lockstep.episode():
+            for _ in range(turns):
+                answer = await engine.generate(
+                    ids,
+                    {"max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": index},
+                    session_id=str(index) if sessions else "",
+                )
+                ids = [*ids, *answer.tokens, *ids[:20]]  # an observation
+
+    with engine.lockstep(len(prompts)) as lockstep:
+        await asyncio.gather(*(one(i, ids) for i, ids in enumerate(prompts)))
+    await engine.close()
+
+
+def fastest(run: Callable[[], Any], repeats: int) -> float:
+    def once() -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(repeats))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small batches, one repeat")
+    quick = parser.parse_args().quick
+    repeats, batches, tokens = (1, (8,), 8) if quick else (3, (64, 128), 30)
+    print(f"tiny: {sum(p.numel() for p in MODEL.parameters()):,} parameters, {torch.get_num_threads()} threads")
+    print(f"{'':24}{'batch':>6}{'all tok/s':>11}{'decode tok/s':>14}")
+    for batch in batches:
+        prompts = make_prompts(batch, random.Random(0))
+        for method in (generate, continuous_batching, dynamic_cache, local_engine):
+            whole = fastest(lambda m=method: m(prompts, tokens), repeats)  # type: ignore[misc]
+            first = fastest(lambda m=method: m(prompts, 1), repeats)  # type: ignore[misc]
+            rate, decode = batch * tokens / whole, batch * (tokens - 1) / (whole - first)
+            print(f"{method.__name__:24}{batch:>6}{rate:>11,.0f}{decode:>14,.0f}", flush=True)
+    for sessions in (False, True):
+        seconds = fastest(lambda s=sessions: asyncio.run(play(prompts, tokens, turns=3, sessions=s)), repeats)  # type: ignore[misc]
+        print(f"{batch} sessions x 3 turns, prefixes {'kept' if sessions else 'computed again':15}{seconds:>8.2f} s")
+
+
+if __name__ == "__main__":
+    main()

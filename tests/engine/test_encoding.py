@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.engine.encoding import HistoryEncoder
+from agentrl.engine.sglang import _body
+
+tokens = st.integers(0, 200_000)
+
+
+@given(
+    turns=st.lists(
+        st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 12), st.lists(tokens, max_size=6)), max_size=12
+    )
+)
+def test_bodies_equal_json_dumps_whatever_a_session_does(turns):
+    """Append, cut back, rewrite, repeat, interleave: `keep` tokens of the session's last ids, then new ones."""
+    encoder = HistoryEncoder(max_tokens=20)
+    last: dict[str, list[int]] = {"": [], "a": [], "b": []}
+    for session_id, keep, new in turns:
+        ids = last[session_id] = last[session_id][:keep] + new
+        fields = {"sampling_params": {"stop": ["é"]}, "stream": False}
+        assert _body(encoder.encode(session_id, ids), fields) == json.dumps({"input_ids": ids, **fields}).encode()
+
+
+def test_a_list_changed_in_place_is_noticed():
+    encoder = HistoryEncoder()
+    ids = [1, 2, 3]
+    encoder.encode("s", ids)
+    ids[1] = 9
+    assert b"".join(encoder.encode("s", ids)) == b"1, 9, 3"
+    assert b"".join(encoder.encode("s", (*ids, 4))) == b"1, 9, 3, 4"
+    ids.append(5)
+    assert b"".join(encoder.encode("s", ids)) == b"1, 9, 3, 5"
+
+
+def test_pieces_in_the_hands_of_a_request_do_not_change():
+    encoder = HistoryEncoder()
+    before = encoder.encode("s", [1])
+    encoder.encode("s", [1, 2])
+    assert before == [b"1"]
+
+
+def test_only_new_tokens_are_encoded(monkeypatch):
+    encoder = HistoryEncoder()
+    encoder.encode("s", list(range(1000)))
+    encoded = []
+    dumps = json.dumps
+    monkeypatch.setattr(json, "dumps", lambda ids: encoded.append(len(ids)) or dumps(ids))
+    encoder.encode("s", list(range(1003)))
+    encoder.encode("s", list(range(1003)))
+    assert encoded == [3]
+
+
+def test_memory_is_bounded_and_the_least_recently_used_goes_first():
+    encoder = HistoryEncoder(max_tokens=10)
+    for session_id in ("a", "b"):
+        encoder.encode(session_id, [1] * 4)
+    encoder.encode("a", [1] * 5)
+    encoder.encode("c", [1] * 4)
+    assert list(encoder._sent) == ["a", "c"]
+    encoder.encode("huge", [1] * 11)
+    assert len(encoder) == 0
+    assert encoder._tokens == 0
+
+
+def test_idle_sessions_are_dropped(monkeypatch):
+    encoder = HistoryEncoder(idle_s=60)
+    encoder.encode("old", [1])
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+    encoder.encode("new", [1])
+    assert list(encoder._sent) == ["new"]

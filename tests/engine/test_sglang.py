@@ -1,0 +1,516 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from agentrl.engine import Generation, ScriptedEngine, SGLangEngine
+from agentrl.engine.server import running_server
+from agentrl.errors import ConfigError, EngineError
+
+
+def ids(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def answer(tokens, *, finish=None, log_probs=None, **meta):
+    scored = [[lp, token, None] for lp, token in zip(log_probs or [-0.5] * len(tokens), tokens, strict=True)]
+    meta = {"finish_reason": finish or {"type": "stop", "matched": 7}, "output_token_logprobs": scored, **meta}
+    return {"text": "", "meta_info": meta}
+
+
+class Fake:
+    """A server whose every reply is written by the test: a list of handlers, and the requests that came."""
+
+    def __init__(self, *replies):
+        self.replies = list(replies)
+        self.bodies = []
+        self.headers = []
+        self.aborts = []
+        self.info = {"context_length": 100}
+        self.workers = None
+        self.running = asyncio.Event()
+
+    async def generate(self, request):
+        self.bodies.append(await request.json())
+        self.headers.append(request.headers)
+        self.running.set()
+        reply = self.replies.pop(0)
+        if callable(reply):
+            return await reply(request)
+        status, body = reply if isinstance(reply, tuple) else (200, reply)
+        return web.json_response(body, status=status)
+
+    async def abort(self, request):
+        self.aborts.append(await request.json())
+        return web.Response()
+
+    async def get_workers(self, request):
+        if self.workers is None:
+            raise web.HTTPNotFound
+        return web.json_response({"workers": [{"url": url} for url in self.workers]})
+
+    async def server_info(self, request):
+        if self.info is None:
+            raise web.HTTPNotFound
+        return web.json_response(self.info)
+
+    @asynccontextmanager
+    async def serve(self, *, router=False):
+        app = web.Application()
+        app.router.add_post("/generate", self.generate)
+        app.router.add_get("/workers", self.get_workers)
+        if not router:
+            app.router.add_post("/abort_request", self.abort)
+            app.router.add_get("/server_info", self.server_info)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def client(url, **kwargs):
+    engine = SGLangEngine(url, **kwargs)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    """Backoff at a hundredth of its length."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.01 * high)
+
+
+async def for_ever(request):
+    await asyncio.sleep(3600)
+
+
+async def reset(request):
+    request.transport.abort()
+    return web.Response()
+
+
+async def reset_in_the_middle(request):
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"text": "half')
+    request.transport.abort()
+    return response
+
+
+async def test_request_and_answer():
+    reply = answer([5, 6, 7], log_probs=[-0.25, -1, 0.0], weight_version="12", cached_tokens=2, routed_experts="AAA=")
+    fake = Fake(reply)
+    params = {"temperature": 0.7, "stop": ("</a>",), "custom_params": {"x": 1}, "skip_special_tokens": True}
+    async with fake.serve() as url, client(url, api_key="key", extra={"return_routed_experts": True}) as engine:
+        generation = await engine.generate((1, 2, 3), params, session_id="s", rid="r")
+    assert generation == Generation(
+        [5, 6, 7], [-0.25, -1, 0.0], "stop", matched=7, weight_version="12", cached_tokens=2, meta=reply["meta_info"]
+    )
+    body = fake.bodies[0]
+    assert body.pop("rid").startswith("r-")
+    assert body == {
+        "input_ids": [1, 2, 3],
+        "sampling_params": {
+            "temperature": 0.7,
+            "stop": ["</a>"],
+            "custom_params": {"x": 1},
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        },
+        "return_logprob": True,
+        "stream": False,
+        "return_routed_experts": True,
+    }
+    assert fake.headers[0]["X-SMG-Routing-Key"] == "s"
+    assert fake.headers[0]["Authorization"] == "Bearer key"
+    assert fake.headers[0]["Content-Type"] == "application/json"
+    assert params["skip_special_tokens"] is True
+
+
+async def test_no_session_no_routing_key():
+    fake = Fake(answer([7]))
+    async with fake.serve() as url, client(url) as engine:
+        await engine.generate([1], {})
+    assert "X-SMG-Routing-Key" not in fake.headers[0]
+
+
+@pytest.mark.parametrize(
+    ("finish", "expected"),
+    [
+        ({"type": "stop", "matched": "</a>"}, ("stop", "</a>")),
+        ({"type": "length", "length": 1}, ("length", None)),
+        ({"type": "abort", "message": "Aborted"}, ("abort", None)),
+    ],
+)
+async def test_finish_reasons(finish, expected):
+    fake = Fake(answer([7], finish=finish))
+    async with fake.serve() as url, client(url) as engine:
+        generation = await engine.generate([1], {})
+    assert (generation.finish_reason, generation.matched) == expected
+
+
+async def test_aborted_before_the_first_token_is_an_empty_generation():
+    fake = Fake({"text": "", "meta_info": {"finish_reason": {"type": "abort"}, "completion_tokens": 0}})
+    async with fake.serve() as url, client(url) as engine:
+        assert (await engine.generate([1], {})).tokens == []
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *((status, {"error": {"message": "busy"}}) for status in (408, 429, 500, 502, 503, 504)),
+        reset,
+        reset_in_the_middle,
+    ],
+)
+async def test_what_is_worth_it_is_tried_again_under_a_fresh_rid(failure):
+    fake = Fake(failure, failure, answer([7]))
+    async with fake.serve() as url, client(url) as engine:
+        assert (await engine.generate([1], {}, rid="r")).tokens == [7]
+    rids = [body["rid"] for body in fake.bodies]
+    assert len(set(rids)) == 3
+    assert all(rid.startswith("r-") for rid in rids)
+
+
+async def test_attempts_are_bounded_and_the_last_error_is_told():
+    fake = Fake(*[(503, {"error": {"message": "no workers"}})] * 9)
+    async with fake.serve() as url, client(url, retries=2) as engine:
+        with pytest.raises(EngineError, match=r"/generate: HTTP 503: no workers; gave up after 3 attempts"):
+            await engine.generate([1], {})
+    assert len(fake.bodies) == 3
+
+
+async def test_nobody_listens():
+    async with Fake().serve() as url:
+        pass
+    async with client(url, retries=1) as engine:
+        with pytest.raises(EngineError, match=r"ClientConnectorError.*gave up after 2 attempts"):
+            await engine.generate([1], {})
+        await engine.abort()
+        with pytest.raises(EngineError, match="get_server_info"):
+            await engine.context_length()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "The input is too long"}},
+        {"object": "error", "message": "The input is too long", "code": 400},
+        {"detail": "The input is too long"},
+    ],
+)
+async def test_a_refusal_is_final_and_says_why(body):
+    fake = Fake((400, body))
+    async with fake.serve() as url, client(url) as engine:
+        with pytest.raises(EngineError, match=r"HTTP 400: The input is too long$"):
+            await engine.generate([1], {})
+    assert len(fake.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ([], "not an answer of SGLang"),
+        ("ok", "not an answer of SGLang"),
+        ({"text": "no meta"}, r"not an answer of SGLang \(KeyError: 'meta_info'\): .*no meta"),
+        ({"meta_info": {"finish_reason": None}}, "not an answer of SGLang"),
+        ({"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-1]]}}, "not an answer"),
+        (answer([7], finish={"type": "bored"}), "unknown finish_reason 'bored'"),
+        (
+            {"meta_info": {"finish_reason": {"type": "stop"}, "completion_tokens": 3}},
+            "3 tokens came without output_token",
+        ),
+        (answer([5, 6], log_probs=[-1.0, None]), r"log-prob 1 of 2 is None \(token 6\)"),
+        (answer([5, 6], log_probs=[float("nan"), -1.0]), r"log-prob 0 of 2 is nan \(token 5\)"),
+        (answer([5], log_probs=[float("-inf")]), r"log-prob 0 of 1 is -inf \(token 5\)"),
+    ],
+)
+async def test_what_cannot_be_trained_on_is_an_error(reply, message):
+    fake = Fake(reply)
+    async with fake.serve() as url, client(url) as engine:
+        with pytest.raises(EngineError, match=message):
+            await engine.generate([1], {})
+    assert len(fake.bodies) == 1
+
+
+async def test_timeout_is_final_and_aborts_at_the_server():
+    fake = Fake(for_ever)
+    async with fake.serve() as url, client(url, timeout=0.2) as engine:
+        with pytest.raises(EngineError, match=r"no answer within 0\.2 s; raise the engine's timeout"):
+            await engine.generate([1], {}, rid="r")
+    assert fake.aborts == [{"rid": fake.bodies[0]["rid"]}]
+
+
+@asynccontextmanager
+async def fleet():
+    """A router without /abort_request that forwards to the first of two workers."""
+    one, two, router = Fake(for_ever), Fake(), Fake()
+    async with one.serve() as url_one, two.serve() as url_two, router.serve(router=True) as url:
+        router.workers = [url_two, url_one + "/"]
+        router.replies = [for_ever, for_ever]
+        yield url, router, one, two
+
+
+async def test_cancellation_reaches_the_workers_behind_a_router():
+    async with fleet() as (url, router, one, two), client(url) as engine:
+        running = asyncio.create_task(engine.generate([1], {}, rid="r"))
+        await router.running.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert one.aborts == two.aborts == [{"rid": router.bodies[0]["rid"]}]
+        assert router.aborts == []
+
+
+async def test_abort_by_rid_and_abort_all_reach_the_workers():
+    async with fleet() as (url, router, one, two), client(url) as engine:
+        running = asyncio.create_task(engine.generate([1], {}, rid="r"))
+        await router.running.wait()
+        await engine.abort("unknown")
+        assert one.aborts == []
+        await engine.abort("r")
+        await engine.abort()
+        assert one.aborts == two.aborts == [{"rid": router.bodies[0]["rid"]}, {"abort_all": True}]
+        running.cancel()
+
+
+async def test_a_dead_worker_does_not_keep_the_abort_from_the_others(caplog):
+    async with fleet() as (url, router, one, _), client(url) as engine:
+        async with Fake().serve() as dead:
+            pass
+        router.workers.insert(0, dead)
+        with caplog.at_level(logging.WARNING):
+            await engine.abort()
+        assert one.aborts == [{"abort_all": True}]
+        assert f"{dead}/abort_request: ClientConnectorError" in caplog.text
+
+
+async def test_a_hanging_worker_delays_cancellation_for_a_bounded_time(monkeypatch):
+    monkeypatch.setattr("agentrl.engine.sglang._CONTROL_S", 0.2)
+    fake = Fake(for_ever)
+    fake.abort = for_ever
+    async with fake.serve() as url, client(url) as engine:
+        running = asyncio.create_task(engine.generate([1], {}))
+        await fake.running.wait()
+        start = time.monotonic()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert 0.1 < time.monotonic() - start < 3
+
+
+async def test_the_abort_is_sent_even_if_the_caller_is_cancelled_twice():
+    fake = Fake(for_ever)
+    async with fake.serve() as url, client(url) as engine:
+        running = asyncio.create_task(engine.generate([1], {}))
+        await fake.running.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await engine.close()
+        assert fake.aborts == [{"rid": fake.bodies[0]["rid"]}]
+
+
+async def test_abort_between_two_attempts_ends_the_request():
+    fake = Fake((503, {}), answer([7]))
+    async with fake.serve() as url, client(url) as engine:
+
+        async def abort_then_fail(request):
+            await engine.abort("r")
+            return web.json_response({}, status=503)
+
+        fake.replies[0] = abort_then_fail
+        assert await engine.generate([1], {}, rid="r") == Generation((), (), "abort")
+    assert len(fake.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({"context_length": 4096}, 4096),
+        ({"context_length": None, "max_req_input_len": 4090, "max_total_num_tokens": 100_000}, 4090),
+        ({"context_length": 4096, "max_req_input_len": 8186, "max_total_num_tokens": 8192}, 4096),
+    ],
+)
+async def test_context_length(info, expected):
+    fake = Fake()
+    fake.info = info
+    async with fake.serve() as url, client(url) as engine:
+        assert await engine.context_length() == expected
+        fake.info = None
+        assert await engine.context_length() == expected
+
+
+async def test_context_length_is_the_smallest_of_the_workers():
+    async with fleet() as (url, _, one, two), client(url) as engine:
+        one.info, two.info = {"context_length": 300}, {"context_length": 200}
+        assert await engine.context_length() == 200
+
+
+async def test_an_unknown_context_length_names_the_remedy():
+    fake = Fake()
+    fake.info = {"context_length": None}
+    async with fake.serve() as url, client(url) as engine:
+        with pytest.raises(EngineError, match=r"/server_info names no context length; set limits\.context"):
+            await engine.context_length()
+
+
+def test_a_url_needs_its_scheme():
+    with pytest.raises(ConfigError, match="must start with http://"):
+        SGLangEngine("localhost:30000")
+
+
+async def test_closed_is_closed():
+    engine = SGLangEngine("http://127.0.0.1:1")
+    await engine.close()
+    await engine.close()
+    with pytest.raises(EngineError, match="is closed"):
+        await engine.generate([1], {})
+
+
+# Against our own server, as `agentrl serve` runs it.
+
+
+async def test_the_whole_way_to_an_engine_and_back(chars):
+    script = ["hello", EngineError("hiccup"), "world"]
+    served = ScriptedEngine(script, chars, context_length=2048)
+    async with running_server(served, decode=chars.decode) as url, client(url) as engine:
+        history = [1, 2, 3]
+        first = await engine.generate(history, {"max_new_tokens": 50}, session_id="s")
+        history += [*first.tokens, 9]
+        second = await engine.generate(history, {"stop": ["wor"], "stop_token_ids": []}, session_id="s")
+        length = await engine.context_length()
+        with pytest.raises(
+            EngineError, match=r"HTTP 400: The input \(2048 tokens\) is longer than the model's context"
+        ):
+            await engine.generate([1] * 2048, {}, session_id="s")
+    twin = ScriptedEngine(["hello", "world"], chars)
+    assert first.tokens == ids("hello$")
+    assert first.log_probs == (await twin.generate([1], {})).log_probs
+    assert (second.tokens, second.finish_reason, second.matched) == (ids("wor"), "stop", "wor")
+    assert served.requests[1:] == [history, history]
+    assert length == 2048
+
+
+async def test_cancelled_aborted_and_resumed(chars):
+    served = ScriptedEngine(["0123456789" * 100], chars, seconds=10)
+    async with running_server(served) as url, client(url) as engine:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await engine.generate([1], {"max_new_tokens": 2000}, session_id="s")
+        assert served._running == {}
+        running = asyncio.create_task(engine.generate([1], {"max_new_tokens": 2000}, session_id="s", rid="r"))
+        await asyncio.sleep(0.2)
+        await engine.abort("r")
+        part = await running
+        served._seconds = 0.0
+        rest = await engine.generate([1, *part.tokens], {"max_new_tokens": 2000}, session_id="s")
+    assert part.finish_reason == "abort"
+    assert 0 < len(part.tokens) < 1000
+    assert [*part.tokens, *rest.tokens] == ids("0123456789" * 100 + "$")
+
+
+async def test_many_at_once_do_not_wait_for_each_other(chars):
+    served = ScriptedEngine(lambda input_ids: str(len(input_ids)), chars, seconds=0.3)
+    async with running_server(served) as url, client(url) as engine:
+        start = time.monotonic()
+        calls = [engine.generate([1] * n, {}, session_id=f"s{n}") for n in range(1, 201)]
+        answers = await asyncio.gather(*calls)
+        assert time.monotonic() - start < 10  # one after the other would be 60 s
+    assert [chars.decode(answer.tokens) for answer in answers] == [f"{n}$" for n in range(1, 201)]
+
+
+async def test_max_connections_bounds_what_is_open(chars):
+    running = most = 0
+
+    async def gate(request):
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return web.json_response(answer([7]))
+
+    fake = Fake(*[gate] * 8)
+    async with fake.serve() as url, client(url, max_connections=2) as engine:
+        await asyncio.gather(*[engine.generate([1], {}) for _ in range(8)])
+    assert most == 2
+
+
+async def test_two_event_loops_in_two_threads_share_an_engine(chars):
+    served = ScriptedEngine(lambda input_ids: str(len(input_ids)), chars)
+    results = []
+    async with running_server(served) as url:
+        engine = SGLangEngine(url)
+        loops = {}
+        stop, done = asyncio.Event(), asyncio.Event()
+        here = asyncio.get_running_loop()
+
+        async def play(first):
+            for turn in range(20):
+                generation = await engine.generate([1] * (first + turn), {}, session_id=f"s{turn % 3}")
+                results.append(chars.decode(generation.tokens) == f"{first + turn}$")
+
+        async def play_and_wait():
+            loops["other"] = asyncio.get_running_loop()
+            await play(1000)
+            here.call_soon_threadsafe(done.set)
+            await stop.wait()
+
+        thread = threading.Thread(target=asyncio.run, args=(play_and_wait(),))
+        thread.start()
+        try:
+            async with asyncio.timeout(10):
+                await play(1)
+                await done.wait()
+            assert set(engine._sessions) == {here, loops["other"]}
+            await engine.close()
+        finally:
+            loops["other"].call_soon_threadsafe(stop.set)
+            await asyncio.to_thread(thread.join)
+    assert results == [True] * 40
+    assert engine._sessions == {}
+
+
+async def test_the_session_of_a_loop_that_is_gone_is_dropped(chars):
+    fake = Fake(answer([7]), answer([7]))
+    async with fake.serve() as url:
+        engine = SGLangEngine(url)
+
+        async def once():
+            await engine.generate([1], {})
+            # The loop ends without a word; its socket goes with it, so that no other warning hides ours.
+            await engine._sessions[asyncio.get_running_loop()].connector.close()
+
+        await asyncio.to_thread(lambda: asyncio.run(once()))
+        assert len(engine._sessions) == 1
+        await engine.generate([1], {})
+        assert list(engine._sessions) == [asyncio.get_running_loop()]
+        await engine.close()
+
+
+def test_import_is_light():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, agentrl.engine; print(sorted({'aiohttp', 'torch', 'transformers'} & set(sys.modules)));"
+        "agentrl.engine.SGLangEngine; print('aiohttp' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.split("\n")[:2] == ["[]", "True"]
