@@ -1,7 +1,7 @@
 """What an Env needs of a sandbox: run commands, write and read files. The back ends live in `agentrl_sandbox`.
 
-The protocol is slime's `slime.agent.sandbox.Sandbox` with more keywords, so a sandbox of agentrl serves slime's agent
-harnesses, and slime's own serves an Env that uses none of the additions (`cwd`, `stdin`, `max_output`).
+The protocol is slime's `slime.agent.sandbox.Sandbox` with more keywords (`cwd`, `stdin`, `max_output`) and a result
+that says more, so what is written for slime's takes ours.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from agentrl.errors import SandboxError
 FileContent: TypeAlias = str | bytes | Path
 """What `write_file` writes: text (as UTF-8), bytes, or the content of a file of the host."""
 
-TIMED_OUT = 124
-"""Exit code of a command that was killed at its timeout, as timeout(1) has it."""
-
-CANNOT_RUN = 126
-"""Exit code of a command that the shell cannot be given: a NUL character in it, or too long."""
+TIMED_OUT = 124  # exit code of a command killed at its timeout, as timeout(1) has it
+CANNOT_RUN = 126  # exit code of a command that no shell can be given: too long, or with a NUL character in it
 
 
 class _Output(NamedTuple):
@@ -32,8 +29,8 @@ class _Output(NamedTuple):
 class ExecResult(_Output):
     """What a command did. It is the tuple `(exit_code, stdout, stderr)` that slime unpacks, with two flags.
 
-    A command ended by signal n has exit code 128 + n, as in a shell. Output that is not UTF-8 has U+FFFD in place of
-    the bytes at fault. The flags take no part in `==`, which is the plain tuple's.
+    A command ended by signal n has exit code 128 + n, as in a shell. Bytes that are not UTF-8 are shown as U+FFFD.
+    The flags take no part in `==`, which is the plain tuple's.
     """
 
     timed_out: bool = False
@@ -63,17 +60,15 @@ class CommandError(SandboxError, RuntimeError):
 
     def __init__(self, cmd: str, result: ExecResult) -> None:
         super().__init__(cmd, result)
-        self.cmd = cmd
-        self.result = result
+        self.cmd, self.result = cmd, result
 
     def __str__(self) -> str:
-        if self.result.timed_out:
+        result, what = self.result, f"failed with exit code {self.result.exit_code}"
+        if result.timed_out:
             what = "timed out; raise timeout"
-        elif self.result.exit_code:
-            what = f"failed with exit code {self.result.exit_code}"
-        else:
+        elif not result.exit_code:
             what = "wrote more than was kept; raise max_output"
-        said = " ".join(self.result.stderr[-400:].split())
+        said = " ".join(result.stderr[-400:].split())
         return f"command {self.cmd[:120]!r} {what}" + (f": {said}" if said else "")
 
 
@@ -110,8 +105,9 @@ class Sandbox(Protocol):
 
         `stdin` is empty unless given. The first `max_output` bytes of each of stdout and stderr are kept, the rest is
         read and dropped. With `check`, CommandError is raised unless the command succeeded and its output is whole.
-        `idempotent` tells a back end with a connection to lose that it may send the command again. A caller that is
-        cancelled leaves the command killed. What a command leaves in the background lives until the sandbox closes.
+        `idempotent` tells a back end with a connection to lose that it may send the command again. A missing `cwd` is
+        FileNotFoundError. When the caller is cancelled, the command is killed; what it left in the background lives
+        until the sandbox closes.
         """
         ...
 
@@ -120,5 +116,5 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, sandbox_path: str, *, user: str = "root") -> str:
-        """The whole file as text, with U+FFFD for what is not UTF-8. Raises FileNotFoundError when there is none."""
+        """The whole file as text, with U+FFFD for what is not UTF-8. Raises FileNotFoundError if there is none."""
         ...

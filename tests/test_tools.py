@@ -30,7 +30,9 @@ class Toolbox(Env):
         return ""
 
     @tool(name="close", timeout=5.0, parallel=False)
-    def shut(self, door: Literal["front", "back"], note: Annotated[str | None, Field(description="Why.")] = None) -> None:
+    def shut(
+        self, door: Literal["front", "back"], note: Annotated[str | None, Field(description="Why.")] = None
+    ) -> None:
         """Close a door."""
 
     @tool

@@ -56,7 +56,13 @@ def test_masks_sources_and_lengths_of_two_turns():
     assert t.loss_mask == [1] * 4 + [0] * 9 + [1] * 3
     assert t.sources == ["sampled"] * 4 + ["scaffold"] + ["observation"] * 6 + ["scaffold"] * 2 + ["sampled"] * 3
     assert t.log_probs == [-0.5] * 4 + [0.0] * 9 + [-0.5] * 3
-    assert [(s.turn, s.author) for s in t.spans] == [(0, "model"), (0, "template"), (0, "env"), (0, "template"), (1, "model")]
+    assert [(s.turn, s.author) for s in t.spans] == [
+        (0, "model"),
+        (0, "template"),
+        (0, "env"),
+        (0, "template"),
+        (1, "model"),
+    ]
     assert t.ledger == Ledger(sampled=7, trained=7, observation=6, scaffold=3)
     assert t.weight_versions == ["0", "1"]
     assert t.turns[0].calls == ["search"]

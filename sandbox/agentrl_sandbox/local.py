@@ -5,29 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import os
 import pwd
 import secrets
 import shutil
-import signal
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import CANNOT_RUN, ExecResult, FileContent
 from agentrl_sandbox.paths import absolute
-from agentrl_sandbox.process import Process
+from agentrl_sandbox.process import Process, kill_marked
 
 _MARK = "AGENTRL_SANDBOX"
 """Environment variable by which a sandbox knows its processes, those that left their process group included."""
 
-_KILLING_S = 5.0
+_LONGEST_SCRIPT = 128 << 10
+"""Bytes; Linux takes no longer argument to a program."""
 
 
 class LocalSandbox:
@@ -70,14 +69,11 @@ class LocalSandbox:
     async def __aenter__(self) -> Self:
         if self._root is not None:
             raise SandboxError(f"sandbox {self.sandbox_id} was used before; make a new one")
-        # Resolved, because the path of the temporary folder may itself hold links, which are no way out of the sandbox.
-        self._root = Path(os.path.realpath(tempfile.mkdtemp(prefix=f"agentrl-{self.sandbox_id}-")))
+        self._root = _make_folder(f"agentrl-{self.sandbox_id}-")
         self._open = True
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -87,9 +83,10 @@ class LocalSandbox:
             return
         for process in self._processes:
             process.kill()
-        await asyncio.to_thread(self._destroy, self._root)  # a thread is not cancelled with its caller
-        for process in list(self._processes):
-            await process.release()
+        try:
+            await asyncio.to_thread(self._destroy, self._root)  # a thread is not cancelled with its caller
+        finally:
+            await asyncio.gather(*(process.release() for process in self._processes))
 
     async def exec(
         self,
@@ -104,17 +101,14 @@ class LocalSandbox:
         stdin: bytes | None = None,
         max_output: int = 1 << 20,
     ) -> ExecResult:
-        """See `Sandbox.exec`. The shell is bash, or sh where there is none. A missing `cwd` is FileNotFoundError."""
+        """See `Sandbox.exec`. The shell is bash, or sh where there is none."""
         self._admit(user)
-        folder = self._locate(cwd or "/")
-        if not os.path.isdir(folder):
-            raise FileNotFoundError(errno.ENOENT, "no such folder in the sandbox", cwd)
-        process = self._new_process(max_output)
-        try:
-            await self._start(process, cmd, cwd=folder, env=env, stdin=stdin)
-        except _UnrunnableError as exc:
-            result = ExecResult(CANNOT_RUN, "", f"cannot run the command: {exc}\n")
+        folder = self._locate_folder(cwd or "/")
+        script = cmd.encode(errors="replace")
+        if b"\0" in script or len(script) >= _LONGEST_SCRIPT:
+            result = ExecResult(CANNOT_RUN, "", "cannot run the command: it is too long or holds a NUL character\n")
         else:
+            process = await self._start(script, Process(max_output), cwd=folder, env=env or {}, stdin=stdin)
             result = await process.wait(timeout)
         if not self._open:
             raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it")
@@ -139,27 +133,102 @@ class LocalSandbox:
                 "leave `user` out, or use a sandbox with containers"
             )
 
-    def _new_process(self, max_output: int) -> Process:
-        process = Process(max_output)
+    async def _start(
+        self, script: bytes, process: Process, *, cwd: str, env: Mapping[str, str], stdin: bytes | None
+    ) -> Process:
         self._processes.add(process)
         process.released.add_done_callback(lambda _: self._processes.discard(process))
-        return process
-
-    async def _start(
-        self, process: Process, cmd: str, *, cwd: str, env: Mapping[str, str] | None, stdin: bytes | None
-    ) -> None:
-        shell = shutil.which("bash") or "/bin/sh"
-        base = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": str(self._root)}
-        start = process.start(
-            [shell, "-c", cmd.encode(errors="replace")],
-            cwd=cwd,
-            env=base | dict(env or {}) | {_MARK: self.sandbox_id},
-            stdin=stdin,
-        )
+        argv: list[str | bytes] = [shutil.which("bash") or "/bin/sh", "-c", script]
+        base = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": str(self.root)}
+        environment = base | dict(env) | {_MARK: self.sandbox_id}
         try:
-            await asyncio.shield(start)
+            # Shielded, because a start that is broken off leaves a process behind that nobody can name.
+            await asyncio.shield(process.start(argv, cwd=cwd, env=environment, stdin=stdin))
         except asyncio.CancelledError:
             process.kill()
             raise
         except OSError as exc:
             raise SandboxError(f"sandbox {self.sandbox_id} cannot start a shell: {exc.strerror}") from exc
+        return process
+
+    def _locate(self, sandbox_path: str) -> str:
+        """Where a path of the sandbox lies on this machine, with all links followed."""
+        if "\0" in sandbox_path:
+            raise FileNotFoundError(errno.ENOENT, "no path can hold a NUL character", sandbox_path)
+        real = os.path.realpath(f"{self.root}{absolute(sandbox_path)}")
+        if not Path(real).is_relative_to(self.root):
+            raise PermissionError(errno.EACCES, "the path leads out of the sandbox", sandbox_path)
+        return real
+
+    def _locate_folder(self, sandbox_path: str) -> str:
+        if not os.path.isdir(folder := self._locate(sandbox_path)):
+            raise FileNotFoundError(errno.ENOENT, "no such folder in the sandbox", sandbox_path)
+        return folder
+
+    def _write(self, sandbox_path: str, content: FileContent) -> None:
+        with _readable(content) as source, self._file_access(sandbox_path):
+            path = self._locate(sandbox_path)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb", opener=_open_regular) as target:
+                shutil.copyfileobj(source, target)
+
+    def _read(self, sandbox_path: str) -> str:
+        with self._file_access(sandbox_path), open(self._locate(sandbox_path), "rb", opener=_open_regular) as file:
+            return file.read().decode(errors="replace")
+
+    @contextlib.contextmanager
+    def _file_access(self, sandbox_path: str) -> Iterator[None]:
+        """Keep `close` out, lest a late write bring the folder back; let errors name the path as the caller did."""
+        with self._files:
+            if not self._open:
+                raise SandboxError(f"sandbox {self.sandbox_id} was closed")
+            try:
+                yield
+            except OSError as exc:
+                raise OSError(exc.errno, exc.strerror, sandbox_path) from exc
+
+    def _destroy(self, root: Path) -> None:
+        kill_marked(_MARK, self.sandbox_id)
+        with self._files:
+            _remove(root)
+
+
+def _make_folder(prefix: str) -> Path:
+    """Resolved, because the path of the temporary folder may itself hold links, which are no way out of a sandbox."""
+    return Path(os.path.realpath(tempfile.mkdtemp(prefix=prefix)))
+
+
+def _readable(content: FileContent) -> BinaryIO:
+    if isinstance(content, Path):
+        return content.open("rb")
+    return io.BytesIO(content.encode(errors="replace") if isinstance(content, str) else content)
+
+
+def _current_user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container, a user may have a number and no name
+        return str(os.getuid())
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open without ever waiting, as a named pipe would have us do, and without following a link made just now."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return fd
+
+
+def _remove(root: Path) -> None:
+    if not root.exists():
+        return
+    try:
+        shutil.rmtree(root)
+    except PermissionError:  # a command made folders read-only
+        root.chmod(0o700)
+        for folder, names, _ in os.walk(root):
+            for path in (Path(folder, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+        shutil.rmtree(root)

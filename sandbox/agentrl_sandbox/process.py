@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 from agentrl.sandbox import TIMED_OUT, ExecResult
@@ -32,7 +34,9 @@ class Process(asyncio.SubprocessProtocol):
         self._unwanted = False
         self._transport: asyncio.SubprocessTransport | None = None
 
-    async def start(self, argv: Sequence[str | bytes], *, cwd: str, env: Mapping[str, str], stdin: bytes | None) -> None:
+    async def start(
+        self, argv: Sequence[str | bytes], *, cwd: str, env: Mapping[str, str], stdin: bytes | None
+    ) -> None:
         """Start the program and hand it `stdin`. Raises OSError when there is no process to be had."""
         try:
             transport, _ = await asyncio.get_running_loop().subprocess_exec(
@@ -96,4 +100,29 @@ class Process(asyncio.SubprocessProtocol):
         self.exited.set_result(cast(int, self._transport.get_returncode()))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        assert self._transport is not None
+        self._transport.close()
         self.released.set_result(None)
+
+
+def kill_marked(variable: str, value: str) -> None:
+    """Kill all processes that inherited `variable=value` in their environment, and wait until there are none.
+
+    It finds what left its process group. It needs /proc: without one, as on macOS, it finds nothing.
+    """
+    mark = f"{variable}={value}".encode()
+    deadline = time.monotonic() + _DYING_S
+    while (pids := _marked(mark)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(OSError):  # no process, gone meanwhile, or another user's
+            if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+    return found

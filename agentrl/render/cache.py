@@ -1,0 +1,56 @@
+"""Memory of what was probed and bound, keyed by value."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+_SAMPLE = 'The 12 quick brown foxes\n\n\tjumped_over(x) → naïve 晴れ <|im_end|> </s> {"a": [1, 2]}'
+_FINGERPRINTS: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+
+
+class Cache(Generic[T]):
+    """At most `size` values, the oldest forgotten first. Two threads may both make a value; one of them is kept."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: dict[str, T] = {}
+        self._lock = Lock()
+
+    def get(self, key: str, make: Callable[[], T]) -> T:
+        """The value of `key`, made if need be; what `make` raises is raised and not remembered."""
+        with self._lock:
+            if key in self._values:
+                return self._values[key]
+        value = make()
+        with self._lock:
+            while len(self._values) >= self._size:
+                del self._values[next(iter(self._values))]
+            return self._values.setdefault(key, value)
+
+
+def key_of(*parts: Any) -> str:
+    """A key by value of JSON-like things."""
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """What tells tokenizers apart within a process: name, vocabulary, special tokens, and a sample of the merges."""
+    size, known = _FINGERPRINTS.get(tokenizer, (-1, ""))
+    if size == len(tokenizer):
+        return known
+    parts = (
+        getattr(tokenizer, "name_or_path", ""),
+        hash(frozenset(tokenizer.get_vocab().items())),
+        repr(tokenizer.special_tokens_map),
+        tokenizer.encode(_SAMPLE, add_special_tokens=False),
+    )
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    _FINGERPRINTS[tokenizer] = (len(tokenizer), digest)
+    return digest
