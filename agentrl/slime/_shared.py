@@ -1,0 +1,129 @@
+"""What the episodes of one event loop share: made on first use, once, and closed with the loop.
+
+slime calls `adapt` and nothing else: there is no start hook, so 256 first calls arrive at once, and no stop hook.
+Training and evaluation may run on two loops of one process at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import AsyncExitStack
+from functools import cache
+from typing import TypeVar, cast
+
+from agentrl.engine.base import Engine
+from agentrl.env import Envs
+from agentrl.render.base import Renderer
+from agentrl.types import JSON
+
+T = TypeVar("T")
+log = logging.getLogger("agentrl")
+
+_CLOSE_S = 30.0
+"""Seconds that the process waits at its end for one loop's resources."""
+
+
+class Shared:
+    """Renderers, Envs and engines of one event loop."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._made: dict[Hashable, asyncio.Task[object]] = {}
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def renderer(self, model: str, template: str | None, template_kwargs: Mapping[str, JSON]) -> Renderer:
+        key = (model, template, json.dumps(template_kwargs, sort_keys=True))
+        return await self._once(("renderer", *key), lambda: asyncio.to_thread(_load_once, *key))
+
+    async def envs(self, path: str, config: Mapping[str, JSON]) -> Envs:
+        async def make() -> Envs:
+            return await self._stack.enter_async_context(Envs(path, config))
+
+        return await self._once(("envs", path, json.dumps(config, sort_keys=True, default=str)), make)
+
+    async def engine(self, url: str) -> Engine:
+        async def make() -> Engine:
+            from agentrl.engine.sglang import SGLangEngine  # aiohttp is paid by whoever uses it
+
+            engine = SGLangEngine(url)
+            self._stack.push_async_callback(engine.close)
+            return engine
+
+        return await self._once(("engine", url), make)
+
+    async def _once(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """The value made by the first caller, for all. A failure is everybody's too, and then forgotten."""
+        if key not in self._made:
+            task = asyncio.create_task(_run(make))
+            task.add_done_callback(lambda done: self._forget_failure(key, done))
+            self._made[key] = task
+        # Shielded: the caller that happened to be first may be cancelled alone.
+        return cast(T, await asyncio.shield(self._made[key]))
+
+    def _forget_failure(self, key: Hashable, task: asyncio.Task[object]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            del self._made[key]
+
+    async def close(self) -> None:
+        self._keeper.cancel()
+        await asyncio.wait([self._keeper])
+        self._keeper.result()
+
+    async def _keep(self) -> None:
+        """A loop that ends cancels its tasks and waits for them (`asyncio.run` does): the one stop hook there is."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            del _loops[asyncio.get_running_loop()]
+            await self._stack.aclose()
+
+
+_loops: dict[asyncio.AbstractEventLoop, Shared] = {}
+
+
+def shared() -> Shared:
+    """What the running loop's episodes share."""
+    loop = asyncio.get_running_loop()
+    if loop not in _loops:
+        _loops[loop] = Shared()
+    return _loops[loop]
+
+
+async def _run(make: Callable[[], Awaitable[T]]) -> T:
+    return await make()
+
+
+@atexit.register
+def _close_running_loops() -> None:
+    """slime's own loops run in daemon threads, which nobody shuts down."""
+    for loop, here in list(_loops.items()):
+        if loop.is_running():
+            closing = asyncio.run_coroutine_threadsafe(here.close(), loop)
+            try:
+                closing.result(_CLOSE_S)
+            except Exception:  # the process's end: the other loops are to be closed as well
+                log.warning("closing what episodes shared failed", exc_info=True)
+
+
+_loading = threading.Lock()
+
+
+def _load_once(model: str, template: str | None, template_kwargs: str) -> Renderer:
+    """A renderer is immutable, so all loops share it; the lock keeps two of them from certifying it twice."""
+    with _loading:
+        return _load(model, template, template_kwargs)
+
+
+@cache
+def _load(model: str, template: str | None, template_kwargs: str) -> Renderer:
+    from agentrl.models import load_tokenizer  # transformers takes seconds to import
+    from agentrl.render import load_renderer
+
+    return load_renderer(
+        load_tokenizer(model), chat_template=template, chat_template_kwargs=json.loads(template_kwargs)
+    )

@@ -1,0 +1,143 @@
+"""`agentrl.adapt`: one slime Sample in, one episode, the same Sample out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import uuid4
+
+from agentrl.env import Env, Envs, load_object
+from agentrl.episode import RewardFn, run_episode
+from agentrl.errors import Boundary, ConfigError, Failure
+from agentrl.slime._shared import Shared, shared
+from agentrl.slime.config import SlimeConfig
+from agentrl.slime.sample import clear, from_sample, to_sample
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, Raw, StopReason, Task
+
+log = logging.getLogger("agentrl")
+
+
+async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
+    """Play one episode for slime and write it into `sample`, whatever happened in it.
+
+    A broken environment gives a masked, removed sample with its cause in metadata["agentrl"]. Raises ConfigError and
+    TemplateError, which no sample could outlive, and cancellation. `args` and `sampling_params` stay as they are.
+    """
+    config = SlimeConfig.from_args(args)
+    _refuse(args, sample)
+    here = shared()
+    renderer = await here.renderer(config.model_path(args), config.template_text(), config.template_kwargs(args))
+    task = from_sample(args, sample, evaluation=evaluation)
+    clear(sample)
+    trajectory = await _play(
+        here,
+        config,
+        task,
+        session_id=getattr(sample, "session_id", None) or uuid4().hex,
+        engine=await here.engine(config.engine_url(args)),
+        renderer=renderer,
+        limits=config.episode_limits(args, sampling_params, evaluation=evaluation),
+        # Which budget it is, the limits say.
+        sampling_params={name: value for name, value in sampling_params.items() if name != "max_new_tokens"},
+        reward=_reward_function(config),
+        aborted=_abort_flag(args, sample),
+    )
+    to_sample(trajectory, sample, decode=renderer.decode)
+    _settle_reward(args, sample, trajectory.reward_parts, evaluation=evaluation)
+    return sample
+
+
+async def _play(here: Shared, config: SlimeConfig, task: Task, *, session_id: str, **episode: Any) -> Trajectory:
+    """The episode. What breaks outside of run_episode's own boundaries is recorded as it records it."""
+    boundary: Boundary = "share"
+    try:
+        envs = await here.envs(config.env_path(task.metadata), config.env_config)
+        _check_prompt(task, envs)
+        boundary = "reset"
+        env = envs.make()
+        boundary = "engine"
+        trajectory = await run_episode(env, task, session_id=session_id, **episode)
+    except ConfigError:
+        raise
+    except Exception as exc:  # slime's boundary: an exception here would end its whole rollout
+        log.warning("episode %s failed in %s", session_id, boundary, exc_info=exc)
+        return _failed(Trajectory(task, session_id=session_id), Failure.of(exc, boundary))
+    if trajectory.reward is not None and not math.isfinite(trajectory.reward):
+        # It would turn the advantages of its whole group into NaN.
+        return _failed(trajectory, Failure("bug", "score", f"the reward is {trajectory.reward}"))
+    return trajectory
+
+
+def _failed(trajectory: Trajectory, failure: Failure) -> Trajectory:
+    trajectory.stop, trajectory.failure, trajectory.reward = StopReason.FAILED, failure, None
+    return trajectory
+
+
+def _refuse(args: Any, sample: Any) -> None:
+    """Say what agentrl does not do yet, before it does it wrongly. Raises ConfigError."""
+    if getattr(args, "rollout_top_p", 1.0) != 1.0:
+        raise ConfigError("--rollout-top-p must be 1.0: agentrl does not replay top-p token ids to the trainer yet")
+    if getattr(args, "use_rollout_routing_replay", False):
+        raise ConfigError("remove --use-rollout-routing-replay: agentrl does not replay routed experts yet")
+    if any(value is not None for value in (getattr(sample, "multimodal_inputs", None) or {}).values()):
+        raise ConfigError("remove --multimodal-keys: agentrl plays text only")
+
+
+def _check_prompt(task: Task, envs: Envs) -> None:
+    has_tools = bool(envs.cls._tools) or envs.cls.tools is not Env.tools
+    if has_tools and isinstance(task.prompt, Raw):
+        raise ConfigError(
+            f"remove --apply-chat-template: it renders prompts before the tools of {envs.cls.__name__} are known, "
+            "so the model would never see them; agentrl renders prompts itself"
+        )
+
+
+def _reward_function(config: SlimeConfig) -> RewardFn | None:
+    if config.reward is None:
+        return None
+    function = load_object(config.reward)
+    if not callable(function):
+        raise ConfigError(f"reward {config.reward} is {function!r}, not a function of a Trajectory")
+    return function  # type: ignore[no-any-return]
+
+
+def _abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
+    """slime's abort flag; None where no slime is, as in a contract test or a notebook.
+
+    It lives in the module beside the one that the Sample is from, and is looked up there instead of imported: so the
+    same code serves slime's relatives, and agentrl stands without any of them.
+    """
+    hosts = {cls.__module__.partition(".")[0] for cls in type(sample).__mro__}
+    for host in hosts:
+        if module := sys.modules.get(f"{host}.rollout.sglang_rollout"):
+            state = module.GenerateState(args)  # a singleton, made before slime calls `adapt`
+            return lambda: bool(state.aborted)
+    return None
+
+
+def _settle_reward(args: Any, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool) -> None:
+    """Put the reward into the shape that slime will read: a number, or a mapping where --reward-key is given."""
+    if sample.reward is None and not _has_reward_model(args, sample):
+        _warn_once("no Env.score, step reward, `reward`, --rm-type or --custom-rm-path: every reward is 0")
+        sample.reward = 0.0
+    key = (getattr(args, "eval_reward_key", None) if evaluation else None) or getattr(args, "reward_key", None)
+    if key and sample.reward is not None:
+        sample.reward = {key: sample.reward, **parts}
+
+
+def _has_reward_model(args: Any, sample: Any) -> bool:
+    paths = getattr(sample, "custom_rm_path", None), getattr(args, "custom_rm_path", None)
+    return bool(any(paths) or (sample.metadata or {}).get("rm_type") or getattr(args, "rm_type", None))
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        log.warning(message)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrl.engine import ScriptedEngine
+from agentrl.engine.server import running_server
+from agentrl.env import load_env
+from agentrl.testing import call, tiny_renderer
+
+ENV_FILE = Path(__file__).parent / "lookup_env.py"
+
+
+@dataclass
+class Sample:
+    """The fields of slime's Sample that agentrl reads and writes."""
+
+    group_index: int | None = None
+    index: int | None = None
+    prompt: Any = ""
+    tokens: list[int] = field(default_factory=list)
+    multimodal_inputs: dict[str, Any] | None = None
+    response: str = ""
+    response_length: int = 0
+    label: Any = None
+    reward: Any = None
+    loss_mask: list[int] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | None = None
+    remove_sample: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+    session_id: str | None = None
+    custom_rm_path: str | None = None
+    non_generation_time: float = 0.0
+
+    class Status(Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
+        FAILED = "failed"
+
+    status: Status = Status.PENDING
+
+    @dataclass
+    class SpecInfo:
+        verified: int = 0
+
+        def add(self, meta_info: dict[str, Any]) -> None:
+            self.verified += meta_info["spec_verify_ct"]
+
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
+
+    @dataclass
+    class PrefixCacheInfo:
+        cached_tokens: int = 0
+        total_prompt_tokens: int = 0
+
+        def add(self, meta_info: dict[str, Any]) -> None:
+            self.cached_tokens += meta_info["cached_tokens"]
+            self.total_prompt_tokens += meta_info["prompt_tokens"]
+
+    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+
+
+@pytest.fixture(name="Sample")
+def sample_class() -> type[Sample]:
+    return Sample
+
+
+@pytest.fixture(scope="session")
+def renderer() -> Any:
+    return tiny_renderer()
+
+
+@pytest.fixture
+def env_path() -> Callable[[str], str]:
+    return lambda name: f"{ENV_FILE}:{name}"
+
+
+@pytest.fixture
+def events() -> list[str]:
+    """What the Envs of lookup_env.py record."""
+    found: list[str] = sys.modules[load_env(f"{ENV_FILE}:Lookup").__module__].EVENTS
+    found.clear()
+    return found
+
+
+class Player(ScriptedEngine):
+    """Looks up the country of the question, then says what it was told. Stateless, so it plays any number at once."""
+
+    def __init__(self, renderer: Any, *, seconds: float = 0.0, context_length: int = 4096) -> None:
+        super().__init__(self._say, renderer, seconds=seconds, context_length=context_length)
+        self.decode = renderer.decode
+        self.sessions: list[str] = []
+        self.params: list[dict[str, Any]] = []
+
+    def _say(self, input_ids: Sequence[int]) -> Any:
+        text = self.decode(input_ids)
+        asked = text[text.rindex("capital of") :]
+        if told := re.search(r"(Paris|Madrid|unknown)", asked):
+            return told[1]
+        return call("capital", country=re.match(r"capital of (\w+)", asked)[1])
+
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
+        self.sessions.append(session_id)
+        self.params.append(dict(sampling_params))
+        return await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+
+
+@pytest.fixture
+def player(renderer: Any) -> Callable[..., Player]:
+    return lambda **kwargs: Player(renderer, **kwargs)
+
+
+@pytest.fixture
+def serve(player: Any, renderer: Any) -> Callable[..., Any]:
+    """`async with serve() as (engine, url)`: a Player behind SGLang's HTTP protocol."""
+
+    @asynccontextmanager
+    async def running(engine: Any = None, **kwargs: Any) -> AsyncIterator[tuple[Any, str]]:
+        engine = engine or player(**kwargs)
+        async with running_server(engine, decode=renderer.decode) as url:
+            yield engine, url
+
+    return running
+
+
+@pytest.fixture
+def make_args(env_path) -> Callable[..., SimpleNamespace]:
+    """slime's args, as far as adapt reads them: `make_args(url, limits={...})`; `args={...}` overrides args' own."""
+
+    def make(url: str = "http://127.0.0.1:1", *, args: dict[str, Any] | None = None, **config: Any) -> SimpleNamespace:
+        ip, port = url.removeprefix("http://").split(":")
+        given = {
+            "hf_checkpoint": "tiny",
+            "sglang_router_ip": ip,
+            "sglang_router_port": int(port),
+            "rollout_max_context_len": None,
+            "apply_chat_template": False,
+            "rollout_top_p": 1.0,
+            "rm_type": None,
+            "custom_rm_path": None,
+            "agentrl": {"env": env_path("Lookup"), **config},
+        }
+        return SimpleNamespace(**{**given, **(args or {})})
+
+    return make
+
+
+@pytest.fixture
+def host(monkeypatch) -> SimpleNamespace:
+    """A stand-in for slime's package: its Sample, and its GenerateState with the abort flag."""
+    state = SimpleNamespace(aborted=False)
+    module = ModuleType("fakehost.rollout.sglang_rollout")
+    module.GenerateState = lambda args: state
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    hosted = type("Sample", (Sample,), {"__module__": "fakehost.utils.types"})
+    return SimpleNamespace(Sample=hosted, state=state)
