@@ -9,7 +9,12 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMISED = ("agentrl/__init__.py", "agentrl/py.typed", "agentrl_envs/fact_search/__init__.py", "agentrl_sandbox/__init__.py")
+PROMISED = (
+    "agentrl/__init__.py",
+    "agentrl/py.typed",
+    "agentrl_envs/fact_search/__init__.py",
+    "agentrl_sandbox/__init__.py",
+)
 SHOW = """
 import sys, agentrl
 heavy = {"torch", "ray", "docker", "sglang"} & set(sys.modules)

@@ -271,8 +271,9 @@ def load_object(path: str) -> Any:
     """The object at `file.py:name`, `package.module:name` or `package.module.name`. Raises ConfigError."""
     separator = ":" if ":" in path else "."
     module_path, _, name = path.rpartition(separator)
-    if not module_path or not name:
-        raise ConfigError(f"{path!r} names no object; write my_env.py:MyEnv or package.module:MyEnv")
+    if not module_path or not name or path.endswith(".py"):
+        file = path.removesuffix(":") if path.endswith((".py", ".py:")) else "my_env.py"
+        raise ConfigError(f"{path!r} names no object; write {file}:NAME or package.module:NAME")
     module = _load_file(Path(module_path)) if module_path.endswith(".py") else _load_module(module_path, path)
     if not hasattr(module, name):
         known = ", ".join(
@@ -294,7 +295,7 @@ def _load_module(module_path: str, path: str) -> Any:
 def _load_file(file: Path) -> Any:
     """Import a file under a name made of its path, so that two files called env.py do not meet, and pickling works."""
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file")
+        raise ConfigError(f"{file}: no such file; give its path from here, {Path.cwd()}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]

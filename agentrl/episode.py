@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -140,6 +141,8 @@ class _Episode:
             value = await self.env.call(hook, self.trajectory, timeout=self.limits.score_s)
             if isinstance(value, Reward):
                 self.trajectory.reward_parts, value = dict(value.parts), value.value
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"the reward is {value}; it must be a finite number")
             self.trajectory.reward = None if value is None else float(value)
 
     async def close(self) -> None:

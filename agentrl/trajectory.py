@@ -334,8 +334,9 @@ class Trajectory:
     @classmethod
     def from_json(cls, data: Mapping[str, JSON]) -> Self:
         """Read what `to_json` wrote. Raises LedgerError if it was tampered with, ValueError if its version is newer."""
-        if data.get("version") != SCHEMA_VERSION:
-            raise ValueError(f"trajectory schema version {data.get('version')!r}; this agentrl reads {SCHEMA_VERSION}")
+        version = data.get("version") if isinstance(data, Mapping) else None
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"trajectory schema version {version!r}; this agentrl reads {SCHEMA_VERSION}")
         self = cls(_task_from_json(data["task"]), session_id=data["session_id"], tools=data["tools"])
         self.tokens, self.prompt_length = list(data["tokens"]), data["prompt_length"]
         self.loss_mask, self.log_probs = list(data["loss_mask"]), [float(x) for x in data["log_probs"]]

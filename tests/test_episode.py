@@ -329,6 +329,13 @@ async def test_rewards_score_parts_reward_function_steps_and_none(renderer):
     Capitals.closed = 1
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_a_reward_that_is_no_number_is_a_bug(renderer, value):
+    t = await play(renderer, ["Paris"], reward=lambda t: value)
+    assert (t.stop, t.reward) == (StopReason.FAILED, None)
+    assert t.failure.error == f"ValueError: the reward is {value}; it must be a finite number"
+
+
 async def test_cancellation_closes_the_env_and_passes_on(renderer):
     engine = ScriptedEngine(SEARCH_THEN_ANSWER, renderer, seconds=30)
     task = asyncio.create_task(play(renderer, [], engine=engine))

@@ -169,6 +169,8 @@ def test_json_from_a_newer_version_or_a_forger_is_refused():
     data = two_turns().to_json()
     with pytest.raises(ValueError, match="version 99"):
         Trajectory.from_json({**data, "version": 99})
+    with pytest.raises(ValueError, match="version None"):
+        Trajectory.from_json([])
     with pytest.raises(LedgerError):
         Trajectory.from_json({**data, "loss_mask": [1] * 16})
     with pytest.raises(LedgerError):

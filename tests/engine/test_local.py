@@ -51,7 +51,7 @@ def assert_exact(ids: list[int], answer: Generation, temperature: float = 1.0, m
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what it looks at changes in the worker thread
             await asyncio.sleep(0.002)
 
 
@@ -181,37 +181,9 @@ async def test_length_is_the_tokens_asked_for_or_the_context() -> None:
     await engine.close()
 
 
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("params", "names"),
-    [
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"min_p": 0.1}, "min_p"),
-        ({"json_schema": "{}"}, "json_schema"),
-        ({"temperature": -1}, "temperature must be a number"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"top_p": "0.5"}, "top_p"),
-        ({"top_k": 1.5}, "top_k"),
-        ({"max_new_tokens": -1}, "max_new_tokens"),
-        ({"stop": [""]}, "stop"),
-        ({"stop_token_ids": ["a"]}, "stop_token_ids"),
-    ],
-)
-async def test_a_parameter_that_it_cannot_honour_is_refused(engine: LocalEngine, params: Any, names: str) -> None:
-    with pytest.raises(EngineError, match=names):
-        await engine.generate(prompt(9), params)
-
-
-async def test_none_and_neutral_parameters_are_absent(engine: LocalEngine) -> None:
-    params: Any = {
-        "sampling_seed": 1, "max_new_tokens": 4, "ignore_eos": True, "temperature": None, "top_k": None, "stop": None,
-        "stop_token_ids": None, "frequency_penalty": 0.0, "min_p": 0.0, "n": 1, "regex": None,
-        "skip_special_tokens": False, "spaces_between_special_tokens": False,
-    }  # fmt: skip
-    plain = await engine.generate(prompt(9), {**FREE, "max_new_tokens": 4, "sampling_seed": 1})
-    assert (await engine.generate(prompt(9), params)).tokens == plain.tokens
+async def test_a_parameter_it_cannot_honour_is_refused(engine: LocalEngine) -> None:
+    with pytest.raises(EngineError, match="min_p"):
+        await engine.generate(prompt(9), {"min_p": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -228,7 +200,7 @@ def test_a_model_that_it_cannot_batch_is_refused() -> None:
     model.config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(ConfigError, match="sliding_attention"):
         LocalEngine(model, TOKENIZER)
-    with pytest.raises(ConfigError, match="4096.*1024"):
+    with pytest.raises(ConfigError, match="4096, but the model holds only 1024"):
         LocalEngine(MODEL, TOKENIZER, max_context=4096)
 
 
@@ -331,15 +303,14 @@ def test_event_loops_share_an_engine() -> None:
 
 async def test_a_session_prefills_only_what_is_new(engine: LocalEngine) -> None:
     async def play(i: int) -> None:
-        ids, rng = prompt(i), random.Random(i)
-        for turn in range(4):
+        ids, rng, computed = prompt(i), random.Random(i), 0
+        params = {**FREE, "sampling_seed": i, "max_new_tokens": 3 + i}
+        for _ in range(4):
             await asyncio.sleep(rng.random() * 0.02)
-            answer = await engine.generate(
-                ids, {**FREE, "sampling_seed": i, "max_new_tokens": 3 + i}, session_id=f"s{i}"
-            )
+            answer = await engine.generate(ids, params, session_id=f"s{i}")
             assert_exact(ids, answer)
-            assert answer.cached_tokens == (0 if turn == 0 else old)
-            old = len(ids) + len(answer.tokens) - 1
+            assert answer.cached_tokens == computed
+            computed = len(ids) + len(answer.tokens) - 1
             ids = [*ids, *answer.tokens, *prompt(100 + i, 5)]
 
     await asyncio.gather(*map(play, range(12)))
@@ -525,5 +496,4 @@ async def test_lockstep_is_refused_where_it_could_not_be_kept(engine: LocalEngin
     await until(lambda: bool(engine._running))
     with pytest.raises(EngineError, match="idle"), engine.lockstep(1):
         raise AssertionError
-    await engine.abort()
-    await task
+    task.cancel()

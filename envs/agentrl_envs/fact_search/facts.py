@@ -23,8 +23,8 @@ CONTINENTS = {
 }
 MIN_POPULATION = 60_000
 HELD_OUT_CITIES, HELD_OUT_COUNTRIES = 600, 40
-# Names that a small vocabulary can spell and that name one place only; the longest would cost the demo's model minutes.
-_PLAIN_NAME = re.compile(r"[A-Za-z' -]{3,20}")
+# Cities whose name is theirs alone and short enough for the demo's model, which spells names letter by letter.
+_PLAIN_NAME = re.compile(r"[A-Za-z' -]{3,16}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Literal
 from agentrl import Task
 from agentrl_envs.fact_search.facts import Facts, Index, load_facts
 
-SHARES = {"country": 0.40, "capital": 0.15, "two_hop": 0.45}
+SHARES = {"country": 0.46, "capital": 0.08, "two_hop": 0.46}
 """How often each kind is asked."""
 
 

@@ -1,0 +1,35 @@
+"""How a command ends when it cannot go on: one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import typer
+
+from agentrl.errors import ConfigError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+
+
+@contextmanager
+def one_line_errors(
+    interrupted: Callable[[], str] = lambda: "nothing was written; run the command again",
+) -> Iterator[None]:
+    """Turn a ConfigError into `error: ...` and exit code 2, Ctrl-C into what `interrupted` says and 130.
+
+    Any other exception is a bug, ours or the user's, and keeps its traceback.
+    """
+    try:
+        yield
+    except ConfigError as exc:
+        _end(f"error: {exc}", USAGE_ERROR)
+    except KeyboardInterrupt:
+        _end(f"interrupted: {interrupted()}", INTERRUPTED)
+
+
+def _end(message: str, code: int) -> None:
+    typer.echo(" ".join(message.split()), err=True)
+    raise typer.Exit(code)

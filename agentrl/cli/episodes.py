@@ -1,0 +1,89 @@
+"""What the commands that play episodes share: their settings, a progress bar, and the file they write."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from agentrl.cli.settings import merge, parse_settings
+from agentrl.errors import ConfigError
+from agentrl.trajectory import Trajectory
+from agentrl.types import Limits
+
+OnEpisode = Callable[[Trajectory], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeConfig:
+    """How an Env is configured and bounded outside of a training run."""
+
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+    @classmethod
+    def parse(cls, pairs: Sequence[str], defaults: Mapping[str, Any] | None = None) -> Self:
+        """Read `--set` pairs over `defaults` ({"env_config", "limits"}). Raises ConfigError."""
+        settings = merge(defaults or {}, parse_settings(pairs))
+        for key, value in settings.items():
+            if key not in ("env_config", "limits"):
+                raise ConfigError(f"--set: unknown key {key!r}; here it is env_config.KEY=VALUE or limits.KEY=VALUE")
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
+        limits = settings.get("limits", {})
+        if unknown := [key for key in limits if key not in Limits.__slots__]:
+            raise ConfigError(f"--set: unknown key limits.{unknown[0]}; the keys are {', '.join(Limits.__slots__)}")
+        try:
+            return cls(settings.get("env_config", {}), Limits(**limits))
+        except TypeError as exc:
+            raise ConfigError(f"--set limits: {exc}; limits are numbers") from exc
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[OnEpisode]:
+    """A bar on stderr with the mean reward so far, none where that is no terminal; yields what to call per episode."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("reward {task.fields[reward]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    rewards: list[float] = []
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total, reward=0.0)
+
+        def advance(trajectory: Trajectory) -> None:
+            rewards.append(trajectory.reward or 0.0)
+            bar.update(task, advance=1, reward=sum(rewards) / len(rewards))
+
+        yield advance
+
+
+def check_out(out: Path | None, data: Path) -> None:
+    """Raises ConfigError, before any work is done, if trajectories could not be written to `out`."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file, such as {out / 'trajectories.jsonl'}")
+    if out.resolve() == data.resolve():
+        raise ConfigError(f"--out {out} is the data file itself; name another file")
+    folder = next(parent for parent in out.resolve().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(f"--out {out}: {folder} cannot be written to; name another file")
+
+
+def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:
+    """One a line, all or nothing."""
+    from agentrl.train.run_folder import write_atomically
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, "".join(json.dumps(trajectory.to_json()) + "\n" for trajectory in trajectories))

@@ -1,0 +1,29 @@
+"""Options that several commands take, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+
+class DeviceName(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+EnvPath: TypeAlias = Annotated[
+    str, typer.Argument(metavar="ENV", help="The environment: my_env.py:MyEnv or package.module:MyEnv.")
+]
+ModelName: TypeAlias = Annotated[str, typer.Option(help="tiny, smollm2-135m, a run's folder or a Hugging Face folder.")]
+Data: TypeAlias = Annotated[Path, typer.Option(help="Tasks, one JSON object a line.")]
+Limit: TypeAlias = Annotated[int | None, typer.Option(help="Only the first N tasks.", min=1)]
+Out: TypeAlias = Annotated[Path | None, typer.Option(help="Write the trajectories here, one a line.")]
+Device: TypeAlias = Annotated[DeviceName, typer.Option(help="Where the model runs; auto takes a GPU if there is one.")]
+EpisodeSettings: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="env_config.KEY=VALUE or limits.KEY=VALUE; may be repeated."),
+]

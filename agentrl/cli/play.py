@@ -1,0 +1,124 @@
+"""`agentrl play`: episodes with a scripted player, recorded as demonstrations or to validate an Env."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from agentrl.cli._errors import one_line_errors
+from agentrl.cli.episodes import EpisodeConfig, OnEpisode, check_out, progress, write_trajectories
+from agentrl.cli.options import Data, EnvPath, EpisodeSettings, Limit, ModelName, Out
+from agentrl.engine.scripted import Turn
+from agentrl.env import Envs, load_object
+from agentrl.errors import ConfigError
+from agentrl.testing import rollout
+from agentrl.trajectory import Trajectory
+from agentrl.types import Task
+
+if TYPE_CHECKING:
+    from agentrl.render.base import Renderer
+
+Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
+"""Yields the turns of one episode; each yield returns the text that environment and template appended."""
+
+_CONCURRENCY = 32
+"""Episodes in flight: enough to hide the waiting of an environment, and few enough for any."""
+
+
+def play(
+    env: EnvPath,
+    data: Data,
+    player: Annotated[str, typer.Option(help="A generator function: file.py:function or package.module:function.")],
+    model: ModelName = "tiny",
+    limit: Limit = None,
+    out: Out = None,
+    settings: EpisodeSettings = None,
+) -> None:
+    """Play episodes with a scripted player, and record them as demonstrations.
+
+    A player that knows the answers and one that does nothing show whether an environment can be won, and only by
+    playing it. The model gives its tokenizer and chat template.
+    """
+    with one_line_errors():
+        config = EpisodeConfig.parse(settings or ())
+        trajectories = asyncio.run(_play(env, data, player, model, limit, out, config))
+    _report(trajectories, out)
+
+
+def load_player(path: str) -> Player:
+    """The player at `file.py:function` or `package.module:function`. Raises ConfigError."""
+    found = load_object(path)
+    if not callable(found):
+        raise ConfigError(f"--player {path} is {found!r}; it must be a generator function that takes a Task")
+
+    def start(task: Task) -> Generator[Turn, str, None]:
+        turns = found(task)
+        if not isinstance(turns, Generator):
+            raise ConfigError(f"--player {path} returned {type(turns).__name__}; it must yield its turns")
+        return turns
+
+    return start
+
+
+async def _play(
+    env: str, data: Path, player: str, model: str, limit: int | None, out: Path | None, config: EpisodeConfig
+) -> list[Trajectory]:
+    from agentrl.models import load_tokenizer  # transformers takes seconds to import
+    from agentrl.render import load_renderer
+    from agentrl.rollout import load_tasks
+
+    envs, start, tasks = Envs(env, config.env_config), load_player(player), load_tasks(data, split="train")[:limit]
+    check_out(out, data)
+    renderer = load_renderer(load_tokenizer(model))
+    async with envs:
+        with progress("playing", len(tasks)) as on_episode:
+            trajectories = await _episodes(envs, start, tasks, renderer, config, on_episode)
+    if out is not None:
+        write_trajectories(out, trajectories)
+    return trajectories
+
+
+async def _episodes(
+    envs: Envs,
+    player: Player,
+    tasks: Sequence[Task],
+    renderer: Renderer,
+    config: EpisodeConfig,
+    on_episode: OnEpisode,
+) -> list[Trajectory]:
+    """One episode of each task, in order. A broken world masks its episode; a bug ends them all."""
+    from agentrl.rollout import BugError
+
+    slots = asyncio.Semaphore(_CONCURRENCY)
+
+    async def episode(task: Task) -> Trajectory:
+        async with slots:
+            trajectory = await rollout(envs.make(), task, player(task), renderer=renderer, limits=config.limits)
+        if trajectory.failure is not None:
+            if trajectory.failure.kind == "bug":
+                raise BugError(trajectory.failure, trajectory.session_id)
+            trajectory.mask("env_failure")
+        on_episode(trajectory)
+        return trajectory
+
+    try:
+        async with asyncio.TaskGroup() as running:
+            episodes = [running.create_task(episode(task)) for task in tasks]
+    except BaseExceptionGroup as exc:
+        raise exc.exceptions[0] from None
+    return [episode.result() for episode in episodes]
+
+
+def _report(trajectories: Sequence[Trajectory], out: Path | None) -> None:
+    rewards = [t.reward for t in trajectories if t.reward is not None]
+    typer.echo(f"episodes     {len(trajectories)}")
+    typer.echo(f"failed       {sum(t.failure is not None for t in trajectories)}")
+    typer.echo(f"mean reward  {f'{fmean(rewards):.3f}' if rewards else 'none: no episode was scored'}")
+    typer.echo(f"mean turns   {fmean(len(t.turns) for t in trajectories):.2f}")
+    if out is not None:
+        typer.echo(f"written to {out}; look at the first with: agentrl show {out}")

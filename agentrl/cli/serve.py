@@ -1,0 +1,44 @@
+"""`agentrl serve`: a model behind SGLang's HTTP endpoints, on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from agentrl.cli._errors import one_line_errors
+from agentrl.cli.models import open_model
+from agentrl.cli.options import Device, DeviceName, ModelName
+from agentrl.errors import ConfigError
+
+ENDPOINTS = ("/generate", "/health", "/model_info", "/server_info", "/workers", "/v1/loads", "/abort_request")
+
+
+def serve(
+    model: ModelName,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)] = 30000,
+    device: Device = DeviceName.AUTO,
+) -> None:
+    """Serve a model with SGLang's HTTP protocol, until Ctrl-C."""
+    with one_line_errors(lambda: "the server has ended"):
+        asyncio.run(_serve(model, host, port, device))
+
+
+async def _serve(model: str, host: str, port: int, device: DeviceName) -> None:
+    from agentrl.engine.server import serve as serve_engine  # aiohttp takes 0.2 s to import
+
+    async with open_model(model, device) as opened:
+        try:
+            await serve_engine(
+                opened.engine,
+                host,
+                port,
+                model_name=model,
+                encode=lambda text: opened.tokenizer.encode(text, add_special_tokens=False),
+                decode=opened.renderer.decode,
+                on_ready=lambda url: typer.echo(f"{model} at {url}, Ctrl-C ends it: {' '.join(ENDPOINTS)}"),
+            )
+        except OSError as exc:
+            raise ConfigError(f"cannot listen at {host}:{port}: {exc.strerror}; choose another --port") from exc

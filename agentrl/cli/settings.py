@@ -1,0 +1,63 @@
+"""`--set key=value`: how a flag becomes part of a configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+
+# YAML 1.1 reads 1e-4 as a string, for want of a dot.
+_FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """`["limits.turns=4"]` becomes `{"limits": {"turns": 4}}`; values are read as YAML. Raises ConfigError."""
+    return reduce(merge, (_parse(pair) for pair in pairs), {})
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over`, which win; mappings in both are merged in turn."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def _parse(pair: str) -> dict[str, Any]:
+    key, equals, text = pair.partition("=")
+    *outer, last = key.split(".")
+    if not equals or not all((*outer, last)):
+        raise ConfigError(f"--set {pair}: write key=value, such as --set limits.turns=4")
+    setting = {last: _value(pair, text)}
+    for name in reversed(outer):
+        setting = {name: setting}
+    return setting
+
+
+def _value(pair: str, text: str) -> Any:
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"--set {pair}: the value is not valid YAML; quote it, as in 'key=\"a: b\"'") from exc
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ConfigError(f"{file}: no such configuration file") from exc
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{file}: not readable as YAML: {exc}") from exc
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: not a mapping of keys to values")
+    return values

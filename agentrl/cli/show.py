@@ -1,0 +1,197 @@
+"""`agentrl show`: one whole trajectory, each token by who wrote it and whether it is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import typer
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.rule import Rule
+from rich.style import Style
+from rich.text import Text
+
+from agentrl.cli._errors import one_line_errors
+from agentrl.cli.models import open_renderer, run_config, weights_of
+from agentrl.errors import ConfigError, LedgerError
+from agentrl.trajectory import Span, Trajectory
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+Role: TypeAlias = Literal["prompt", "trained", "masked", "env", "template"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    mark: str
+    """What stands before each line where there are no colours."""
+    style: Style
+    meaning: str
+
+
+_LOOKS: dict[Role, _Look] = {
+    "prompt": _Look("prompt", Style(dim=True), "the first observation, as the template writes it"),
+    "trained": _Look("model*", Style(color="green", bold=True), "sampled by the model, trained"),
+    "masked": _Look("model-", Style(color="red", strike=True), "sampled by the model, not trained"),
+    "env": _Look("env", Style(color="yellow"), "written by the environment"),
+    "template": _Look("template", Style(color="blue", dim=True), "written by the chat template"),
+}
+_MARK_WIDTH = max(len(look.mark) for look in _LOOKS.values())
+
+# A tool's output may hold escape sequences, which must not reach the terminal: controls are drawn as pictures.
+_PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
+_PICTURES |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Neighbouring tokens that look the same, decoded together: a character may be made of several tokens."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryView:
+    """A trajectory for rich to print: in colours on a terminal, else with a mark before each line."""
+
+    trajectory: Trajectory
+    decode: Decode
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        plain = console.no_color or console.color_system is None or not console.is_terminal
+        yield Rule(_title(self.trajectory), align="left", style="dim")
+        pieces = list(_pieces(self.trajectory, self.decode))
+        if plain:
+            yield from _marked(pieces, console, options.max_width)
+        else:
+            yield Text.assemble(*((piece.text, _LOOKS[piece.role].style) for piece in pieces))
+        yield Rule(style="dim")
+        yield from _legend(self.trajectory, plain=plain)
+
+
+def render_trajectory(trajectory: Trajectory, decode: Decode) -> TrajectoryView:
+    """Something for `rich.print`. `decode` turns token ids into text, special tokens included."""
+    return TrajectoryView(trajectory, decode)
+
+
+def _pieces(trajectory: Trajectory, decode: Decode) -> Iterator[_Piece]:
+    at = trajectory.prompt_length
+    yield _Piece("prompt", _visible(decode(trajectory.tokens[:at])))
+    for role, spans in groupby(trajectory.spans, key=_role):
+        start = at
+        for span in spans:
+            at += span.stop - span.start
+        yield _Piece(role, _visible(decode(trajectory.tokens[start:at])))
+
+
+def _role(span: Span) -> Role:
+    if span.author == "model":
+        return "trained" if span.masked is None else "masked"
+    return span.author
+
+
+def _visible(text: str) -> str:
+    return text.translate(_PICTURES)
+
+
+def _title(trajectory: Trajectory) -> Text:
+    reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
+    parts = [f"reward {reward}", f"stop {trajectory.stop or 'none'}", f"{len(trajectory.turns)} turns"]
+    if trajectory.task.id:
+        parts.insert(0, f"task {trajectory.task.id}")
+    if trajectory.failure is not None:
+        parts.append(f"{trajectory.failure.boundary}: {trajectory.failure.error}")
+    return Text(_visible(", ".join(parts)))
+
+
+def _marked(pieces: Sequence[_Piece], console: Console, width: int) -> Iterator[Text]:
+    """Each line behind the mark of who wrote it; a line break that ends a piece is drawn, as the next one hides it."""
+    for piece in pieces:
+        mark = f"{_LOOKS[piece.role].mark:<{_MARK_WIDTH}} | "
+        text = f"{piece.text[:-1]}\u21b5" if piece.text.endswith("\n") else piece.text
+        for line in text.split("\n"):
+            for part in Text(line).wrap(console, max(width - len(mark), 20), overflow="fold") or [Text()]:
+                yield Text(mark) + part
+
+
+def _legend(trajectory: Trajectory, *, plain: bool) -> Iterator[Text]:
+    ledger = trajectory.ledger
+    masked = sum(ledger.masked.values())
+    counts: dict[Role, int] = {
+        "prompt": trajectory.prompt_length,
+        "trained": ledger.trained,
+        "masked": masked,
+        "env": ledger.observation,
+        "template": ledger.scaffold,
+    }
+    for role, count in counts.items():
+        look = _LOOKS[role]
+        if count:
+            name = Text(f"{look.mark:<{_MARK_WIDTH}}", Style() if plain else look.style)
+            yield Text.assemble(name, f"  {count:>6} tokens  {look.meaning}")
+    reasons = ", ".join(f"{count} {reason}" for reason, count in ledger.masked.items())
+    total = f"{masked} ({reasons})" if reasons else "0"
+    yield Text(f"ledger: sampled {ledger.sampled} = trained {ledger.trained} + masked {total}")
+
+
+def show(
+    trajectories: Annotated[Path, typer.Argument(help="A file of trajectories, one a line, or a run's folder.")],
+    index: Annotated[int, typer.Option(help="Which one, from 0; negative counts from the end.")] = 0,
+    model: Annotated[
+        str | None, typer.Option(help="Whose tokenizer reads it; else that of the run it lies in, else tiny.")
+    ] = None,
+) -> None:
+    """Print a whole trajectory: who wrote each token, and which are trained."""
+    with one_line_errors(lambda: "nothing is lost"):
+        file = _newest(trajectories) if trajectories.is_dir() else trajectories
+        trajectory = load_trajectory(file, index)
+        renderer, _ = open_renderer(model or _model_of(file))
+        _check_tokenizer(trajectory, renderer.decode, file)
+    Console().print(render_trajectory(trajectory, renderer.decode))
+
+
+def load_trajectory(file: Path, index: int = 0) -> Trajectory:
+    """The trajectory on line `index` of a JSONL file. Raises ConfigError (`file:line: what and remedy`)."""
+    try:
+        lines = [(n, line) for n, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1) if line.strip()]
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{file}: {reason}; name a file of trajectories, as agentrl play writes one") from exc
+    if not -len(lines) <= index < len(lines):
+        raise ConfigError(f"--index {index}: {file} holds {len(lines)} trajectories, counted from 0")
+    number, line = lines[index]
+    try:
+        return Trajectory.from_json(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
+        raise ConfigError(f"{file}:{number}: not a trajectory ({type(exc).__name__}: {exc}); record it again") from exc
+
+
+def _newest(run: Path) -> Path:
+    """The trajectories written last in a run's folder. Raises ConfigError if there are none."""
+    files = sorted((run / "trajectories").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+    if not files:
+        raise ConfigError(f"{run}: no trajectories/*.jsonl in this folder; name a file of trajectories")
+    return files[-1]
+
+
+def _model_of(file: Path) -> str:
+    """The model of the run in whose `trajectories` folder the file lies, else `tiny`."""
+    folder = str(file.parent.parent)
+    run = run_config(folder)
+    if run is None:
+        return "tiny"
+    try:
+        return weights_of(folder)
+    except ConfigError:  # no checkpoint yet
+        return run.model
+
+
+def _check_tokenizer(trajectory: Trajectory, decode: Decode, file: Path) -> None:
+    """Raises ConfigError if what the model said does not read as it did when it was recorded."""
+    for action in trajectory.actions:
+        if action.text not in decode(action.tokens):
+            raise ConfigError(f"{file}: recorded with another tokenizer; name its model with --model")

@@ -1,0 +1,93 @@
+"""`agentrl train`: the embedded trainer, configured by a file, by flags, or by both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl.cli._errors import one_line_errors
+from agentrl.cli.models import needs_torch
+from agentrl.cli.options import DeviceName
+from agentrl.cli.settings import merge, parse_settings, read_yaml
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.train.config import TrainConfig
+
+_REQUIRED = {"env": "ENV", "data": "--data", "out": "--out"}
+
+
+def train(
+    env: Annotated[
+        str | None, typer.Argument(metavar="ENV", help="The environment: my_env.py:MyEnv or package.module:MyEnv.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="tiny, smollm2-135m or a Hugging Face folder.", show_default="tiny")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Tasks to train on, one JSON object a line.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder: new, or an old one with --resume.")] = None,
+    eval_data: Annotated[Path | None, typer.Option(help="Held-out tasks.")] = None,
+    warm_start: Annotated[Path | None, typer.Option(help="Demonstrations to imitate first: see agentrl play.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of reinforcement learning.", show_default="100")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same run.", show_default="0")] = None,
+    device: Annotated[DeviceName | None, typer.Option(help="Where to train.", show_default="auto")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML with any keys of the configuration; flags win.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, such as limits.turns=4.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+) -> None:
+    """Train a model in an environment by reinforcement learning.
+
+    agentrl train my_env.py:MyEnv --data tasks.jsonl --out runs/first
+
+    agentrl train --resume --out runs/first
+    """
+    flags = {
+        "env": env,
+        "model": model,
+        "data": data,
+        "out": out,
+        "eval_data": eval_data,
+        "warm_start": warm_start and {"demonstrations": warm_start},
+        "steps": steps,
+        "seed": seed,
+        "device": device,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+
+    def how_to_go_on() -> str:
+        begun = out is not None and (out / "config.yaml").is_file()
+        return f"go on with: agentrl train --resume --out {out}" if begun else "run the command again"
+
+    with one_line_errors(how_to_go_on):
+        train_config = build_config(config, merge(given, parse_settings(settings or ())), resume=resume)
+        with needs_torch():
+            from agentrl.train import train as run
+        run(train_config, resume=resume)
+    _say_what_next(train_config)
+
+
+def build_config(file: Path | None, flags: dict[str, Any], *, resume: bool) -> TrainConfig:
+    """The configuration in `file`, or on resumption the run's own, under `flags`. Raises ConfigError."""
+    from agentrl.train.config import TrainConfig
+
+    if resume and file is None:
+        if "out" not in flags:
+            raise ConfigError("--resume: name the run's folder with --out")
+        file = Path(flags["out"]) / "config.yaml"
+        if not file.is_file():
+            raise ConfigError(f"--resume: {flags['out']} holds no run; leave --resume out to begin one")
+    values = merge(read_yaml(file) if file else {}, flags)
+    if missing := [flag for key, flag in _REQUIRED.items() if key not in values]:
+        raise ConfigError(f"missing {', '.join(missing)}: give what is missing, or --config FILE that has it")
+    return TrainConfig.make(**values)
+
+
+def _say_what_next(config: TrainConfig) -> None:
+    data = config.eval_data or config.data
+    typer.echo(f"evaluate  agentrl eval {config.env} --model {config.out} --data {data}")
+    typer.echo(f"look      agentrl show {config.out}")
+    typer.echo(f"serve     agentrl serve --model {config.out}")

@@ -1,0 +1,171 @@
+"""Sampling parameters as SGLang spells them, read strictly, and the draw of a token that they describe."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
+
+_GREEDY_BELOW = 1e-6
+"""SGLang takes a smaller temperature for greedy (sampling_params.py, _SAMPLING_EPS)."""
+
+_HARMLESS = frozenset(
+    {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval", "custom_params"}
+)
+"""They change how SGLang shows text, not what it samples."""
+
+_NEUTRAL: Mapping[str, Any] = {
+    "n": 1,
+    "min_p": 0,
+    "min_new_tokens": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+}
+"""They change the distribution, unless they have this value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Checked parameters of one request."""
+
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_new_tokens: int | None = None
+    """None: as many as the context holds."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < _GREEDY_BELOW
+
+    @property
+    def truncated(self) -> bool:
+        """Some tokens are out of the draw."""
+        return not self.greedy and (self.top_p < 1.0 or self.top_k > 0)
+
+    @classmethod
+    def read(cls, params: Mapping[str, Any]) -> Sampling:
+        """Check `params`. None is absent; without `sampling_seed` a fresh one is drawn.
+
+        Raises EngineError that names the parameter: an unknown one could change what is sampled, and log-probs that
+        describe another distribution spoil training in silence.
+        """
+        given = {name: value for name, value in params.items() if value is not None and name not in _HARMLESS}
+        for name, neutral in _NEUTRAL.items():
+            if given.pop(name, neutral) != neutral:
+                raise EngineError(f"sampling parameter {name} is not supported by LocalEngine: leave it at {neutral!r}")
+        reader = _Reader(given)
+        sampling = cls(
+            seed=reader.integer("sampling_seed", secrets.randbits(63), at_least=0),
+            temperature=reader.number("temperature", 1.0, 0.0, math.inf),
+            top_p=reader.number("top_p", 1.0, 0.0, 1.0),
+            top_k=reader.integer("top_k", -1, at_least=-1),
+            max_new_tokens=reader.integer("max_new_tokens", -1, at_least=0) if "max_new_tokens" in given else None,
+            stop=reader.strings("stop"),
+            stop_token_ids=reader.token_ids("stop_token_ids"),
+            ignore_eos=bool(given.pop("ignore_eos", False)),
+        )
+        if given:
+            raise EngineError(f"unknown sampling parameter {', '.join(sorted(given))}: LocalEngine cannot honour it")
+        return sampling
+
+
+class _Reader:
+    """Takes parameters out of a mapping, each with its check."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        value = self._given.pop(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise EngineError(f"sampling parameter {name} must be a number from {low:g} to {high:g}, not {value!r}")
+        return float(value)
+
+    def integer(self, name: str, default: int, *, at_least: int) -> int:
+        value = self._given.pop(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            raise EngineError(f"sampling parameter {name} must be an integer of at least {at_least}, not {value!r}")
+        return value
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        value = self._given.pop(name, ())
+        items = (value,) if isinstance(value, str) else value
+        if not isinstance(items, Sequence) or not all(isinstance(item, str) and item for item in items):
+            raise EngineError(f"sampling parameter {name} must be a list of non-empty strings, not {value!r}")
+        return tuple(items)
+
+    def token_ids(self, name: str) -> frozenset[int]:
+        value = self._given.pop(name, ())
+        if not isinstance(value, Sequence | set | frozenset) or not all(isinstance(item, int) for item in value):
+            raise EngineError(f"sampling parameter {name} must be a list of token ids, not {value!r}")
+        return frozenset(value)
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1 - 2**-48], a hash of the two: the randomness of the token at `position` of its sequence.
+
+    SplitMix64's finaliser (Steele, Lea and Flood, 2014), applied to the seed and again with the position.
+    """
+    return _mix(_mix(seed) + position * 0x9E3779B97F4A7C15) / 2.0**48
+
+
+def _mix(value: int) -> int:
+    """48 bits; fewer than a double holds, so that `uniform * total` stays below `total`."""
+    z = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) >> 16
+
+
+def draw(
+    logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
+) -> tuple[list[int], list[float]]:
+    """One token a row of `logits` [rows, vocabulary], and its natural log-prob.
+
+    The log-prob is SGLang's (srt/layers/sampler.py): under softmax(logits / temperature) before top-k and top-p take
+    tokens out, and at temperature 0 under softmax(logits). A row's token depends on its own logits, parameters and
+    `uniform(seed, position)`: inverse transform sampling over the tokens in order of their ids.
+    """
+    import torch
+
+    heat = [[1.0 if s.greedy else s.temperature] for s in samplings]
+    log_probs = torch.log_softmax(logits.float() / torch.tensor(heat, device=logits.device), dim=-1)
+    cumulative = _truncate(log_probs.exp().double(), samplings).cumsum(dim=-1)
+    points = [[uniform(s.seed, position)] for s, position in zip(samplings, positions, strict=True)]
+    targets = torch.tensor(points, dtype=torch.float64, device=logits.device) * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, targets, right=True)
+    greedy = [row for row, s in enumerate(samplings) if s.greedy]
+    if greedy:
+        tokens[greedy, 0] = logits[greedy].argmax(dim=-1)
+    return tokens[:, 0].tolist(), log_probs.gather(1, tokens)[:, 0].tolist()
+
+
+def _truncate(probs: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Zero what top-k and top-p leave out, both judged on the whole distribution, as SGLang's torch sampler does."""
+    import torch
+
+    rows = [row for row, s in enumerate(samplings) if s.truncated]
+    if not rows:
+        return probs
+    vocabulary = probs.shape[-1]
+    top_p = torch.tensor([[samplings[row].top_p] for row in rows], dtype=probs.dtype, device=probs.device)
+    top_k = torch.tensor([[k if (k := samplings[row].top_k) > 0 else vocabulary] for row in rows], device=probs.device)
+    ordered, order = probs[rows].sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    keep = (before <= top_p) & (torch.arange(vocabulary, device=probs.device) < top_k)
+    probs[rows] = torch.zeros_like(ordered).scatter(-1, order, ordered * keep)
+    return probs

@@ -1,0 +1,81 @@
+"""Models that agentrl can load by name, and any from a Hugging Face folder. Never from the network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.models.smollm2 import smollm2_folder
+from agentrl.models.tiny import tiny_model, tiny_tokenizer
+
+__all__ = ["NAMES", "load_model", "load_tokenizer", "save_model", "tiny_model", "tiny_tokenizer"]
+
+NAMES = ("tiny", "smollm2-135m")
+
+
+def load_tokenizer(model: str) -> Any:
+    """The tokenizer of a named model or a Hugging Face folder, with a chat template. Does not import torch.
+
+    Raises ConfigError for an unknown name, a folder that holds no model, or one without a chat template.
+    """
+    if model == "tiny":
+        return tiny_tokenizer()
+    folder = _folder(model)
+    tokenizer = _tokenizer_class(folder).from_pretrained(folder, local_files_only=True)
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"{folder} has no chat template: put the model's chat_template.jinja there "
+            "(a base model's folder has none: take the instruct model's)"
+        )
+    return tokenizer
+
+
+def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:
+    """The causal LM of a named model or a Hugging Face folder, in eval mode. `seed` is of tiny's random weights.
+
+    Raises ConfigError for an unknown name or dtype, or a folder that holds no model.
+    """
+    import torch
+
+    torch_dtype = getattr(torch, dtype, None)
+    if not isinstance(torch_dtype, torch.dtype):
+        raise ConfigError(f"unknown dtype {dtype!r}: use float32, bfloat16 or float16")
+    if model == "tiny":
+        loaded = tiny_model(seed)
+    else:
+        from transformers import AutoModelForCausalLM
+
+        loaded = AutoModelForCausalLM.from_pretrained(_folder(model), local_files_only=True)
+    return loaded.to(device=device, dtype=torch_dtype).eval()
+
+
+def save_model(model: Any, tokenizer: Any, folder: str | Path) -> None:
+    """Write a folder that `load_model`, SGLang and slime read: safetensors, config, tokenizer, chat template."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """AutoTokenizer, unless the folder says that its tokenizer.json is all there is to know.
+
+    transformers 5 does not believe a qwen2 folder that says so, and reads the file with Qwen's own regular expression,
+    normaliser and merges: the same text, other tokens.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    config = folder / "tokenizer_config.json"
+    declared = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
+    return PreTrainedTokenizerFast if declared in ("PreTrainedTokenizerFast", "TokenizersBackend") else AutoTokenizer
+
+
+def _folder(model: str) -> Path:
+    if model == "smollm2-135m":
+        return smollm2_folder()
+    folder = Path(model)
+    if not folder.is_dir():
+        raise ConfigError(f"unknown model {model!r}: use {', '.join(NAMES)} or the folder of a Hugging Face model")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} has no config.json: it is not the folder of a Hugging Face model")
+    return folder

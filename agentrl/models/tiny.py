@@ -1,0 +1,75 @@
+"""`tiny`: half a million random parameters and a tokenizer of its own, which learn a tool in minutes on a CPU."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+_JSON = ('{"name": "', '", "arguments": {"', '": "', '"}}')
+_CONTEXT = 1024
+
+
+def tiny_tokenizer() -> Any:
+    """Bytes, a few hundred whole words, the markers of a chat and of a JSON tool call; 632 tokens.
+
+    Common words are one token each and every other word is spelt letter by letter: copying a name that was never seen,
+    which is most of what an agent does with a tool's result, is then one small step repeated. Learnt merges split the
+    same name differently by its neighbours, and a small model copies them far worse. Needs no torch.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = files(__package__).joinpath("tiny_words.txt").read_text(encoding="utf-8")
+    spaced, plain = (line.split() for line in words.splitlines())
+    pieces = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"Ġ{word}" for word in spaced), *plain)
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in SPECIAL])
+    backend.add_tokens([AddedToken(piece, normalized=False) for piece in _JSON])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=_CONTEXT,
+        clean_up_tokenization_spaces=False,
+        chat_template=files(__package__).joinpath("tiny_chat_template.jinja").read_text(encoding="utf-8"),
+    )
+
+
+def tiny_model(seed: int = 0) -> Any:
+    """A Qwen2ForCausalLM of 508 k random parameters, in float32; the same for the same seed.
+
+    The standard deviation of 0.05 lets so small a model learn to copy sooner than the usual 0.02.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = tiny_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=_CONTEXT,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config).eval()

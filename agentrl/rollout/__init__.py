@@ -1,0 +1,9 @@
+"""Rollouts: where tasks come from, groups of episodes, and evaluation."""
+
+from __future__ import annotations
+
+from agentrl.rollout.evaluate import Evaluation, evaluate
+from agentrl.rollout.groups import BugError, Rollout, run_groups
+from agentrl.rollout.tasks import TaskStream, load_tasks
+
+__all__ = ["BugError", "Evaluation", "Rollout", "TaskStream", "evaluate", "load_tasks", "run_groups"]

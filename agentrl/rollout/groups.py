@@ -1,0 +1,159 @@
+"""Groups of episodes: each task played `group_size` times, concurrently, its sampling fixed by seeds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from agentrl.engine.base import Engine, SamplingParams
+from agentrl.env import Envs
+from agentrl.episode import RewardFn, run_episode
+from agentrl.errors import AgentRLError, ConfigError, Failure
+from agentrl.render.base import Renderer
+from agentrl.trajectory import Trajectory
+from agentrl.types import Limits, StopReason, Task
+
+T = TypeVar("T")
+
+
+class BugError(AgentRLError):
+    """An Env, a reward function or agentrl itself has a bug. The message ends with the traceback."""
+
+    def __init__(self, failure: Failure, session_id: str) -> None:
+        super().__init__(f"{failure.error} (in {failure.boundary}, episode {session_id})\n{failure.traceback}")
+        self.failure = failure
+
+
+class Lockstep(Protocol):
+    """Episodes that take their turns together; see `agentrl.engine.lockstep`."""
+
+    def episode(self) -> AbstractContextManager[None]: ...
+
+
+@runtime_checkable
+class LockstepEngine(Protocol):
+    """An engine whose results are bit-identical again if episodes take their turns in waves: LocalEngine."""
+
+    def lockstep(self, episodes: int) -> AbstractContextManager[Lockstep]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What the episodes of a run have in common."""
+
+    envs: Envs
+    engine: Engine
+    renderer: Renderer
+    limits: Limits = field(default_factory=Limits)
+    reward: RewardFn | None = None
+    concurrency: int = 128
+    """Episodes in flight at once."""
+
+
+async def run_groups(
+    rollout: Rollout,
+    tasks: Sequence[Task],
+    group_size: int,
+    *,
+    sampling_params: SamplingParams | None = None,
+    name: str = "train",
+    seed: int = 0,
+    step: int = 0,
+    on_episode: Callable[[Trajectory], None] | None = None,
+) -> list[list[Trajectory]]:
+    """`group_size` episodes of each task, groups in the order of the tasks.
+
+    Sampling seeds and session ids follow from (name, seed, step, group, member) alone. An episode that the environment
+    failed is played once more with a fresh Env; if that fails too it is kept without a reward, masked as `env_failure`
+    (one that the engine aborted: as `host`). Raises BugError for a bug, ConfigError where nothing gave a reward; either
+    cancels the other episodes.
+    """
+    slots = asyncio.Semaphore(rollout.concurrency)
+
+    async def play(seat: tuple[int, int], turn: Callable[[], AbstractContextManager[None]]) -> Trajectory:
+        group, member = seat
+        given: SamplingParams = {"sampling_seed": sampling_seed(name, seed, step, group, member)}
+        async with slots:
+            with turn():
+                trajectory = await _play_twice(
+                    rollout,
+                    tasks[group],
+                    {**(sampling_params or {}), **given},
+                    f"{name}-{step:06d}-{group:04d}-{member:03d}",
+                )
+        if on_episode is not None:
+            on_episode(trajectory)
+        return trajectory
+
+    seats = [(group, member) for group in range(len(tasks)) for member in range(group_size)]
+    engine, played = rollout.engine, list[Trajectory]()
+    if isinstance(engine, LockstepEngine):
+        for wave in batched(seats, rollout.concurrency):
+            with engine.lockstep(len(wave)) as lockstep:
+                played += await _gather([play(seat, lockstep.episode) for seat in wave])
+    else:
+        played = await _gather([play(seat, contextlib.nullcontext) for seat in seats])
+    return [list(group) for group in batched(played, group_size)]
+
+
+async def _gather(coroutines: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+    """Results in order; the first exception cancels the others, waits for them, and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as running:
+            episodes = [running.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as exc:
+        raise exc.exceptions[0] from None
+    return [episode.result() for episode in episodes]
+
+
+def sampling_seed(*parts: str | int) -> int:
+    """A seed of 31 bits that depends on every part; SGLang's kernels take int32."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def is_valid(trajectory: Trajectory) -> bool:
+    """Its reward says something about the policy: not failed by the environment, not aborted."""
+    return trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED)
+
+
+async def _play_twice(rollout: Rollout, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
+    """An episode, and once more under another session id if its environment failed."""
+    trajectory = await _play(rollout, task, params, session_id)
+    if trajectory.failure is not None:
+        trajectory = await _play(rollout, task, params, f"{session_id}-again")
+    if not is_valid(trajectory):
+        trajectory.mask("env_failure" if trajectory.failure is not None else "host")
+    return trajectory
+
+
+async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
+    env = rollout.envs.make()
+    trajectory = await run_episode(
+        env,
+        task,
+        engine=rollout.engine,
+        renderer=rollout.renderer,
+        limits=rollout.limits,
+        sampling_params=params,
+        reward=rollout.reward,
+        session_id=session_id,
+    )
+    if trajectory.failure is not None and trajectory.failure.kind == "bug":
+        raise BugError(trajectory.failure, session_id)
+    if is_valid(trajectory) and trajectory.reward is None:
+        raise ConfigError(
+            f"{type(env).__name__} gave task {task.id or task.prompt!r} no reward; "
+            "write score(trajectory), give a reward in step, or name a reward function in `reward`"
+        )
+    return trajectory
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Slices of `size` items, the last one shorter."""
+    return (items[start : start + size] for start in range(0, len(items), size))

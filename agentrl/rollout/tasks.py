@@ -1,0 +1,142 @@
+"""Tasks from a JSONL file, and the endless, resumable stream of them that training draws from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from agentrl.errors import ConfigError
+from agentrl.types import JSON, Task
+
+_KEYS: Mapping[str, type | tuple[type, ...]] = {
+    "prompt": (str, list),
+    "label": object,
+    "metadata": dict,
+    "tools": list,
+    "id": (str, int),
+    "seed": int,
+}
+_NAMES: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object", int: "a whole number"}
+
+
+def load_tasks(path: str | Path, *, split: Literal["train", "eval"]) -> list[Task]:
+    """Read one Task a line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
+
+    A row without an id is named by its line; one without a seed gets a world of its own, the same in every run.
+    Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such data file; give a JSONL file with one task a line")
+    tasks: list[Task] = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    tasks.append(_task(line, f"{path}:{number}", f"{path.stem}-{number}", split))
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8 JSONL") from exc
+    if not tasks:
+        raise ConfigError(f'{path}: no task in it; write one JSON object a line, such as {{"prompt": "..."}}')
+    return tasks
+
+
+def _task(line: str, where: str, name: str, split: Literal["train", "eval"]) -> Task:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as exc:
+        raise ConfigError(
+            f"{where}: not valid JSON ({exc.msg}, column {exc.colno}); write one object on one line"
+        ) from exc
+    if not isinstance(row, dict):
+        raise ConfigError(f'{where}: {_kind(row)}, not an object; write {{"prompt": ...}}')
+    _check(row, where)
+    identity = str(row.get("id", name))
+    return Task(
+        prompt=row["prompt"],
+        label=row.get("label"),
+        metadata=row.get("metadata", {}),
+        tools=row.get("tools", ()),
+        id=identity,
+        seed=row.get("seed", zlib.crc32(identity.encode())),
+        split=split,
+    )
+
+
+def _check(row: Mapping[str, JSON], where: str) -> None:
+    if "prompt" not in row:
+        raise ConfigError(f'{where}: no "prompt"; give a string or a list of messages')
+    for key, value in row.items():
+        if key not in _KEYS:
+            raise ConfigError(
+                f'{where}: unknown key "{key}"; the keys are {", ".join(_KEYS)}: put your own into metadata'
+            )
+        types = _KEYS[key]
+        if not isinstance(value, types) or (isinstance(value, bool) and types is not object):
+            wanted = " or ".join(_NAMES[t] for t in (types if isinstance(types, tuple) else (types,)))
+            raise ConfigError(f'{where}: "{key}" is {_kind(value)}; it must be {wanted}')
+    prompt = row["prompt"]
+    if not prompt:
+        raise ConfigError(f'{where}: "prompt" is empty; give a string or a list of messages')
+    if isinstance(prompt, list):
+        for i, message in enumerate(prompt):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise ConfigError(f'{where}: prompt[{i}] is no message; write {{"role": "user", "content": "..."}}')
+
+
+def _kind(value: JSON) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return _NAMES.get(type(value), "a number")
+
+
+class TaskStream:
+    """Tasks without end, reshuffled each epoch from (seed, epoch). Its place in the data can be saved and restored."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+        if not tasks:
+            raise ConfigError("a TaskStream needs at least one task")
+        self._tasks, self._seed = list(tasks), seed
+        self._epoch = self._position = 0
+        self._order = self._shuffled()
+
+    def take(self, n: int) -> list[Task]:
+        """The next `n` tasks, going on into the next epoch where this one ends."""
+        taken: list[Task] = []
+        while len(taken) < n:
+            if self._position == len(self._order):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._shuffled()
+            part = self._order[self._position : self._position + n - len(taken)]
+            self._position += len(part)
+            taken += [self._tasks[i] for i in part]
+        return taken
+
+    def state_dict(self) -> dict[str, JSON]:
+        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "data_hash": self._data_hash()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken. Raises ConfigError if the tasks or the seed are not those of then."""
+        if state["data_hash"] != self._data_hash():
+            raise ConfigError("the tasks are not those the run began with; restore the data file, or begin a new run")
+        if state["seed"] != self._seed:
+            raise ConfigError(f"the run began with seed {state['seed']}, not {self._seed}; restore it, or begin anew")
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._order = self._shuffled()
+
+    def _shuffled(self) -> list[int]:
+        order = list(range(len(self._tasks)))
+        Random(f"{self._seed}/{self._epoch}").shuffle(order)
+        return order
+
+    def _data_hash(self) -> str:
+        digest = hashlib.sha256()
+        for task in self._tasks:
+            digest.update(json.dumps(asdict(task), sort_keys=True, default=str).encode())
+        return digest.hexdigest()[:16]

@@ -1,0 +1,53 @@
+"""For tests of an Env: play a script through the real episode loop. Needs no model, no download and no torch.
+
+async def test_finds_and_answers() -> None:
+    env = Capitals(shared=FakeIndex())
+    t = await rollout(env, Task(prompt="Capital of France?"), [call("search", query="France"), "Paris"])
+    assert (t.reward, t.stop, len(t.actions)) == (1.0, StopReason.DONE, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from agentrl.engine.scripted import ScriptedEngine, Turn
+from agentrl.env import Env
+from agentrl.episode import run_episode
+from agentrl.render.base import Renderer
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, Limits, Message, Task
+
+
+def call(name: str, /, **arguments: JSON) -> Message:
+    """An assistant message with one tool call."""
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+async def rollout(
+    env: Env,
+    task: Task,
+    turns: Sequence[Turn] | Generator[Turn, str, None],
+    *,
+    renderer: Renderer | None = None,
+    limits: Limits | None = None,
+) -> Trajectory:
+    """One episode of `env` in which the model says `turns`: a list, or a generator that is sent what it reads.
+
+    Without `renderer`, the `tiny` model's tokenizer and template. A failure of the environment is recorded on the
+    trajectory, as in a run. Raises AssertionError when the script itself fails or has no turn left.
+    """
+    renderer = renderer or tiny_renderer()
+    trajectory = await run_episode(env, task, engine=ScriptedEngine(turns, renderer), renderer=renderer, limits=limits)
+    failure = trajectory.failure
+    if failure is not None and (failure.kind, failure.boundary) == ("bug", "engine"):
+        raise AssertionError(f"the script failed: {failure.error}\n{failure.traceback}")
+    return trajectory
+
+
+def tiny_renderer() -> Renderer:
+    """The renderer of the bundled `tiny` model."""
+    from agentrl.models import load_tokenizer  # transformers takes seconds to import
+    from agentrl.render import load_renderer
+
+    return load_renderer(load_tokenizer("tiny"))

@@ -1,0 +1,96 @@
+"""From trajectories to padded tensors: micro-batches under a token budget, log-probs only where they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.train.loss import token_log_probs
+from agentrl.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence, and the tokens in it that are learned from."""
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    """Indices into `tokens`, ascending, at least one and none 0: nothing predicts the first token."""
+    weights: Sequence[float]
+    """Of each position: its advantage, or its weight in a supervised loss."""
+    log_probs: Sequence[float] = ()
+    """Of each position, when it was sampled; empty in a supervised batch."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, advantage: float) -> Row | None:
+        """The loss_mask tokens of an episode, all with its advantage; None if there is none."""
+        trained = [i for i, mask in enumerate(trajectory.loss_mask) if mask]
+        if not trained:
+            return None
+        return cls(
+            trajectory.tokens,
+            [trajectory.prompt_length + i for i in trained],
+            [advantage] * len(trained),
+            [trajectory.log_probs[i] for i in trained],
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens the model must read: all before the last one learned from."""
+        return self.positions[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows padded on the right: under causal attention no token ever sees the padding, so there is no mask."""
+
+    input_ids: Tensor
+    """[rows, length]"""
+    kept: Tensor
+    """[k]: the positions at which any row needs logits."""
+    row: Tensor
+    """[n]: the row of each token learned from."""
+    column: Tensor
+    """[n]: where in `kept` its logits are."""
+    targets: Tensor
+    """[n]: the token itself."""
+    weights: Tensor
+    log_probs: Tensor
+    """[n], or empty in a supervised batch."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: torch.device) -> MicroBatch:
+        longest = max(row.length for row in rows)
+        padded = [[*row.tokens[: row.length], *[0] * (longest - row.length)] for row in rows]
+        kept = sorted({position - 1 for row in rows for position in row.positions})
+        column = {position: i for i, position in enumerate(kept)}
+        return cls(
+            torch.tensor(padded, device=device),
+            torch.tensor(kept, device=device),
+            torch.tensor([i for i, row in enumerate(rows) for _ in row.positions], device=device),
+            torch.tensor([column[position - 1] for row in rows for position in row.positions], device=device),
+            torch.tensor([row.tokens[position] for row in rows for position in row.positions], device=device),
+            torch.tensor([weight for row in rows for weight in row.weights], device=device),
+            torch.tensor([log_prob for row in rows for log_prob in row.log_probs], device=device),
+        )
+
+    def model_log_probs(self, model: Any, temperature: float = 1.0) -> Tensor:
+        """Log-probs [n] of the targets under a transformers causal language model."""
+        logits = model(input_ids=self.input_ids, use_cache=False, logits_to_keep=self.kept).logits
+        return token_log_probs(logits[self.row, self.column], self.targets, temperature)
+
+
+def micro_batches(rows: Sequence[Row], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
+    """Rows sorted by length and cut where the padded tokens would exceed `max_tokens`; a longer row goes alone."""
+    batch: list[Row] = []
+    for row in sorted(rows, key=lambda row: row.length):
+        if batch and (len(batch) + 1) * row.length > max_tokens:
+            yield MicroBatch.of(batch, device)
+            batch = []
+        batch.append(row)
+    if batch:
+        yield MicroBatch.of(batch, device)

@@ -1,0 +1,164 @@
+"""What an embedded training run is made of: one YAML file, one class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from agentrl.errors import ConfigError
+from agentrl.types import Limits
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class WarmStartConfig(_Config):
+    """Supervised learning from demonstrations before RL, so that there is a reward to find."""
+
+    demonstrations: Path
+    """JSONL of trajectories, as `Trajectory.to_json` writes them; their loss_mask tokens are imitated."""
+    steps: int = Field(1000, gt=0)
+    """Optimizer updates."""
+    batch_size: int = Field(32, gt=0)
+    """Demonstrations a step, reshuffled each epoch."""
+    learning_rate: float = Field(3e-3, gt=0)
+    """Peak: reached linearly over the first 30 steps, then lowered along a cosine to a twentieth."""
+    context_weight: float = Field(0.0, ge=0)
+    """Weight of the loss on prompt and observation tokens; 1 teaches a model made from scratch to read and copy."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: hidden matrices by Muon at five times the learning rate, the rest by AdamW. For models from scratch."""
+    micro_batch_tokens: int = Field(1024, gt=0)
+    """Padded tokens of one forward and backward pass."""
+
+
+class TrainConfig(_Config):
+    """An embedded training run. GRPO (arXiv 2402.03300) with clip-higher of DAPO (arXiv 2503.14476)."""
+
+    env: str
+    """`file.py:Class` or `package.module:Class`."""
+    env_config: dict[str, Any] = Field(default_factory=dict)
+    """What the Env is configured with."""
+    reward: str | None = None
+    """Dotted path of a reward function that replaces `Env.score`."""
+    model: str = "tiny"
+    """A model's name, or a Hugging Face folder."""
+    data: Path
+    """JSONL of tasks to train on."""
+    eval_data: Path | None = None
+    """JSONL of held-out tasks; none: no evaluation."""
+    out: Path
+    """The run folder."""
+    seed: int = 0
+    """Fixes the order of tasks, every sampled token, and the weights of a model made from scratch."""
+    steps: int = Field(100, ge=0)
+    """Steps of RL, each a rollout and its updates."""
+    prompts_per_step: int = Field(16, gt=0)
+    """Tasks played in a step."""
+    group_size: int = Field(8, gt=1)
+    """Episodes of each prompt; their mean reward is the baseline."""
+    limits: dict[str, Any] = Field(default_factory=dict)
+    """Bounds of an episode: turns, tokens, turn_tokens, ..."""
+    temperature: float = Field(1.0, gt=0)
+    """Of sampling, and of the log-probs that are trained; evaluation is greedy."""
+    concurrency: int = Field(128, gt=0)
+    """Episodes in flight at once, and sequences in the engine's batch: memory for their keys and values is needed."""
+    minibatches: int = Field(2, gt=0)
+    """Optimizer updates a step."""
+    micro_batch_tokens: int = Field(2048, gt=0)
+    """Padded tokens of one forward and backward pass; gradients add up over the passes."""
+    learning_rate: float = Field(3e-4, gt=0)
+    """Highest, of AdamW."""
+    lr_warmup_steps: int = Field(3, ge=0)
+    """Steps over which the learning rate rises linearly."""
+    lr_final: float = Field(0.1, ge=0, le=1)
+    """The last step's learning rate as a share of the highest; it falls linearly."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Longer gradients are scaled down to it."""
+    advantage: Literal["grpo", "dr_grpo"] = "grpo"
+    """dr_grpo (arXiv 2503.20783): no division by the group's deviation, and a constant length to normalise by."""
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """A token's probability may fall by this share before its gradient ends."""
+    clip_high: float = Field(0.28, gt=0)
+    """And rise by this share."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the k3 estimate of KL against the weights at the start of RL; 0 computes none."""
+    warm_start: WarmStartConfig | None = None
+    """Supervised learning before RL."""
+    eval_every: int = Field(0, ge=0)
+    """Steps between evaluations; 0: at the start, after the warm start and at the end only."""
+    eval_tasks: int = Field(200, gt=0)
+    """Held-out tasks used, from the top of the file."""
+    checkpoint_every: int = Field(50, gt=0)
+    """Steps between checkpoints; the last two are kept."""
+    save_groups: int = Field(2, ge=0)
+    """Groups of each step whose trajectories are written to the run folder."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU if there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights, for sampling and training alike."""
+
+    @field_validator("limits")
+    @classmethod
+    def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
+        unknown = [key for key in limits if key not in Limits.__slots__]
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}; the keys are {', '.join(Limits.__slots__)}")
+        try:
+            Limits(**limits)
+        except TypeError as exc:
+            raise ValueError(f"limits are numbers: {exc}") from exc
+        return limits
+
+    @model_validator(mode="after")
+    def _splits(self) -> Self:
+        episodes = self.prompts_per_step * self.group_size
+        if self.minibatches > episodes:
+            raise ValueError(f"minibatches ({self.minibatches}) exceeds the {episodes} episodes of a step")
+        return self
+
+    @classmethod
+    def make(cls, **values: Any) -> Self:
+        """Validate. Raises ConfigError, one line naming each key that cannot work."""
+        try:
+            return cls(**values)
+        except ValidationError as exc:
+            raise ConfigError(f"training configuration: {_problems(exc, cls)}") from exc
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, **overrides: Any) -> Self:
+        """Read a file `to_yaml` wrote, or a user's; `overrides` win. Raises ConfigError."""
+        path = Path(path)
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such configuration file")
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as exc:
+            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(exc).split())}") from exc
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: not a mapping of keys to values")
+        try:
+            return cls(**{**values, **overrides})
+        except ValidationError as exc:
+            raise ConfigError(f"{path}: {_problems(exc, cls)}") from exc
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _problems(exc: ValidationError, cls: type[BaseModel]) -> str:
+    problems = []
+    for error in exc.errors():
+        key = ".".join(map(str, error["loc"]))
+        if error["type"] == "extra_forbidden":
+            known = WarmStartConfig if len(error["loc"]) > 1 else cls
+            problems.append(f"unknown key {key!r}; the keys are {', '.join(known.model_fields)}")
+        elif error["type"] == "missing":
+            problems.append(f"{key!r} is missing")
+        else:
+            message = error["msg"].removeprefix("Value error, ")
+            problems.append(f"{key}: {message}" if key else message)
+    return "; ".join(problems)

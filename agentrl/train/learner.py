@@ -1,0 +1,164 @@
+"""The learner: a model, its optimizer, and one step of either kind of learning."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from agentrl.errors import AgentRLError
+from agentrl.train.batch import MicroBatch, Row, micro_batches
+from agentrl.train.config import TrainConfig
+from agentrl.train.loss import kl_k3, policy_loss
+
+_BETAS = (0.9, 0.95)
+
+
+class DivergedError(AgentRLError):
+    """The loss or its gradient is not finite. The weights are those of the update before."""
+
+
+@dataclass(slots=True)
+class Update:
+    """What one step of RL did to the weights, summed over its minibatches or the tokens learned from."""
+
+    learning_rate: float
+    updates: int = 0
+    read: int = 0
+    """Tokens of the sequences read, prompts and observations included."""
+    tokens: int = 0
+    loss: float = 0.0
+    kl: float = 0.0
+    grad_norm: float = 0.0
+    clipped: int = 0
+    difference_sum: float = 0.0
+    difference_max: float = 0.0
+    """|trainer's - rollout's log-prob|, before the first update: what sampling and training disagree by."""
+    compared: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        updates, tokens = max(self.updates, 1), max(self.tokens, 1)
+        return {
+            "loss": self.loss / updates,
+            "kl": self.kl / tokens,
+            "grad_norm": self.grad_norm / updates,
+            "clip_fraction": self.clipped / tokens,
+            "logprob_diff_mean": self.difference_sum / max(self.compared, 1),
+            "logprob_diff_max": self.difference_max,
+            "learning_rate": self.learning_rate,
+            "read_tokens": self.read,
+        }
+
+
+class Learner:
+    """Trains `model` in place. The engine may share the module: it samples and learns with dropout off alike."""
+
+    def __init__(self, model: Any, config: TrainConfig) -> None:
+        self.model = model.eval()
+        self.config = config
+        self.device = next(model.parameters()).device
+        self.optimizer = AdamW(model.parameters(), config.learning_rate, _BETAS, weight_decay=0.0, fused=True)
+        self.reference: Any = None
+        """A model with the weights at the start of RL, where kl_coef asks for one."""
+
+    def learn(self, rows: Sequence[Row], *, step: int, normaliser: float) -> Update:
+        """One step of RL: each row once, in `minibatches` updates, the whole step's loss divided by `normaliser`.
+
+        Raises DivergedError before the weights are touched by a loss that is not finite.
+        """
+        config = self.config
+        shuffled = list(rows)
+        random.Random(f"{config.seed}/{step}").shuffle(shuffled)
+        set_learning_rate(self.optimizer, rl_schedule(step, config))
+        update = Update(self.optimizer.param_groups[0]["lr"])
+        for number in range(config.minibatches):
+            batch = shuffled[number :: config.minibatches]
+            if not batch:
+                continue
+            for micro in micro_batches(batch, config.micro_batch_tokens, self.device):
+                loss = self._policy_loss(micro, update, first=number == 0) * config.minibatches / normaliser
+                torch.autograd.backward(loss)
+                update.loss += loss.item()
+            update.updates += 1
+            update.tokens += sum(len(row.positions) for row in batch)
+            update.read += sum(row.length for row in batch)
+            update.grad_norm += self._apply([self.optimizer], update.loss)
+        return update
+
+    def _policy_loss(self, micro: MicroBatch, update: Update, *, first: bool) -> Tensor:
+        config = self.config
+        log_probs = micro.model_log_probs(self.model, config.temperature)
+        if first:
+            difference = (log_probs.detach() - micro.log_probs).abs()
+            update.difference_sum += difference.sum().item()
+            update.difference_max = max(update.difference_max, difference.max().item())
+            update.compared += len(difference)
+        result = policy_loss(
+            log_probs, micro.log_probs, micro.weights, clip_low=config.clip_low, clip_high=config.clip_high
+        )
+        update.clipped += result.clipped
+        if self.reference is None:
+            return result.loss
+        with torch.no_grad():
+            reference = micro.model_log_probs(self.reference, config.temperature)
+        kl = kl_k3(log_probs, reference).sum()
+        update.kl += kl.item()
+        return result.loss + config.kl_coef * kl
+
+    def imitate(self, rows: Sequence[Row], optimizers: Sequence[Optimizer], max_tokens: int) -> float:
+        """One supervised step on the weighted cross-entropy of the rows, whose weights do the averaging; the loss."""
+        total = 0.0
+        for micro in micro_batches(rows, max_tokens, self.device):
+            loss = -(micro.weights * micro.model_log_probs(self.model)).sum()
+            torch.autograd.backward(loss)
+            total += loss.item()
+        self._apply(optimizers, total)
+        return total
+
+    def _apply(self, optimizers: Sequence[Optimizer], loss: float) -> float:
+        """Clip, step and clear; the gradient's norm. Raises DivergedError, the weights untouched."""
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm).item()
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        for optimizer in optimizers:
+            if finite:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if not finite:
+            raise DivergedError(f"the loss is {loss}, its gradient's norm {norm}; lower the learning rate")
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer and the process's random states; not the weights."""
+        state: dict[str, Any] = {
+            "optimizer": self.optimizer.state_dict(),
+            "python_rng": random.getstate(),
+            "torch_rng": torch.get_rng_state(),
+        }
+        if self.device.type == "cuda":
+            state["cuda_rng"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        random.setstate(state["python_rng"])
+        torch.set_rng_state(state["torch_rng"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+
+
+def rl_schedule(step: int, config: TrainConfig) -> float:
+    """Share of the learning rate at a step from 1: a linear rise, and a linear fall to `lr_final` at the last."""
+    rise = min(1.0, step / max(config.lr_warmup_steps, 1))
+    return rise * (1 - (1 - config.lr_final) * min(1.0, step / max(config.steps, 1)))
+
+
+def set_learning_rate(optimizer: Optimizer, share: float) -> None:
+    """Every group at a share of the rate it was made with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * share

@@ -1,0 +1,55 @@
+"""What a run says while it goes: a bar in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+_LINE_EVERY_S = 10.0
+
+
+class Progress:
+    """Progress of one phase: `with Progress(console, "rl", 100) as progress: progress.show(1, reward=0.2)`."""
+
+    def __init__(self, console: Console, phase: str, total: int, *, done: int = 0) -> None:
+        self._console, self._phase, self._total, self._done = console, phase, total, done
+        self._began = self._said = time.monotonic()
+        self._begun_at = done
+        self._bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[values]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(phase, total=total, completed=done, values="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def show(self, done: int, **values: float) -> None:
+        """`done` of the total, with what is worth watching."""
+        text = "  ".join(
+            f"{name} {value:.3g}" if value < 1000 else f"{name} {value:,.0f}" for name, value in values.items()
+        )
+        self._bar.update(self._task, completed=done, values=text)
+        now = time.monotonic()
+        if not self._console.is_terminal and (now - self._said >= _LINE_EVERY_S or done == self._total):
+            self._said = now
+            left = (now - self._began) / max(done - self._begun_at, 1) * (self._total - done)
+            self._console.print(f"{self._phase} {done}/{self._total}  {text}  {left:.0f} s left", highlight=False)
+
+    def note(self, text: str) -> None:
+        """A line that stays, above the bar."""
+        self._bar.console.print(text, highlight=False, markup=False)

@@ -1,0 +1,358 @@
+"""The embedded trainer: collect groups of episodes, learn from them, hand the weights back to the engine; again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
+
+from agentrl.engine.local import LocalEngine
+from agentrl.env import Envs, load_object
+from agentrl.episode import RewardFn
+from agentrl.errors import ConfigError
+from agentrl.models import load_model, load_tokenizer, save_model
+from agentrl.render import load_renderer
+from agentrl.rollout.evaluate import Evaluation, evaluate
+from agentrl.rollout.groups import Rollout, is_valid, run_groups
+from agentrl.rollout.tasks import TaskStream, load_tasks
+from agentrl.train.batch import Row
+from agentrl.train.config import TrainConfig
+from agentrl.train.learner import DivergedError, Learner, set_learning_rate
+from agentrl.train.loss import group_advantages
+from agentrl.train.progress import Progress
+from agentrl.train.report import Summary, draw_curve, rollout_metrics
+from agentrl.train.run_folder import RunFolder, model_folder, step_name, write_atomically
+from agentrl.train.warm_start import (
+    demonstration_batches,
+    load_demonstrations,
+    make_optimizers,
+    warm_start_schedule,
+)
+from agentrl.trajectory import Trajectory, total_ledger
+from agentrl.types import Limits
+
+Groups = list[list[Trajectory]]
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a run has come; saved with every checkpoint."""
+
+    step: int = 0
+    started: bool = False
+    """The warm start, if any, is over."""
+    seconds: float = 0.0
+    evals: dict[str, float] = field(default_factory=dict)
+
+
+def train(
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    trainer: type[Trainer] | None = None,
+    console: Console | None = None,
+) -> Summary:
+    """Run to the end, and return what came of it.
+
+    Raises ConfigError before anything is written, BugError for a bug in the Env, DivergedError for a loss that is not
+    finite, and KeyboardInterrupt after saying how to go on.
+    """
+    console = console or Console()
+
+    async def run() -> Summary:
+        async with (trainer or Trainer)(config, resume=resume, console=console) as running:
+            return await running.run()
+
+    try:
+        return asyncio.run(run())
+    except KeyboardInterrupt:
+        console.print("Interrupted. To go on from the last checkpoint, give the same command with --resume.")
+        raise
+
+
+class Trainer:
+    """One run. `async with Trainer(config) as trainer: await trainer.run()`; every method is a seam to override."""
+
+    def __init__(self, config: TrainConfig, *, resume: bool = False, console: Console | None = None) -> None:
+        self.config = config
+        self.console = console or Console()
+        self.folder = RunFolder(config.out)
+        self.position = Position()
+        self._resume = resume
+        self._stack = AsyncExitStack()
+        self._counted = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.setup()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def setup(self) -> None:
+        """Load and check everything; only then make the run folder. Raises ConfigError."""
+        config = self.config
+        self.folder.check(config, resume=self._resume)
+        envs = Envs(config.env, config.env_config)
+        reward = _load_reward(config.reward)
+        self.stream = TaskStream(load_tasks(config.data, split="train"), config.seed)
+        self.eval_tasks = load_tasks(config.eval_data, split="eval")[: config.eval_tasks] if config.eval_data else []
+        checkpoint = self.folder.latest_checkpoint() if self._resume else None
+        self._load_model(checkpoint)
+        if config.warm_start is not None:
+            vocabulary = self.learner.model.config.vocab_size
+            self.demonstrations = load_demonstrations(config.warm_start.demonstrations, vocabulary)
+            self.warm_optimizers = make_optimizers(self.learner.model, config.warm_start)
+        self.engine = LocalEngine(self.learner.model, self.tokenizer, max_batch=config.concurrency)
+        self._stack.push_async_callback(self.engine.close)
+        self.rollout = Rollout(
+            envs=await self._stack.enter_async_context(envs),
+            engine=self.engine,
+            renderer=load_renderer(self.tokenizer),
+            limits=Limits(**config.limits),
+            reward=reward,
+            concurrency=config.concurrency,
+        )
+        self.length = self.rollout.limits.tokens or await self.engine.context_length()
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self.folder.create(config)
+        if self._resume:
+            self.folder.rewind(self.position.step)
+            where = f"going on after step {self.position.step}" if checkpoint else "no checkpoint yet: beginning anew"
+            self.console.print(where, highlight=False)
+        self._tensorboard = _tensorboard(self.folder.path / "tensorboard", self.position.step)
+        if self._tensorboard is not None:
+            self._stack.callback(self._tensorboard.close)
+
+    async def run(self) -> Summary:
+        """Everything, from where the run stands."""
+        config, position = self.config, self.position
+        if not position.started:
+            await self._evaluate_and_keep("start")
+            if config.warm_start is not None:
+                await self.warm_start()
+                await self._evaluate_and_keep("warm")
+            self._begin_rl()
+        with Progress(self.console, "rl", config.steps, done=position.step) as progress:
+            while position.step < config.steps:
+                metrics = await self.step(position.step + 1)
+                await self._finish_step(metrics, progress)
+        await self._evaluate_and_keep("final")
+        self.folder.save_model(self.folder.model, self._save_model)
+        return self._summarise()
+
+    async def warm_start(self) -> None:
+        """Imitate the demonstrations."""
+        config = self.config.warm_start
+        assert config is not None
+        tokens, began = 0, time.monotonic()
+        with Progress(self.console, "warm start", config.steps) as progress:
+            batches = demonstration_batches(self.demonstrations, config, self.config.seed)
+            for step, rows in enumerate(batches, 1):
+                for optimizer in self.warm_optimizers:
+                    set_learning_rate(optimizer, warm_start_schedule(step, config.steps))
+                loss = self.learner.imitate(rows, self.warm_optimizers, config.micro_batch_tokens)
+                tokens += sum(len(row.tokens) for row in rows)
+                progress.show(step, loss=loss, tokens_s=tokens / (time.monotonic() - began))
+                await asyncio.sleep(0)  # lets Ctrl-C in
+        self.warm_optimizers = []
+        self.engine.weight_version = "0"
+
+    async def step(self, step: int) -> dict[str, Any]:
+        """One step of RL: roll out, learn, hand over the weights. Its metrics."""
+        began = time.monotonic()
+        groups = await self.collect(step)
+        collected = time.monotonic()
+        metrics = rollout_metrics(groups)
+        update = self.update(groups, step)
+        updated = time.monotonic()
+        shown = [trajectory for group in groups[: self.config.save_groups] for trajectory in group]
+        self.folder.write_trajectories(step_name(step), shown)
+        return {
+            "step": step,
+            **metrics,
+            **update,
+            "rollout_s": collected - began,
+            "train_s": updated - collected,
+            "seconds": updated - began,
+            "tokens_per_second": metrics["sampled_tokens"] / (updated - began),
+            "rollout_tokens_per_second": metrics["sampled_tokens"] / (collected - began),
+            "train_tokens_per_second": update["read_tokens"] / (updated - collected),
+        }
+
+    async def collect(self, step: int) -> Groups:
+        """Play one step's episodes."""
+        return await run_groups(
+            self.rollout,
+            self.stream.take(self.config.prompts_per_step),
+            self.config.group_size,
+            sampling_params={"temperature": self.config.temperature},
+            seed=self.config.seed,
+            step=step,
+        )
+
+    def update(self, groups: Groups, step: int) -> dict[str, Any]:
+        """Learn from the groups and hand the weights to the engine under a new version; metrics."""
+        rows, zero_advantage_groups = self.rows(groups)
+        trajectories = [trajectory for group in groups for trajectory in group]
+        if self.config.advantage == "grpo":
+            normaliser = total_ledger(trajectories).trained
+        else:
+            normaliser = len(trajectories) * self.length
+        try:
+            update = self.learner.learn(rows, step=step, normaliser=max(normaliser, 1))
+        except DivergedError as exc:
+            raise DivergedError(f"step {step}: {exc}. The last good weights: {model_folder(self.folder.path)}") from exc
+        self.engine.weight_version = str(step)
+        return {"zero_advantage_groups": zero_advantage_groups, **update.metrics()}
+
+    def rows(self, groups: Groups) -> tuple[list[Row], int]:
+        """What to learn from, and the number of groups whose rewards do not differ.
+
+        Those groups count in the loss's mean, but their only gradient is KL's: without it they need not be read.
+        """
+        rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups])
+        valid = torch.tensor([[is_valid(t) for t in group] for group in groups])
+        advantages = group_advantages(rewards, valid, self.config.advantage)
+        rows: list[Row] = []
+        for group, values, informative in zip(
+            groups, advantages.values.tolist(), advantages.informative.tolist(), strict=True
+        ):
+            if informative or self.config.kl_coef > 0:
+                rows += filter(None, map(Row.of, group, values))
+        return rows, len(groups) - int(advantages.informative.sum())
+
+    async def evaluate(self, name: str) -> Evaluation:
+        """Greedy episodes of the held-out tasks, written to the run folder."""
+        evaluation = await evaluate(self.rollout, self.eval_tasks)
+        self.folder.write_trajectories(f"eval_{name}", evaluation.trajectories)
+        return evaluation
+
+    async def _evaluate_and_keep(self, name: str) -> None:
+        if not self.eval_tasks:
+            return
+        found = await self.evaluate(name)
+        self.position.evals[name] = found.success
+        self.console.print(
+            f"held out, {name}: success {found.success:.3f}, {found.turns_mean:.1f} turns, "
+            f"{found.tool_call_rate:.0%} of {found.episodes} episodes call a tool",
+            highlight=False,
+        )
+
+    async def _finish_step(self, metrics: dict[str, Any], progress: Progress) -> None:
+        config, step = self.config, metrics["step"]
+        last = step == config.steps
+        if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
+            metrics["eval_success"] = (await self.evaluate(step_name(step))).success
+        self.folder.append_metrics(metrics)
+        if self._tensorboard is not None:
+            for name, value in metrics.items():
+                if isinstance(value, int | float):
+                    self._tensorboard.add_scalar(name, value, step)
+        self.position.step = step
+        progress.show(step, reward=metrics["reward_mean"], tokens_s=metrics["tokens_per_second"])
+        if step % config.checkpoint_every == 0 or last:
+            self.checkpoint()
+
+    # Coming back
+
+    def checkpoint(self) -> None:
+        """Save all that an exact continuation needs: complete, or not there at all."""
+        self._count_seconds()
+
+        def write(path: Path) -> None:
+            self._save_model(path)
+            torch.save(self.learner.state_dict(), path / "optimizer.pt")
+            state = {"position": asdict(self.position), "data": self.stream.state_dict()}
+            (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+
+        self.folder.save_checkpoint(self.position.step, write)
+
+    def _load_model(self, checkpoint: Path | None) -> None:
+        disable_progress_bar()  # transformers', at each load and save: ours is the one to watch
+        source = str(checkpoint or self.config.model)
+        self.tokenizer = load_tokenizer(source)
+        self.learner = Learner(self._load(source), self.config)
+
+    def _load(self, source: str) -> Any:
+        config = self.config
+        model = load_model(source, device=_device(config.device), dtype=config.dtype, seed=config.seed)
+        for parameter in model.parameters():
+            # Weights mapped from a file lie at odd addresses, for which BLAS sums in another order: a resumed run
+            # would part from an uninterrupted one in the last bits.
+            parameter.data = parameter.data.clone()
+        return model
+
+    def _save_model(self, path: Path) -> None:
+        save_model(self.learner.model, self.tokenizer, path)
+
+    def _begin_rl(self) -> None:
+        """What KL is measured against is the weights as they are now; and now is the first checkpoint."""
+        if self.config.kl_coef > 0:
+            self.folder.save_model(self.folder.reference, self._save_model)
+            self.learner.reference = self._load(str(self.folder.reference))
+        self.position.started = True
+        self.checkpoint()
+
+    def _restore(self, checkpoint: Path) -> None:
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        self.position = Position(**state["position"])
+        self.stream.load_state_dict(state["data"])
+        self.learner.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+        if self.config.kl_coef > 0:
+            self.learner.reference = self._load(str(self.folder.reference))
+        self.engine.weight_version = str(self.position.step)
+
+    def _summarise(self) -> Summary:
+        self._count_seconds()
+        metrics = self.folder.read_metrics()
+        summary = Summary.of(self.position.evals, metrics, self.position.seconds)
+        write_atomically(self.folder.path / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
+        if metrics and not draw_curve(metrics, self.position.evals, self.folder.path / "reward.png"):
+            self.console.print("no reward.png: matplotlib is not installed")
+        return summary
+
+    def _count_seconds(self) -> None:
+        now = time.monotonic()
+        self.position.seconds += now - self._counted
+        self._counted = now
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda is asked for, and torch sees no GPU; use cpu or auto")
+    return name
+
+
+def _load_reward(path: str | None) -> RewardFn | None:
+    if path is None:
+        return None
+    reward = load_object(path)
+    if not callable(reward):
+        raise ConfigError(f"reward: {path} is {reward!r}, not a function of a trajectory")
+    found: RewardFn = reward
+    return found
+
+
+def _tensorboard(path: Path, step: int) -> Any:
+    """A SummaryWriter, or None where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(path, purge_step=step + 1)

@@ -1,0 +1,104 @@
+"""The supervised warm start: imitate recorded episodes until there is a reward to find."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import AdamW, Optimizer
+
+from agentrl.errors import ConfigError, LedgerError
+from agentrl.train.batch import Row
+from agentrl.train.config import WarmStartConfig
+from agentrl.trajectory import Trajectory
+
+_WARMUP_STEPS = 30
+_FINAL_SHARE = 0.05
+_MUON_FACTOR = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """An episode to imitate: its tokens, and 1 where the player wrote one that counts."""
+
+    tokens: Sequence[int]
+    mask: Sequence[int]
+
+
+def load_demonstrations(path: Path, vocabulary: int) -> list[Demonstration]:
+    """Read trajectories, one a line. Raises ConfigError (`file:line: what and remedy`)."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file of demonstrations; record some as Trajectory.to_json, one a line")
+    found: list[Demonstration] = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                trajectory = Trajectory.from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
+                reason = f"{type(exc).__name__}: {exc}"
+                raise ConfigError(f"{path}:{number}: not a trajectory ({reason}); record it again") from exc
+            if max(trajectory.tokens, default=0) >= vocabulary:
+                raise ConfigError(
+                    f"{path}:{number}: token {max(trajectory.tokens)} is beyond the model's {vocabulary}; "
+                    "record it with this model's tokenizer"
+                )
+            if any(trajectory.loss_mask):
+                mask = [0] * trajectory.prompt_length + trajectory.loss_mask
+                found.append(Demonstration(trajectory.tokens, mask))
+    if not found:
+        raise ConfigError(f"{path}: no demonstration with a token to imitate; record some")
+    return found
+
+
+def demonstration_batches(
+    demonstrations: Sequence[Demonstration], config: WarmStartConfig, seed: int
+) -> Iterator[list[Row]]:
+    """`config.steps` batches, each epoch in another order."""
+    shuffler = random.Random(f"{seed}/warm_start")
+    order: list[int] = []
+    for _ in range(config.steps):
+        while len(order) < config.batch_size:
+            epoch = list(range(len(demonstrations)))
+            shuffler.shuffle(epoch)
+            order += epoch
+        batch, order = order[: config.batch_size], order[config.batch_size :]
+        yield weighted_rows([demonstrations[i] for i in batch], config.context_weight)
+
+
+def weighted_rows(batch: Sequence[Demonstration], context_weight: float) -> list[Row]:
+    """Rows whose loss is the mean over the player's tokens, plus `context_weight` times the mean over all others."""
+    player = sum(sum(d.mask) for d in batch)
+    others = sum(len(d.tokens) - 1 for d in batch) - player
+    rows = []
+    for d in batch:
+        positions = [i for i in range(1, len(d.tokens)) if d.mask[i] or context_weight]
+        weights = [1 / player if d.mask[i] else context_weight / others for i in positions]
+        rows.append(Row(d.tokens, positions, weights))
+    return rows
+
+
+def make_optimizers(model: Any, config: WarmStartConfig) -> list[Optimizer]:
+    """Raises ConfigError if this torch has no Muon."""
+    parameters = dict(model.named_parameters())
+    rate, betas = config.learning_rate, (0.9, 0.95)
+    if config.optimizer == "adamw":
+        return [AdamW(parameters.values(), rate, betas, weight_decay=0.0, fused=True)]
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(f"warm_start.optimizer: torch {torch.__version__} has no Muon; use adamw, or torch 2.9")
+    outer = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    hidden = [p for p in parameters.values() if p.ndim == 2 and id(p) not in outer]
+    rest = [p for p in parameters.values() if p.ndim != 2 or id(p) in outer]
+    muon = torch.optim.Muon(hidden, lr=_MUON_FACTOR * rate, momentum=0.95, weight_decay=0.0, adjust_lr_fn="original")
+    return [muon, AdamW(rest, rate, betas, weight_decay=0.0, fused=True)]
+
+
+def warm_start_schedule(step: int, steps: int) -> float:
+    """Share of the learning rate at a step from 1: a linear rise over 30 steps, times a cosine down to a twentieth."""
+    cosine = 0.5 * (1 + math.cos(math.pi * (step - 1) / steps))
+    return min(1.0, step / _WARMUP_STEPS) * (_FINAL_SHARE + (1 - _FINAL_SHARE) * cosine)

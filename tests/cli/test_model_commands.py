@@ -1,0 +1,129 @@
+"""train, eval and serve with the tiny model, end to end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.request
+
+import pytest
+import yaml
+
+from agentrl import StopReason, Trajectory
+from agentrl.cli.train import build_config
+
+pytest.importorskip("torch", reason="the embedded engine needs torch: pip install -e '.[train]'")
+
+SMALL = """\
+steps: 1
+prompts_per_step: 2
+group_size: 2
+limits: {turns: 2, turn_tokens: 8}
+device: cpu
+"""
+
+
+@pytest.fixture
+def run(folder, agentrl):
+    """A finished run of one step, in run/."""
+    (folder / "small.yaml").write_text(SMALL)
+    command = ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run", "--config", "small.yaml")
+    assert agentrl(*command, "--eval-data", "tasks.jsonl", "--set", "limits.turns=3") == 0, agentrl.stderr
+    return folder / "run"
+
+
+def metrics(run) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_train_then_everything_else(run, agentrl):
+    assert "agentrl eval my_env.py:Capitals --model run --data tasks.jsonl" in agentrl.stdout
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["steps"], config["limits"]) == (1, {"turns": 3, "turn_tokens": 8})
+    assert json.loads((run / "summary.json").read_text())["steps"] == 1
+
+    # eval takes the run's limits, and writes what was played
+    args = ("eval", "my_env.py:Capitals", "--model", "run", "--data", "tasks.jsonl")
+    assert agentrl(*args, "--out", "eval.jsonl", "--json", "--limit", "1") == 0
+    figures = json.loads(agentrl.stdout)
+    assert (figures["episodes"], figures["failed"]) == (1, 0)
+    (line,) = (run.parent / "eval.jsonl").read_text().splitlines()
+    played = Trajectory.from_json(json.loads(line))
+    assert (played.task.split, played.reward) == ("eval", figures["success"])
+    assert played.stop is StopReason.DONE or max(turn.sampled_tokens for turn in played.turns) == 8
+    assert figures["sampled_tokens"] == played.ledger.sampled
+    assert agentrl(*args) == 0
+    assert re.search(r"success\W+\d\.\d{3}", agentrl.stdout)
+    assert agentrl(*args, "--samples", "3", "--temperature", "1", "--json", "--set", "limits.turn_tokens=2") == 0
+    figures = json.loads(agentrl.stdout)
+    assert figures["episodes"] == 6
+    assert figures["sampled_tokens"] <= 6 * 3 * 2
+    assert "best_of_3" in figures
+
+    # the run's folder names its trajectories and its tokenizer
+    assert agentrl("show", "run") == 0
+    assert "What is the capital of France?" in agentrl.stdout
+
+    # --resume needs nothing but the folder, and may be given more steps
+    assert agentrl("train", "--resume", "--out", "run", "--steps", "2") == 0
+    assert [line["step"] for line in metrics(run)] == [1, 2]
+    assert yaml.safe_load((run / "config.yaml").read_text())["steps"] == 2
+
+
+def test_eval_takes_the_runs_reward_for_its_own_env_only(run, agentrl):
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("reward: null", "reward: my_env.py:always_one"))
+    for env, success in (("my_env.py:Capitals", 1.0), ("my_env.py:Unreliable", 0.0)):
+        assert agentrl("eval", env, "--model", "run", "--data", "tasks.jsonl", "--json") == 0
+        assert json.loads(agentrl.stdout)["success"] == success
+
+
+def test_flags_win_over_the_file_and_merge_into_it(folder):
+    (folder / "train.yaml").write_text(SMALL + "warm_start: {demonstrations: a.jsonl, steps: 7}\n")
+    flags = {"env": "e:E", "data": "d", "out": "o", "steps": 5, "warm_start": {"demonstrations": "b.jsonl"}}
+    config = build_config(folder / "train.yaml", flags, resume=False)
+    assert (config.steps, config.group_size) == (5, 2)
+    assert config.warm_start is not None
+    assert (str(config.warm_start.demonstrations), config.warm_start.steps) == ("b.jsonl", 7)
+
+
+def test_interrupted_training_says_how_to_go_on(run, start):
+    process = start("train", "--resume", "--out", "run", "--steps", "100000")
+    assert process.stdout is not None
+    assert "going on after step 1" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with: agentrl train --resume --out run" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_serve_speaks_sglangs_protocol_until_interrupted(start):
+    process = start("serve", "--model", "tiny", "--port", "0", "--device", "cpu")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"tiny at (http://127\.0\.0\.1:\d+), .*/generate /health", line)
+    assert found, line
+    body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2, "temperature": 0}, "return_logprob": True}
+    request = urllib.request.Request(
+        f"{found[1]}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        answer = json.load(response)
+    assert len(answer["output_ids"]) == len(answer["meta_info"]["output_token_logprobs"]) <= 2
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (0, "")
+
+
+def test_a_port_that_is_taken_is_named(agentrl):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert agentrl("serve", "--model", "tiny", "--port", str(port), "--device", "cpu") == 2
+    assert agentrl.stderr.startswith(f"error: cannot listen at 127.0.0.1:{port}: ")
+    assert agentrl.stderr.endswith("choose another --port\n")

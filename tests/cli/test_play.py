@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import re
+
+from agentrl import StopReason, Trajectory
+from agentrl.cli.episodes import progress
+
+PLAY = ("--data", "tasks.jsonl", "--player")
+
+
+def read(file) -> list[Trajectory]:
+    return [Trajectory.from_json(json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def figures(stdout: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+(?: \w+)?) {2,}(.*)$", stdout, re.MULTILINE))
+
+
+def test_a_gold_player_wins_and_is_recorded(folder, agentrl):
+    out = folder / "new" / "demos.jsonl"
+    assert agentrl("play", "my_env.py:Capitals", *PLAY, "my_env.py:gold", "--out", out) == 0
+    assert figures(agentrl.stdout) == {"episodes": "2", "failed": "0", "mean reward": "1.000", "mean turns": "2.00"}
+    assert f"agentrl show {out}" in agentrl.stdout
+    demos = read(out)
+    assert [(t.task.label, t.reward, t.stop, t.task.split) for t in demos] == [
+        ("Paris", 1.0, StopReason.DONE, "train"),
+        ("Lima", 1.0, StopReason.DONE, "train"),
+    ]
+    assert all(t.ledger.trained == t.ledger.sampled > 0 for t in demos)
+    assert agentrl("show", out) == 0
+
+
+def test_a_player_that_does_nothing_wins_nothing(folder, agentrl):
+    assert agentrl("play", "my_env.py:Capitals", *PLAY, "my_env.py:noop", "--limit", "1") == 0
+    assert figures(agentrl.stdout) == {"episodes": "1", "failed": "0", "mean reward": "0.000", "mean turns": "1.00"}
+
+
+def test_a_broken_world_is_counted_and_not_imitated(folder, agentrl):
+    assert agentrl("play", "my_env.py:Unreliable", *PLAY, "my_env.py:gold", "--out", "demos.jsonl") == 0
+    assert figures(agentrl.stdout)["failed"] == "1"
+    assert figures(agentrl.stdout)["mean reward"] == "1.000"
+    played, failed = (t.ledger for t in read(folder / "demos.jsonl"))
+    assert (played.trained, played.masked) == (played.sampled, {})
+    assert (failed.trained, failed.masked) == (0, {"env_failure": failed.sampled})
+    assert failed.sampled > 0
+
+
+def test_settings_reach_the_episode(folder, agentrl):
+    assert agentrl("play", "my_env.py:Capitals", *PLAY, "my_env.py:gold", "--set", "limits.turns=1") == 0
+    assert figures(agentrl.stdout)["mean turns"] == "1.00"
+    assert figures(agentrl.stdout)["mean reward"] == "0.000"
+
+
+def test_a_player_that_ends_too_early_is_a_bug_and_nothing_is_written(folder, agentrl):
+    assert agentrl("play", "my_env.py:Capitals", *PLAY, "my_env.py:brief", "--out", "demos.jsonl") == 1
+    assert isinstance(agentrl.exception, AssertionError)
+    assert "asked for turn 2, but the script has 1" in str(agentrl.exception)
+    assert not (folder / "demos.jsonl").exists()
+
+
+def test_interrupting_says_how_to_go_on(folder, agentrl, monkeypatch):
+    def interrupt(coroutine):
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asyncio.run", interrupt)
+    assert agentrl("play", "my_env.py:Capitals", *PLAY, "my_env.py:gold", "--out", "demos.jsonl") == 130
+    assert agentrl.stderr == "interrupted: nothing was written; run the command again\n"
+    assert not (folder / "demos.jsonl").exists()
+
+
+def test_the_bar_shows_the_mean_reward(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with progress("playing", 2) as on_episode:
+        for reward in (1.0, 0.0):
+            trajectory = Trajectory(session_id="s")
+            trajectory.reward = reward
+            on_episode(trajectory)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_no_bar_where_there_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    with progress("playing", 1) as on_episode:
+        on_episode(Trajectory(session_id="s"))
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,239 @@
+import asyncio
+
+import pytest
+
+from agentrl import Env, Envs, Generation, InfraError, Limits, StepResult, StopReason, Task
+from agentrl.errors import ConfigError, EngineError
+from agentrl.rollout import BugError, Evaluation, Rollout, evaluate, run_groups
+from agentrl.rollout.groups import sampling_seed
+
+
+class Echo(Env):
+    """Done after one turn; rewarded by the label."""
+
+    made = 0
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        type(self).made += 1
+
+    async def step(self, action):
+        return StepResult(done=True)
+
+    async def score(self, trajectory):
+        return self.task.label
+
+
+class Fake:
+    """Says "yes" after a pause that differs by request, and remembers what it was asked."""
+
+    def __init__(self, renderer, *, fails=()):
+        self.tokens = renderer.encode({"role": "assistant", "content": "yes"})
+        self.asked = {}
+        self.running = self.most = 0
+        self.fails = set(fails)
+
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
+        self.asked[session_id] = dict(sampling_params)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(0.001 * (len(self.asked) % 5))
+        finally:
+            self.running -= 1
+        if session_id in self.fails:
+            raise EngineError("gone")
+        return Generation(self.tokens, [-0.5] * len(self.tokens), "stop", weight_version="0")
+
+    async def abort(self, rid=None):
+        raise AssertionError
+
+    async def context_length(self):
+        return 1000
+
+    async def close(self):
+        raise AssertionError
+
+
+def tasks(n):
+    return [Task(prompt="say yes", label=float(i), id=str(i)) for i in range(n)]
+
+
+async def play(engine, renderer, env=Echo, n=3, group_size=4, **kwargs):
+    concurrency = kwargs.pop("concurrency", 128)
+    async with Envs(env) as envs:
+        rollout = Rollout(envs=envs, engine=engine, renderer=renderer, limits=Limits(turns=2), concurrency=concurrency)
+        return await run_groups(rollout, tasks(n), group_size, **kwargs)
+
+
+async def test_groups_come_in_the_order_of_their_tasks(renderer):
+    seen = []
+
+    groups = await play(Fake(renderer), renderer, on_episode=seen.append)
+
+    assert [[t.reward for t in group] for group in groups] == [[0.0] * 4, [1.0] * 4, [2.0] * 4]
+    assert len({t.session_id for group in groups for t in group}) == 12
+    assert len(seen) == 12
+
+
+async def test_sampling_seeds_follow_from_step_group_and_member_alone(renderer):
+    one, two, other_step, other_name = (Fake(renderer) for _ in range(4))
+
+    await play(one, renderer, seed=7, step=2, sampling_params={"temperature": 0.5})
+    await play(two, renderer, seed=7, step=2, concurrency=1)
+    await play(other_step, renderer, seed=7, step=3)
+    await play(other_name, renderer, seed=7, step=2, name="eval")
+
+    def seeds(engine):
+        return [params["sampling_seed"] for _, params in sorted(engine.asked.items())]
+
+    assert sorted(one.asked) == sorted(two.asked)
+    assert seeds(one) == seeds(two)
+    assert not set(seeds(one)) & (set(seeds(other_step)) | set(seeds(other_name)))
+    assert len(set(seeds(one))) == 12
+    assert all(0 <= seed < 2**31 for seed in seeds(one))
+    assert all(params["temperature"] == 0.5 for params in one.asked.values())
+
+
+def test_a_sampling_seed_is_the_same_on_every_machine():
+    assert sampling_seed("train", 0, 1, 2, 3) == 1185002229
+
+
+@pytest.mark.parametrize("concurrency", [1, 5])
+async def test_no_more_episodes_at_once_than_allowed(renderer, concurrency):
+    engine = Fake(renderer)
+
+    await play(engine, renderer, concurrency=concurrency)
+
+    assert engine.most == concurrency
+
+
+class LockstepFake(Fake):
+    """Answers a wave only when all who are alive have asked."""
+
+    def __init__(self, renderer):
+        super().__init__(renderer)
+        self.waves = []
+
+    def lockstep(self, episodes):
+        from contextlib import contextmanager, nullcontext
+
+        @contextmanager
+        def entered():
+            self.waves.append(episodes)
+            yield type("Wave", (), {"episode": lambda _: nullcontext()})()
+
+        return entered()
+
+
+async def test_an_engine_with_lockstep_gets_waves_that_fit(renderer):
+    engine = LockstepFake(renderer)
+
+    groups = await play(engine, renderer, concurrency=5)
+
+    assert engine.waves == [5, 5, 2]
+    assert [[t.reward for t in group] for group in groups] == [[0.0] * 4, [1.0] * 4, [2.0] * 4]
+
+
+async def test_an_environment_that_fails_once_is_played_again_afresh(renderer):
+    Echo.made = 0
+    engine = Fake(renderer, fails={"train-000000-0001-002"})
+
+    groups = await play(engine, renderer)
+
+    again = groups[1][2]
+    assert (again.reward, again.stop, again.session_id) == (1.0, StopReason.DONE, "train-000000-0001-002-again")
+    assert Echo.made == 13
+    assert engine.asked["train-000000-0001-002-again"] == engine.asked["train-000000-0001-002"]
+
+
+class Breaks(Echo):
+    async def step(self, action):
+        if self.task.id == "1":
+            raise InfraError("the world is gone")
+        return StepResult(done=True)
+
+
+async def test_an_environment_that_fails_twice_is_kept_masked_and_without_reward(renderer):
+    groups = await play(Fake(renderer), renderer, Breaks)
+
+    for trajectory in groups[1]:
+        assert (trajectory.stop, trajectory.reward) == (StopReason.FAILED, None)
+        assert trajectory.failure.kind == "environment"
+        assert trajectory.ledger.trained == 0
+        assert trajectory.ledger.masked == {"env_failure": trajectory.ledger.sampled}
+    assert all(t.ledger.trained == t.ledger.sampled > 0 for t in groups[0] + groups[2])
+
+
+class Buggy(Echo):
+    closed = 0
+
+    async def step(self, action):
+        if self.task.id == "0":
+            raise KeyError("oops")
+        await asyncio.sleep(60)
+
+    async def close(self):
+        type(self).closed += 1
+
+
+async def test_a_bug_stops_everything_and_shows_its_traceback(renderer):
+    Buggy.made = Buggy.closed = 0
+
+    with pytest.raises(BugError, match=r"KeyError: 'oops' \(in step, episode train-000000-0000-00\d\)") as error:
+        await play(Fake(renderer), renderer, Buggy)
+
+    assert 'raise KeyError("oops")' in str(error.value)
+    assert Buggy.closed == Buggy.made == 12
+
+
+async def test_cancellation_closes_every_env(renderer):
+    class Slow(Buggy):
+        made = closed = 0
+
+        async def step(self, action):
+            await asyncio.sleep(60)
+
+    running = asyncio.create_task(play(Fake(renderer), renderer, Slow))
+    await asyncio.sleep(0.1)
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert Slow.closed == Slow.made == 12
+
+
+class Unscored(Echo):
+    async def score(self, trajectory):
+        return None
+
+
+async def test_an_episode_that_nothing_scores_is_a_configuration_error(renderer):
+    with pytest.raises(ConfigError, match="Unscored gave task '0' no reward; write score"):
+        await play(Fake(renderer), renderer, Unscored, n=1)
+
+
+class Aborting(Fake):
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
+        return Generation(self.tokens[:1], [-0.5], "abort")
+
+
+async def test_an_aborted_episode_is_masked_as_the_hosts(renderer):
+    [[trajectory]] = await play(Aborting(renderer), renderer, n=1, group_size=1)
+
+    assert trajectory.stop is StopReason.ABORTED
+    assert trajectory.ledger.masked == {"host": 1}
+
+
+async def test_evaluation_is_greedy_and_leaves_failures_out_of_its_mean(renderer):
+    engine = Fake(renderer)
+    async with Envs(Breaks) as envs:
+        found = await evaluate(Rollout(envs=envs, engine=engine, renderer=renderer), tasks(3))
+
+    assert isinstance(found, Evaluation)
+    assert all(params["temperature"] == 0.0 for params in engine.asked.values())
+    assert (found.episodes, found.failed, found.success, found.reward_std) == (3, 1, 1.0, 1.0)
+    assert (found.turns_mean, found.tool_call_rate) == (1.0, 0.0)
+    assert found.stops == {"done": 2, "failed": 1}
+    assert [t.task.id for t in found.trajectories] == ["0", "1", "2"]
+    assert found.ledger.sampled == 3 * len(engine.tokens)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl import Envs, Trajectory, run_episode
+from agentrl.engine import ScriptedEngine
+from agentrl.train import TrainConfig
+from agentrl.types import Limits, Task
+
+TOY = Path(__file__).with_name("toy_env.py")
+LIMITS = {"turns": 3, "turn_tokens": 6, "context": 200}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are no faster with more, and much slower where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def demonstrations(tmp_path, renderer) -> Path:
+    """Twenty episodes that say what they are asked to."""
+
+    async def play(i: int) -> Trajectory:
+        async with Envs(f"{TOY}:Toy") as envs:
+            task = Task(prompt=f"say {i}", label=0.0, id=str(i))
+            engine = ScriptedEngine([f"so {i}"] * 3, renderer)
+            return await run_episode(envs.make(), task, engine=engine, renderer=renderer, limits=Limits(turns=3))
+
+    async def play_all() -> list[Trajectory]:
+        return [await play(i) for i in range(20)]
+
+    path = tmp_path / "demonstrations.jsonl"
+    path.write_text("".join(json.dumps(t.to_json()) + "\n" for t in asyncio.run(play_all())))
+    return path
+
+
+@pytest.fixture
+def make_config(tmp_path):
+    """A run of few and small steps; any key may be given."""
+    rows = [{"prompt": f"say {i}", "label": i / 100, "id": str(i)} for i in range(10)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(**values):
+        given = {
+            "env": f"{TOY}:Toy",
+            "data": tmp_path / "tasks.jsonl",
+            "out": tmp_path / "run",
+            "steps": 2,
+            "prompts_per_step": 3,
+            "group_size": 4,
+            "limits": LIMITS,
+            "save_groups": 3,
+            "device": "cpu",
+        }
+        return TrainConfig.make(**{**given, **values})
+
+    return make

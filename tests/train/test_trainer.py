@@ -1,0 +1,300 @@
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from rich.console import Console
+
+from agentrl.errors import ConfigError
+from agentrl.models import load_model
+from agentrl.rollout import BugError
+from agentrl.train import DivergedError, Trainer, model_folder, train
+from agentrl.trajectory import Trajectory
+
+TOY = __file__.replace("test_trainer.py", "toy_env.py")
+TIMES = {"seconds", "rollout_s", "train_s", "tokens_per_second", "rollout_tokens_per_second", "train_tokens_per_second"}
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=200)
+
+
+def lines(folder):
+    """The metrics of each step without what the clock says."""
+    text = (folder / "metrics.jsonl").read_text()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in text.splitlines()]
+
+
+def played(folder):
+    """Task, tokens and reward of every episode, in order."""
+    found = []
+    for file in sorted((folder / "trajectories").glob("step_*.jsonl")):
+        for line in file.read_text().splitlines():
+            trajectory = Trajectory.from_json(json.loads(line))
+            found.append((file.stem, trajectory.task.id, tuple(trajectory.tokens), trajectory.reward))
+    return found
+
+
+@pytest.fixture
+def six_steps(make_config, demonstrations):
+    """A run of six steps after a warm start, evaluated on the way, with a checkpoint every other step."""
+
+    def make(out):
+        return make_config(
+            out=out,
+            steps=6,
+            checkpoint_every=2,
+            eval_every=3,
+            eval_data=demonstrations.with_name("tasks.jsonl"),
+            eval_tasks=3,
+            warm_start={"demonstrations": demonstrations, "steps": 3},
+        )
+
+    return make
+
+
+def test_a_run_leaves_all_it_promises(six_steps, tmp_path):
+    config, console = six_steps(tmp_path / "run"), quiet()
+
+    summary = train(config, console=console)
+
+    run = tmp_path / "run"
+    names = {path.name for path in run.iterdir()} - {"tensorboard", "reward.png"}
+    assert names == {"config.yaml", "metrics.jsonl", "summary.json", "trajectories", "checkpoints", "model"}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_000004", "step_000006"}
+    metrics = lines(run)
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in metrics if "eval_success" in line] == [3]
+    for line in metrics:
+        assert line["sampled_tokens"] == line["trained_tokens"] + sum(line["masked_tokens"].values()) > 0
+        assert line["logprob_diff_max"] < 1e-4, "sampling and training disagree"
+        assert line["turns_mean"] > 2
+    stored = json.loads((run / "summary.json").read_text())
+    assert stored["steps"] == summary.steps == 6
+    assert stored["sampled_tokens"] == sum(line["sampled_tokens"] for line in metrics)
+    assert stored["reward_first"] == metrics[0]["reward_mean"]
+    assert {type(stored[f"eval_{name}"]) for name in ("start", "warm", "final")} == {float}
+    said = console.file.getvalue()
+    assert "held out, warm: success" in said
+    assert "warm start 3/3" in said
+    assert "rl 6/6" in said
+
+
+def test_the_final_model_is_the_trained_one(make_config, tmp_path):
+    train(make_config(learning_rate=1e-2), console=quiet())
+
+    trained, fresh = load_model(str(model_folder(tmp_path / "run"))), load_model("tiny", seed=0)
+    assert not torch.equal(trained.model.embed_tokens.weight, fresh.model.embed_tokens.weight)
+    latest = load_model(str(tmp_path / "run" / "checkpoints" / "step_000002"))
+    assert torch.equal(trained.model.embed_tokens.weight, latest.model.embed_tokens.weight)
+
+
+class Crash(BaseException):
+    """Like a kill: nothing in the trainer may handle it."""
+
+
+class CrashingTrainer(Trainer):
+    def update(self, groups, step):
+        if step == 4:
+            raise Crash
+        return super().update(groups, step)
+
+
+def test_resuming_after_a_crash_is_as_if_nothing_had_happened(six_steps, tmp_path):
+    straight, broken = six_steps(tmp_path / "straight"), six_steps(tmp_path / "broken")
+    whole = train(straight, console=quiet())
+    with pytest.raises(Crash):
+        train(broken, trainer=CrashingTrainer, console=quiet())
+    assert [line["step"] for line in lines(broken.out)] == [1, 2, 3]
+
+    console = quiet()
+    resumed = train(broken, resume=True, console=console)
+
+    assert "going on after step 2" in console.file.getvalue()
+    assert lines(broken.out) == lines(straight.out)
+    assert played(broken.out) == played(straight.out)
+    assert (resumed.eval_start, resumed.eval_warm) == (whole.eval_start, whole.eval_warm)
+    assert resumed.eval_final == whole.eval_final
+
+
+def test_resuming_after_kill_9(six_steps, tmp_path):
+    straight, killed = six_steps(tmp_path / "straight"), six_steps(tmp_path / "killed")
+    train(straight, console=quiet())
+    (tmp_path / "killed.yaml").write_text(killed.to_yaml())
+    program = (
+        "from agentrl.train import TrainConfig, train\n"
+        f"train(TrainConfig.from_yaml({str(tmp_path / 'killed.yaml')!r}))\n"
+    )
+    # as many threads as here: sums are not the same to the bit otherwise
+    threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=threads
+    )
+    metrics, deadline = killed.out / "metrics.jsonl", time.monotonic() + 100
+    while not metrics.exists() or metrics.read_text().count("\n") < 3:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+    train(killed, resume=True, console=quiet())
+
+    assert lines(killed.out) == lines(straight.out)
+    assert played(killed.out) == played(straight.out)
+
+
+def test_resuming_before_the_first_checkpoint_begins_anew(six_steps, tmp_path):
+    class CrashingWarmStart(Trainer):
+        async def warm_start(self):
+            await super().warm_start()
+            raise Crash
+
+    config = six_steps(tmp_path / "run")
+    with pytest.raises(Crash):
+        train(config, trainer=CrashingWarmStart, console=quiet())
+
+    console = quiet()
+    train(config, resume=True, console=console)
+
+    assert "no checkpoint yet: beginning anew" in console.file.getvalue()
+    assert len(lines(config.out)) == 6
+
+
+def test_the_same_seed_repeats_and_another_does_not(make_config, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(make_config(out=tmp_path / name, seed=seed), console=quiet())
+
+    assert played(tmp_path / "a") == played(tmp_path / "b")
+    assert lines(tmp_path / "a") == lines(tmp_path / "b")
+    assert played(tmp_path / "a") != played(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"env": "nowhere:Env"}, "no module 'nowhere'"),
+        ({"data": "nowhere.jsonl"}, "nowhere.jsonl: no such data file"),
+        ({"eval_data": "nowhere.jsonl"}, "nowhere.jsonl: no such data file"),
+        ({"model": "huge"}, "unknown model 'huge'"),
+        ({"reward": f"{TOY}:nothing"}, "has no 'nothing'"),
+        ({"reward": f"{TOY}:NOT_A_FUNCTION"}, "is 3, not a function of a trajectory"),
+        ({"warm_start": {"demonstrations": "nowhere.jsonl"}}, "no such file of demonstrations"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_written(make_config, tmp_path, values, says):
+    with pytest.raises(ConfigError) as error:
+        train(make_config(**values), console=quiet())
+
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_run_is_not_overwritten(make_config, tmp_path):
+    train(make_config(steps=0), console=quiet())
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+
+    with pytest.raises(ConfigError, match="holds another run; add --resume"):
+        train(make_config(steps=0), console=quiet())
+
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_resuming_with_other_data_is_refused(make_config, tmp_path):
+    train(make_config(), console=quiet())
+    with (tmp_path / "tasks.jsonl").open("a") as file:
+        file.write('{"prompt": "one more"}\n')
+
+    with pytest.raises(ConfigError, match="restore the data file"):
+        train(make_config(steps=4), resume=True, console=quiet())
+
+
+def test_a_finished_run_can_be_taken_further(make_config, tmp_path):
+    train(make_config(), console=quiet())
+
+    summary = train(make_config(steps=3), resume=True, console=quiet())
+
+    assert summary.steps == 3
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_episodes_of_a_broken_environment_are_masked_and_counted(make_config, tmp_path):
+    train(make_config(env=f"{TOY}:Flaky", prompts_per_step=10, steps=1), console=quiet())
+
+    [line] = lines(tmp_path / "run")
+    assert line["failed_episodes"] == 4
+    assert line["masked_tokens"]["env_failure"] > 0
+    assert line["sampled_tokens"] == line["trained_tokens"] + line["masked_tokens"]["env_failure"]
+
+
+def test_a_bug_ends_the_run_with_its_traceback(make_config):
+    with pytest.raises(BugError, match="KeyError: 'oops'") as error:
+        train(make_config(env=f"{TOY}:Buggy"), console=quiet())
+
+    assert "toy_env.py" in str(error.value)
+
+
+def test_a_reward_function_replaces_the_score(make_config, tmp_path):
+    train(make_config(reward=f"{TOY}:even"), console=quiet())
+
+    assert {reward for _, _, _, reward in played(tmp_path / "run")} <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("values", [{"advantage": "dr_grpo"}, {"kl_coef": 0.1}, {"dtype": "bfloat16"}])
+def test_the_other_ways_to_learn_run_too(make_config, tmp_path, values):
+    train(make_config(steps=1, **values), console=quiet())
+    train(make_config(steps=2, **values), resume=True, console=quiet())
+
+    first, second = lines(tmp_path / "run")
+    assert first["grad_norm"] > 0
+    if "kl_coef" in values:
+        assert (first["kl"] >= 0, second["kl"] > first["kl"]) == (True, True), "the reference stays where RL began"
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(make_config, tmp_path):
+    class Poisoned(Trainer):
+        def rows(self, groups):
+            rows, count = super().rows(groups)
+            if self.position.step == 1:
+                rows[0].weights[0] = float("nan")
+            return rows, count
+
+    with pytest.raises(DivergedError, match=r"step 2: the loss is nan.*The last good weights: .*step_000001"):
+        train(make_config(steps=3, checkpoint_every=1), trainer=Poisoned, console=quiet())
+
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1]
+    good = load_model(str(model_folder(tmp_path / "run")))
+    assert all(p.isfinite().all() for p in good.parameters())
+
+
+async def test_weights_are_handed_over_under_a_new_version(make_config):
+    async with Trainer(make_config(), console=quiet()) as trainer:
+        first = await trainer.collect(1)
+        trainer.update(first, 1)
+        second = await trainer.collect(2)
+
+    assert {v for group in first for t in group for v in t.weight_versions} == {"0"}
+    assert {v for group in second for t in group for v in t.weight_versions} == {"1"}
+
+
+def test_ctrl_c_says_how_to_go_on(make_config, tmp_path):
+    class Interrupted(Trainer):
+        async def collect(self, step):
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(60)
+
+    console = quiet()
+    with pytest.raises(KeyboardInterrupt):
+        train(make_config(), trainer=Interrupted, console=console)
+
+    assert "give the same command with --resume" in console.file.getvalue()
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+    train(make_config(), resume=True, console=quiet())
+    assert len(lines(tmp_path / "run")) == 2

@@ -1,0 +1,115 @@
+import json
+
+import pytest
+import torch
+
+from agentrl.errors import ConfigError
+from agentrl.models import tiny_model
+from agentrl.train import WarmStartConfig
+from agentrl.train.batch import micro_batches
+from agentrl.train.learner import Learner
+from agentrl.train.warm_start import (
+    Demonstration,
+    demonstration_batches,
+    load_demonstrations,
+    make_optimizers,
+    warm_start_schedule,
+    weighted_rows,
+)
+
+
+def config(**values):
+    return WarmStartConfig(**{"demonstrations": "d.jsonl", "steps": 3, "batch_size": 4, **values})
+
+
+def test_reads_what_the_player_wrote(demonstrations):
+    found = load_demonstrations(demonstrations, 632)
+
+    assert len(found) == 20
+    first = json.loads(demonstrations.read_text().splitlines()[0])
+    assert list(found[0].tokens) == first["tokens"]
+    assert sum(found[0].mask) == sum(first["loss_mask"]) > 0
+    assert len(found[0].mask) == len(found[0].tokens)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"version": 1}', '{"version": 99}'])
+def test_names_the_line_that_is_no_trajectory(demonstrations, line):
+    with demonstrations.open("a") as file:
+        file.write(line + "\n")
+
+    with pytest.raises(ConfigError, match=r"demonstrations\.jsonl:21: not a trajectory \(.+\); record it again"):
+        load_demonstrations(demonstrations, 632)
+
+
+def test_refuses_what_the_model_cannot_read(demonstrations, tmp_path):
+    with pytest.raises(ConfigError, match=r":1: token \d+ is beyond the model's 100"):
+        load_demonstrations(demonstrations, 100)
+    with pytest.raises(ConfigError, match="no such file"):
+        load_demonstrations(tmp_path / "none.jsonl", 632)
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ConfigError, match="no demonstration with a token to imitate"):
+        load_demonstrations(tmp_path / "empty.jsonl", 632)
+
+
+PAIR = [Demonstration([1, 2, 3, 4], [0, 0, 1, 1]), Demonstration([5, 6, 7], [0, 0, 1])]
+
+
+def test_the_loss_is_the_mean_over_the_players_tokens():
+    first, second = weighted_rows(PAIR, 0.0)
+
+    assert (first.positions, second.positions) == ([2, 3], [2])
+    assert first.weights + second.weights == pytest.approx([1 / 3] * 3)
+
+
+def test_context_weighs_as_much_as_it_is_told():
+    first, second = weighted_rows(PAIR, 0.5)
+
+    assert (first.positions, second.positions) == ([1, 2, 3], [1, 2])
+    assert first.weights == pytest.approx([0.25, 1 / 3, 1 / 3])
+    assert second.weights == pytest.approx([0.25, 1 / 3])
+
+
+def test_every_demonstration_is_seen_once_an_epoch_in_an_order_fixed_by_the_seed():
+    given = [Demonstration([i, i], [0, 1]) for i in range(10)]
+
+    def seen(seed):
+        return [row.tokens[0] for rows in demonstration_batches(given, config(steps=5), seed) for row in rows]
+
+    assert sorted(seen(0)[:10]) == sorted(seen(0)[10:]) == list(range(10))
+    assert seen(0) == seen(0) != seen(1)
+
+
+def test_the_schedule_rises_then_falls_to_a_twentieth():
+    values = [warm_start_schedule(step, 100) for step in range(1, 101)]
+
+    assert values[0] == pytest.approx(1 / 30)
+    assert values.index(max(values)) == 29
+    assert values[-1] == pytest.approx(0.05, abs=0.001)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_imitation_learns_the_demonstrations(make_config, demonstrations, optimizer):
+    given = load_demonstrations(demonstrations, 632)
+    warm = config(steps=15, batch_size=10, optimizer=optimizer, learning_rate=3e-3)
+    learner = Learner(tiny_model(seed=0), make_config())
+    optimizers = make_optimizers(learner.model, warm)
+
+    losses = [learner.imitate(rows, optimizers, 2000) for rows in demonstration_batches(given, warm, 0)]
+
+    assert losses[-1] < losses[0] / 2
+    [batch] = micro_batches(weighted_rows(given, 0.0), 100_000, torch.device("cpu"))
+    with torch.no_grad():
+        loss = -batch.model_log_probs(learner.model).mean().item()
+    assert loss < losses[0] / 2, "the loss reported is the cross-entropy"
+
+
+def test_muon_leaves_embeddings_and_vectors_to_adamw():
+    model = tiny_model()
+
+    muon, adamw = make_optimizers(model, config(optimizer="muon"))
+
+    ours = {id(p) for group in muon.param_groups for p in group["params"]}
+    theirs = {id(p) for group in adamw.param_groups for p in group["params"]}
+    assert not ours & theirs
+    assert ours | theirs == {id(p) for p in model.parameters()}
+    assert id(model.get_input_embeddings().weight) in theirs

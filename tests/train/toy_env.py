@@ -1,0 +1,38 @@
+"""Worlds for the trainer's tests: a random model earns something in them, so rewards differ from the first step."""
+
+from agentrl import Ask, Env, InfraError, StepResult
+
+
+class Toy(Env):
+    """Three turns; the reward is the share of even tokens among those sampled, plus a little for the task."""
+
+    ask = Ask(stop=tuple("aeiou"))  # else a random model would never end its turn
+
+    def step(self, action):
+        return StepResult(f"Go on, {self.task.id}.")
+
+    def score(self, trajectory):
+        sampled = [token for action in trajectory.actions for token in action.tokens]
+        return sum(token % 2 == 0 for token in sampled) / len(sampled) + self.task.label
+
+
+class Flaky(Toy):
+    """Nobody can grade task 1."""
+
+    def score(self, trajectory):
+        if self.task.id == "1":
+            raise InfraError("the grader is gone")
+        return super().score(trajectory)
+
+
+class Buggy(Toy):
+    def score(self, trajectory):
+        raise KeyError("oops")
+
+
+def even(trajectory):
+    """A reward function."""
+    return float(trajectory.tokens[-1] % 2 == 0)
+
+
+NOT_A_FUNCTION = 3
