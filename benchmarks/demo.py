@@ -94,7 +94,7 @@ def seed_row(seed: int, out: Path, data: Path) -> dict[str, object]:
         return train(TrainConfig.make(**{**base, **keys, "out": out / name}), trainer=trainer, console=console)
 
     warm = run("warm", warm_start=warm_start, steps=0)
-    model = str(out / "warm")
+    model = str(out / "warm")  # a run folder: its final weights
     rl = run("rl", model=model)
     # As many steps of imitation as fit into RL's time, at a learning rate that does not undo the warm start.
     steps = round(int(warm_start["steps"]) * rl.seconds / warm.seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -60,21 +59,14 @@ async def _play(here: Shared, config: SlimeConfig, task: Task, *, session_id: st
         boundary = "reset"
         env = envs.make()
         boundary = "engine"
-        trajectory = await run_episode(env, task, session_id=session_id, **episode)
+        return await run_episode(env, task, session_id=session_id, **episode)
     except ConfigError:
         raise
     except Exception as exc:  # slime's boundary: an exception here would end its whole rollout
         log.warning("episode %s failed in %s", session_id, boundary, exc_info=exc)
-        return _failed(Trajectory(task, session_id=session_id), Failure.of(exc, boundary))
-    if trajectory.reward is not None and not math.isfinite(trajectory.reward):
-        # It would turn the advantages of its whole group into NaN.
-        return _failed(trajectory, Failure("bug", "score", f"the reward is {trajectory.reward}"))
-    return trajectory
-
-
-def _failed(trajectory: Trajectory, failure: Failure) -> Trajectory:
-    trajectory.stop, trajectory.failure, trajectory.reward = StopReason.FAILED, failure, None
-    return trajectory
+        trajectory = Trajectory(task, session_id=session_id)
+        trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, boundary)
+        return trajectory
 
 
 def _refuse(args: Any, sample: Any) -> None:

@@ -62,20 +62,15 @@ def train(
 ) -> Summary:
     """Run to the end, and return what came of it.
 
-    Raises ConfigError before anything is written, BugError for a bug in the Env, DivergedError for a loss that is not
-    finite, and KeyboardInterrupt after saying how to go on.
+    Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
+    not finite. After any of them, and after a kill, `resume` goes on from the last checkpoint.
     """
-    console = console or Console()
 
     async def run() -> Summary:
         async with (trainer or Trainer)(config, resume=resume, console=console) as running:
             return await running.run()
 
-    try:
-        return asyncio.run(run())
-    except KeyboardInterrupt:
-        console.print("Interrupted. To go on from the last checkpoint, give the same command with --resume.")
-        raise
+    return asyncio.run(run())
 
 
 class Trainer:
@@ -283,7 +278,7 @@ class Trainer:
 
     def _load_model(self, checkpoint: Path | None) -> None:
         disable_progress_bar()  # transformers', at each load and save: ours is the one to watch
-        source = str(checkpoint or self.config.model)
+        source = str(checkpoint or model_folder(self.config.model))
         self.tokenizer = load_tokenizer(source)
         self.learner = Learner(self._load(source), self.config)
 

@@ -184,7 +184,10 @@ async def test_a_reward_that_is_no_number_is_a_bug(Sample, serve, make_args, rew
     async with serve() as (_, url):
         sample = await adapt(make_args(url), question(Sample, metadata={"reward": reward}), PARAMS)
     assert (sample.reward, sample.remove_sample) == (0.0, True)
-    assert sample.metadata["agentrl"]["failure"]["error"] == f"the reward is {reward}"
+    assert (
+        sample.metadata["agentrl"]["failure"]["error"]
+        == f"ValueError: the reward is {reward}; it must be a finite number"
+    )
     assert sum(sample.loss_mask) == 0
 
 
