@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(os.path.relpath(Path(__file__).parent))
 ENV = "agentrl_envs.fact_search:FactSearch"
 console = Console(highlight=False)
 
@@ -29,7 +30,7 @@ def main() -> None:
     out, began = choose_folder(args.out), time.monotonic()
     data, run = out / "data", out / "run"
     if (run / "config.yaml").exists():
-        console.print(f"\n[bold]{run} was interrupted: going on with it[/]")
+        heading(f"{run} was interrupted: going on with it")
         agentrl("train", "--resume", "--out", run)
     else:
         heading("1. Questions about real cities and countries; the held-out ones ask about places never asked before")
@@ -40,12 +41,13 @@ def main() -> None:
         heading("3. Imitate them, then learn from reward: 1 for an answer that is right and was found with the tool")
         files = ("--data", data / "train.jsonl", "--eval-data", data / "held_out.jsonl", "--warm-start", demonstrations)
         agentrl("train", "--config", HERE / "train.yaml", *files, "--seed", args.seed, "--out", run)
-    heading("4. One held-out episode, token by token")
-    agentrl("show", run / "trajectories" / "eval_final.jsonl", "--index", two_hops(run))
+    heading("4. One episode of the last step, token by token")
+    last = max((run / "trajectories").glob("step_*.jsonl"))
+    agentrl("show", last, "--index", two_hops(last))
     heading("5. What was learned")
     console.print(results(run))
-    console.print(f"{ledger(run)}\nreward curve: {run / 'reward.png'}\nin all {time.monotonic() - began:.0f} s\n")
-    console.print(f"""What to do next:
+    say(f"{ledger(run)}\nreward curve: {run / 'reward.png'}\nin all {time.monotonic() - began:.0f} s\n")
+    say(f"""What to do next:
   agentrl eval {ENV} --model {run} --data {data}/held_out.jsonl
   agentrl serve --model {run}          # the same policy behind SGLang's HTTP protocol
   agentrl show {run}                   # any other episode: --index N
@@ -67,20 +69,23 @@ def agentrl(*arguments: object) -> None:
 def command(*parts: object, shown: str) -> None:
     """Print a command as a user would type it, and run it; its failure is the demo's."""
     words = [str(part) for part in parts]
-    console.print(f"[dim]$ {shown} {' '.join(words[3:])}[/]", soft_wrap=True)
+    say(f"[dim]$ {shown} {' '.join(words[3:])}[/]")
     done = subprocess.run(words, check=False)
     if done.returncode:
         sys.exit(done.returncode)
 
 
+def say(text: str) -> None:
+    console.print(text, soft_wrap=True)
+
+
 def heading(text: str) -> None:
-    console.print(f"\n[bold]{text}[/]")
+    say(f"\n[bold]{text}[/]")
 
 
-def two_hops(run: Path) -> int:
-    """A held-out question that took two searches and was answered, if there is one."""
-    lines = (run / "trajectories" / "eval_final.jsonl").read_text(encoding="utf-8").splitlines()
-    for index, trajectory in enumerate(map(json.loads, lines)):
+def two_hops(file: Path) -> int:
+    """An episode that took two searches and found the answer, if there is one."""
+    for index, trajectory in enumerate(map(json.loads, file.read_text(encoding="utf-8").splitlines())):
         if trajectory["reward"] == 1.0 and len(trajectory["turns"]) == 3:
             return index
     return 0
@@ -109,4 +114,7 @@ def ledger(run: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)  # the command that ran has said how to go on; so does the demo, started again
