@@ -20,7 +20,10 @@ import sys, agentrl
 heavy = {"torch", "ray", "docker", "sglang"} & set(sys.modules)
 assert not heavy, f"import agentrl brought {heavy}"
 import agentrl_envs, agentrl_sandbox
-print("agentrl", agentrl.__version__, "imports neither torch, ray, docker nor sglang")
+from agentrl.models import load_tokenizer
+from agentrl.render import load_renderer
+assert load_renderer(load_tokenizer("tiny")).certificate.level == "exact"
+print("agentrl", agentrl.__version__, "imports neither torch, ray, docker nor sglang, and renders for `tiny`")
 """
 
 

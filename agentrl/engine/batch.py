@@ -195,10 +195,11 @@ class Batch:
 
     def _judge(self, row: Request) -> Finished | None:
         token, sampling = row.tokens[-1], row.sampling
-        if token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos):
-            return Finished(row, "stop", token)
+        # In the order in which SGLang judges.
         if sampling.stop and (matched := self._stop_string(row)):
             return Finished(row, "stop", matched)
+        if token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos):
+            return Finished(row, "stop", token)
         at_limit = len(row.log_probs) == sampling.max_new_tokens or len(row.tokens) == self._max_context
         return Finished(row, "length") if at_limit else None
 

@@ -140,16 +140,16 @@ class ScriptedEngine:
         return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
 
     def _limit(self, said: Generation, sampling_params: SamplingParams) -> Generation:
-        """Cut where a model would have stopped. At one token, length wins over a stop token, and that over a string."""
+        """Cut where SGLang would have. At one token a stop string wins over a stop token, and that over length."""
         tokens = said.tokens
         ends = [(len(tokens), 3, said.finish_reason, said.matched)]
         if (budget := sampling_params.get("max_new_tokens")) is not None and budget <= len(tokens):
-            ends.append((budget, 0, "length", None))
+            ends.append((budget, 2, "length", None))
         stop_ids = self._renderer.stop_token_ids.union(sampling_params.get("stop_token_ids") or ())
         ends.extend((i + 1, 1, "stop", token) for i, token in enumerate(tokens) if token in stop_ids)
         stop = sampling_params.get("stop") or ()
         stop_strings = (stop,) if isinstance(stop, str) else stop
-        ends.extend((self._end_of(string, tokens), 2, "stop", string) for string in stop_strings)
+        ends.extend((self._end_of(string, tokens), 0, "stop", string) for string in stop_strings)
         count, _, finish_reason, matched = min(ends, key=lambda end: end[:2])
         return replace(
             said,
