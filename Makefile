@@ -6,7 +6,7 @@ STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test check bench bench-demo clean
+.PHONY: demo test check bench bench-exact bench-demo clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show what it learned.
 	$(BIN)/python examples/fact_search/demo.py
@@ -21,6 +21,9 @@ check: $(STAMP)  ## Lint, format and types.
 
 bench: $(STAMP)  ## Speed, as ratios measured side by side.
 	$(BIN)/python -m benchmarks
+
+bench-exact: $(STAMP)  ## Sampled against trained tokens, beside peers (SLIME_SRC=/path/to/slime for slime's columns).
+	$(BIN)/python -m benchmarks.exact
 
 bench-demo: $(STAMP)  ## The demo with three seeds and two controls of equal time (about an hour on two cores).
 	$(BIN)/python -m benchmarks.demo

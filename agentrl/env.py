@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
 from pydantic import BaseModel, ValidationError
 
 from agentrl._threads import Worker
-from agentrl.errors import ConfigError, InfraError, ToolError
+from agentrl.errors import CallError, ConfigError, InfraError, ParseError, ParsePolicy, ToolError
 from agentrl.tools import Tool, collect_tools
 from agentrl.types import (
     JSON,
@@ -32,6 +32,7 @@ from agentrl.types import (
     Observation,
     Reward,
     StepResult,
+    StopReason,
     Task,
     ToolCall,
     ToolResult,
@@ -44,7 +45,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
-HOOKS = frozenset({"share", "tools", "reset", "step", "exec_tool", "score", "close", "run_tools", "enter", "call"})
+HOOKS = frozenset(
+    {
+        *("ask", "parse_errors", "share", "tools", "reset", "step", "exec_tool", "last_turn", "score", "close"),
+        *("run_tools", "enter", "call"),
+    }
+)
 
 
 class Env:
@@ -65,6 +71,9 @@ class Env:
     rng: Random
     ask: ClassVar[Ask] = Ask()
     """What each turn asks of the engine: stop strings, a token budget."""
+    parse_errors: ClassVar[ParsePolicy | None] = ParsePolicy()
+    """What becomes of wrong tool calls. Calls that could not be read are answered by it and never reach `step`; a turn
+    with no other calls does not either. None, or no tools: nothing is done about them, and `step` sees them all."""
     _tools: ClassVar[Mapping[str, Tool]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -82,6 +91,8 @@ class Env:
         self.limits = Limits()
         self.tool_errors: dict[str, int] = {}
         """Unexpected exceptions in tools, counted by type. A bug hides here when this is not empty."""
+        self.call_errors: list[ParseError] = []
+        """Calls of the last action that named no tool or had arguments that do not fit."""
         self._resources = AsyncExitStack()
         self._thread = Worker(f"env-{type(self).__name__}")
         self._alone = asyncio.Lock()
@@ -110,8 +121,13 @@ class Env:
 
     def exec_tool(self, call: ToolCall, /) -> MaybeAwait[ToolResult | JSON]:
         """Execute one call. Default: the @tool method of that name, its arguments validated. Raise ToolError to answer
-        the model with an error, InfraError when the world broke."""
+        the model with an error, CallError where the call is to blame, InfraError when the world broke."""
         return self._exec_own_tool(call)
+
+    def last_turn(self, reason: StopReason, /) -> MaybeAwait[Observation | None]:
+        """Asked when `Limits.turns` is reached: an observation, joined to the pending one, buys exactly one more turn,
+        say for a forced answer. `step` sees that turn too. Default: None, the episode ends."""
+        return None
 
     def score(self, trajectory: Trajectory, /) -> MaybeAwait[float | Reward | None]:
         """The total reward, asked once before close unless the episode failed or was aborted.
@@ -185,6 +201,8 @@ class Env:
             async with alone:
                 result = await self.call(self.exec_tool, call, timeout=timeout)
         except ToolError as exc:
+            if isinstance(exc, CallError):
+                self.call_errors.append(ParseError("content", str(exc)))
             return ToolResult(f"Error: {exc}")
         except InfraError:
             raise
@@ -199,7 +217,7 @@ class Env:
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(spec["function"]["name"] for spec in self.tools())
-            raise ToolError(f"there is no tool {call.name!r}; the tools are: {known or 'none'}")
+            raise CallError(f"there is no tool {call.name!r}; the tools are: {known or 'none'}")
         method, arguments = getattr(self, tool.attribute), tool.validate(call.arguments)
         if inspect.iscoroutinefunction(method):
             return await method(**arguments)

@@ -9,13 +9,14 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.env import Env
-from agentrl.errors import Boundary, ConfigError, Failure, LedgerError
+from agentrl.errors import Boundary, ConfigError, Failure, LedgerError, ParsePolicy
 from agentrl.render.base import Rendered, Renderer
+from agentrl.replies import as_messages, in_call_order, joined, replies
 from agentrl.trajectory import Trajectory
 from agentrl.types import (
     Action,
@@ -118,6 +119,7 @@ class _Episode:
     on_turn: Callable[[Trajectory], None] | None
     trajectory: Trajectory
     context: int = 0
+    policy: ParsePolicy | None = None
     ask: Ask = field(default_factory=Ask)
 
     async def play(self) -> StopReason:
@@ -144,6 +146,15 @@ class _Episode:
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"the reward is {value}; it must be a finite number")
             self.trajectory.reward = None if value is None else float(value)
+        self._penalise()
+
+    def _penalise(self) -> None:
+        """Take the policy's penalty from the reward, if there is one."""
+        trajectory, penalty = self.trajectory, self.policy.penalty if self.policy else 0.0
+        unread = sum(turn.parse_error == "structural" for turn in trajectory.turns)
+        if trajectory.reward is not None and penalty and unread:
+            trajectory.reward -= penalty * unread
+            trajectory.reward_parts = {**trajectory.reward_parts, "parse_penalty": -penalty * unread}
 
     async def close(self) -> None:
         """Close the Env and wait for it, also while being cancelled. Its errors are reported, not raised."""
@@ -162,8 +173,9 @@ class _Episode:
             trajectory.tools = tuple(env.tools())
         with _boundary("render"):
             self.renderer = self.renderer.bind(trajectory.tools)
-            trajectory.append_prompt(self.renderer.prompt(observation), _messages(observation))
+            trajectory.append_prompt(self.renderer.prompt(observation), as_messages(observation))
         self.ask = env.ask
+        self.policy = env.parse_errors if trajectory.tools else None
 
     async def _turn(self) -> StopReason | None:
         """One turn of the model and the Env's answer to it; why the episode ends with it, or None."""
@@ -210,8 +222,23 @@ class _Episode:
             generation = await self.engine.generate(
                 trajectory.tokens, params, session_id=trajectory.session_id, rid=rid
             )
+        generation = self._stopped(generation, params.get("stop") or ())
         sent = len(trajectory.tokens)
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
+        return generation
+
+    def _stopped(self, generation: Generation, stop: Sequence[str]) -> Generation:
+        """End a resumed turn at a stop string that an abort has split: engines look in what they sample now alone."""
+        if not (stop and self.trajectory.open):
+            return generation
+        longest = max(len(string.encode()) for string in stop)  # a token is at least a byte
+        before = self.trajectory.turn_tokens[-longest:]
+        for count in range(1, min(longest, len(generation.tokens)) + 1):
+            tokens = generation.tokens[:count]
+            text = self.renderer.decode([*before, *tokens])
+            if matched := next((string for string in stop if string in text), None):
+                log_probs = generation.log_probs[:count]
+                return replace(generation, tokens=tokens, log_probs=log_probs, finish_reason="stop", matched=matched)
         return generation
 
     async def _step(self, action: Action) -> StopReason | None:
@@ -219,17 +246,49 @@ class _Episode:
         env, trajectory, started = self.env, self.trajectory, time.monotonic()
         turn = trajectory.turns[-1]
         with _boundary("step"):
-            result: StepResult = await env.call(env.step, action, timeout=self.limits.step_s)
-            if not isinstance(result, StepResult):
-                raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
+            result = await self._answer(action)
         turn.env_s, turn.reward = time.monotonic() - started, result.reward
         trajectory.info.update(result.info)
+        if env.call_errors:
+            turn.parse_error = turn.parse_error or "content"
+        if self.policy and self.policy.mask and turn.parse_error == "structural":
+            trajectory.mask("malformed", turn=len(trajectory.turns) - 1)
         if result.done:
             return StopReason.DONE
-        if len(trajectory.turns) >= self.limits.turns:
+        if self.policy and trajectory.parse_errors_in_a_row >= self.policy.in_a_row:
+            return StopReason.PARSE_ERRORS
+        observation = await self._before_next_turn(result.observation)
+        if observation is None:
             return StopReason.TURNS
         self.ask = result.ask or env.ask
-        return self._observe(action, result.observation)
+        return self._observe(action, observation)
+
+    async def _answer(self, action: Action) -> StepResult:
+        """The Env's answer; under a ParsePolicy, calls that could not be read are answered here instead."""
+        env, said = self.env, list[Message]()
+        env.call_errors.clear()
+        if self.policy and action.error:
+            said = replies(action, self.policy, self.renderer.certificate.capabilities)
+            if len(said) == len(action.calls):
+                return StepResult(said)
+        seen = replace(action, calls=tuple(call for call in action.calls if call.error is None)) if said else action
+        result: StepResult = await env.call(env.step, seen, timeout=self.limits.step_s)
+        if not isinstance(result, StepResult):
+            raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
+        if not said or result.done or isinstance(result.observation, Raw):
+            return result
+        return replace(result, observation=in_call_order([*as_messages(result.observation), *said], action))
+
+    async def _before_next_turn(self, pending: Observation) -> Observation | None:
+        """What the next turn reads; None if there is to be none."""
+        env, turns = self.env, len(self.trajectory.turns)
+        if turns < self.limits.turns:
+            return pending
+        if turns > self.limits.turns:
+            return None
+        with _boundary("step"):
+            last = await env.call(env.last_turn, StopReason.TURNS, timeout=self.limits.step_s)
+            return None if last is None else joined(pending, last, self.renderer.certificate.capabilities)
 
     def _observe(self, action: Action, observation: Observation) -> StopReason | None:
         """Append the observation, unless no turn would fit behind it: then the episode ends at this boundary."""
@@ -241,13 +300,14 @@ class _Episode:
             return StopReason.CONTEXT
         if self.limits.tokens is not None and trajectory.response_length + length >= self.limits.tokens:
             return StopReason.TOKENS
-        trajectory.append_observation(rendered, _messages(observation))
+        trajectory.append_observation(rendered, as_messages(observation))
         return None
 
     def _render(self, action: Action, observation: Observation) -> Rendered:
+        budget = self.limits.observation_tokens
         if isinstance(observation, Raw):
-            return self.renderer.text(observation, action)
-        return self.renderer.bridge(self.trajectory.messages, action, _messages(observation))
+            return self.renderer.text(observation, action, budget=budget)
+        return self.renderer.bridge(self.trajectory.messages, action, as_messages(observation), budget=budget)
 
     def _budget(self) -> tuple[int, StopReason]:
         """Tokens that may be sampled now, and the reason to stop when they are used up."""
@@ -270,12 +330,6 @@ class _Episode:
 
     def _is_aborted(self) -> bool:
         return self.aborted is not None and self.aborted()
-
-
-def _messages(observation: Observation) -> Sequence[Message]:
-    if isinstance(observation, Raw):
-        return ()
-    return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
 
 
 def _strings(stop: Sequence[str] | str | None) -> Sequence[str]:

@@ -4,14 +4,17 @@
     ├── ConfigError       the user's configuration; ends a run before its first token
     │   └── TemplateError     a chat template that cannot be continued exactly
     ├── ToolError         a tool speaks to the model; nothing failed
+    │   └── CallError         the call itself is wrong: an unknown tool, or arguments that do not fit
     ├── InfraError        the world broke, not the policy
     │   ├── EngineError       the inference engine
     │   └── SandboxError      a sandbox
+    ├── CanaryError       a run is not learning what it should; stopped before more time is lost
     └── LedgerError       an invariant of a trajectory is broken: a bug in agentrl
 
 What an Env raises is sorted into two kinds of `Failure` and recorded on the trajectory with the boundary it crossed.
 An InfraError or a deadline is an `environment` failure: masked, and out of its group's baseline. Anything else is a
 `bug`. What the *policy* does wrong (a bad tool call, a wrong answer, no turns left) is no failure: it is trained on.
+A bad tool call is a `ParseError`, and a `ParsePolicy` says what becomes of it.
 """
 
 from __future__ import annotations
@@ -37,6 +40,11 @@ class ToolError(AgentRLError):
     """Raise it in a tool to answer the model with its text. Nothing failed; the episode goes on."""
 
 
+class CallError(ToolError):
+    """A ToolError that blames the call: a parse error of kind "content". The default `exec_tool` raises it; raise it in
+    your own for a tool that does not exist, or for arguments that do not fit."""
+
+
 class InfraError(AgentRLError):
     """The world broke: a container died, a retriever is down. Not the policy's doing, so not trained on."""
 
@@ -49,8 +57,43 @@ class SandboxError(InfraError):
     """A sandbox did not start, died, or lost its connection."""
 
 
+class CanaryError(AgentRLError):
+    """A run that cannot be learning what it should. The message says what was seen, when, and where to look."""
+
+
 class LedgerError(AgentRLError, AssertionError):
     """A token is unaccounted for. A bug in agentrl: please report it with the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParseError:
+    """Why a tool call was not executed."""
+
+    kind: Literal["structural", "content"]
+    """structural: it cannot be read as a call, being unclosed, not JSON, or without a name. content: it was read, but
+    there is no such tool, or the arguments do not fit it."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsePolicy:
+    """What becomes of turns whose tool calls are wrong. Each wrong call is answered, and the episode goes on."""
+
+    in_a_row: int = 3
+    """So many turns with an error, one after the other, end the episode: StopReason.PARSE_ERRORS."""
+    message: str = "Your tool call could not be read: {detail}"
+    """What the model reads for a call that could not be read (structural); `{detail}` is put in."""
+    mask: bool = False
+    """Do not train turns that hold a call that could not be read; their tokens count as `malformed`."""
+    penalty: float = 0.0
+    """Taken from the reward once for each such turn, and shown as its part `parse_penalty`."""
+
+    def __post_init__(self) -> None:
+        if self.in_a_row < 1:
+            raise ConfigError(f"ParsePolicy: in_a_row must be at least 1, not {self.in_a_row}")
+
+    def reply(self, detail: str) -> str:
+        return self.message.replace("{detail}", detail)  # not str.format: the message may show JSON
 
 
 Boundary: TypeAlias = Literal["share", "reset", "step", "tool", "score", "close", "engine", "render"]

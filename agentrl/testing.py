@@ -8,6 +8,7 @@ async def test_finds_and_answers() -> None:
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Generator, Sequence
 
 from agentrl.engine.scripted import ScriptedEngine, Turn
@@ -19,9 +20,10 @@ from agentrl.types import JSON, Limits, Message, Task
 
 
 def call(name: str, /, **arguments: JSON) -> Message:
-    """An assistant message with one tool call."""
+    """An assistant message with one tool call; its id, nine letters and digits, follows from name and arguments."""
     function = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    made = {"id": f"c{zlib.crc32(repr(function).encode()):08x}", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [made]}
 
 
 async def rollout(

@@ -11,7 +11,7 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
-from agentrl.errors import ConfigError, ToolError
+from agentrl.errors import CallError, ConfigError
 from agentrl.types import JSON, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,7 +58,7 @@ class Tool:
     parallel: bool
 
     def validate(self, arguments: Mapping[str, JSON]) -> dict[str, Any]:
-        """Arguments as the method takes them. Raises ToolError saying, for the model to read, what is wrong."""
+        """Arguments as the method takes them. Raises CallError saying, for the model to read, what is wrong."""
         try:
             model = self.arguments.model_validate(arguments)
         except ValidationError as exc:
@@ -66,7 +66,7 @@ class Tool:
                 f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg'].lower()}" for e in exc.errors()
             )
             known = ", ".join(self.arguments.model_fields) or "none"
-            raise ToolError(f"invalid arguments for {self.name}: {problems} (it takes: {known})") from exc
+            raise CallError(f"invalid arguments for {self.name}: {problems} (it takes: {known})") from exc
         return {name: getattr(model, name) for name in self.arguments.model_fields}
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from agentrl.engine.base import Generation
@@ -78,7 +79,9 @@ class Turn:
     generate_s: float = 0.0
     env_s: float = 0.0
     calls: list[str] = field(default_factory=list)
-    """Names of the tools called, in order."""
+    """Names called, in order; calls that could not be read are left out."""
+    parse_error: Literal["structural", "content"] | None = None
+    """Kind of the worst ParseError among its calls."""
     reward: float | None = None
     meta: list[Mapping[str, Any]] = field(default_factory=list)
     """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""
@@ -131,6 +134,10 @@ class Trajectory:
         self.info: dict[str, JSON] = {}
         self._sampled = self._trained = self._observation = self._scaffold = 0
         self._masked: dict[str, int] = {}
+        self._digest = 0
+        """A hash over all tokens, grown with each append."""
+        self._sent: list[tuple[int, int]] = []
+        """Of each prompt that an engine was sent: how many spans it had, and the digest."""
 
     # Reading
 
@@ -184,6 +191,31 @@ class Trajectory:
         """Version of the weights behind each generation, in order."""
         return [version for turn in self.turns for version in turn.weight_versions]
 
+    @property
+    def truncated(self) -> bool:
+        """Ended by a bound on tokens or time, not by the model or the Env."""
+        return self.stop in (StopReason.TURN_CUT, StopReason.TOKENS, StopReason.CONTEXT, StopReason.DEADLINE)
+
+    @property
+    def parse_errors_in_a_row(self) -> int:
+        """How many turns, the last one backwards, held a wrong tool call."""
+        return sum(1 for _ in takewhile(lambda turn: turn.parse_error is not None, reversed(self.turns)))
+
+    @property
+    def prefix_breaks(self) -> int:
+        """Generations whose prompt is no longer the beginning of `tokens`, found by reading all of them: 0, unless
+        something rewrote what an engine had been sent. Generations read from JSON are not counted."""
+        digests = self._digests()
+        return sum(digests[spans] != digest for spans, digest in self._sent)
+
+    def _digests(self) -> list[int]:
+        """The digest after the prompt and after each span, computed anew."""
+        response = self.response
+        found = [hash((0, *self.tokens[: self.prompt_length]))]
+        for span in self.spans:
+            found.append(hash((found[-1], *response[span.start : span.stop])))
+        return found
+
     # Growing
 
     def append_prompt(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
@@ -192,6 +224,7 @@ class Trajectory:
         _require(len(rendered.tokens) > 0, "a prompt has at least one token")
         self.tokens.extend(rendered.tokens)
         self.prompt_length = len(self.tokens)
+        self._digest = hash((0, *rendered.tokens))
         self.messages.extend(messages)
         self.thinking = rendered.thinking
 
@@ -210,6 +243,7 @@ class Trajectory:
         _require(prompt_tokens in (None, len(self.tokens)), f"sent {prompt_tokens} tokens of {len(self.tokens)}")
         if not self.open:
             self.turns.append(Turn())
+        self._sent.append((len(self.spans), self._digest))
         turn = self.turns[-1]
         turn.prompt_tokens += len(self.tokens)
         turn.sampled_tokens += len(tokens)
@@ -228,7 +262,9 @@ class Trajectory:
         """Close the open turn with what it meant. Raises LedgerError if no turn is open."""
         _require(self.open, "an action closes a turn, and none is open")
         self.actions.append(action)
-        self.turns[-1].calls = [call.name for call in action.calls]
+        self.turns[-1].calls = [call.name for call in action.calls if call.error is None]
+        if action.error is not None and self.tools:  # without tools, nothing is a tool call
+            self.turns[-1].parse_error = action.error.kind
         self.messages.append(assistant_message(action))
 
     def append_observation(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
@@ -269,6 +305,7 @@ class Trajectory:
             return
         start, sampled = self.response_length, kind == "sampled"
         self.tokens.extend(tokens)
+        self._digest = hash((self._digest, *tokens))
         self.loss_mask.extend([int(sampled)] * len(tokens))
         self.log_probs.extend(log_probs if sampled else [0.0] * len(tokens))
         self.spans.append(Span(start, start + len(tokens), len(self.turns) - 1, kind, version))
@@ -351,6 +388,7 @@ class Trajectory:
         self.info = dict(data["info"])
         for span in self.spans:
             self._count(span)
+        self._digest = self._digests()[-1]
         self.verify()
         return self
 
@@ -374,7 +412,7 @@ def total_ledger(trajectories: Iterable[Trajectory]) -> Ledger:
 
 
 def assistant_message(action: Action) -> Message:
-    """The chat message that an Action stands for, as data sets spell it. Malformed calls stay part of the content."""
+    """The chat message that an Action stands for, as data sets spell it, without what could not be read as a call."""
     message: dict[str, JSON] = {"role": "assistant", "content": action.content}
     if action.reasoning is not None:
         message["reasoning_content"] = action.reasoning

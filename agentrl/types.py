@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, ParseError
 
 T = TypeVar("T")
 
@@ -81,6 +81,11 @@ class Action:
     """The stop token or stop string that ended it."""
     tokens: tuple[int, ...] = ()
 
+    @property
+    def error(self) -> ParseError | None:
+        """Of the first call that could not be read, if there is one; always structural."""
+        return next((ParseError("structural", call.error) for call in self.calls if call.error is not None), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
@@ -143,6 +148,8 @@ class StopReason(StrEnum):
     """The response (sampled and observed) met `Limits.tokens`."""
     CONTEXT = "context"
     """The next turn would not fit into the model's context."""
+    PARSE_ERRORS = "parse_errors"
+    """`ParsePolicy.in_a_row` turns, one after the other, held a tool call that was wrong."""
     DEADLINE = "deadline"
     """`Limits.episode_s` seconds passed."""
     ABORTED = "aborted"
@@ -159,6 +166,8 @@ class Limits:
     tokens: int | None = None
     """Response tokens, sampled and observed together, as slime's --rollout-max-response-len counts."""
     turn_tokens: int | None = None
+    observation_tokens: int | None = None
+    """Tokens of one observation; a longer one is cut, with a mark that says so."""
     context: int | None = None
     """Prompt and response together. None: the engine is asked; it is never unlimited."""
     episode_s: float | None = None

@@ -100,7 +100,9 @@ def seed_row(seed: int, out: Path, data: Path) -> dict[str, object]:
     steps = round(int(warm_start["steps"]) * rl.seconds / warm.seconds)
     more = {**warm_start, "steps": steps, "learning_rate": base["learning_rate"], "optimizer": "adamw"}
     imitation = run("imitation", model=model, warm_start=more, steps=0)
-    shuffled = run("shuffled", Shuffled, model=model)  # equal steps, which take about as long
+    # Equal steps, which take about as long. Without information in the reward, the policy may well stop calling tools:
+    # that is what this control is for.
+    shuffled = run("shuffled", Shuffled, model=model, canaries=None)
     return {
         "seed": seed,
         "before": warm.eval_start,

@@ -103,6 +103,12 @@ def test_a_tool_may_take_an_argument_called_name() -> None:
     assert message["tool_calls"][0]["function"] == {"name": "lookup", "arguments": {"name": "Paris"}}
 
 
+def test_a_call_has_an_id_that_every_template_takes() -> None:
+    ids = [call("lookup", **arguments)["tool_calls"][0]["id"] for arguments in ({"x": 1}, {"x": 1}, {"x": 2})]
+    assert ids[0] == ids[1] != ids[2]
+    assert all(len(made) == 9 and made.isalnum() for made in ids)
+
+
 def test_needs_no_torch() -> None:
     code = (
         "import asyncio, sys\n"

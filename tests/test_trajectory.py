@@ -230,3 +230,44 @@ def test_an_append_touches_only_the_new_tokens():
     assert t.ledger.sampled == 57
     with pytest.raises(AssertionError, match="the history was read"):
         t.verify()
+
+
+def test_a_prompt_that_is_rewritten_after_it_was_sent_is_a_prefix_break():
+    t = two_turns()
+    t.mask("malformed", turn=0)
+    assert t.prefix_breaks == 0
+    t.tokens[7] += 1  # of the first turn's sampled tokens, so in the second prompt only
+    assert t.prefix_breaks == 1
+    t.tokens[0] += 1
+    assert t.prefix_breaks == 2
+
+
+def test_a_trajectory_that_goes_on_from_json_goes_on_counting():
+    t = Trajectory.from_json(json.loads(json.dumps(two_turns().to_json())))
+    t.append_observation(rendered(1, 2, 3))
+    t.append_model(generation(2))
+    assert t.prefix_breaks == 0
+    t.tokens[0] += 1
+    assert t.prefix_breaks == 1
+
+
+@pytest.mark.parametrize("stop", StopReason)
+def test_what_counts_as_truncated(stop):
+    t = two_turns()
+    t.stop = stop
+    assert t.truncated == (stop in {"turn_cut", "tokens", "context", "deadline"})
+
+
+def test_parse_errors_in_a_row_and_what_counts_as_a_call():
+    broken = ToolCall("c1", "", {}, error="not JSON")
+    t = Trajectory(tools=[{"type": "function", "function": {"name": "f"}}])
+    t.append_prompt(rendered(prompt=5))
+    rows = []
+    for calls in [(broken,), (ToolCall("c2", "f", {}), broken), (), (broken,)]:
+        t.append_model(generation(1))
+        t.append_action(action(*calls))
+        rows.append((t.parse_errors_in_a_row, t.turns[-1].calls))
+        t.append_observation(rendered(observation=1))
+    assert rows == [(1, []), (2, ["f"]), (0, []), (1, [])]
+    again = Trajectory.from_json(json.loads(json.dumps(t.to_json())))
+    assert [turn.parse_error for turn in again.turns] == ["structural", "structural", None, "structural"]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from agentrl import __version__
+from agentrl.cli.certify import certify
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.play import play
 from agentrl.cli.serve import serve
@@ -26,6 +27,7 @@ app.command("eval")(evaluate)
 app.command()(serve)
 app.command()(play)
 app.command()(show)
+app.command()(certify)
 
 
 def _print_version(value: bool) -> None:

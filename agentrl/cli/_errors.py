@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 import typer
 
-from agentrl.errors import ConfigError
+from agentrl.errors import CanaryError, ConfigError
 
 USAGE_ERROR = 2
+CANARY = 3
 INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
 
@@ -18,7 +19,9 @@ INTERRUPTED = 130
 def one_line_errors(
     interrupted: Callable[[], str] = lambda: "nothing was written; run the command again",
 ) -> Iterator[None]:
-    """Turn a ConfigError into `error: ...` and exit code 2, Ctrl-C into what `interrupted` says and 130.
+    """Turn a ConfigError into `error: ...` and exit code 2, a CanaryError into `stopped: ...` and 3, Ctrl-C into 130.
+
+    After the latter two, `interrupted` says how to go on.
 
     Any other exception is a bug, ours or the user's, and keeps its traceback.
     """
@@ -26,6 +29,8 @@ def one_line_errors(
         yield
     except ConfigError as exc:
         _end(f"error: {exc}", USAGE_ERROR)
+    except CanaryError as exc:
+        _end(f"stopped: {exc}; {interrupted()}", CANARY)
     except KeyboardInterrupt:
         _end(f"interrupted: {interrupted()}", INTERRUPTED)
 

@@ -110,8 +110,14 @@ def _figures(evaluation: Evaluation, samples: int) -> dict[str, Any]:
         "failed": evaluation.failed,
         "turns_mean": evaluation.turns_mean,
         "tool_call_rate": evaluation.tool_call_rate,
+        "parse_error_rate": evaluation.parse_error_rate,
+        "truncation_rate": evaluation.truncation_rate,
+        "tool_errors": dict(evaluation.tool_errors),
         "stops": dict(evaluation.stops),
         "sampled_tokens": evaluation.ledger.sampled,
+        "trained_tokens": evaluation.ledger.trained,
+        "masked_tokens": dict(evaluation.ledger.masked),
+        "prefix_breaks": evaluation.prefix_breaks,
     }
 
 
@@ -122,7 +128,7 @@ def _print_table(title: str, figures: Mapping[str, Any]) -> None:
     table = Table("", "", show_header=False)
     for name, value in figures.items():
         if isinstance(value, dict):
-            text = ", ".join(f"{key} {count}" for key, count in value.items())
+            text = ", ".join(f"{key} {count}" for key, count in value.items()) or "none"
         else:
             text = f"{value:.3f}" if isinstance(value, float) else f"{value}"
         table.add_row(name.replace("_", " "), text)

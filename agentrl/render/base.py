@@ -44,7 +44,8 @@ class Certificate:
     departures: tuple[str, ...] = ()
     milliseconds: float = 0.0
     capabilities: dict[str, bool] = field(default_factory=dict)
-    """What the template can carry: parallel_calls, user_after_tool, orphan_tool, system, thinking."""
+    """What the template can carry: system, tools (it shows them), calls (it writes them, and they can be read back),
+    parallel_calls, tool_results, orphan_tool (a result without a call), user_after_tool, text_with_calls, thinking."""
 
 
 class Renderer(Protocol):

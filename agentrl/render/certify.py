@@ -3,86 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
-from agentrl.render.calls import KNOWN
-from agentrl.render.turns import Turns
+from agentrl.render.calls import Block
+from agentrl.render.cases import CASES, SAYS, THOUGHT, Case
+from agentrl.render.template import Template
+from agentrl.render.thinking import shared
+from agentrl.render.turns import CONTEXTS, Turns
 from agentrl.types import Action, Message, ToolCall
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A conversation in which each assistant message is a sampled turn."""
-
-    name: str
-    messages: tuple[Message, ...]
-    capability: str = ""
-    """What a template lacks that cannot carry this case; without a capability, it is refused."""
-    says: tuple[str, ...] = ()
-    """Text of messages that the template must not drop in silence."""
-
-
-def _call(index: int, name: str = "lookup") -> ToolCall:
-    return ToolCall(f"call0000{index}", name, {"query": f"city {index}", "more": KNOWN})
-
-
-def _asks(*calls: ToolCall, content: str = "") -> Message:
-    written = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in calls
-    ]
-    return {"role": "assistant", "content": content, "tool_calls": written}
-
-
-def _answers(call: ToolCall, content: str) -> Message:
-    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
-
-
-_SYSTEM: Message = {"role": "system", "content": "Be brief."}
-_USER: Message = {"role": "user", "content": "What is the weather in Zürich?"}
-_AGAIN: Message = {"role": "user", "content": "And tomorrow?\n"}
-_SAYS: Message = {"role": "assistant", "content": "It is 18 degrees. 晴れ"}
-_THOUGHT = {"reasoning_content": "zqthought"}
-_ONE, _TWO = _call(0), _call(1)
-
-CASES = (
-    Case("a user message after an answer", (_USER, _SAYS, _AGAIN, _SAYS, _USER)),
-    Case("a system message", (_SYSTEM, _USER, _SAYS, _AGAIN), "system", ("Be brief.",)),
-    Case("a tool result after a call", (_USER, _asks(_ONE), _answers(_ONE, "r1 {}\n")), "tool_results", ("r1",)),
-    Case(
-        "an answer after a tool result",
-        (_USER, _asks(_ONE), _answers(_ONE, "r1"), _SAYS, _AGAIN, _asks(_TWO), _answers(_TWO, "r2"), _SAYS, _USER),
-        "tool_results",
-    ),
-    Case(
-        "two calls and their results",
-        (_USER, _asks(_ONE, _TWO), _answers(_ONE, "r1"), _answers(_TWO, "r2"), _SAYS, _AGAIN),
-        "parallel_calls",
-        ("r1", "r2"),
-    ),
-    Case(
-        "a user message after a tool result",
-        (_USER, _asks(_ONE), _answers(_ONE, "r1"), _AGAIN),
-        "user_after_tool",
-        ("And tomorrow?",),
-    ),
-    Case("a tool result without a call", (_USER, _SAYS, _answers(_ONE, "r1")), "orphan_tool", ("r1",)),
-    Case(
-        "a call with text beside it",
-        (_USER, _asks(_ONE, content="Let me see."), _answers(_ONE, "r1")),
-        "text_with_calls",
-        ("Let me see.", "r1"),
-    ),
-    Case(
-        "a call after reasoning",
-        (_USER, {**_asks(_ONE), **_THOUGHT}, _answers(_ONE, "r1")),
-        "thinking",
-    ),
-)
 
 
 @dataclass(slots=True)
@@ -92,36 +25,58 @@ class _Findings:
     capabilities: dict[str, bool] = field(default_factory=dict)
 
 
-def certify(turns: Turns) -> Certificate:
-    """Walk every case. Raises TemplateError where a bridge differs from what the template writes itself."""
+def certify(turns: Turns, block: Block | None) -> tuple[Turns, Certificate]:
+    """Walk every case, with the least context that a bridge of this template needs.
+
+    Raises TemplateError where a bridge differs from what the template writes itself, whatever the context.
+    """
     started = time.perf_counter()
+    failure: TemplateError | None = None
+    for context in CONTEXTS:
+        turns = replace(turns, context=context)
+        try:
+            found = _walked(turns, block)
+        except TemplateError as exc:
+            failure = failure or exc
+            continue
+        return turns, Certificate(
+            level="keeps-history" if found.departures else "exact",
+            template_hash=hashlib.sha256(turns.template.source.encode()).hexdigest()[:16],
+            proved=tuple(found.proved),
+            departures=tuple(found.departures),
+            milliseconds=(time.perf_counter() - started) * 1000,
+            capabilities=found.capabilities,
+        )
+    assert failure is not None
+    raise failure
+
+
+def _walked(turns: Turns, block: Block | None) -> _Findings:
     found = _Findings()
     template = turns.template
-    found.capabilities["calls"] = turns.profile.called is not None
+    found.capabilities["calls"] = turns.profile.called is not None and block is not None
     if turns.profile.called is None:
         found.departures.append("the template writes no tool calls; they are written and read as <tool_call>{json}")
-    found.capabilities["tools"] = any(tool["function"]["name"] in template.render([_USER]) for tool in template.tools)
+    elif block is None:
+        found.departures.append("the template's tool calls cannot be read back: it serves without tools only")
+    question = CASES[0].messages[:1]
+    found.capabilities["tools"] = any(tool["function"]["name"] in template.render(question) for tool in template.tools)
     if not found.capabilities["tools"]:
         found.departures.append("the template does not show the tools to the model: describe them in a system message")
-    found.capabilities["thinking"] = _thinks(turns)
+    found.capabilities["thinking"] = _thinks(template)
+    found.capabilities["parallel_calls"] = turns.profile.parallel_calls or turns.profile.called is None
+    found.capabilities["text_with_calls"] = not turns.profile.content_after_calls
+    if turns.profile.content_after_calls:
+        found.departures.append("the template moves text behind the calls beside it; it is kept where it was sampled")
     for case in CASES:
         _certify(turns, case, found)
-    return Certificate(
-        level="keeps-history" if found.departures else "exact",
-        template_hash=hashlib.sha256(template.source.encode()).hexdigest()[:16],
-        proved=tuple(found.proved),
-        departures=tuple(found.departures),
-        milliseconds=(time.perf_counter() - started) * 1000,
-        capabilities=found.capabilities,
-    )
+    return found
 
 
-def _thinks(turns: Turns) -> bool:
-    """Whether the template writes reasoning, and leaves the model room for it behind the generation prompt."""
-    try:
-        return _THOUGHT["reasoning_content"] in turns.sampled({**_SAYS, **_THOUGHT})
-    except TemplateError:
-        return False
+def _thinks(template: Template) -> bool:
+    """Whether the template writes the thoughts of an answer."""
+    said = {**SAYS, "reasoning_content": THOUGHT}
+    return THOUGHT in (template.try_render([*CASES[0].messages[:1], said]) or "")
 
 
 def _certify(turns: Turns, case: Case, found: _Findings) -> None:
@@ -131,36 +86,94 @@ def _certify(turns: Turns, case: Case, found: _Findings) -> None:
         carried = carried and found.capabilities.get(case.capability, True)
         found.capabilities[case.capability] = carried
         if not carried:
+            if text is not None and case.capability == "tool_results" and turns.profile.called is not None:
+                found.departures.append(f"{case.name}: the template leaves the result out")
             return
-    departure = _walk(turns, case)
-    if departure is None:
-        found.proved.append(case.name)
+    departures = _walk(turns, case)
+    if departures:
+        found.departures.append(f"{case.name}: {departures[0]}")
     else:
-        found.departures.append(departure)
+        found.proved.append(case.name)
 
 
-def _walk(turns: Turns, case: Case) -> str | None:
-    """The first departure of the case, if any. Raises TemplateError at the first bridge that is wrong."""
-    template, messages, departure = turns.template, case.messages, None
+def _walk(turns: Turns, case: Case) -> list[str]:
+    """The departures of the case, if any. Raises TemplateError at the first bridge that is wrong."""
+    template, messages, departures = turns.template, case.messages, list[str]()
     at = _next_turn(messages, 0)
     tokens = template.encode(template.render(messages[:at], generation_prompt=True))
     while at < len(messages):
         sampled = template.encode(turns.sampled(messages[at]))
         end = _next_turn(messages, at + 1)
-        bridge = turns.bridge(_action(messages[at], sampled), messages[at + 1 : end]).tokens
+        bridge = turns.bridge(messages[: at + 1], _action(messages[at], sampled), messages[at + 1 : end]).tokens
         tokens = [*tokens, *sampled, *bridge]
         full = template.encode(template.render(messages[:end], generation_prompt=True))
-        if full[-len(bridge) :] != list(bridge):
-            ours, theirs = _parting(turns, bridge, full[-len(bridge) :])
-            raise TemplateError(
-                f"the chat template of {template.name} cannot be continued exactly: {case.name}: expected {theirs!r}, "
-                f"bridged {ours!r}; use a template whose turns do not depend on what follows them"
-            )
-        if departure is None and tokens != full:
-            ours, theirs = _parting(turns, tokens, full)
-            departure = f"{case.name}: kept as sampled {ours!r} where the full render has {theirs!r}"
+        if tokens != full:
+            _compare(turns, case, at, messages[at + 1 : end], sampled, bridge, full)
+            ours, theirs = _parting(template, tokens, full)
+            departures.append(f"kept as sampled {ours!r} where the full render has {theirs!r}")
+        if template.tells_time:
+            later = template.encode(template.on_another_day().render(messages[:end], generation_prompt=True))
+            if later[len(later) - len(bridge) :] != list(bridge):
+                departures.append("what follows a turn holds the date or the time, and stays as it was written then")
         at = end
-    return departure
+    return departures
+
+
+def _compare(
+    turns: Turns,
+    case: Case,
+    at: int,
+    new: Sequence[Message],
+    sampled: Sequence[int],
+    bridge: Sequence[int],
+    full: Sequence[int],
+) -> None:
+    """Raise unless the full render ends with the bridge, and what is before it ends as the sampled turn does.
+
+    The template may leave out the turn's stop token, or all of the turn: the sampled tokens are kept all the same.
+    """
+    template = turns.template
+    ours, theirs = _parting(template, bridge, full[len(full) - len(bridge) :])
+    if list(full[len(full) - len(bridge) :]) == list(bridge):
+        before = template.decode(full[: len(full) - len(bridge)])
+        prompt = template.render(case.messages[:at], generation_prompt=True)
+        before = before[len(shared(before, prompt)) :]
+        turn = case.messages[at]
+        ours, theirs = _ending(turn, template.decode(sampled), before)
+        lost = [m for m in new if not _shown(m["content"], template.decode(bridge)) and _shown(m["content"], before)]
+        closes = [
+            close.stop for close in (turns.profile.said, turns.profile.called) if close is not None and close.stop
+        ]
+        stops = [template.decode([token]) for token in (sampled[-1], *turns.profile.stop_token_ids)] + closes
+        if not lost and _same_end(ours, theirs, stops):
+            return
+    raise TemplateError(
+        f"the chat template of {template.name} cannot be continued exactly: {case.name}: expected {theirs!r}, "
+        f"bridged {ours!r}; use a template whose turns do not depend on what follows them"
+    )
+
+
+def _same_end(ours: str, theirs: str, stops: Sequence[str]) -> bool:
+    """Whether a turn ends alike but for its stop token and the space before it, or with the one that was sampled."""
+    left, right = ({side.removesuffix(stop).rstrip() for stop in ("", *stops)} for side in (ours, theirs))
+    sampled = stops[0]
+    return not left.isdisjoint(right) or (theirs.endswith(sampled) and theirs.count(sampled) == ours.count(sampled))
+
+
+def _shown(content: str, text: str) -> bool:
+    return all(word in text for word in re.findall(r"\w+", content))
+
+
+def _ending(turn: Message, sampled: str, shown: str) -> tuple[str, str]:
+    """What stands behind the turn's last word that survived, as sampled and as the template shows it."""
+    asked = [call["function"]["arguments"] for call in turn.get("tool_calls", ())]
+    words = set(re.findall(r"\w{2,}", f"{turn['content']} {asked}"))
+    ends = [{m.group(): m.end() for m in re.finditer(r"\w+", side)} for side in (sampled, shown)]
+    survived = words.intersection(*ends)
+    if not survived:
+        return "", ""
+    last = max(survived, key=ends[0].__getitem__)
+    return sampled[ends[0][last] :], shown[ends[1][last] :]
 
 
 def _next_turn(messages: Sequence[Message], start: int) -> int:
@@ -176,9 +189,9 @@ def _action(message: Message, tokens: Sequence[int]) -> Action:
     return Action("", message["content"], None, calls, "stop", tokens[-1], tuple(tokens))
 
 
-def _parting(turns: Turns, ours: Sequence[int], theirs: Sequence[int]) -> tuple[str, str]:
+def _parting(template: Template, ours: Sequence[int], theirs: Sequence[int]) -> tuple[str, str]:
     """Both sides as text, from a little before where they part."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     part = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-    left, right = (turns.template.decode(side[max(0, part - 4) : part + 12]) for side in (ours, theirs))
+    left, right = (template.decode(side[max(0, part - 4) : part + 12]) for side in (ours, theirs))
     return left.strip("\ufffd"), right.strip("\ufffd")

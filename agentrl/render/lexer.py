@@ -3,68 +3,73 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agentrl.render.template import Template
 
+_PIECE = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
+"""What a marker is made of: a tag, a word, whitespace, one other character."""
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A marker at `text[start:stop]`."""
-
-    start: int
-    stop: int
-    text: str
+BLANK = "\x00"
 
 
 @dataclass(frozen=True, slots=True)
 class Lexed:
-    """A turn's text and its markers, in order and without overlap."""
+    """A turn twice, position for position: `text` as it reads, `syntax` as a parser may see it.
+
+    In `syntax` the characters of a marker that was spelled out of ordinary tokens are blanks.
+    """
 
     text: str
-    marks: tuple[Mark, ...]
-
-    def next(self, at: int, *kinds: str) -> Mark | None:
-        """The first marker of these kinds that starts at or after `at`."""
-        return next((mark for mark in self.marks if mark.start >= at and mark.text in kinds), None)
+    syntax: str
 
 
 class Lexer:
-    """Finds a fixed set of markers.
+    """Tells markers from their look-alikes.
 
-    A marker that is one token of the vocabulary counts only where that token was sampled: the same characters spelled
-    out of other tokens are text. A marker that the vocabulary lacks is found by its spelling.
+    Where (a part of) a marker is one token of the vocabulary, it counts only where that token was sampled. The rest of
+    a marker, and a marker that the vocabulary lacks, is known by its spelling.
     """
 
     def __init__(self, template: Template, markers: Iterable[str]) -> None:
         self._template = template
-        atomic: dict[int, str] = {}
-        spelled: list[str] = []
+        self._atoms: dict[int, str] = {}
         for marker in markers:
             ids = template.encode(marker)
-            if len(ids) == 1:
-                atomic[ids[0]] = marker
-            else:
-                spelled.append(marker)
-        self._atomic: Mapping[int, str] = atomic
-        longest_first = sorted(spelled, key=len, reverse=True)
-        self._spelled = re.compile("|".join(map(re.escape, longest_first))) if spelled else None
+            for token in ids:
+                if token in template.added_ids or (len(ids) == 1 and is_tag(marker)):
+                    self._atoms[token] = template.decode([token])
+        longest_first = sorted(self._atoms.values(), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def __call__(self, tokens: Sequence[int]) -> Lexed:
-        text, marks, run = "", [], list[int]()
-        for token in tokens:
-            marker = self._atomic.get(token)
-            if marker is None:
+        text, syntax, run = list[str](), list[str](), list[int]()
+        for token in (*tokens, None):
+            if token is not None and token not in self._atoms:
                 run.append(token)
                 continue
-            text += self._template.decode(run) if run else ""
-            marks.append(Mark(len(text), len(text) + len(marker), marker))
-            text += marker
-            run.clear()
-        text += self._template.decode(run) if run else ""
-        if self._spelled is not None:
-            taken = {mark.start for mark in marks}
-            found = (Mark(m.start(), m.end(), m.group()) for m in self._spelled.finditer(text))
-            marks = sorted([*marks, *(mark for mark in found if mark.start not in taken)], key=lambda mark: mark.start)
-        return Lexed(text, tuple(marks))
+            if run:
+                plain = self._template.decode(run)
+                text.append(plain)
+                syntax.append(self._spelled.sub(lambda m: BLANK * len(m.group()), plain) if self._spelled else plain)
+                run.clear()
+            if token is not None:
+                text.append(self._atoms[token])
+                syntax.append(self._atoms[token])
+        return Lexed("".join(text), "".join(syntax))
+
+
+def pieces(text: str) -> list[str]:
+    """The text cut where a marker may begin or end."""
+    return _PIECE.findall(text)
+
+
+def loose(marker: str) -> str:
+    """A regular expression for the marker with any whitespace, or none, between and around its pieces."""
+    return r"\s*".join(re.escape(piece) for piece in pieces(marker) if not piece.isspace())
+
+
+def is_tag(piece: str) -> bool:
+    """Whether the piece can hardly stand in plain text: `<|call|>`, `</function>`, `[TOOL_CALLS]`."""
+    return len(piece) > 2 and piece[0] in "<["

@@ -9,12 +9,13 @@ from typing import Any
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate, Rendered, Renderer
 from agentrl.render.cache import Cache, fingerprint, key_of
-from agentrl.render.calls import FALLBACK, JsonCalls, derive, known_call
+from agentrl.render.calls import CONVENTION, Block
 from agentrl.render.certify import certify
-from agentrl.render.parse import THINK, Parser, began_thinking, leaves_thinking
-from agentrl.render.probe import SAID, TOOL, Profile
+from agentrl.render.formats import derive, known_call
+from agentrl.render.parse import Parser, began_thinking
+from agentrl.render.probe import QUESTION, SAID, TOOL, Profile, settle
 from agentrl.render.template import Template
-from agentrl.render.turns import Turns, spans
+from agentrl.render.turns import Context, Turns, spans
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, ToolSpec
 
 
@@ -28,7 +29,8 @@ def load_renderer(
     """Probe and certify a tokenizer's chat template; cached, so that loading again costs nothing.
 
     `tokenizer` is a transformers tokenizer, `chat_template` Jinja text that replaces its own. Raises TemplateError
-    where there is no template, or where it cannot be continued: the message shows the case.
+    where there is no template, where it cannot be continued (the message shows the case), or where there are tools and
+    no calls could be read.
     """
     return TemplateRenderer(tokenizer, chat_template, tools, chat_template_kwargs or {}, Cache(_BOUND_KEPT))
 
@@ -47,8 +49,14 @@ class TemplateRenderer:
         self._tokenizer, self._source, self._kwargs, self._bound = tokenizer, source, dict(kwargs), bound
         template = Template.of(tokenizer, source, tools, kwargs)
         key = key_of(fingerprint(tokenizer), template.source, kwargs)
-        turns, self._parse, self.certificate = _PROBED.get(key, lambda: _probe(template.bind([TOOL])))
-        self._turns = replace(turns, template=template)
+        turns, parser, self.certificate = _PROBED.get(key, lambda: _probe(template.bind([TOOL])))
+        if tools and not parser.reads_calls:
+            raise TemplateError(
+                f"the chat template of {template.name} writes tool calls that cannot be read back "
+                f"({_unread(turns)!r}): use it without tools, or give a template that writes calls in a known form"
+            )
+        self._parse = parser.bind(tools)
+        self._turns = replace(turns, template=replace(template, forms=turns.template.forms))
         self.stop_token_ids = turns.profile.stop_token_ids
 
     def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
@@ -64,7 +72,8 @@ class TemplateRenderer:
         template = self._turns.template
         if isinstance(observation, Raw):
             tokens = template.encode(observation.text)
-            thinking = observation.text.rstrip().endswith(THINK)  # a mention of the marker opens nothing
+            opening = self._turns.profile.thinking.open
+            thinking = observation.text.rstrip().endswith(opening)  # a mention of the marker opens nothing
             return Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking)
         messages = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
         text = template.render(messages, generation_prompt=True)
@@ -85,31 +94,31 @@ class TemplateRenderer:
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
     ) -> Rendered:
-        """Of `history` nothing is needed where the certificate holds: its probes span several turns, so a template that
-        numbers calls over a conversation does not pass them. Raises TemplateError rather than lose a message."""
+        """What is needed of `history` certification has found out (see `turns.Context`): mostly nothing. Raises
+        TemplateError rather than lose a message."""
         if not self.certificate.capabilities["tool_results"] and any(m.get("role") == "tool" for m in new):
             raise TemplateError(
                 f"the chat template of {self._turns.template.name} cannot carry tool results: answer as the user"
             )
-        return self._turns.bridge(action, new, budget)
+        return self._turns.bridge(history, action, new, budget)
 
     def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:
         """A turn that the model closed is reopened: its stop token stays sampled, and what the template writes between
         it and a next assistant turn (the rest of the close, a generation prompt) comes before the text."""
-        turns = self._turns
+        turns, marks = self._turns, self._turns.profile.thinking
         tokens, cut = turns.template.encode(raw.text), 0
         if budget is not None and len(tokens) > budget:
             text, cut = turns.shorten(raw.text, tokens, budget)
             tokens = turns.template.encode(text)
         if not turns.closed(action):
-            thinking = leaves_thinking(raw.text, leaves_thinking(action.text, began_thinking(action)))
+            thinking = marks.left_open(raw.text, marks.left_open(action.text, began_thinking(action, marks)))
             return Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking, cut)
         opened = turns.reopen(action)
         lengths = [(span.kind, span.stop - span.start) for span in opened.spans]
         return Rendered(
             (*opened.tokens, *tokens),
             spans(*lengths, ("observation", len(tokens))),
-            leaves_thinking(raw.text, opened.thinking),
+            marks.left_open(raw.text, opened.thinking),
             cut,
         )
 
@@ -126,21 +135,37 @@ _PROBED: Cache[tuple[Turns, Parser, Certificate]] = Cache(_PROBED_KEPT)
 
 def _probe(template: Template) -> tuple[Turns, Parser, Certificate]:
     """Everything that does not depend on an episode's tools."""
-    turns = Turns(template, Profile.of(template), FALLBACK)
-    turns = replace(turns, calls=_call_format(turns))
-    return turns, Parser(template, turns.calls, turns.profile.stop_token_ids), certify(turns)
+    template = settle(template)
+    turns = Turns(template, Profile.of(template), Context())
+    block = _block(turns)
+    turns, certificate = certify(turns, block)
+    parser = Parser(template, block, turns.profile.thinking, turns.profile.stop_token_ids, _frames(turns))
+    return turns, parser, certificate
 
 
-def _call_format(turns: Turns) -> JsonCalls:
+def _block(turns: Turns) -> Block | None:
+    """How the template spells calls; None if it spells them in a way that cannot be read back."""
     profile = turns.profile
     if profile.called is None:
-        return FALLBACK
-    content = SAID if profile.calls_need_content else ""
-    counts = (1, 2) if profile.parallel_calls else (1,)
-    written = [turns.sampled(known_call(n, content)).removesuffix(profile.called.stop) for n in counts]
-    found = derive(turns.template, written)
-    if found is None:
-        raise TemplateError(
-            f"the chat template of {turns.template.name} writes tool calls that cannot be read back: {written[0]!r}"
-        )
-    return found
+        return Block(CONVENTION)
+    stop = profile.called.sampled
+
+    def sampled(message: Message) -> str:
+        return profile.thinking.behind(turns.sampled(message).removesuffix(stop))
+
+    return derive(turns.template, sampled, profile.parallel_calls, SAID if profile.calls_need_content else "")
+
+
+def _frames(turns: Turns) -> list[str]:
+    """What the template writes around content, the longest first."""
+    profile = turns.profile
+    before = turns.sampled({"role": "assistant", "content": SAID}).partition(SAID)[0]
+    if profile.thinking.ends_in(before) or not before.strip():
+        return [profile.said.lead.strip()]
+    bare = turns.template.render([QUESTION])
+    prompt = turns.template.render([QUESTION], generation_prompt=True).removeprefix(bare).strip()
+    return [prompt + before.strip(), prompt, before.strip(), profile.said.lead.strip()]
+
+
+def _unread(turns: Turns) -> str:
+    return turns.sampled(known_call(1, SAID if turns.profile.calls_need_content else ""))

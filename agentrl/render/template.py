@@ -8,12 +8,34 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
+from jinja2 import TemplateSyntaxError, UndefinedError
+from jinja2.exceptions import SecurityError
 
 from agentrl.errors import TemplateError
 from agentrl.types import JSON, Message, ToolSpec
 
 RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 """What a template in trouble raises: its own raise_exception, the sandbox, or Python inside an expression."""
+
+
+_ANOTHER_DAY = (
+    "{%- macro strftime_now(format) -%}"
+    "{{ format | replace('%Y', '1999') | replace('%m', '12') | replace('%d', '30') | replace('%', '') }}"
+    "{%- endmacro -%}"
+)
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""What templates call the thoughts of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """In which form of several equal ones a template takes messages; found by probing (`probe.settle`)."""
+
+    arguments_as_text: bool = False
+    """A call's arguments as JSON text; else as a mapping, which templates write as JSON themselves."""
+    silent_content: str | None = ""
+    """The content of a turn that consists of calls."""
+    reasoning_field: str = REASONING_FIELDS[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +47,11 @@ class Template:
     tools: tuple[ToolSpec, ...] = ()
     kwargs: Mapping[str, JSON] = field(default_factory=dict)
     special_ids: frozenset[int] = frozenset()
+    added_ids: frozenset[int] = frozenset()
+    """Tokens that no merge makes: the special ones, and those such as Qwen's `<tool_call>`."""
     wants_list: bool = False
     """Without tools it must be given an empty list: it loops over `tools` unasked."""
+    forms: Forms = field(default_factory=Forms)
 
     @classmethod
     def of(cls, tokenizer: Any, source: str | None, tools: Sequence[ToolSpec], kwargs: Mapping[str, JSON]) -> Template:
@@ -37,10 +62,9 @@ class Template:
                 "or pass chat_template="
             )
         source = tokenizer.get_chat_template(source, tools=list(tools) or None)
-        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        template = cls(
-            tokenizer, source, tuple(tools), dict(kwargs), frozenset(special | set(tokenizer.all_special_ids))
-        )
+        added = tokenizer.added_tokens_decoder
+        special = {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+        template = cls(tokenizer, source, tuple(tools), dict(kwargs), frozenset(special), frozenset(added) | special)
         if not tools and template.try_render([{"role": "user", "content": "."}]) is None:
             return replace(template, wants_list=True)
         return template
@@ -49,7 +73,7 @@ class Template:
         """The conversation as text. Raises TemplateError with the template's own words."""
         try:
             text: str = self.tokenizer.apply_chat_template(
-                [plain_message(message) for message in messages],
+                [self.plain(message) for message in messages],
                 tools=list(self.tools) or ([] if self.wants_list else None),
                 chat_template=self.source,
                 add_generation_prompt=generation_prompt,
@@ -58,7 +82,7 @@ class Template:
             )
         except RENDER_ERRORS as exc:
             said = " ".join(str(exc).split())
-            raise TemplateError(f"the chat template of {self.name} refuses this conversation: {said}") from exc
+            raise TemplateError(f"the chat template of {self.name} {_verdict(exc)}: {said}") from exc
         return text
 
     def try_render(self, messages: Iterable[Message], *, generation_prompt: bool = False) -> str | None:
@@ -91,13 +115,53 @@ class Template:
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def special_in(self, text: str, *, last: bool = False) -> tuple[str, int] | None:
-        """The first (or last) special token in the text, as (its text, its id)."""
-        ids = self.encode(text)
-        for token in reversed(ids) if last else ids:
-            if token in self.special_ids:
-                return self.decode([token]), token
-        return None
+    def special_in(self, text: str) -> tuple[str, int] | None:
+        """The first special token in the text, as (its text, its id)."""
+        found = next((token for token in self.encode(text) if token in self.special_ids), None)
+        return None if found is None else (self.decode([found]), found)
+
+    def last_special(self, text: str, but: str = "") -> str:
+        """The last special token in the text that is not in `but`; empty if there is none."""
+        left = self.special_ids.difference(self.encode(but))
+        found = next((token for token in reversed(self.encode(text)) if token in left), None)
+        return "" if found is None else self.decode([found])
+
+    def plain(self, message: Message) -> dict[str, Any]:
+        """A message in the form that this template takes.
+
+        Content is never None, except as the template likes it beside calls; `tool_calls` is absent rather than empty
+        (some templates test for the key).
+        """
+        plain = {**message, "content": "" if message.get("content") is None else message["content"]}
+        thoughts = [plain.pop(name) for name in REASONING_FIELDS if name in plain]
+        if thoughts and thoughts[0] is not None:
+            plain[self.forms.reasoning_field] = thoughts[0]
+        calls = plain.pop("tool_calls", None)
+        if calls:
+            plain["tool_calls"] = [self._plain_call(call) for call in calls]
+            plain["content"] = plain["content"] or self.forms.silent_content
+        return plain
+
+    def _plain_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = dict(call.get("function") or call)
+        arguments = function.get("arguments")
+        if self.forms.arguments_as_text and not isinstance(arguments, str):
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+        elif not self.forms.arguments_as_text and isinstance(arguments, str):
+            try:
+                function["arguments"] = json.loads(arguments)
+            except ValueError:
+                return {**call}  # not JSON: the template must take it as it stands, or say why not
+        return {**call, "function": function} if "function" in call else function
+
+    @property
+    def tells_time(self) -> bool:
+        """Whether rendering it may depend on when that is done."""
+        return "strftime_now" in self.source
+
+    def on_another_day(self) -> Template:
+        """The template as it would render at another time."""
+        return replace(self, source=_ANOTHER_DAY + self.source)
 
     def bind(self, tools: Sequence[ToolSpec]) -> Template:
         """The same text and arguments with other tools."""
@@ -114,24 +178,16 @@ def name_of(tokenizer: Any) -> str:
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
 
 
-def plain_message(message: Message) -> dict[str, Any]:
-    """A message in the one form that most templates take.
-
-    Content is never None, `tool_calls` is absent rather than empty (some templates test for the key), and arguments
-    are a mapping (most templates write them as JSON themselves).
-    """
-    plain = {**message, "content": "" if message.get("content") is None else message["content"]}
-    calls = plain.pop("tool_calls", None)
-    if calls:
-        plain["tool_calls"] = [_plain_call(call) for call in calls]
-    return plain
+def breaks(error: TemplateError) -> bool:
+    """Whether the template itself broke, rather than refused a conversation with its own raise_exception."""
+    return type(error.__cause__) is not JinjaError
 
 
-def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call.get("function") or call)
-    if isinstance(function.get("arguments"), str):
-        try:
-            function["arguments"] = json.loads(function["arguments"])
-        except ValueError:
-            return {**call}  # not JSON: the template must take it as it stands, or say why not
-    return {**call, "function": function} if "function" in call else function
+def _verdict(exc: Exception) -> str:
+    if isinstance(exc, SecurityError):
+        return "does what transformers' sandbox for templates forbids"
+    if isinstance(exc, TemplateSyntaxError):
+        return "is not valid Jinja"
+    if isinstance(exc, UndefinedError):
+        return "needs what it is not given (see chat_template_kwargs)"
+    return "refuses this conversation" if type(exc) is JinjaError else "breaks on this conversation"

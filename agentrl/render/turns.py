@@ -4,14 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from agentrl.errors import TemplateError
 from agentrl.render.base import Rendered, RenderedSpan, SpanKind
-from agentrl.render.calls import JsonCalls
-from agentrl.render.parse import leaves_thinking
-from agentrl.render.probe import QUESTION, Profile, Tail, tail
-from agentrl.render.template import Template, plain_message
+from agentrl.render.calls import CONVENTION
+from agentrl.render.lexer import is_tag, pieces
+from agentrl.render.probe import QUESTION, RESULT, Close, Profile, Tail, assistant, behind_question, tail
+from agentrl.render.template import Template
+from agentrl.render.thinking import shared
 from agentrl.types import Action, Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What of a history a template needs to see before it writes what follows a turn; of most, nothing."""
+
+    system: bool = False
+    """The system message: Mistral-Nemo repeats it in the last user message."""
+    calls: Literal["none", "one", "all"] = "none"
+    """Stand-ins for earlier calls: some templates open a list of results once, or number the calls."""
+
+    def before(self, history: Sequence[Message]) -> list[Message]:
+        """What to render before the sampled turn, which is the last of `history`."""
+        first = history[:1] if self.system and history and history[0].get("role") == "system" else ()
+        messages: list[Message] = [*first, QUESTION]
+        if self.calls != "none":
+            answered = sum(message.get("role") == "tool" for message in history)
+            for i in range(min(answered, 1) if self.calls == "one" else answered):
+                call = ToolCall(f"p{i:08}", "lookup", {})
+                messages += [assistant("", ["x"], [call]), {**RESULT, "tool_call_id": call.id}]
+        return messages
+
+
+CONTEXTS = (
+    Context(),
+    Context(system=True),
+    Context(calls="one"),
+    Context(system=True, calls="one"),
+    Context(calls="all"),
+)
+"""From the cheapest to the dearest: certification takes the first with which every bridge is right."""
 
 CUT_ROUNDS = 8
 """Cutting settles in two or three rounds; what is left after these is scaffolding, which is never cut."""
@@ -23,11 +56,14 @@ class Turns:
 
     template: Template
     profile: Profile
-    calls: JsonCalls
+    context: Context
 
-    def bridge(self, action: Action, new: Sequence[Message], budget: int | None = None) -> Rendered:
+    def bridge(
+        self, history: Sequence[Message], action: Action, new: Sequence[Message], budget: int | None = None
+    ) -> Rendered:
         """The tokens from the end of the sampled turn to the next: what `Renderer.bridge` promises."""
-        rendered = self._bridge(action, new)
+        before = self.context.before(history)
+        rendered = self._bridge(before, action, new)
         if budget is None or _observed(rendered) <= budget:
             return rendered
         texts = [message.get("content") for message in new]
@@ -40,12 +76,12 @@ class Turns:
                 break
             keep = max(0, keep - over)
             shortened, cut = self._shorten(new, contents, keep)
-            rendered = self._bridge(action, shortened)
+            rendered = self._bridge(before, action, shortened)
         return replace(rendered, cut=cut)
 
     def reopen(self, action: Action) -> Rendered:
         """What lets the model go on after a turn that it closed: the rest of the close and a generation prompt."""
-        return self._bridge(action, ())
+        return self._bridge((QUESTION,), action, ())
 
     def closed(self, action: Action) -> bool:
         """Whether the model itself ended the turn with a stop token."""
@@ -58,7 +94,7 @@ class Turns:
         start = min(len(encode(close, after=after)), len(tokens))
         stop = max(start, len(tokens) - len(encode(prompt, after="" if close or observation else after)))
         parts = spans(("close", start), ("observation", stop - start), ("prompt", len(tokens) - stop))
-        return Rendered(tuple(tokens), parts, leaves_thinking(prompt))
+        return Rendered(tuple(tokens), parts, self.profile.thinking.left_open(prompt))
 
     def shorten(self, text: str, tokens: Sequence[int], keep: int) -> tuple[str, int]:
         """The text's first `keep` tokens with a mark that says how many were cut, and that number."""
@@ -70,24 +106,58 @@ class Turns:
 
     def sampled(self, message: Message) -> str:
         """An assistant message as the text a model would sample after the generation prompt, stop token included."""
-        message = plain_message(message)
+        message = {**message, "role": "assistant"}
+        if self.profile.content_after_calls and message.get("tool_calls") and message.get("content"):
+            return f"{message['content']}{self.sampled({**message, 'content': ''})}"
         if message.get("tool_calls") and self.profile.called is None:
             message = self._spelled(message)
         prompt = self.template.render([QUESTION], generation_prompt=True)
-        text = self.template.render([QUESTION, {**message, "role": "assistant"}])
-        if not text.startswith(prompt):
+        text = self._up_to_stop(self.template.render([QUESTION, message]), self._close_of(message))
+        start = len(prompt) if text.startswith(prompt) else _begins(text, prompt)
+        if QUESTION["content"] not in text[:start]:
             raise TemplateError(
-                f"the chat template of {self.template.name} does not begin an assistant's turn with its generation "
-                f"prompt: {text[max(0, len(prompt) - 40) : len(prompt)]!r} where that has {prompt[-40:]!r}"
+                f"the chat template of {self.template.name} writes a question in another way once it is answered: "
+                f"{text[max(0, start - 20) : start + 40]!r} where it had {prompt[max(0, start - 20) : start + 40]!r}"
             )
-        close = self.profile.called if message.get("tool_calls") and self.profile.called else self.profile.said
-        end = text.rfind(close.stop) + len(close.stop)
-        if not close.stop or end <= len(prompt):
-            raise TemplateError(f"the chat template of {self.template.name} does not close this turn: {text[-40:]!r}")
-        return text[len(prompt) : end]
+        turn, thinking = text[start:], self.profile.thinking
+        if not turn:
+            raise self._unclosed(text)
+        if thinking.left_open(behind_question(prompt)) and not thinking.ends_in(turn):
+            return thinking.closing + turn.lstrip()
+        return turn
 
-    def _bridge(self, action: Action, new: Sequence[Message]) -> Rendered:
-        end = tail(self.template, self.profile, action.calls or _orphans(new), new, content=bool(action.content))
+    def _close_of(self, message: Message) -> Close:
+        called = self.profile.called if message.get("tool_calls") else None
+        return called or self.profile.said
+
+    def _up_to_stop(self, text: str, close: Close) -> str:
+        ending = close.final or close.stop
+        if not ending and close.next:
+            return text + close.next
+        if ending and text.endswith(ending + close.rest):
+            return text.removesuffix(close.rest)
+        turn, stop, _ = text.rpartition(ending) if ending else ("", "", "")
+        if not stop:
+            raise self._unclosed(text)
+        return turn + stop
+
+    def _unclosed(self, text: str) -> TemplateError:
+        return TemplateError(f"the chat template of {self.template.name} does not close this turn: {text[-40:]!r}")
+
+    def _bridge(self, before: Sequence[Message], action: Action, new: Sequence[Message]) -> Rendered:
+        calls: Sequence[ToolCall] = action.calls
+        answered = any(message.get("role") == "tool" for message in new)
+        if answered and not calls and not self.profile.carries_orphans:
+            calls = _orphans(new)
+        if not answered and all(call.error for call in calls):
+            calls = ()  # what could not be read is text to the template
+        try:
+            end = tail(self.template, self.profile, calls, new, content=bool(action.content), before=before)
+        except TemplateError:
+            if not calls:
+                raise
+            calls, new = _with_plain_ids(calls, new)  # the model may have sampled an id that its template refuses
+            end = tail(self.template, self.profile, calls, new, content=bool(action.content), before=before)
         last = self.template.decode(action.tokens[-1:]) if self.closed(action) else ""
         close = self._unsampled_close(action, end, last)
         return self.assemble(close, end.observation, end.prompt, after=last)
@@ -100,7 +170,7 @@ class Turns:
         message stands where the model has always seen it. Whitespace that the template puts before its stop token is
         part of the close where the turn is plain text; after a call, the model wrote the call's own end.
         """
-        if last and last == end.stop:
+        if last and last in end.ends:
             return end.trail
         lead = "" if action.calls or last else self.profile.said.lead
         return lead + end.stop + end.trail
@@ -129,7 +199,7 @@ class Turns:
     def _spelled(self, message: Message) -> Message:
         """The message with its calls as text, for a template that writes none."""
         functions = [call.get("function") or call for call in message["tool_calls"]]
-        written = [self.calls.write(function["name"], function["arguments"]) for function in functions]
+        written = [CONVENTION.write(function["name"], function["arguments"]) for function in functions]
         content = "\n".join(filter(None, [message["content"], *written]))
         return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
 
@@ -144,6 +214,22 @@ def spans(*lengths: tuple[SpanKind, int]) -> tuple[RenderedSpan, ...]:
     return tuple(found)
 
 
+def _begins(text: str, prompt: str) -> int:
+    """Where a turn begins in a render that does not begin with the generation prompt.
+
+    Behind what both have in common, and behind the prompt's end if only markers stand before that: history may leave
+    out what a prompt opens (a thought, say), but the header of a turn is none of the turn.
+    """
+    start = len(shared(text, prompt))
+    rest = pieces(prompt[start:])
+    for i in range(len(rest)):
+        end = "".join(rest[i:])
+        at = text.find(end, start) if any(map(is_tag, rest[i:])) else -1
+        if at >= 0 and all(is_tag(piece) or not piece.isalnum() for piece in pieces(text[start:at])):
+            return at + len(end)
+    return start
+
+
 def _orphans(new: Sequence[Message]) -> list[ToolCall]:
     """Calls to stand in for tool messages that answer none: some templates refuse or drop such messages."""
     tools = [message for message in new if message.get("role") == "tool"]
@@ -151,6 +237,15 @@ def _orphans(new: Sequence[Message]) -> list[ToolCall]:
         ToolCall(message.get("tool_call_id") or f"call_{i}", message.get("name") or "unknown", {})
         for i, message in enumerate(tools)
     ]
+
+
+def _with_plain_ids(calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[Sequence[ToolCall], Sequence[Message]]:
+    """Calls and their results under ids of nine letters and digits, which every template takes."""
+    ids = {call.id: f"call{i:05}" for i, call in enumerate(calls)}
+    answers = [
+        {**m, "tool_call_id": ids.get(m["tool_call_id"], m["tool_call_id"])} if "tool_call_id" in m else m for m in new
+    ]
+    return [replace(call, id=ids[call.id]) for call in calls], answers
 
 
 def _observed(rendered: Rendered) -> int:

@@ -1,9 +1,20 @@
-"""Rollouts: where tasks come from, groups of episodes, and evaluation."""
+"""Rollouts: where tasks come from, groups of episodes, evaluation, and canaries."""
 
 from __future__ import annotations
 
+from agentrl.rollout.canaries import Canaries, CanaryConfig
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout, run_groups
 from agentrl.rollout.tasks import TaskStream, load_tasks
 
-__all__ = ["BugError", "Evaluation", "Rollout", "TaskStream", "evaluate", "load_tasks", "run_groups"]
+__all__ = [
+    "BugError",
+    "Canaries",
+    "CanaryConfig",
+    "Evaluation",
+    "Rollout",
+    "TaskStream",
+    "evaluate",
+    "load_tasks",
+    "run_groups",
+]

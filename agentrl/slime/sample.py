@@ -17,6 +17,7 @@ METADATA_KEY = "agentrl"
 _STATUS: Mapping[StopReason, str] = {
     StopReason.DONE: "COMPLETED",
     StopReason.TURNS: "COMPLETED",
+    StopReason.PARSE_ERRORS: "COMPLETED",
     StopReason.TURN_CUT: "TRUNCATED",
     StopReason.TOKENS: "TRUNCATED",
     StopReason.CONTEXT: "TRUNCATED",
@@ -24,7 +25,7 @@ _STATUS: Mapping[StopReason, str] = {
     StopReason.ABORTED: "ABORTED",
     StopReason.FAILED: "FAILED",
 }
-"""Names of slime's Sample.Status. Out of turns is an ending the policy chose; a cut is not."""
+"""Names of slime's Sample.Status. Out of turns, or too often unreadable, is the policy's doing; a cut is not."""
 
 
 def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
@@ -129,6 +130,7 @@ def _account(trajectory: Trajectory, metadata: Mapping[str, JSON]) -> dict[str, 
     account: dict[str, JSON] = {
         "stop": str(trajectory.stop or StopReason.FAILED),
         "turns": len(trajectory.turns),
+        "parse_errors": sum(turn.parse_error is not None for turn in trajectory.turns),
         "ledger": asdict(trajectory.ledger),
         "session_id": trajectory.session_id,
         "reward_parts": dict(trajectory.reward_parts),

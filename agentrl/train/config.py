@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -9,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentrl.errors import ConfigError
+from agentrl.rollout.canaries import CanaryConfig
 from agentrl.types import Limits
 
 
@@ -94,6 +96,8 @@ class TrainConfig(_Config):
     """Held-out tasks used, from the top of the file."""
     checkpoint_every: int = Field(50, gt=0)
     """Steps between checkpoints; the last two are kept."""
+    canaries: CanaryConfig | None = CanaryConfig()
+    """When the run stops early, or warns, because it cannot be learning what it should; null: never."""
     save_groups: int = Field(2, ge=0)
     """Groups of each step whose trajectories are written to the run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -149,12 +153,15 @@ class TrainConfig(_Config):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+_PARTS: Mapping[str, type[BaseModel]] = {"warm_start": WarmStartConfig, "canaries": CanaryConfig}
+
+
 def _problems(exc: ValidationError, cls: type[BaseModel]) -> str:
     problems = []
     for error in exc.errors():
         key = ".".join(map(str, error["loc"]))
         if error["type"] == "extra_forbidden":
-            known = WarmStartConfig if len(error["loc"]) > 1 else cls
+            known = _PARTS[str(error["loc"][0])] if len(error["loc"]) > 1 else cls
             problems.append(f"unknown key {key!r}; the keys are {', '.join(known.model_fields)}")
         elif error["type"] == "missing":
             problems.append(f"{key!r} is missing")

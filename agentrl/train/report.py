@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import LedgerError
+from agentrl.rollout.evaluate import Evaluation
 from agentrl.rollout.groups import is_valid
-from agentrl.trajectory import Trajectory, total_ledger
+from agentrl.trajectory import Trajectory
 from agentrl.types import JSON
 
 
@@ -51,22 +52,29 @@ class Summary:
 
 def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, JSON]:
     """A step's episodes in numbers. Raises LedgerError unless every sampled token is trained or masked by a reason."""
-    trajectories = [trajectory for group in groups for trajectory in group]
-    ledger = total_ledger(trajectories)
+    found = Evaluation.of([trajectory for group in groups for trajectory in group])
+    ledger = found.ledger
     if ledger.sampled != ledger.trained + sum(ledger.masked.values()):
         raise LedgerError(f"sampled {ledger.sampled} != trained {ledger.trained} + masked {dict(ledger.masked)}")
-    valid = [trajectory for trajectory in trajectories if is_valid(trajectory)]
-    rewards = [trajectory.reward or 0.0 for trajectory in valid] or [0.0]
+    lengths = [t.response_length for t in found.trajectories if is_valid(t)]
     return {
-        "reward_mean": statistics.fmean(rewards),
-        "reward_std": statistics.pstdev(rewards),
-        "response_length_mean": statistics.fmean([t.response_length for t in valid] or [0]),
-        "turns_mean": statistics.fmean([len(t.turns) for t in valid] or [0]),
-        "episodes": len(trajectories),
-        "failed_episodes": len(trajectories) - len(valid),
+        "reward_mean": found.success,
+        "reward_std": found.reward_std,
+        "response_length_mean": statistics.fmean(lengths or [0]),
+        "turns_mean": found.turns_mean,
+        "episodes": found.episodes,
+        "failed_episodes": found.failed,
+        "groups": len(groups),
+        "stops": found.stops,
+        "episodes_with_tools": found.episodes_with_tools,
+        "tool_call_rate": found.tool_call_rate,
+        "parse_error_rate": found.parse_error_rate,
+        "truncation_rate": found.truncation_rate,
+        "tool_errors": found.tool_errors,
         "sampled_tokens": ledger.sampled,
         "trained_tokens": ledger.trained,
         "masked_tokens": dict(ledger.masked),
+        "prefix_breaks": found.prefix_breaks,
     }
 
 

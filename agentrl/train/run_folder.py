@@ -23,7 +23,7 @@ from agentrl.types import JSON
 
 KEEP_CHECKPOINTS = 2
 
-_RESUMABLE = {"steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency"}
+_RESUMABLE = {"steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries"}
 """Keys that may change between a run and its continuation: they alter how long it goes and what it says, not what it
 learns."""
 

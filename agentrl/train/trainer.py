@@ -20,6 +20,7 @@ from agentrl.episode import RewardFn
 from agentrl.errors import ConfigError
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.render import load_renderer
+from agentrl.rollout.canaries import Canaries
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import Rollout, is_valid, run_groups
 from agentrl.rollout.tasks import TaskStream, load_tasks
@@ -62,8 +63,9 @@ def train(
 ) -> Summary:
     """Run to the end, and return what came of it.
 
-    Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
-    not finite. After any of them, and after a kill, `resume` goes on from the last checkpoint.
+    Raises ConfigError before anything is written, BugError for a bug in the Env, DivergedError for a loss that is not
+    finite, and CanaryError where nothing can be learned. After any of them, and after a kill, `resume` goes on from the
+    last checkpoint.
     """
 
     async def run() -> Summary:
@@ -81,6 +83,7 @@ class Trainer:
         self.console = console or Console()
         self.folder = RunFolder(config.out)
         self.position = Position()
+        self.canaries = Canaries(config.canaries) if config.canaries else None
         self._resume = resume
         self._stack = AsyncExitStack()
         self._counted = time.monotonic()
@@ -257,6 +260,8 @@ class Trainer:
             for name, value in metrics.items():
                 if isinstance(value, int | float):
                     self._tensorboard.add_scalar(name, value, step)
+        for warning in self.canaries.watch(metrics) if self.canaries else ():
+            progress.note(f"warning: {warning}")
         self.position.step = step
         progress.show(step, reward=metrics["reward_mean"], tokens_s=metrics["tokens_per_second"])
         if step % config.checkpoint_every == 0 or last:

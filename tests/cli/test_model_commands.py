@@ -71,6 +71,20 @@ def test_train_then_everything_else(run, agentrl):
     assert yaml.safe_load((run / "config.yaml").read_text())["steps"] == 2
 
 
+def test_a_run_that_a_canary_stops_says_so_in_one_line_and_can_go_on(folder, agentrl):
+    (folder / "small.yaml").write_text(SMALL)
+    command = ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run", "--config", "small.yaml")
+    assert agentrl(*command, "--steps", "4", "--set", "canaries.no_tool_calls=2") == 3
+    assert re.fullmatch(
+        r"stopped: steps 1 to 2: none of 8 episodes called a tool.*; "
+        r"go on with: agentrl train --resume --out run\n",
+        agentrl.stderr,
+    )
+    assert len(metrics(folder / "run")) == 2
+    assert agentrl("train", "--resume", "--out", "run", "--set", "canaries=null") == 0, agentrl.stderr
+    assert len(metrics(folder / "run")) == 4
+
+
 def test_eval_takes_the_runs_reward_for_its_own_env_only(run, agentrl):
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("reward: null", "reward: my_env.py:always_one"))

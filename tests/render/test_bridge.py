@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from agentrl.errors import TemplateError
 from agentrl.render import Rendered, Renderer, load_renderer
 from agentrl.types import Action, Raw
 
@@ -185,10 +184,12 @@ def test_a_prompt_that_opens_thinking_says_so(chatml: Renderer, tokenizers: Any)
     assert renderer.bridge([], action, [USER]).thinking
 
 
-def test_a_thought_that_history_does_not_show_is_refused(chatml: Renderer) -> None:
+def test_a_thought_that_history_does_not_show_is_ended_first(chatml: Renderer) -> None:
     assert not chatml.prompt("hi").thinking
-    with pytest.raises(TemplateError, match="generation prompt"):
-        chatml.bind(thinking_open=True)
+    renderer = chatml.bind(thinking_open=True)
+    assert renderer.prompt("hi").thinking
+    assert renderer.certificate.level == "keeps-history"
+    assert renderer.decode(renderer.encode(says("Paris"))) == "</think>\n\nParis<|im_end|>"
 
 
 @pytest.mark.parametrize("budget", [80, 120, 300])

@@ -84,10 +84,14 @@ def test_an_assistant_that_is_not_shown(tokenizers: Any) -> None:
         load_renderer(tokenizers.chatml(template))
 
 
-def test_calls_that_cannot_be_read_are_refused(tokenizers: Any) -> None:
-    template = changed(tokenizers.CHATML, "c.function.arguments | tojson", "c.function.arguments | string")
-    with pytest.raises(TemplateError, match="cannot be read back"):
-        load_renderer(tokenizers.chatml(template))
+def test_calls_that_cannot_be_read_serve_without_tools_only(tokenizers: Any, tool: Any) -> None:
+    template = changed(tokenizers.CHATML, "c.function.arguments | tojson", "c.function.arguments.values() | join('#')")
+    renderer = load_renderer(tokenizers.chatml(template))
+    assert not renderer.certificate.capabilities["calls"]
+    assert any("cannot be read back" in departure for departure in renderer.certificate.departures)
+    for bind in (lambda: renderer.bind([tool]), lambda: load_renderer(tokenizers.chatml(template), tools=[tool])):
+        with pytest.raises(TemplateError, match="cannot be read back"):
+            bind()
 
 
 def test_a_tokenizer_without_a_template(tokenizers: Any) -> None:
@@ -99,7 +103,7 @@ def test_a_tokenizer_without_a_template(tokenizers: Any) -> None:
 
 
 def test_broken_jinja_and_broken_generation_config(tokenizers: Any, tmp_path: Path) -> None:
-    with pytest.raises(TemplateError, match="refuses"):
+    with pytest.raises(TemplateError, match="is not valid Jinja"):
         load_renderer(tokenizers.chatml("{% for m in %}"))
     (tmp_path / "generation_config.json").write_text("{")
     tokenizer = tokenizers.chatml()

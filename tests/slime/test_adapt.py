@@ -65,6 +65,16 @@ def said(text):
     return {"role": "assistant", "content": text}
 
 
+async def test_calls_that_cannot_be_read_end_an_episode_that_is_trained(Sample, serve, make_args, renderer):
+    async with serve(ScriptedEngine(['<tool_call>\n{"name": "capital"'] * 3, renderer)) as (_, url):
+        sample = await adapt(make_args(url), question(Sample), PARAMS)
+    account = sample.metadata["agentrl"]
+    assert (account["stop"], account["parse_errors"], account["turns"]) == ("parse_errors", 3, 3)
+    assert (sample.status, sample.reward, sample.remove_sample) == (Sample.Status.COMPLETED, 0.0, False)
+    assert sum(sample.loss_mask) == account["ledger"]["sampled"]
+    assert sample.response.count("Your tool call could not be read: the call is not closed") == 2
+
+
 async def test_what_the_engine_is_asked(Sample, serve, make_args):
     async with serve() as (engine, url):
         args = make_args(url, max_new_tokens="turn")

@@ -52,6 +52,7 @@ def test_every_field(Sample):
         "agentrl": {
             "stop": "done",
             "turns": 2,
+            "parse_errors": 0,
             "session_id": "s-1",
             "reward_parts": {"em": 1.0},
             "ledger": {"sampled": 4, "trained": 4, "masked": {}, "observation": 2, "scaffold": 1},
@@ -60,11 +61,20 @@ def test_every_field(Sample):
     assert own == {"difficulty": 3}, "metadata may be shared; it is replaced, not written to"
 
 
+def test_wrong_tool_calls_and_tool_bugs_are_counted(Sample):
+    trajectory = played()
+    trajectory.turns[1].parse_error = "content"
+    trajectory.info["tool_errors"] = {"search:KeyError": 2}
+    account = to_sample(trajectory, Sample(), decode=decode).metadata["agentrl"]
+    assert (account["parse_errors"], account["info"]) == (1, {"tool_errors": {"search:KeyError": 2}})
+
+
 @pytest.mark.parametrize(
     ("stop", "status"),
     [
         (StopReason.DONE, "COMPLETED"),
         (StopReason.TURNS, "COMPLETED"),
+        (StopReason.PARSE_ERRORS, "COMPLETED"),
         (StopReason.TURN_CUT, "TRUNCATED"),
         (StopReason.TOKENS, "TRUNCATED"),
         (StopReason.CONTEXT, "TRUNCATED"),

@@ -4,11 +4,14 @@ import sys
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.rollout import CanaryConfig
 from agentrl.train import TrainConfig, WarmStartConfig
 
 
 def test_survives_yaml(tmp_path, make_config):
-    config = make_config(warm_start={"demonstrations": "d.jsonl", "steps": 3}, kl_coef=0.1)
+    config = make_config(
+        warm_start={"demonstrations": "d.jsonl", "steps": 3}, kl_coef=0.1, canaries={"no_tool_calls": 3}
+    )
     (tmp_path / "c.yaml").write_text(config.to_yaml())
 
     assert TrainConfig.from_yaml(tmp_path / "c.yaml") == config
@@ -20,6 +23,8 @@ def test_survives_yaml(tmp_path, make_config):
     [
         ({"learning_rte": 1}, "unknown key 'learning_rte'; the keys are env, env_config"),
         ({"warm_start": {"demonstrations": "d", "lr": 1}}, "unknown key 'warm_start.lr'; the keys are demonstrations,"),
+        ({"canaries": {"tool_calls": 3}}, "unknown key 'canaries.tool_calls'; the keys are no_trainable_tokens, no_to"),
+        ({"canaries": {"parse_error_jump": 5}}, "canaries.parse_error_jump: Input should be less than or equal to 1"),
         ({"warm_start": {}}, "'warm_start.demonstrations' is missing"),
         ({"limits": {"turn": 3}}, "limits: unknown key 'turn'; the keys are turns, tokens"),
         ({"limits": {"turns": 0}}, "limits.turns must be positive, not 0"),
@@ -53,7 +58,7 @@ def test_names_the_file(tmp_path, text, says):
 
 
 def test_every_key_is_documented():
-    for cls in (TrainConfig, WarmStartConfig):
+    for cls in (TrainConfig, WarmStartConfig, CanaryConfig):
         assert not [name for name, key in cls.model_fields.items() if not key.description]
 
 

@@ -1,6 +1,6 @@
 """Worlds for the trainer's tests: a random model earns something in them, so rewards differ from the first step."""
 
-from agentrl import Ask, Env, InfraError, StepResult
+from agentrl import Ask, Env, InfraError, StepResult, tool
 
 
 class Toy(Env):
@@ -25,6 +25,22 @@ class Flaky(Toy):
         return super().score(trajectory)
 
 
+class Gone(Toy):
+    """Nobody can grade anything."""
+
+    def score(self, trajectory):
+        raise InfraError("the grader is gone")
+
+
+class Tools(Toy):
+    """Has a tool, which a random model never calls."""
+
+    @tool
+    async def lookup(self, name: str) -> str:
+        """Look something up."""
+        return name
+
+
 class Buggy(Toy):
     def score(self, trajectory):
         raise KeyError("oops")
@@ -33,6 +49,11 @@ class Buggy(Toy):
 def even(trajectory):
     """A reward function."""
     return float(trajectory.tokens[-1] % 2 == 0)
+
+
+def same(trajectory):
+    """A reward function from which nothing can be learned."""
+    return 0.25
 
 
 NOT_A_FUNCTION = 3

@@ -1,0 +1,75 @@
+"""`agentrl certify`: whether a model's chat template can be continued exactly, and what it can carry."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl.cli._errors import one_line_errors
+from agentrl.errors import ConfigError, TemplateError
+
+if TYPE_CHECKING:
+    from agentrl.render.base import Certificate
+
+REFUSED = 1
+
+
+def certify(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, or a model's name.")],
+    template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's own template.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that was found as one JSON object.")] = False,
+) -> None:
+    """Prove that the chat template can be continued token for token; exit 1 and show the case where it cannot."""
+    with one_line_errors():
+        tokenizer, source = _tokenizer(model), _source(template)
+        try:
+            certificate = _certificate(tokenizer, source)
+        except TemplateError as exc:
+            typer.echo(json.dumps({"level": "refused", "reason": str(exc)}) if as_json else f"refused: {exc}")
+            raise typer.Exit(REFUSED) from exc
+        typer.echo(json.dumps(dataclasses.asdict(certificate)) if as_json else _line(certificate))
+
+
+def _line(certificate: Certificate) -> str:
+    carried = [name for name, carries in certificate.capabilities.items() if carries]
+    lacking = [name for name, carries in certificate.capabilities.items() if not carries]
+    parts = [
+        f"{certificate.level}: {len(certificate.proved)} cases proved",
+        f"{len(certificate.departures)} departures (--json lists them)" if certificate.departures else "",
+        f"carries {', '.join(carried) or 'plain answers only'}",
+        f"not {', '.join(lacking)}" if lacking else "",
+        f"{certificate.milliseconds:.0f} ms",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _tokenizer(model: str) -> Any:
+    from agentrl.cli.models import weights_of
+    from agentrl.models import NAMES, load_tokenizer
+
+    folder = Path(weights_of(model))
+    if model in NAMES or not folder.is_dir() or (folder / "config.json").is_file():
+        return load_tokenizer(str(folder))
+    from transformers import AutoTokenizer  # a folder may hold a tokenizer and no model
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{folder} holds no tokenizer: {exc}") from exc
+
+
+def _source(template: Path | None) -> str | None:
+    try:
+        return template.read_text(encoding="utf-8") if template is not None else None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--template {template}: {exc}") from exc
+
+
+def _certificate(tokenizer: Any, source: str | None) -> Certificate:
+    from agentrl.render import load_renderer
+
+    return load_renderer(tokenizer, chat_template=source).certificate

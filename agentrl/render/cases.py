@@ -1,0 +1,136 @@
+"""The conversations that certification walks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.render.formats import KNOWN
+from agentrl.types import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A conversation in which each assistant message is a sampled turn."""
+
+    name: str
+    messages: tuple[Message, ...]
+    capability: str = ""
+    """What a template lacks that cannot carry this case; without a capability, it is refused."""
+    says: tuple[str, ...] = ()
+    """Text of messages that the template must not drop in silence."""
+
+
+def _call(index: int, name: str = "lookup") -> ToolCall:
+    return ToolCall(f"call0000{index}", name, {"query": f"city {index}", "more": KNOWN})
+
+
+def _asks(*calls: ToolCall, content: str = "", thought: str = "") -> Message:
+    written = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    message = {"role": "assistant", "content": content, "tool_calls": written}
+    return {**message, "reasoning_content": thought} if thought else message
+
+
+def _answers(call: ToolCall, content: str) -> Message:
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _says(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+THOUGHT = "zqthought"
+_USER = _user("What is the weather in Zürich?")
+_AGAIN = _user("And tomorrow?\n")
+SAYS = _says("It is 18 degrees. 晴れ")
+_LONG = _says(
+    "# Yes!\n\n1. First, `x = {}`;\n2. then\tthe rest?\n\n" + "All is well, and all will be well. " * 12 + "Done"
+)
+_SHORT = _says("No")
+_WIND = " degrees, a light wind from the west, and 30 % rain"
+_ONE, _TWO, _THREE, _FOUR = (_call(i) for i in range(4))
+
+CASES = (
+    Case("a user message after an answer", (_USER, SAYS, _AGAIN, _LONG, _user("Why so?"), _SHORT, _user("Bye"))),
+    Case(
+        "a system message",
+        ({"role": "system", "content": "Be brief."}, _USER, SAYS, _AGAIN, _SHORT, _user("Bye")),
+        "system",
+        ("Be brief.",),
+    ),
+    Case("a tool result after a call", (_USER, _asks(_ONE), _answers(_ONE, "r1 {}\n")), "tool_results", ("r1",)),
+    Case(
+        "an answer after a tool result",
+        (
+            _USER,
+            _asks(_ONE),
+            _answers(_ONE, "r1" + _WIND),
+            SAYS,
+            _AGAIN,
+            _asks(_TWO),
+            _answers(_TWO, "r2" + _WIND),
+            _LONG,
+            _user("Bye"),
+        ),
+        "tool_results",
+    ),
+    Case(
+        "calls one after the other",
+        (
+            _USER,
+            *(m for i, c in enumerate((_ONE, _TWO, _THREE)) for m in (_asks(c), _answers(c, f"s{i}{_WIND}"))),
+            _SHORT,
+            _AGAIN,
+        ),
+        "tool_results",
+    ),
+    Case(
+        "two calls and their results",
+        (_USER, _asks(_ONE, _TWO), _answers(_ONE, "r1" + _WIND), _answers(_TWO, "r2" + _WIND), SAYS, _AGAIN),
+        "parallel_calls",
+        ("r1", "r2"),
+    ),
+    Case(
+        "parallel calls again",
+        (
+            *(_USER, _asks(_ONE, _TWO), _answers(_ONE, "r1" + _WIND), _answers(_TWO, "r2" + _WIND)),
+            *(_asks(_THREE, _FOUR), _answers(_THREE, "r3"), _answers(_FOUR, "r4"), SAYS, _AGAIN),
+        ),
+        "parallel_calls",
+    ),
+    Case(
+        "a user message after a tool result",
+        (_USER, _asks(_ONE), _answers(_ONE, "r1" + _WIND), _AGAIN, SAYS, _user("Bye")),
+        "user_after_tool",
+        ("And tomorrow?",),
+    ),
+    Case("a tool result without a call", (_USER, SAYS, _answers(_ONE, "r1" + _WIND)), "orphan_tool", ("r1",)),
+    Case(
+        "a call with text beside it",
+        (_USER, _asks(_ONE, content="Let me see."), _answers(_ONE, "r1" + _WIND), SAYS, _AGAIN),
+        "text_with_calls",
+        ("Let me see.", "r1"),
+    ),
+    Case(
+        "a call after reasoning",
+        (_USER, _asks(_ONE, thought=THOUGHT), _answers(_ONE, "r1" + _WIND)),
+        "thinking",
+    ),
+    Case(
+        "answers after reasoning",
+        (
+            _USER,
+            {**SAYS, "reasoning_content": THOUGHT},
+            _AGAIN,
+            {**_SHORT, "reasoning_content": "zqmore"},
+            _user("Bye"),
+        ),
+        "thinking",
+    ),
+)

@@ -1,0 +1,52 @@
+"""What the model reads beside the Env's own answer, in roles that the chat template can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentrl.errors import ParsePolicy
+from agentrl.types import Action, Message, Observation, Raw
+
+
+def as_messages(observation: Observation) -> list[Message]:
+    """The messages of an observation; Raw has none."""
+    if isinstance(observation, Raw):
+        return []
+    return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+
+
+def replies(action: Action, policy: ParsePolicy, capabilities: Mapping[str, bool]) -> list[Message]:
+    """One message for each call that could not be read.
+
+    It is a tool's, unless no call of the turn was read and the template cannot carry a tool result without a call: some
+    refuse one there, some drop it in silence.
+    """
+    as_tool = capabilities.get("orphan_tool", False) or any(call.error is None for call in action.calls)
+    found: list[Message] = []
+    for call in action.calls:
+        if call.error is not None:
+            content = policy.reply(call.error)
+            tool = {"role": "tool", "tool_call_id": call.id, "name": call.name or "unknown", "content": content}
+            found.append(tool if as_tool else {"role": "user", "content": content})
+    return found
+
+
+def in_call_order(messages: Sequence[Message], action: Action) -> list[Message]:
+    """Tool results in the order of their calls, then everything else as it came."""
+    places = {call.id: place for place, call in enumerate(action.calls)}
+    return sorted(messages, key=lambda message: places.get(message.get("tool_call_id", ""), len(places)))
+
+
+def joined(pending: Observation, last: Observation, capabilities: Mapping[str, bool]) -> Observation:
+    """Two observations as one; where the template forbids a user after tool results, text joins the last result.
+
+    Raises TypeError for Raw beside messages: text goes on in the model's turn, messages end it.
+    """
+    if isinstance(pending, Raw) and isinstance(last, Raw):
+        return Raw(pending.text + last.text)
+    if isinstance(pending, Raw) or isinstance(last, Raw):
+        raise TypeError("last_turn returned Raw after messages, or messages after Raw; return what `step` returns")
+    messages = as_messages(pending)
+    if not isinstance(last, str) or messages[-1].get("role") != "tool" or capabilities.get("user_after_tool", False):
+        return [*messages, *as_messages(last)]
+    return [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{last}"}]

@@ -1,0 +1,219 @@
+"""What agentrl is measured beside: slime's own adapter and the library `renderers`, each if it is here."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from agentrl.types import FinishReason, Message
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+RESULTS = Path(__file__).parent / "results"
+SLIME_SRC = os.environ.get("SLIME_SRC", "")
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Search the encyclopedia.",
+            "parameters": {
+                "type": "object",
+                "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}},
+                "required": ["query"],
+            },
+        },
+    }
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a scripted model, and what the environment answers: tool results, one for each call, or a user."""
+
+    text: str
+    answers: tuple[str, ...]
+    role: str = "tool"
+    finish: FinishReason = "stop"
+    aborted: bool = False
+    """Generation was aborted half-way, and taken up again."""
+
+    def tokens(self, tokenizer: Any) -> list[int]:
+        """The sampled tokens, stop token included where the model came to one."""
+        text = self.text + ("<|im_end|>" if self.finish == "stop" else "")
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    def messages(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        if self.role == "user":
+            return [{"role": "user", "content": text} for text in self.answers]
+        known = [*ids, *(f"call_{i}" for i in range(len(ids), len(self.answers)))]
+        pairs = zip(known, self.answers, strict=False)
+        return [{"role": "tool", "tool_call_id": i, "name": "search", "content": text} for i, text in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an episode's sampled tokens."""
+
+    sampled: int
+    trained: int
+    samples: int
+    tokens: int
+    """Tokens of all samples together: what the trainer has to compute."""
+
+
+def load_tokenizer(template: str = "") -> Any:
+    """The real Qwen 3 tokenizer, with its own template or one of the data folder's; exits where that is absent."""
+    from transformers import AutoTokenizer
+
+    if not (DATA / "tokenizers" / "qwen3").is_dir():
+        sys.exit("no ../shared/data/tokenizers/qwen3 beside the repository: this benchmark needs a real tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(DATA / "tokenizers" / "qwen3")
+    if template:
+        path = DATA / "chat_templates" / f"{template}.jinja"
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def save(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write benchmarks/results/NAME.json, with the date and the kind of machine."""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    found = {"date": date.today().isoformat(), "machine": machine, "rows": list(rows)}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+# slime's own adapter: the agent speaks HTTP, slime renders every turn again and keeps tokens in a TrajectoryManager.
+
+
+def slime_missing() -> str:
+    """Why slime's adapter cannot be run, or ""."""
+    if not (Path(SLIME_SRC) / "slime" / "agent").is_dir() or not SLIME_SRC:
+        return "SLIME_SRC is not set"
+    return ""
+
+
+def run_slime(tokenizer: Any, turns: Sequence[Turn], question: str) -> Outcome:
+    """The turns through slime's OpenAIAdapter over HTTP, as an OpenAI client would play them."""
+    if SLIME_SRC not in sys.path:
+        sys.path.append(SLIME_SRC)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return asyncio.run(_run_slime(tokenizer, turns, question))
+
+
+async def _run_slime(tokenizer: Any, turns: Sequence[Turn], question: str) -> Outcome:
+    from aiohttp.test_utils import TestClient, TestServer
+    from slime.agent.adapters import common, openai
+    from slime.utils.types import Sample
+
+    script = [part for turn in turns for part in _generations(tokenizer, turn)]
+    generations = iter(script)
+
+    async def generate(prompt_ids: list[int], *_: Any, **__: Any) -> Any:
+        tokens, finish = next(generations)
+        return common.TurnRecord(
+            prompt_ids=list(prompt_ids), output_ids=tokens, finish_reason=finish, output_log_probs=[-1.0] * len(tokens)
+        )
+
+    common.call_sglang_generate, common.parse_model_output = generate, _parse_as_sglang
+    adapter = openai.OpenAIAdapter(tokenizer=tokenizer, sglang_url="", tool_parser="qwen25", reasoning_parser="qwen3")
+    messages: list[Message] = [{"role": "user", "content": question}]
+    async with TestClient(TestServer(adapter.app)) as client:
+        for turn in turns:
+            body = {"messages": messages, "tools": TOOLS}
+            for _ in range(1 + turn.aborted):  # an agent whose turn was aborted asks again
+                headers = {"Authorization": "Bearer episode"}
+                response = await client.post("/v1/chat/completions", json=body, headers=headers)
+                said = (await response.json())["choices"][0]["message"]
+            ids = [call["id"] for call in said.get("tool_calls") or ()]
+            answers = turn.messages(ids)
+            messages += [said, *(answers[: len(ids)] if ids else answers)]
+    samples = await adapter.finish_session("episode", base_sample=Sample(index=0, prompt=question))
+    sampled = sum(len(tokens) for tokens, _ in script)
+    trained = sum(sum(sample.loss_mask) for sample in samples)
+    return Outcome(sampled, trained, len(samples), sum(len(sample.tokens) for sample in samples))
+
+
+def _generations(tokenizer: Any, turn: Turn) -> list[tuple[list[int], str]]:
+    """What the engine returns for a turn; after an abort, the whole turn once more."""
+    tokens = turn.tokens(tokenizer)
+    return [*([(tokens[: len(tokens) // 2], "abort")] if turn.aborted else []), (tokens, turn.finish)]
+
+
+def _parse_as_sglang(raw_output: str, *, tools_schema: Any, **_: Any) -> Any:
+    """What SGLang's parsers `qwen3` (reasoning) and `qwen25` (calls) read, which slime imports from SGLang."""
+    from slime.agent.parsing import ParsedModelOutput
+
+    text = raw_output.removesuffix("<|im_end|>")
+    reasoning, found, rest = text.rpartition("</think>")
+    if not found and text.startswith("<think>"):
+        reasoning, rest = text, ""
+    calls = re.findall(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", rest, re.DOTALL) if tools_schema else []
+    uses = [{"name": call["name"], "input": call["arguments"]} for call in map(json.loads, calls)]
+    said = rest.partition("<tool_call>")[0].strip()
+    return ParsedModelOutput(reasoning=reasoning.replace("<think>", "").strip(), text=said, tool_uses=uses)
+
+
+# `renderers`: a bridge where the family is known and allows it, else a full render; a broken prefix begins a sample.
+
+
+def renderers_missing() -> str:
+    """Why the library cannot be run, or ""."""
+    return "" if importlib.util.find_spec("renderers") else "`renderers` is not installed"
+
+
+def make_renderers(tokenizer: Any, *, known: bool, keep_thinking: bool = False) -> Any:
+    """Its hand-written Qwen 3 renderer, or its fallback for a template that it does not know."""
+    from renderers import DefaultRendererConfig, Qwen3RendererConfig, create_renderer
+
+    if not known:
+        return create_renderer(tokenizer, DefaultRendererConfig(tool_parser="qwen3", reasoning_parser="think"))
+    return create_renderer(tokenizer, Qwen3RendererConfig(thinking_retention="all" if keep_thinking else None))
+
+
+def run_renderers(tokenizer: Any, turns: Sequence[Turn], question: str, *, renderer: Any) -> Outcome:
+    messages: list[Any] = [{"role": "user", "content": question}]
+    prompt = list(renderer.render_ids(messages, tools=TOOLS, add_generation_prompt=True))
+    sampled, finished = 0, list[int]()
+    for number, turn in enumerate(turns):
+        tokens = turn.tokens(tokenizer)
+        sampled += len(tokens)
+        so_far = [*prompt, *tokens]
+        if number == len(turns) - 1:
+            finished.append(len(so_far))
+            break
+        new = turn.messages([])
+        messages += [_as_message(renderer.parse_response(tokens, tools=TOOLS)), *new]
+        bridged = renderer.bridge_to_next_turn(prompt, tokens, new, tools=TOOLS)
+        again = bridged is None
+        prompt = list(
+            renderer.render_ids(messages, tools=TOOLS, add_generation_prompt=True) if again else bridged.token_ids
+        )
+        if prompt[: len(so_far)] != so_far:
+            finished.append(len(so_far))
+    return Outcome(sampled, sampled, len(finished), sum(finished))
+
+
+def _as_message(parsed: Any) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning_content:
+        message["reasoning_content"] = parsed.reasoning_content
+    calls = [call for call in parsed.tool_calls if isinstance(call.arguments, dict)]
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"call_{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for i, call in enumerate(calls)
+        ]
+    return message

@@ -1,0 +1,80 @@
+"""`agentrl certify` on folders with a tokenizer, and on what is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from agentrl.models import tiny_model
+from tests.render.conftest import CHATML_TOOLS, TAGS, chatml_tokenizer
+
+COUNTED = CHATML_TOOLS.replace("'<|im_start|>' + m.role", "'<|im_start|>' + m.role + loop.index | string")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    chatml_tokenizer(*TAGS).save_pretrained(folder)
+    return folder
+
+
+def test_one_line_for_a_sound_template(agentrl, model):
+    assert agentrl("certify", model) == 0
+    assert re.fullmatch(r"exact: \d+ cases proved; carries calls, tools, .*; not thinking; \d+ ms\n", agentrl.stdout)
+    assert agentrl.stderr == ""
+
+
+def test_json_holds_the_whole_certificate(agentrl, model):
+    assert agentrl("certify", model, "--json") == 0
+    found = json.loads(agentrl.stdout)
+    assert found["level"] == "exact"
+    assert found["capabilities"]["parallel_calls"] is True
+    assert "a tool result after a call" in found["proved"]
+
+
+def test_a_template_that_cannot_be_proved_shows_the_case(agentrl, model, tmp_path):
+    assert COUNTED != CHATML_TOOLS
+    file = tmp_path / "counted.jinja"
+    file.write_text(COUNTED)
+    assert agentrl("certify", model, "--template", file) == 1
+    assert agentrl.stdout.startswith("refused: the chat template of ")
+    assert "cannot be continued exactly: a user message after an answer: expected" in agentrl.stdout
+    assert agentrl("certify", model, "--template", file, "--json") == 1
+    assert json.loads(agentrl.stdout)["level"] == "refused"
+
+
+def test_a_template_without_calls_says_what_it_lacks(agentrl, model, tmp_path):
+    file = tmp_path / "plain.jinja"
+    file.write_text(
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    assert agentrl("certify", model, "--template", file) == 0
+    assert agentrl.stdout.startswith("keeps-history: ")
+    assert "departures (--json lists them)" in agentrl.stdout
+    assert "not calls, tools" in agentrl.stdout
+
+
+@pytest.mark.parametrize("bad", ["nowhere", "no-tokenizer"])
+def test_what_is_no_model_is_a_usage_error(agentrl, tmp_path, bad):
+    (tmp_path / "no-tokenizer").mkdir()
+    assert agentrl("certify", tmp_path / bad) == 2
+    assert agentrl.stderr.startswith("error: ")
+    assert agentrl.stderr.count("\n") == 1
+
+
+def test_a_template_file_that_is_not_there(agentrl, model):
+    assert agentrl("certify", model, "--template", "missing.jinja") == 2
+    assert "missing.jinja" in agentrl.stderr
+
+
+@pytest.mark.parametrize("command", [("eval",), ("train", "--out", "run")])
+def test_a_folder_that_cannot_be_proved_stops_other_commands_first(agentrl, folder, model, command):
+    """Before anything is generated."""
+    tiny_model().save_pretrained(model)
+    (model / "chat_template.jinja").write_text(COUNTED)
+    assert agentrl(*command, "my_env.py:Capitals", "--model", model, "--data", "tasks.jsonl") == 2, agentrl.exception
+    assert "cannot be continued exactly" in agentrl.stderr, agentrl.exception

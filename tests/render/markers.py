@@ -1,0 +1,100 @@
+"""A tokenizer for any chat template: a small byte-level BPE whose special tokens are the template's own markers.
+
+A template means nothing without the special tokens that it writes. Where the real tokenizer is not at hand, its
+markers are read from the template's text and from what it renders, and the end-of-sequence token is the marker with
+which a rendered assistant's turn ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError as JinjaError
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+CONTROL = re.compile(
+    r"<\|[^|<>\s'\"{}]+\|?>|<[a-z_]+\|>|<｜[^｜<>\s'\"{}]+｜>"  # <|im_end|>, <|turn>, <turn|>, <｜User｜>
+    r"|<(?:start|end)_of_[a-z_]+>|<seed:[a-z]+>|</?s>|<[bs]op>"  # <start_of_turn>, <seed:eos>, </s>, <sop>
+    r"|\[/?[A-Z_]{4,}\]|\[e~\[|\]~!?b[\]\[]"  # [INST], and MiniMax's
+)
+END = re.compile(r"(?i)end.of|[a-z]_end|\|end\||eo[st]|return|turn\||e~|/s")
+"""The markers that end a turn, rather than a part of it, say so in their name."""
+
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Single tokens in most vocabularies, yet not control tokens."""
+
+REAL = {"Qwen-Qwen3-0.6B": "qwen3", "deepseek-ai-DeepSeek-V3.1": "deepseek_v3"}
+"""Templates whose own tokenizer is in the data folder."""
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "book",
+        "description": "Book a seat.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string", "description": "Where to."}}},
+    },
+}
+
+SENTENCES = (
+    "The train to Oslo leaves at 9:45 from platform 3, and arrives in the evening.",
+    '{"name": "book", "arguments": {"from": "Bergen", "seats": 2, "window": true}}',
+    "# Tools\n\nYou may call one or more functions to help with the question. system user assistant tool\n\n",
+)
+SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def template_files() -> list[Path]:
+    """The chat templates beside the repository; none where that folder is absent."""
+    return sorted((DATA / "chat_templates").glob("*.jinja"))
+
+
+@functools.cache
+def tokenizer_of(path: Path) -> Any:
+    """A tokenizer with this template: the real one where it is at hand. One per template and process."""
+    if path.stem in REAL:
+        tokenizer = AutoTokenizer.from_pretrained(DATA / "tokenizers" / REAL[path.stem])
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+        return tokenizer
+    return small_tokenizer(path.read_text(encoding="utf-8"))
+
+
+def small_tokenizer(source: str) -> Any:
+    """A tokenizer that knows the markers of the template `source`, and has it as its own."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_bpe()), bos_token="<s>", eos_token="</s>", chat_template=source
+    )
+    answered = [_answered(tokenizer), _answered(tokenizer, {"role": "user", "content": "more"})]
+    markers = {marker for text in (source, *answered) for marker in CONTROL.findall(text)}
+    tokenizer.add_tokens(sorted(markers), special_tokens=True)
+    tokenizer.add_tokens([tag for tag in TAGS if tag in source])
+    behind = (marker for text in answered for marker in CONTROL.findall(text.rpartition("zqanswer")[2]))
+    tokenizer.eos_token = next((marker for marker in behind if END.search(marker)), "</s>")
+    return tokenizer
+
+
+def _answered(tokenizer: Any, *more: dict[str, str]) -> str:
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "zqanswer"}, *more]
+    try:
+        return tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=False)
+    except JinjaError:  # some want what no tokenizer gives them
+        return ""
+
+
+@functools.cache
+def _bpe() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return tokenizer.to_str()

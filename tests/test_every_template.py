@@ -1,0 +1,91 @@
+"""Whole episodes over the chat templates of real models: wrong calls answered, turns reopened, a last turn forced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl import Ask, Env, Generation, Limits, Raw, StepResult, StopReason, Task, TemplateError, run_episode, tool
+from agentrl.engine import ScriptedEngine
+from agentrl.render import Renderer, load_renderer
+from agentrl.testing import call
+from tests.render.markers import template_files, tokenizer_of
+
+SEARCH = call("search", query="France")
+
+
+class Capitals(Env):
+    @tool
+    async def search(self, query: str) -> str:
+        """Search the encyclopedia."""
+        return f"{query}: the capital is Paris."
+
+    def last_turn(self, reason):
+        return "Answer now."
+
+    def score(self, trajectory):
+        return float("Paris" in trajectory.answer)  # what exactly its content is, tests/render says
+
+
+class Tags(Env):
+    ask = Ask(stop=("</answer>",))
+
+    async def step(self, action):
+        return StepResult(done=True) if "</answer>" in action.text else StepResult(Raw("\nTry again.\n"))
+
+    def score(self, trajectory):
+        return float("<answer>Paris</answer>" in trajectory.actions[-1].text)
+
+
+@pytest.fixture(scope="module", params=template_files() or [None], ids=lambda path: path.stem if path else "none")
+def renderer(request) -> Renderer:
+    """The certified renderer of a template."""
+    path: Path | None = request.param
+    if path is None:
+        pytest.skip("../shared/data/chat_templates is not there")
+    try:
+        return load_renderer(tokenizer_of(path))
+    except TemplateError as exc:
+        pytest.skip(f"not certified: {exc}"[:100])
+
+
+def spoiled(renderer: Renderer) -> Generation:
+    """A call with one token left out, so that it cannot be read."""
+    tokens = renderer.bind([made.spec for made in Capitals._tools.values()]).encode(SEARCH)
+    for place in reversed(range(1, len(tokens) - 1)):
+        without = [*tokens[:place], *tokens[place + 1 :]]
+        action = renderer.parse(without, "stop", without[-1])
+        if action.calls and all(made.error for made in action.calls):
+            return Generation(without, [-0.5] * len(without), "stop", without[-1])
+    pytest.skip("this format of calls is read whatever token is missing")
+
+
+async def play(renderer, env, script, **limits):
+    engine = ScriptedEngine(script, renderer)
+    t = await run_episode(env, Task(prompt="?"), engine=engine, renderer=renderer, limits=Limits(**limits))
+    assert t.failure is None, t.failure
+    t.verify()
+    assert (t.ledger.trained, t.prefix_breaks) == (t.ledger.sampled, 0)
+    for request, turn in zip(engine.requests, t.turns, strict=True):
+        assert request == t.tokens[: turn.prompt_tokens]
+    return t
+
+
+async def test_a_call_that_cannot_be_read_is_answered_and_then_the_last_turn(renderer):
+    if not renderer.certificate.capabilities["calls"]:
+        pytest.skip("this template writes no calls")
+    t = await play(renderer, Capitals(), [spoiled(renderer), SEARCH, "Paris"], turns=2)
+    assert (t.stop, t.reward) == (StopReason.DONE, 1.0)
+    reply = t.messages[2]
+    assert reply["role"] == ("tool" if renderer.certificate.capabilities["orphan_tool"] else "user")
+    text = renderer.decode(t.response)
+    for told in (reply["content"], "the capital is Paris.", "Answer now."):
+        assert told in text
+    assert [turn.parse_error for turn in t.turns] == ["structural", None, None]
+
+
+async def test_text_goes_on_in_a_turn_that_the_model_had_ended(renderer):
+    t = await play(renderer, Tags(), ["I do not know.", "<answer>Paris</answer>"])
+    assert (t.stop, t.reward, len(t.turns)) == (StopReason.DONE, 1.0, 2)
+    assert "Try again." in renderer.decode(t.response)
