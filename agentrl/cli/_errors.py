@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ import typer
 
 from agentrl.errors import CanaryError, ConfigError
 
+DISK_FULL = 1
 USAGE_ERROR = 2
 CANARY = 3
 INTERRUPTED = 130
@@ -19,9 +21,8 @@ INTERRUPTED = 130
 def one_line_errors(
     interrupted: Callable[[], str] = lambda: "nothing was written; run the command again",
 ) -> Iterator[None]:
-    """Turn a ConfigError into `error: ...` and exit code 2, a CanaryError into `stopped: ...` and 3, Ctrl-C into 130.
-
-    After the latter two, `interrupted` says how to go on.
+    """Turn a ConfigError into `error: ...` and exit code 2, a full disk into 1, a CanaryError into `stopped: ...` and
+    3, Ctrl-C into 130. After the latter three, `interrupted` says how to go on.
 
     Any other exception is a bug, ours or the user's, and keeps its traceback.
     """
@@ -29,6 +30,10 @@ def one_line_errors(
         yield
     except ConfigError as exc:
         _end(f"error: {exc}", USAGE_ERROR)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _end(f"error: {exc.strerror}: {exc.filename or 'the disk'}; free some space, then {interrupted()}", DISK_FULL)
     except CanaryError as exc:
         _end(f"stopped: {exc}; {interrupted()}", CANARY)
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ reference/                    the weights at the start of RL, if KL is measured
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -22,6 +23,8 @@ from agentrl.trajectory import Trajectory
 from agentrl.types import JSON
 
 KEEP_CHECKPOINTS = 2
+_FULL_BYTES = 1 << 20
+"""A disk with less free space is what a failed write failed for."""
 
 _RESUMABLE = {"steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries"}
 """Keys that may change between a run and its continuation: they alter how long it goes and what it says, not what it
@@ -79,7 +82,10 @@ class RunFolder:
         write_atomically(self.trajectories / f"{name}.jsonl", "".join(lines))
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Let `write` fill a folder, which takes its name only once it is complete; then drop the oldest."""
+        """Let `write` fill a folder, which takes its name only once it is complete; then drop the oldest.
+
+        Raises OSError (ENOSPC) when the disk is full; the checkpoints before it stay.
+        """
         target = self.checkpoints / step_name(step)
         _replace_folder(target, write)
         for old in self._complete()[:-KEEP_CHECKPOINTS]:
@@ -134,7 +140,14 @@ def _replace_folder(target: Path, write: Callable[[Path], None]) -> None:
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
     temporary.mkdir(parents=True)
-    write(temporary)
+    try:
+        write(temporary)
+    except Exception as exc:  # torch and safetensors tell of a full disk each in words of their own
+        full = shutil.disk_usage(target.parent).free < _FULL_BYTES
+        shutil.rmtree(temporary, ignore_errors=True)
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from exc
+        raise
     if target.exists():
         shutil.rmtree(target)
     os.rename(temporary, target)

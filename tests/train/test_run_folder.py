@@ -1,4 +1,6 @@
+import errno
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,3 +107,22 @@ def test_a_run_folder_stands_for_its_newest_weights(folder, tmp_path):
 
     folder.save_model(folder.model, touch)
     assert model_folder(str(folder.path)) == folder.model
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_it(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    first = folder.save_checkpoint(1, lambda path: (path / "weights").write_text("whole"))
+
+    def fail(path):
+        (path / "weights").write_text("ha")
+        raise RuntimeError("unexpected pos 1974976 vs 1974868")
+
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        folder.save_checkpoint(2, fail)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        folder.save_checkpoint(2, fail)
+
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(folder.checkpoints / "step_000002"))
+    assert list(folder.checkpoints.iterdir()) == [first]
