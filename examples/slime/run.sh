@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# One node, colocated. From slime's root:  MODEL=/models/Qwen2.5-0.5B-Instruct bash /path/to/agentrl/examples/slime/run.sh
+# One node, colocated. From slime's root:  MODEL=... MEGATRON=... bash /path/to/agentrl/examples/slime/run.sh
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 AGENTRL="$(cd -- "${HERE}/../.." && pwd)"
 MODEL="${MODEL:?the Hugging Face folder of an instruct model}"
+MEGATRON="${MEGATRON:?the folder of Megatron-LM}"
 REF="${REF:-${MODEL}_torch_dist}"                # made by slime's tools/convert_hf_to_torch_dist.py
 DATA="${DATA:-${HERE}/data}"
 GPUS="${GPUS:-8}"
@@ -49,6 +50,6 @@ TRAIN_ARGS=(
 
 ray start --head --num-gpus "${GPUS}" --disable-usage-stats
 ray job submit --address="http://127.0.0.1:8265" \
-   --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${MEGATRON:-/root/Megatron-LM}:${AGENTRL}:${AGENTRL}/envs\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\"}}" \
+   --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${MEGATRON}:${AGENTRL}:${AGENTRL}/envs\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\"}}" \
    -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node "${GPUS}" --colocate \
    "${MODEL_ARGS[@]}" "${TRAIN_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${AGENT_ARGS[@]}"
