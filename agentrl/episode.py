@@ -10,13 +10,14 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.env import Env
 from agentrl.errors import Boundary, ConfigError, Failure, LedgerError, ParsePolicy
 from agentrl.render.base import Rendered, Renderer
 from agentrl.replies import as_messages, in_call_order, joined, replies
+from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
 from agentrl.types import (
     Action,
@@ -53,6 +54,7 @@ async def run_episode(
     session_id: str | None = None,
     aborted: Callable[[], bool] | None = None,
     on_turn: Callable[[Trajectory], None] | None = None,
+    thinking: Literal["keep", "strip"] = "keep",
 ) -> Trajectory:
     """Play one episode and return what happened, whatever happened.
 
@@ -61,17 +63,24 @@ async def run_episode(
     ends in an abort while it is False, the turn goes on in place (engines abort for weight updates). Without it, an
     abort ends the episode. `on_turn` is called after each turn.
 
+    `thinking` says what becomes of earlier thoughts that the template would drop from the next prompt: "keep" them as
+    they were sampled, or "strip" them, which starts a new segment of the trajectory (see `Thoughts`).
+
     Raises ConfigError, TemplateError, LedgerError and cancellation; anything else is recorded.
     """
+    limits = limits or Limits()
+    if thinking == "strip" and limits.observation_tokens is not None:
+        raise ConfigError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
     episode = _Episode(
         env=env,
         engine=engine,
         renderer=renderer,
-        limits=limits or Limits(),
+        limits=limits,
         sampling_params=sampling_params or {},
         aborted=aborted,
         on_turn=on_turn,
         trajectory=Trajectory(task, session_id=session_id or uuid.uuid4().hex),
+        thoughts=Thoughts() if thinking == "strip" else None,
     )
     trajectory = episode.trajectory
     try:
@@ -118,6 +127,7 @@ class _Episode:
     aborted: Callable[[], bool] | None
     on_turn: Callable[[Trajectory], None] | None
     trajectory: Trajectory
+    thoughts: Thoughts | None = None
     context: int = 0
     policy: ParsePolicy | None = None
     ask: Ask = field(default_factory=Ask)
@@ -174,6 +184,8 @@ class _Episode:
         with _boundary("render"):
             self.renderer = self.renderer.bind(trajectory.tools)
             trajectory.append_prompt(self.renderer.prompt(observation), as_messages(observation))
+        if self.thoughts is not None:
+            self.thoughts.begin(observation)
         self.ask = env.ask
         self.policy = env.parse_errors if trajectory.tools else None
 
@@ -293,6 +305,13 @@ class _Episode:
     def _observe(self, action: Action, observation: Observation) -> StopReason | None:
         """Append the observation, unless no turn would fit behind it: then the episode ends at this boundary."""
         trajectory = self.trajectory
+        with _boundary("render"):
+            stripped = self.thoughts.strip(trajectory, observation, self.renderer) if self.thoughts else None
+        if stripped is not None:
+            if len(stripped.tokens) >= self.context:
+                return StopReason.CONTEXT
+            trajectory.begin_segment(stripped, as_messages(observation))
+            return None
         with _boundary("render"):
             rendered = self._render(action, observation)
         length = len(rendered.tokens)

@@ -1,9 +1,10 @@
 """Turn continuation: the tokens of one episode, who wrote each, and which are trained.
 
-Tokens are the truth. Messages and actions annotate them and are never rendered again. An episode appends in this order,
-where an aborted generation may be followed by another that goes on in the same turn:
+Tokens are the truth. Messages and actions annotate them and are never rendered again, unless thoughts are stripped
+(`begin_segment`). An episode appends in this order, where an aborted generation may be followed by another that goes on
+in the same turn:
 
-    append_prompt  (append_model+  append_action  append_observation)*
+    append_prompt  (append_model+  append_action  (append_observation | begin_segment))*
 
 After every append, at a cost of O(new tokens):
 
@@ -41,6 +42,11 @@ _SOURCES: Mapping[SpanType, Source] = {
     "prompt": "scaffold",
 }
 _AUTHORS: Mapping[Source, Author] = {"sampled": "model", "observation": "env", "scaffold": "template"}
+
+_OF_A_SEGMENT = (
+    "tokens", "prompt_length", "log_probs", "loss_mask", "spans", "thinking",
+    "_sampled", "_trained", "_observation", "_scaffold", "_masked", "_digest", "_sent",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,11 @@ class Ledger:
 
 
 class Trajectory:
-    """One episode's tokens and all that is known of them. Grown by `append_*`; never edited otherwise."""
+    """One episode's tokens and all that is known of them. Grown by `append_*`; never edited otherwise.
+
+    Where the prompt was rewritten on purpose (`begin_segment`), tokens, spans, log-probs and ledger are those of the
+    last segment; turns, actions, messages and all else are the whole episode's.
+    """
 
     def __init__(self, task: Task | None = None, *, session_id: str = "", tools: Sequence[ToolSpec] = ()) -> None:
         self.task = task or Task()
@@ -123,6 +133,8 @@ class Trajectory:
         self.loss_mask: list[int] = []
         self.spans: list[Span] = []
         self.turns: list[Turn] = []
+        self.earlier: list[Trajectory] = []
+        """Finished segments, each with its own turns and actions; messages, reward and stop are here alone."""
         self.messages: list[Message] = []
         self.actions: list[Action] = []
         self.thinking = False
@@ -140,6 +152,11 @@ class Trajectory:
         """Of each prompt that an engine was sent: how many spans it had, and the digest."""
 
     # Reading
+
+    @property
+    def segments(self) -> list[Trajectory]:
+        """The sequences to train on, in order: mostly one. Each sampled token is in the response of exactly one."""
+        return [*self.earlier, self]
 
     @property
     def response_length(self) -> int:
@@ -206,7 +223,8 @@ class Trajectory:
         """Generations whose prompt is no longer the beginning of `tokens`, found by reading all of them: 0, unless
         something rewrote what an engine had been sent. Generations read from JSON are not counted."""
         digests = self._digests()
-        return sum(digests[spans] != digest for spans, digest in self._sent)
+        broken = sum(digests[spans] != digest for spans, digest in self._sent)
+        return broken + sum(segment.prefix_breaks for segment in self.earlier)
 
     def _digests(self) -> list[int]:
         """The digest after the prompt and after each span, computed anew."""
@@ -286,9 +304,37 @@ class Trajectory:
             self.info["observation_tokens_cut"] = self.info.get("observation_tokens_cut", 0) + rendered.cut
         self._check()
 
+    def begin_segment(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
+        """Go on behind another prompt, the tokens so far becoming a segment of their own, trained as it is.
+
+        `rendered` is the whole next prompt: earlier turns are in it again, and not trained again. Raises LedgerError if
+        no turn was closed since the last prompt.
+        """
+        first = self._first_turn
+        _require(len(self.turns) > first and not self.open, "a segment ends with a turn that an action has closed")
+        fresh = Trajectory(self.task, session_id=self.session_id, tools=self.tools)
+        fresh.append_prompt(rendered)
+        done = Trajectory(self.task, session_id=self.session_id, tools=self.tools)
+        for name in _OF_A_SEGMENT:
+            setattr(done, name, getattr(self, name))
+            setattr(self, name, getattr(fresh, name))
+        done.turns, done.actions = self.turns[first:], self.actions[first:]
+        done.spans = [replace(span, turn=span.turn - first) for span in done.spans]
+        self.earlier.append(done)
+        self.messages.extend(messages)
+
+    @property
+    def _first_turn(self) -> int:
+        """Index of the first turn of the last segment."""
+        return sum(len(segment.turns) for segment in self.earlier)
+
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Take the sampled tokens of one turn, or of all, out of the loss. The first reason given stays."""
         _require(reason in get_args(MaskReason), f"{reason!r} is no reason to mask; known: {get_args(MaskReason)}")
+        first = 0
+        for segment in self.earlier:
+            segment.mask(reason, turn=None if turn is None else turn - first)
+            first += len(segment.turns)
         for i, span in enumerate(self.spans):
             if span.kind == "sampled" and span.masked is None and turn in (None, span.turn):
                 length = span.stop - span.start
@@ -342,6 +388,8 @@ class Trajectory:
                 _require(not any(self.log_probs[span.start : span.stop]), f"unsampled tokens at {at} have log_probs")
             at = span.stop
         _require(self._trained == sum(self.loss_mask), f"trained {self._trained} != loss_mask {sum(self.loss_mask)}")
+        for segment in self.earlier:
+            segment.verify()
 
     # Serialising
 
@@ -360,6 +408,7 @@ class Trajectory:
             "turns": [_without(asdict(replace(turn, meta=[])), "meta") for turn in self.turns],
             "messages": [dict(message) for message in self.messages],
             "actions": [asdict(action) for action in self.actions],
+            "earlier": [segment.to_json() for segment in self.earlier],
             "thinking": self.thinking,
             "reward": self.reward,
             "reward_parts": dict(self.reward_parts),
@@ -381,6 +430,7 @@ class Trajectory:
         self.turns = [Turn(**turn) for turn in data["turns"]]
         self.messages = list(data["messages"])
         self.actions = [_action_from_json(action) for action in data["actions"]]
+        self.earlier = [cls.from_json(segment) for segment in data.get("earlier", ())]
         self.thinking = data["thinking"]
         self.reward, self.reward_parts = data["reward"], data["reward_parts"]
         self.stop = StopReason(data["stop"]) if data["stop"] is not None else None
@@ -407,7 +457,7 @@ class Trajectory:
 
 
 def total_ledger(trajectories: Iterable[Trajectory]) -> Ledger:
-    """The ledgers of many trajectories added up."""
+    """The ledgers of many trajectories added up; of a whole episode: `total_ledger(trajectory.segments)`."""
     return sum((t.ledger for t in trajectories), Ledger())
 
 

@@ -164,7 +164,8 @@ class Limits:
 
     turns: int = 16
     tokens: int | None = None
-    """Response tokens, sampled and observed together, as slime's --rollout-max-response-len counts."""
+    """Response tokens, sampled and observed together, as slime's --rollout-max-response-len counts; where thinking is
+    stripped, of each segment anew."""
     turn_tokens: int | None = None
     observation_tokens: int | None = None
     """Tokens of one observation; a longer one is cut, with a mark that says so."""

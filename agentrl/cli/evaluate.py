@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -37,6 +37,7 @@ class _Job:
     device: DeviceName
     config: EpisodeConfig
     reward: str | None
+    thinking: Literal["keep", "strip"]
 
 
 def evaluate(
@@ -53,15 +54,18 @@ def evaluate(
 ) -> None:
     """Play held-out tasks with a model, and print how well it did.
 
-    A run's folder brings the limits it was trained under and, for the Env it was trained in, its env_config and reward.
+    A run's folder brings the limits and `thinking` it was trained with and, for the Env it was trained in, its
+    env_config and reward.
     """
     with one_line_errors():
         if samples > 1 and temperature == 0:
             raise ConfigError(f"--samples {samples} at --temperature 0 are all the same; add --temperature 1")
         trained_with = _trained_with(model, env)
-        reward = trained_with.pop("reward", None)
+        reward, thinking = trained_with.pop("reward", None), trained_with.pop("thinking", "keep")
         config = EpisodeConfig.parse(settings or (), trained_with)
-        job = _Job(env, model, data, limit, out, samples, {"temperature": temperature}, device, config, reward)
+        job = _Job(
+            env, model, data, limit, out, samples, {"temperature": temperature}, device, config, reward, thinking
+        )
         figures = _figures(asyncio.run(_evaluate(job)), samples)
     if as_json:
         typer.echo(json.dumps(figures))
@@ -77,7 +81,12 @@ async def _evaluate(job: _Job) -> Evaluation:
     check_out(job.out, job.data)
     async with open_model(job.model, job.device) as model, envs:
         rollout = Rollout(
-            envs=envs, engine=model.engine, renderer=model.renderer, limits=job.config.limits, reward=reward
+            envs=envs,
+            engine=model.engine,
+            renderer=model.renderer,
+            limits=job.config.limits,
+            reward=reward,
+            thinking=job.thinking,
         )
         with progress("episodes", len(tasks) * job.samples) as on_episode:
             groups = await run_groups(
@@ -95,7 +104,7 @@ def _trained_with(model: str, env: str) -> dict[str, Any]:
     if run is None:
         return {}
     own = {"env_config": run.env_config, "reward": run.reward} if run.env == env else {}
-    return {"limits": run.limits, **own}
+    return {"limits": run.limits, "thinking": run.thinking, **own}
 
 
 def _figures(evaluation: Evaluation, samples: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.text import Text
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.models import open_renderer, run_config, weights_of
 from agentrl.errors import ConfigError, LedgerError
-from agentrl.trajectory import Span, Trajectory
+from agentrl.trajectory import Span, Trajectory, total_ledger
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 Role: TypeAlias = Literal["prompt", "trained", "masked", "env", "template"]
@@ -64,7 +64,7 @@ class TrajectoryView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         plain = console.no_color or console.color_system is None or not console.is_terminal
         yield Rule(_title(self.trajectory), align="left", style="dim")
-        pieces = list(_pieces(self.trajectory, self.decode))
+        pieces = [piece for segment in self.trajectory.segments for piece in _pieces(segment, self.decode)]
         if plain:
             yield from _marked(pieces, console, options.max_width)
         else:
@@ -119,10 +119,10 @@ def _marked(pieces: Sequence[_Piece], console: Console, width: int) -> Iterator[
 
 
 def _legend(trajectory: Trajectory, *, plain: bool) -> Iterator[Text]:
-    ledger = trajectory.ledger
+    ledger = total_ledger(trajectory.segments)
     masked = sum(ledger.masked.values())
     counts: dict[Role, int] = {
-        "prompt": trajectory.prompt_length,
+        "prompt": sum(segment.prompt_length for segment in trajectory.segments),
         "trained": ledger.trained,
         "masked": masked,
         "env": ledger.observation,

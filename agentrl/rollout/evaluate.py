@@ -56,7 +56,7 @@ class Evaluation:
             prefix_breaks=sum(t.prefix_breaks for t in trajectories),
             tool_errors=dict(tool_errors),
             stops=dict(Counter(str(t.stop) for t in trajectories)),
-            ledger=total_ledger(trajectories),
+            ledger=total_ledger(segment for t in trajectories for segment in t.segments),
             trajectories=trajectories,
         )
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from agentrl.engine.base import Engine, SamplingParams
 from agentrl.env import Envs
@@ -51,6 +51,8 @@ class Rollout:
     renderer: Renderer
     limits: Limits = field(default_factory=Limits)
     reward: RewardFn | None = None
+    thinking: Literal["keep", "strip"] = "keep"
+    """Of earlier turns, where the template would drop it; see `run_episode`."""
     concurrency: int = 128
     """Episodes in flight at once."""
 
@@ -142,6 +144,7 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
         limits=rollout.limits,
         sampling_params=params,
         reward=rollout.reward,
+        thinking=rollout.thinking,
         session_id=session_id,
     )
     if trajectory.failure is not None and trajectory.failure.kind == "bug":

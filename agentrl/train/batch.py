@@ -27,7 +27,7 @@ class Row:
 
     @classmethod
     def of(cls, trajectory: Trajectory, advantage: float) -> Row | None:
-        """The loss_mask tokens of an episode, all with its advantage; None if there is none."""
+        """The loss_mask tokens of one segment, all with its advantage; None if there is none."""
         trained = [i for i, mask in enumerate(trajectory.loss_mask) if mask]
         if not trained:
             return None

@@ -64,6 +64,8 @@ class TrainConfig(_Config):
     """Episodes of each prompt; their mean reward is the baseline."""
     limits: dict[str, Any] = Field(default_factory=dict)
     """Bounds of an episode: turns, tokens, turn_tokens, ..."""
+    thinking: Literal["keep", "strip"] = "keep"
+    """Earlier thoughts that the template would drop: kept as sampled, or stripped, each time in a new segment."""
     temperature: float = Field(1.0, gt=0)
     """Of sampling, and of the log-probs that are trained; evaluation is greedy."""
     concurrency: int = Field(128, gt=0)
@@ -116,6 +118,12 @@ class TrainConfig(_Config):
         except TypeError as exc:
             raise ValueError(f"limits are numbers: {exc}") from exc
         return limits
+
+    @model_validator(mode="after")
+    def _strips_what_is_whole(self) -> Self:
+        if self.thinking == "strip" and self.limits.get("observation_tokens") is not None:
+            raise ValueError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
+        return self
 
     @model_validator(mode="after")
     def _splits(self) -> Self:

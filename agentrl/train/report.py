@@ -56,7 +56,7 @@ def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, JSON]:
     ledger = found.ledger
     if ledger.sampled != ledger.trained + sum(ledger.masked.values()):
         raise LedgerError(f"sampled {ledger.sampled} != trained {ledger.trained} + masked {dict(ledger.masked)}")
-    lengths = [t.response_length for t in found.trajectories if is_valid(t)]
+    lengths = [sum(segment.response_length for segment in t.segments) for t in found.trajectories if is_valid(t)]
     return {
         "reward_mean": found.success,
         "reward_std": found.reward_std,

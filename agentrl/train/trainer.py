@@ -7,6 +7,7 @@ import json
 import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Self
 
@@ -121,6 +122,7 @@ class Trainer:
             renderer=load_renderer(self.tokenizer),
             limits=Limits(**config.limits),
             reward=reward,
+            thinking=config.thinking,
             concurrency=config.concurrency,
         )
         self.length = self.rollout.limits.tokens or await self.engine.context_length()
@@ -207,7 +209,7 @@ class Trainer:
         rows, zero_advantage_groups = self.rows(groups)
         trajectories = [trajectory for group in groups for trajectory in group]
         if self.config.advantage == "grpo":
-            normaliser = total_ledger(trajectories).trained
+            normaliser = total_ledger(segment for t in trajectories for segment in t.segments).trained
         else:
             normaliser = len(trajectories) * self.length
         try:
@@ -218,7 +220,8 @@ class Trainer:
         return {"zero_advantage_groups": zero_advantage_groups, **update.metrics()}
 
     def rows(self, groups: Groups) -> tuple[list[Row], int]:
-        """What to learn from, and the number of groups whose rewards do not differ.
+        """What to learn from, and the number of groups whose rewards do not differ. An episode's segments share its
+        advantage.
 
         Those groups count in the loss's mean, but their only gradient is KL's: without it they need not be read.
         """
@@ -230,7 +233,8 @@ class Trainer:
             groups, advantages.values.tolist(), advantages.informative.tolist(), strict=True
         ):
             if informative or self.config.kl_coef > 0:
-                rows += filter(None, map(Row.of, group, values))
+                segments = ((s, value) for t, value in zip(group, values, strict=True) for s in t.segments)
+                rows += filter(None, starmap(Row.of, segments))
         return rows, len(groups) - int(advantages.informative.sum())
 
     async def evaluate(self, name: str) -> Evaluation:

@@ -43,14 +43,16 @@ def load_demonstrations(path: Path, vocabulary: int) -> list[Demonstration]:
             except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
                 reason = f"{type(exc).__name__}: {exc}"
                 raise ConfigError(f"{path}:{number}: not a trajectory ({reason}); record it again") from exc
-            if max(trajectory.tokens, default=0) >= vocabulary:
+            highest = max((token for segment in trajectory.segments for token in segment.tokens), default=0)
+            if highest >= vocabulary:
                 raise ConfigError(
-                    f"{path}:{number}: token {max(trajectory.tokens)} is beyond the model's {vocabulary}; "
+                    f"{path}:{number}: token {highest} is beyond the model's {vocabulary}; "
                     "record it with this model's tokenizer"
                 )
-            if any(trajectory.loss_mask):
-                mask = [0] * trajectory.prompt_length + trajectory.loss_mask
-                found.append(Demonstration(trajectory.tokens, mask))
+            for segment in trajectory.segments:
+                if any(segment.loss_mask):
+                    mask = [0] * segment.prompt_length + segment.loss_mask
+                    found.append(Demonstration(segment.tokens, mask))
     if not found:
         raise ConfigError(f"{path}: no demonstration with a token to imitate; record some")
     return found

@@ -29,6 +29,8 @@ def test_survives_yaml(tmp_path, make_config):
         ({"limits": {"turn": 3}}, "limits: unknown key 'turn'; the keys are turns, tokens"),
         ({"limits": {"turns": 0}}, "limits.turns must be positive, not 0"),
         ({"limits": {"turns": "x"}}, "limits are numbers"),
+        ({"thinking": "drop"}, "thinking: Input should be 'keep' or 'strip'"),
+        ({"thinking": "strip", "limits": {"observation_tokens": 9}}, "leave out limits.observation_tokens"),
         ({"group_size": 1}, "group_size: Input should be greater than 1"),
         ({"minibatches": 13}, "minibatches (13) exceeds the 12 episodes of a step"),
         ({"advantage": "ppo"}, "advantage: Input should be 'grpo' or 'dr_grpo'"),

@@ -11,8 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from agentrl import Action, Generation, StopReason
 from agentrl.errors import ConfigError
 from agentrl.models import load_model
+from agentrl.render.base import Rendered, RenderedSpan
 from agentrl.rollout import BugError
 from agentrl.train import DivergedError, Trainer, model_folder, train
 from agentrl.trajectory import Trajectory
@@ -303,3 +305,28 @@ def test_a_run_begins_from_the_model_of_another(make_config, tmp_path):
     train(make_config(model=str(tmp_path / "run"), out=tmp_path / "second", steps=1), console=quiet())
 
     assert len(lines(tmp_path / "second")) == 1
+
+
+async def test_each_segment_is_a_row_with_its_episodes_advantage(make_config):
+    """Two episodes, one of them in two segments; no model is needed to see what would be learned from."""
+
+    def said(trajectory, *tokens):
+        trajectory.append_model(Generation(list(tokens), [-token / 100 for token in tokens], "stop"))
+        trajectory.append_action(Action("", "", tokens=tokens))
+
+    prompt = Rendered((10, 11, 12), (RenderedSpan("prompt", 0, 3),))
+    first, second = Trajectory(), Trajectory()
+    for trajectory, reward in ((first, 1.0), (second, 0.0)):
+        trajectory.append_prompt(prompt)
+        said(trajectory, 20, 21)
+        trajectory.reward, trajectory.stop = reward, StopReason.DONE
+    first.begin_segment(prompt)
+    said(first, 50, 51)
+
+    rows, flat = Trainer(make_config(thinking="strip")).rows([[first, second]])
+
+    assert flat == 0
+    assert [[row.tokens[i] for i in row.positions] for row in rows] == [[20, 21], [50, 51], [20, 21]]
+    assert [list(row.log_probs) for row in rows] == [[-0.2, -0.21], [-0.5, -0.51], [-0.2, -0.21]]
+    assert rows[0].weights == rows[1].weights
+    assert rows[0].weights[0] == -rows[2].weights[0] > 0

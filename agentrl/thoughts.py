@@ -1,0 +1,53 @@
+"""Thoughts of earlier turns that a template drops from the next prompt: followed only where thinking is "strip"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.render.base import Rendered, Renderer
+from agentrl.replies import as_messages
+from agentrl.trajectory import Trajectory
+from agentrl.types import Message, Observation, Raw
+
+
+@dataclass(slots=True)
+class Thoughts:
+    """How far the template has dropped the thoughts of one episode; it drops the oldest first.
+
+    Nothing is dropped where messages do not say all that was sampled and read: after Raw text, after a call that could
+    not be read, or under a template that writes no thoughts at all.
+    """
+
+    given: int = 0
+    """Messages of the first prompt: what they hold was the task's to decide."""
+    dropped: int = 0
+    """How many of the model's own thoughts are no longer in the prompt."""
+    raw: bool = False
+
+    def begin(self, observation: Observation) -> None:
+        """The episode starts with this."""
+        self.given, self.raw = len(as_messages(observation)), isinstance(observation, Raw)
+
+    def strip(self, trajectory: Trajectory, observation: Observation, renderer: Renderer) -> Rendered | None:
+        """The template's own prompt for the next turn if it drops a thought that is still there, else None.
+
+        A thought is dropped if the prompt is the same without it. Nothing else that a template may write in another way
+        than it was sampled (a call's spacing, say) begins a segment.
+        """
+        self.raw = self.raw or isinstance(observation, Raw)
+        unwritten = self.raw or any(action.error for action in trajectory.actions)
+        if unwritten or not renderer.certificate.capabilities.get("thinking", False):
+            return None
+        messages = [*trajectory.messages, *as_messages(observation)]
+        own = [i for i, message in enumerate(messages) if i >= self.given and message.get("reasoning_content")]
+        before, prompt = self.dropped, None
+        for i in own[before:]:
+            prompt = prompt or renderer.prompt(messages)
+            if renderer.prompt([*messages[:i], _thoughtless(messages[i]), *messages[i + 1 :]]).tokens != prompt.tokens:
+                break
+            self.dropped += 1
+        return prompt if self.dropped > before else None
+
+
+def _thoughtless(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "reasoning_content"}

@@ -1,0 +1,280 @@
+"""Earlier thoughts: kept as sampled, or stripped where the template drops them, each time in a new segment."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agentrl import (
+    ConfigError,
+    Env,
+    Ledger,
+    LedgerError,
+    Limits,
+    Raw,
+    StepResult,
+    StopReason,
+    Task,
+    Trajectory,
+    run_episode,
+    tool,
+)
+from agentrl.cli.show import render_trajectory
+from agentrl.engine import ScriptedEngine
+from agentrl.models import load_tokenizer
+from agentrl.render import load_renderer
+from agentrl.rollout.evaluate import Evaluation
+from agentrl.testing import call
+from agentrl.train.report import rollout_metrics
+from agentrl.train.warm_start import load_demonstrations
+from agentrl.trajectory import total_ledger
+
+TEMPLATE = """\
+{%- set ns = namespace(last=-1) -%}
+{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- if tools -%}
+{{- '<|im_start|>system\n' -}}{%- for t in tools -%}{{- t | tojson + '\n' -}}{%- endfor -%}{{- '<|im_end|>\n' -}}
+{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'tool' -%}
+{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' -}}
+{%- elif m.role == 'assistant' -%}
+{{- '<|im_start|>assistant\n' -}}
+{%- if m.reasoning_content and loop.index0 > ns.last -%}
+{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' -}}
+{%- endif -%}
+{{- m.content -}}
+{%- for c in m.tool_calls or [] -%}
+{%- if m.content or not loop.first -%}{{- '\n' -}}{%- endif -%}
+{{- '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson -}}
+{{- '}\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\n' -}}
+{%- else -%}
+{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+"""In the style of Qwen3: an answer before the last user message is written without its thought."""
+
+TASK = Task(prompt="Guess my word.", label="c")
+
+
+def think(thought: str, message: dict | str) -> dict:
+    said = {"role": "assistant", "content": message} if isinstance(message, str) else message
+    return {**said, "reasoning_content": thought}
+
+
+SCRIPT = [
+    think("I ask the oracle.", call("oracle", letter="a")),  # answered by a tool: the thought stays
+    think("It is not a.", "a"),
+    think("Then b.", "b"),
+    "c",  # no thought: nothing to drop behind it
+    think("Was it c?", "c"),
+]
+
+
+class Guess(Env):
+    """Answers a guess as the user, a call as the tool."""
+
+    @tool
+    async def oracle(self, letter: str) -> str:
+        """Ask about a letter."""
+        return f"Not {letter}."
+
+    async def step(self, action):
+        return await super().step(action) if action.calls else StepResult(f"Not {action.content}.", reward=0.5)
+
+
+@pytest.fixture(scope="module")
+def qwen3_like():
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def thinker(qwen3_like):
+    return load_renderer(qwen3_like)
+
+
+async def play(renderer, thinking="strip", script=SCRIPT, env=None, **limits) -> tuple[Trajectory, ScriptedEngine]:
+    engine = ScriptedEngine(script, renderer)
+    t = await run_episode(
+        env or Guess(),
+        TASK,
+        engine=engine,
+        renderer=renderer,
+        limits=Limits(**{"turns": len(script), **limits}),
+        thinking=thinking,
+    )
+    assert t.failure is None, t.failure
+    t.verify()
+    assert t.prefix_breaks == 0
+    return t, engine
+
+
+def trained(t: Trajectory) -> list[int]:
+    return [token for s in t.segments for token, mask in zip(s.response, s.loss_mask, strict=True) if mask]
+
+
+async def test_kept_thoughts_are_one_segment(thinker):
+    t, _ = await play(thinker, "keep")
+    assert t.segments == [t]
+    assert trained(t) == [token for action in t.actions for token in action.tokens]
+
+
+async def test_a_segment_begins_where_the_template_drops_a_thought_and_nowhere_else(thinker):
+    t, engine = await play(thinker)
+    assert [action.reasoning for action in t.actions] == [
+        "I ask the oracle.", "It is not a.", "Then b.", None, "Was it c?",
+    ]  # fmt: skip
+    # A tool's answer drops nothing; the guesses a and b are answered by the user; before the last, nothing was thought.
+    assert [len(s.actions) for s in t.earlier] == [2, 1]
+    assert [{span.turn for span in s.spans} for s in t.segments] == [{0, 1}, {0}, {3, 4}]
+    assert (len(t.turns), len(t.actions), t.stop) == (5, 5, StopReason.TURNS)
+    assert t.step_rewards == [0.5] * 4
+    # What the engine was sent is what each segment holds.
+    sent = [s.tokens[: turn.prompt_tokens] for s, n in zip(t.segments, (0, 0, 3), strict=True) for turn in s.turns[n:]]
+    assert engine.requests == sent
+
+
+async def test_each_sampled_token_is_trained_exactly_once_with_its_log_prob(thinker):
+    stripped, _ = await play(thinker)
+    kept, _ = await play(thinker, "keep")
+    assert trained(stripped) == trained(kept) == [token for action in stripped.actions for token in action.tokens]
+    probs = [[p for s in t.segments for p in s.log_probs if p] for t in (stripped, kept)]
+    assert probs[0] == probs[1]
+    ledger = total_ledger(stripped.segments)
+    assert ledger.sampled == ledger.trained == sum(turn.sampled_tokens for turn in stripped.turns)
+
+
+async def test_each_segment_is_the_templates_own_render_up_to_its_last_sampled_token(thinker, qwen3_like):
+    t, _ = await play(thinker)
+    answers = [i for i, message in enumerate(t.messages) if message["role"] == "assistant"]
+    for segment, last in zip(t.segments, (1, 2, 4), strict=True):
+        # No newline after the last answer's stop token: that is the template's, and was not sampled.
+        text = qwen3_like.apply_chat_template(t.messages[: answers[last] + 1], tools=list(t.tools), tokenize=False)
+        assert thinker.decode(segment.tokens) == text.removesuffix("\n")
+        assert segment.tokens == qwen3_like.encode(text.removesuffix("\n"), add_special_tokens=False)
+
+
+async def test_survives_json_and_reads_what_was_written_before_there_were_segments(thinker):
+    t, _ = await play(thinker)
+    t.mask("off_policy", turn=2)
+    data = json.loads(json.dumps(t.to_json()))
+    again = Trajectory.from_json(data)
+    assert again.to_json() == t.to_json()
+    assert [s.ledger for s in again.segments] == [s.ledger for s in t.segments]
+    kept, _ = await play(thinker, "keep")
+    old = kept.to_json()
+    del old["earlier"]
+    assert Trajectory.from_json(old).to_json() == kept.to_json()
+    data["earlier"][0]["loss_mask"][0] = 0
+    with pytest.raises(LedgerError, match="mixed"):
+        Trajectory.from_json(data)
+
+
+async def test_masks_reach_all_segments_and_one_turn_wherever_it_is(thinker):
+    t, _ = await play(thinker)
+    t.mask("malformed", turn=1)
+    t.mask("malformed", turn=4)
+    t.mask("off_policy", turn=2)
+    lengths = [len(action.tokens) for action in t.actions]
+    assert [s.ledger.masked for s in t.segments] == [
+        {"malformed": lengths[1]},
+        {"off_policy": lengths[2]},
+        {"malformed": lengths[4]},
+    ]
+    t.mask("env_failure")
+    t.verify()
+    assert trained(t) == []
+    assert total_ledger(t.segments).masked == {
+        "malformed": lengths[1] + lengths[4],
+        "off_policy": lengths[2],
+        "env_failure": lengths[0] + lengths[3],
+    }
+
+
+async def test_whoever_counts_or_learns_reads_every_segment(thinker, qwen3_like, tmp_path):
+    t, _ = await play(thinker)
+    t.reward, sampled = 1.0, sum(len(action.tokens) for action in t.actions)
+    assert Evaluation.of([t]).ledger == total_ledger(t.segments) != Ledger()
+    metrics = rollout_metrics([[t]])
+    assert metrics["sampled_tokens"] == metrics["trained_tokens"] == sampled
+    assert metrics["turns_mean"] == 5
+    assert metrics["response_length_mean"] == sum(s.response_length for s in t.segments)
+    (tmp_path / "d.jsonl").write_text(json.dumps(t.to_json()))
+    found = load_demonstrations(Path(tmp_path / "d.jsonl"), len(qwen3_like))
+    assert sum(sum(d.mask) for d in found) == sampled
+    console = Console(width=120, no_color=True, record=True, file=io.StringIO())
+    console.print(render_trajectory(t, thinker.decode))
+    shown = console.export_text()
+    assert shown.index("I ask the oracle.") < shown.index("Then b.") < shown.index("Was it c?")
+    assert f"sampled {sampled} = trained {sampled} + masked 0" in shown
+
+
+async def test_a_template_without_thoughts_never_splits(renderer):
+    script = ["a", "<think>\nhm\n</think>\n\nb", "c"]
+    stripped, _ = await play(renderer, "strip", script)
+    kept, _ = await play(renderer, "keep", script)
+    assert not renderer.certificate.capabilities["thinking"]
+    assert (stripped.earlier, stripped.tokens) == ([], kept.tokens)
+
+
+@pytest.mark.parametrize("script", [["a", "b", "c"], [call("oracle", letter="a"), "b", "c"]])
+async def test_without_a_thought_there_is_nothing_to_strip(thinker, script):
+    assert (await play(thinker, "strip", script))[0].earlier == []
+
+
+async def test_what_messages_do_not_say_is_kept(thinker):
+    class Texts(Guess):
+        async def step(self, action):
+            return StepResult(Raw(" and so")) if len(action.content) > 1 else await super().step(action)
+
+    script = [think("Hm.", "first"), think("Well.", "b"), "c"]
+    assert (await play(thinker, "strip", script, Texts()))[0].earlier == []
+    broken = think("Hm.", "<tool_call>\n{oracle\n</tool_call>")
+    t, _ = await play(thinker, "strip", [broken, think("Well.", "b"), "c"])
+    assert t.actions[0].error is not None
+    assert t.earlier == []
+
+
+async def test_a_stripped_prompt_that_leaves_no_room_ends_the_episode(thinker):
+    t, _ = await play(thinker)
+    stripped = t.earlier[1].prompt_length
+    assert stripped < len(t.earlier[0].tokens)
+    whole, _ = await play(thinker, context=len(t.earlier[0].tokens) + 1)
+    assert len(whole.segments) > 1, "what is stripped fits where what is kept would not"
+    long = [think("x", "a" * 200), "b"]
+    t, _ = await play(thinker, script=long, context=(await play(thinker, script=long))[0].prompt_length)
+    assert (t.stop, t.earlier) == (StopReason.CONTEXT, [])
+
+
+async def test_limits_tokens_bounds_each_segment(thinker):
+    t, _ = await play(thinker)
+    longest = max(s.response_length for s in t.segments)
+    again, _ = await play(thinker, tokens=longest + 1)
+    assert [s.tokens for s in again.segments] == [s.tokens for s in t.segments]
+    cut, _ = await play(thinker, tokens=longest - 1)
+    assert cut.stop is StopReason.TOKENS
+
+
+async def test_cut_observations_cannot_be_rendered_again(thinker):
+    with pytest.raises(ConfigError, match=r"leave out limits\.observation_tokens"):
+        await play(thinker, observation_tokens=50)
+
+
+async def test_a_segment_ends_with_a_turn_that_was_closed(thinker):
+    t, _ = await play(thinker)
+    prompt = replace(thinker.prompt("x"), thinking=True)
+    t.begin_segment(prompt)
+    assert t.thinking
+    with pytest.raises(LedgerError, match="a segment ends with a turn"):
+        t.begin_segment(prompt)
