@@ -58,6 +58,8 @@ class LocalEngine:
         self._lockstep: Lockstep | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._held = 0
+        """How many wait for the worker to pause between two steps."""
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
@@ -117,7 +119,7 @@ class LocalEngine:
 
     @weight_version.setter
     def weight_version(self, version: str) -> None:
-        with self._stepping:
+        with self._between_steps():
             self._batch.forget()
             self._version = version
 
@@ -132,7 +134,7 @@ class LocalEngine:
             if name not in weights or weights[name].shape != parameter.shape:
                 found = f"shape {tuple(weights[name].shape)}" if name in weights else "nothing"
                 raise EngineError(f"weights for {name}: found {found}, the model has shape {tuple(parameter.shape)}")
-        with self._stepping, torch.no_grad():
+        with self._between_steps(), torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
             self._batch.forget()
@@ -155,13 +157,26 @@ class LocalEngine:
             if self._lockstep is not None or self._waiting or self._running:
                 raise EngineError("lockstep begins on an idle engine: requests or another lockstep are still running")
             self._lockstep = lockstep = Lockstep(episodes, self._notify)
-        with self._stepping:
+        with self._between_steps():
             self._batch.clear()
         try:
             yield lockstep
         finally:
             with self._wake:
                 self._lockstep = None
+                self._wake.notify()
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Keep the worker from its next step. Waiting for its lock alone would not do: it takes it back too soon."""
+        with self._wake:
+            self._held += 1
+        try:
+            with self._stepping:
+                yield
+        finally:
+            with self._wake:
+                self._held -= 1
                 self._wake.notify()
 
     def _notify(self) -> None:
@@ -190,6 +205,9 @@ class LocalEngine:
         """Wait for something to do and move what may begin to `backlog`. False: closed."""
         with self._wake:
             while not self._closed:
+                if self._held:
+                    self._wake.wait()
+                    continue
                 self._drop_waiting()
                 idle = not backlog and not self._batch.requests
                 if self._waiting and (self._lockstep is None or (idle and len(self._waiting) >= self._lockstep.alive)):

@@ -358,14 +358,14 @@ async def test_new_weights_change_answers_and_version_and_empty_the_prefix_cache
 
 
 async def test_a_running_request_goes_on_with_new_weights_and_leaves_no_stale_prefix() -> None:
-    engine = LocalEngine(tiny_model(), TOKENIZER)
+    engine, weights = LocalEngine(tiny_model(), TOKENIZER), tiny_model(seed=5).state_dict()
     running = asyncio.create_task(
-        engine.generate(prompt(31), {"ignore_eos": True, "max_new_tokens": 200}, session_id="s")
+        engine.generate(prompt(31), {"ignore_eos": True, "max_new_tokens": 400}, session_id="s")
     )
     await until(lambda: any(r.log_probs for r in engine._running))
-    engine.load_weights(tiny_model(seed=5).state_dict(), "1")
+    engine.load_weights(weights, "1")
     answer = await running
-    assert (len(answer.tokens), answer.weight_version) == (200, "1")
+    assert (len(answer.tokens), answer.weight_version) == (400, "1")
     again = await engine.generate([*prompt(31), *answer.tokens], FREE, session_id="s")
     assert again.cached_tokens == 0
     await engine.close()
