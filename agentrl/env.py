@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
-from agentrl._threads import Worker
+from agentrl._concurrency import Worker, gather
 from agentrl.errors import CallError, ConfigError, InfraError, ParseError, ParsePolicy, ToolError
 from agentrl.tools import Tool, collect_tools
 from agentrl.types import (
@@ -146,7 +146,7 @@ class Env:
         """Execute the action's calls concurrently and answer them in the order called; done when there are none."""
         if not action.calls:
             return StepResult(done=True)
-        results = await _gather(*(self._answer(call) for call in action.calls))
+        results = await gather(self._answer(call) for call in action.calls)
         return StepResult(
             [_tool_message(call, result) for call, result in zip(action.calls, results, strict=True)],
             reward=_sum([result.reward for result in results if result.reward is not None]),
@@ -357,16 +357,6 @@ def _is_default(hook: Callable[..., Any]) -> bool:
 
 def _sum(rewards: Sequence[float]) -> float | None:
     return sum(rewards) if rewards else None
-
-
-async def _gather(*coroutines: Any) -> list[Any]:
-    """Like asyncio.gather, but the first failure cancels the others and waits for them."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as exc:
-        raise exc.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:

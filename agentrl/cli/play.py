@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from agentrl._concurrency import gather
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig, OnEpisode, check_out, progress, write_trajectories
 from agentrl.cli.options import Data, EnvPath, EpisodeSettings, Limit, ModelName, Out
@@ -106,12 +107,7 @@ async def _episodes(
         on_episode(trajectory)
         return trajectory
 
-    try:
-        async with asyncio.TaskGroup() as running:
-            episodes = [running.create_task(episode(task)) for task in tasks]
-    except BaseExceptionGroup as exc:
-        raise exc.exceptions[0] from None
-    return [episode.result() for episode in episodes]
+    return await gather(episode(task) for task in tasks)
 
 
 def _report(trajectories: Sequence[Trajectory], out: Path | None) -> None:

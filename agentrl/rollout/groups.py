@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+from agentrl._concurrency import gather
 from agentrl.engine.base import Engine, SamplingParams
 from agentrl.env import Envs
 from agentrl.episode import RewardFn, run_episode
@@ -97,20 +98,10 @@ async def run_groups(
     if isinstance(engine, LockstepEngine):
         for wave in batched(seats, rollout.concurrency):
             with engine.lockstep(len(wave)) as lockstep:
-                played += await _gather([play(seat, lockstep.episode) for seat in wave])
+                played += await gather([play(seat, lockstep.episode) for seat in wave])
     else:
-        played = await _gather([play(seat, contextlib.nullcontext) for seat in seats])
+        played = await gather([play(seat, contextlib.nullcontext) for seat in seats])
     return [list(group) for group in batched(played, group_size)]
-
-
-async def _gather(coroutines: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-    """Results in order; the first exception cancels the others, waits for them, and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as running:
-            episodes = [running.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as exc:
-        raise exc.exceptions[0] from None
-    return [episode.result() for episode in episodes]
 
 
 def sampling_seed(*parts: str | int) -> int:

@@ -1,14 +1,24 @@
-"""A thread for blocking hooks."""
+"""A thread for blocking hooks, and waiting for many coroutines at once."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order. Unlike asyncio.gather, the first exception cancels the others and waits for them."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as exc:
+        raise exc.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 class Worker:
