@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from random import Random
@@ -48,7 +48,7 @@ log = logging.getLogger("agentrl")
 HOOKS = frozenset(
     {
         *("ask", "parse_errors", "share", "tools", "reset", "step", "exec_tool", "last_turn", "score", "close"),
-        *("run_tools", "enter", "call"),
+        *("snapshot", "restore", "deterministic", "run_tools", "enter", "call"),
     }
 )
 
@@ -74,6 +74,9 @@ class Env:
     parse_errors: ClassVar[ParsePolicy | None] = ParsePolicy()
     """What becomes of wrong tool calls. Calls that could not be read are answered by it and never reach `step`; a turn
     with no other calls does not either. None, or no tools: nothing is done about them, and `step` sees them all."""
+    deterministic: ClassVar[bool] = False
+    """The same actions always get the same answers, and repeating them harms nobody: an episode that was aborted may go
+    on in a fresh Env, in which its recorded actions are executed again. Not asked where there is a `snapshot`."""
     _tools: ClassVar[Mapping[str, Tool]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -139,6 +142,21 @@ class Env:
     def close(self) -> MaybeAwait[None]:
         """Called on every path, also when reset was cancelled half-way. Rarely needed: see `enter`."""
         return None
+
+    def snapshot(self) -> MaybeAwait[Any]:
+        """The state of an aborted episode, as something pickle can write; this Env is closed after it.
+
+        With `restore`, an episode goes on later in another Env, maybe in another process. An Env without the two stays
+        open for a bounded time instead, or is replayed where it is `deterministic`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} writes no snapshot")
+
+    def restore(self, state: Any, /) -> MaybeAwait[None]:
+        """Called on a fresh Env instead of `reset`, with what `snapshot` returned.
+
+        `self.task` and `self.rng` are as they were; resources are to be entered anew.
+        """
+        raise NotImplementedError(f"{type(self).__name__} restores no snapshot")
 
     # For hooks to use
 
@@ -240,6 +258,31 @@ class Env:
 _logged: set[tuple[type, str]] = set()
 
 
+async def close_env(env: Env) -> Exception | None:
+    """Close an Env and wait for it, also while being cancelled. Its error is logged and returned, not raised."""
+    try:
+        await _uncancelled(asyncio.wait_for(env.end(), env.limits.close_s))
+    except Exception as exc:  # the close boundary: the episode's result stands
+        log.warning("closing %s failed", type(env).__name__, exc_info=exc)
+        return exc
+    return None
+
+
+async def _uncancelled(awaitable: Awaitable[Any]) -> None:
+    """Await to the end, holding back cancellation until then."""
+    task, cancelled = asyncio.ensure_future(awaitable), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        if not task.cancelled() and (exc := task.exception()):
+            log.warning("closing an Env failed", exc_info=exc)
+        raise asyncio.CancelledError
+    task.result()
+
+
 class Envs:
     """An Env class with its configuration and what its episodes share.
 
@@ -247,7 +290,7 @@ class Envs:
             trajectory = await run_episode(envs.make(), task, engine=engine, renderer=renderer)
 
     `env` is a class, `file.py:Class` or `package.module:Class`. Raises ConfigError if it cannot be found, has neither
-    tools nor a step, or refuses its configuration.
+    tools nor a step, writes one of `snapshot` and `restore` without the other, or refuses its configuration.
     """
 
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
@@ -257,6 +300,8 @@ class Envs:
                 f"{self.cls.__name__} has neither tools nor a step: nothing could ever happen; "
                 "add a method with @tool, or override step(action)"
             )
+        if (self.cls.snapshot is Env.snapshot) != (self.cls.restore is Env.restore):
+            raise ConfigError(f"{self.cls.__name__} writes one of snapshot and restore without the other; write both")
         self.config = _validated_config(self.cls, config)
         self.shared: Any = None
         self._stack = AsyncExitStack()

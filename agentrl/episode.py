@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from agentrl.engine.base import Engine, Generation, SamplingParams
-from agentrl.env import Env
+from agentrl.env import Env, close_env
 from agentrl.errors import Boundary, ConfigError, Failure, LedgerError, ParsePolicy
+from agentrl.parking import Next, Parked, way_back
 from agentrl.render.base import Rendered, Renderer
 from agentrl.replies import as_messages, in_call_order, joined, replies
 from agentrl.thoughts import Thoughts
@@ -36,10 +37,15 @@ from agentrl.types import (
 RewardFn: TypeAlias = Callable[[Trajectory], MaybeAwait[float | Reward]]
 """A reward function: scores a finished trajectory in place of `Env.score`."""
 
+ParkFn: TypeAlias = Callable[[Parked], Awaitable[None]]
+"""Takes over an aborted episode; from then on it closes `Parked.env`, if there is one. Raises if it cannot."""
+
 log = logging.getLogger("agentrl")
 
 _ABORT_PAUSE_S = 0.05
 """First wait before going on after the engine dropped a request by itself, say for a weight update; then doubling."""
+_unparked: set[tuple[type[Env], type[Exception]]] = set()
+"""What has been warned of."""
 
 
 async def run_episode(
@@ -55,13 +61,18 @@ async def run_episode(
     aborted: Callable[[], bool] | None = None,
     on_turn: Callable[[Trajectory], None] | None = None,
     thinking: Literal["keep", "strip"] = "keep",
+    park: ParkFn | None = None,
 ) -> Trajectory:
     """Play one episode and return what happened, whatever happened.
 
     The trajectory's `stop` says why it ended; with StopReason.FAILED, `failure` says what broke. `reward` replaces
-    `Env.score`. `aborted` is the host's flag: polled before each generation and after each step, and when a generation
-    ends in an abort while it is False, the turn goes on in place (engines abort for weight updates). Without it, an
-    abort ends the episode. `on_turn` is called after each turn.
+    `Env.score`. `aborted` is the host's flag: polled before reset, before each generation, around each step and before
+    scoring; once it is set nothing new is started. When a generation ends in an abort while it is False, the turn goes
+    on in place (engines abort for weight updates). Without it, an abort ends the episode. `on_turn` is called after
+    each turn.
+
+    `park` takes an episode that the host aborted, and `resume_episode` goes on with it. Where that fails,
+    info["not_parked"] says why; an episode aborted before its reset is not parked, for there is nothing to keep.
 
     `thinking` says what becomes of earlier thoughts that the template would drop from the next prompt: "keep" them as
     they were sampled, or "strip" them, which starts a new segment of the trajectory (see `Thoughts`).
@@ -71,35 +82,24 @@ async def run_episode(
     limits = limits or Limits()
     if thinking == "strip" and limits.observation_tokens is not None:
         raise ConfigError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
-    episode = _Episode(
+    episode = Episode(
         env=env,
         engine=engine,
         renderer=renderer,
         limits=limits,
         sampling_params=sampling_params or {},
+        reward=reward,
         aborted=aborted,
         on_turn=on_turn,
+        park=park,
         trajectory=Trajectory(task, session_id=session_id or uuid.uuid4().hex),
         thoughts=Thoughts() if thinking == "strip" else None,
     )
-    trajectory = episode.trajectory
-    try:
-        env.begin(task, episode.limits)
-        trajectory.stop = await episode.play()
-        if trajectory.stop is not StopReason.ABORTED:
-            await episode.score(reward)
-    except _FailedError as failed:
-        trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
-        log.warning("episode %s failed in %s: %s", trajectory.session_id, failed.failure.boundary, failed.failure.error)
-    finally:
-        await episode.close()
-    if env.tool_errors:
-        trajectory.info["tool_errors"] = dict(env.tool_errors)
-    return trajectory
+    return await episode.run(episode.begin)
 
 
-class _FailedError(Exception):
-    """Carries a Failure out of the episode; never leaves this module."""
+class FailedError(Exception):
+    """Carries a Failure out of the episode's loop; `Episode.run` records it."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.error)
@@ -111,33 +111,78 @@ def _boundary(name: Boundary) -> Iterator[None]:
     """Type whatever a hook or the engine raises by where it crossed, unless it must end the run."""
     try:
         yield
-    except (ConfigError, LedgerError, _FailedError):
+    except (ConfigError, LedgerError, FailedError):
         raise
     except Exception as exc:
-        raise _FailedError(Failure.of(exc, name)) from exc
+        raise FailedError(Failure.of(exc, name)) from exc
 
 
 @dataclass(slots=True)
-class _Episode:
+class Episode:
     env: Env
     engine: Engine
     renderer: Renderer
     limits: Limits
     sampling_params: SamplingParams
+    reward: RewardFn | None
     aborted: Callable[[], bool] | None
     on_turn: Callable[[Trajectory], None] | None
+    park: ParkFn | None
     trajectory: Trajectory
     thoughts: Thoughts | None = None
     context: int = 0
     policy: ParsePolicy | None = None
     ask: Ask = field(default_factory=Ask)
+    next: Next = "generate"
+    stop: StopReason | None = None
+    """Why it ended, once it has; it may still have to be scored."""
+    steps: int = 0
+    played_s: float = 0.0
+    away: Parked | None = None
+    """What the episode comes back from, as long as the Env has not been brought back."""
 
-    async def play(self) -> StopReason:
-        """Reset and take turns until there is a reason to stop. Raises _FailedError."""
-        deadline = asyncio.timeout(self.limits.episode_s)
+    async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
+        """Begin, play to the end, and close the Env or leave it to `park`. Raises what run_episode and `begin` do."""
+        trajectory, kept = self.trajectory, False
+        trajectory.stop = None
+        try:
+            await begin()
+            trajectory.stop = await self._stop()
+            if trajectory.stop is StopReason.ABORTED:
+                kept = await self._parked()
+        except FailedError as failed:
+            trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
+            log.warning(
+                "episode %s failed in %s: %s", trajectory.session_id, failed.failure.boundary, failed.failure.error
+            )
+        finally:
+            if not kept and (error := await close_env(self.env)):
+                trajectory.info["close_error"] = f"{type(error).__name__}: {error}"
+        self._count_tool_errors()
+        return trajectory
+
+    async def _stop(self) -> StopReason:
+        """Play, then score; why it ended. Raises FailedError."""
+        if self.stop is None:
+            stop = await self._play()
+            if stop is StopReason.ABORTED:
+                return stop
+            self.stop = stop
+        if self.is_aborted():
+            return StopReason.ABORTED
+        await self._score()
+        return self.stop
+
+    async def _play(self) -> StopReason:
+        """Reset and take turns until there is a reason to stop. Raises FailedError."""
+        left = None if self.limits.episode_s is None else self.limits.episode_s - self.played_s
+        deadline, started = asyncio.timeout(left), time.monotonic()
         try:
             async with deadline:
-                await self._reset()
+                if self.is_aborted():
+                    return StopReason.ABORTED
+                if not self.trajectory.tokens:
+                    await self.reset()
                 while True:
                     stop = await self._turn()
                     if stop is not None:
@@ -146,10 +191,12 @@ class _Episode:
             if deadline.expired():
                 return StopReason.DEADLINE
             raise
+        finally:
+            self.played_s += time.monotonic() - started
 
-    async def score(self, reward: RewardFn | None) -> None:
+    async def _score(self) -> None:
         with _boundary("score"):
-            hook: Callable[[Trajectory], Any] = reward or self.env.score
+            hook: Callable[[Trajectory], Any] = self.reward or self.env.score
             value = await self.env.call(hook, self.trajectory, timeout=self.limits.score_s)
             if isinstance(value, Reward):
                 self.trajectory.reward_parts, value = dict(value.parts), value.value
@@ -166,43 +213,91 @@ class _Episode:
             trajectory.reward -= penalty * unread
             trajectory.reward_parts = {**trajectory.reward_parts, "parse_penalty": -penalty * unread}
 
-    async def close(self) -> None:
-        """Close the Env and wait for it, also while being cancelled. Its errors are reported, not raised."""
+    async def _parked(self) -> bool:
+        """Hand the episode to `park`; whether the Env is to stay open. Nothing that fails here fails the episode."""
+        if self.park is None or not self.trajectory.tokens:
+            return False
+        self._count_tool_errors()
         try:
-            await _uncancelled(asyncio.wait_for(self.env.end(), self.limits.close_s))
-        except Exception as exc:  # the close boundary: the episode's result stands
-            self.trajectory.info["close_error"] = f"{type(exc).__name__}: {exc}"
-            log.warning("closing %s failed", type(self.env).__name__, exc_info=exc)
+            parked = self.away or await self._pack()
+            await self.park(parked)
+        except Exception as exc:  # noqa: BLE001 - the parking boundary: the episode restarts instead
+            self._note_unparked(exc)
+            return False
+        return parked.env is not None
 
-    async def _reset(self) -> None:
-        env, trajectory = self.env, self.trajectory
+    def _note_unparked(self, exc: Exception) -> None:
+        env, error = type(self.env), f"{type(exc).__name__}: {exc}"
+        self.trajectory.info["not_parked"] = error
+        if (env, type(exc)) not in _unparked:
+            _unparked.add((env, type(exc)))
+            log.warning("an aborted episode of %s cannot be kept, and restarts. First one: %s", env.__name__, error)
+
+    async def _pack(self) -> Parked:
+        how, env = way_back(type(self.env)), self.env
+        return Parked(
+            how=how,
+            trajectory=self.trajectory,
+            next=self.next,
+            stop=self.stop,
+            steps=self.steps,
+            played_s=self.played_s,
+            ask=self.ask,
+            thoughts=self.thoughts,
+            rng=env.rng.getstate(),
+            env=env if how == "alive" else None,
+            state=await env.call(env.snapshot, timeout=self.limits.step_s) if how == "snapshot" else None,
+        )
+
+    def _count_tool_errors(self) -> None:
+        if self.env.tool_errors:
+            self.trajectory.info["tool_errors"] = dict(self.env.tool_errors)
+
+    async def begin(self) -> None:
+        self.env.begin(self.trajectory.task, self.limits)
+
+    async def ask_context(self) -> None:
         with _boundary("engine"):
             self.context = self.limits.context or await self.engine.context_length()
+
+    def bind(self) -> None:
+        """Take over what depends on the episode's tools."""
+        with _boundary("render"):
+            self.renderer = self.renderer.bind(self.trajectory.tools)
+        self.policy = self.env.parse_errors if self.trajectory.tools else None
+
+    async def reset(self) -> None:
+        env, trajectory = self.env, self.trajectory
+        await self.ask_context()
         with _boundary("reset"):
             observation: Observation = await env.call(env.reset, trajectory.task, timeout=self.limits.reset_s)
             trajectory.tools = tuple(env.tools())
+        self.bind()
         with _boundary("render"):
-            self.renderer = self.renderer.bind(trajectory.tools)
             trajectory.append_prompt(self.renderer.prompt(observation), as_messages(observation))
         if self.thoughts is not None:
             self.thoughts.begin(observation)
         self.ask = env.ask
-        self.policy = env.parse_errors if trajectory.tools else None
 
     async def _turn(self) -> StopReason | None:
-        """One turn of the model and the Env's answer to it; why the episode ends with it, or None."""
-        trajectory = self.trajectory
-        stop = await self._generate()
-        if stop is StopReason.ABORTED or not trajectory.open:
-            return stop
-        turn = trajectory.turns[-1]
-        with _boundary("render"):
-            action = self.renderer.parse(
-                trajectory.turn_tokens, turn.finish_reason, turn.matched, thinking=trajectory.thinking
-            )
-        trajectory.append_action(action)
+        """One turn of the model and the Env's answer to it, or what is left of it; why the episode ends, or None."""
+        trajectory, stop = self.trajectory, None
+        if self.next == "generate":
+            stop = await self._generate()
+            if stop is StopReason.ABORTED or not trajectory.open:
+                return stop
+            turn = trajectory.turns[-1]
+            with _boundary("render"):
+                action = self.renderer.parse(
+                    trajectory.turn_tokens, turn.finish_reason, turn.matched, thinking=trajectory.thinking
+                )
+            trajectory.append_action(action)
         if stop is None:
-            stop = await self._step(action)
+            self.next = "step"
+            if self.is_aborted():
+                return StopReason.ABORTED
+            stop = await self.step(trajectory.actions[-1])
+            self.next = "generate"
         if self.on_turn is not None:
             self.on_turn(trajectory)
         return stop
@@ -211,7 +306,7 @@ class _Episode:
         """Sample until the turn is complete, through aborts that are not the host's."""
         pause = _ABORT_PAUSE_S
         while True:
-            if self._is_aborted():
+            if self.is_aborted():
                 return StopReason.ABORTED
             budget, reason = self._budget()
             if budget <= 0:
@@ -223,8 +318,9 @@ class _Episode:
                 return None
             if self.aborted is None:
                 return StopReason.ABORTED
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 1.0)
+            if not self.is_aborted():
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 1.0)
 
     async def _ask_engine(self, budget: int) -> Generation:
         trajectory, started = self.trajectory, time.monotonic()
@@ -234,31 +330,34 @@ class _Episode:
             generation = await self.engine.generate(
                 trajectory.tokens, params, session_id=trajectory.session_id, rid=rid
             )
-        generation = self._stopped(generation, params.get("stop") or ())
+        generation = self._stopped(_closed(generation, params["stop_token_ids"]), params.get("stop") or ())
         sent = len(trajectory.tokens)
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
         return generation
 
     def _stopped(self, generation: Generation, stop: Sequence[str]) -> Generation:
-        """End a resumed turn at a stop string that an abort has split: engines look in what they sample now alone."""
-        if not (stop and self.trajectory.open):
-            return generation
-        longest = max(len(string.encode()) for string in stop)  # a token is at least a byte
-        before = self.trajectory.turn_tokens[-longest:]
-        for count in range(1, min(longest, len(generation.tokens)) + 1):
+        """End a turn at a stop string that an abort has split, or come with: engines look in what they sample now, and
+        only if nothing else has ended it."""
+        longest = max((len(string.encode()) for string in stop), default=0)  # a token is at least a byte
+        before = self.trajectory.turn_tokens[-longest:] if longest and self.trajectory.open else []
+        given = len(generation.tokens)
+        seam = range(1, min(longest, given) + 1) if self.trajectory.open else ()
+        end = (given,) if longest and generation.finish_reason == "abort" else ()
+        for count in (*seam, *end):
             tokens = generation.tokens[:count]
-            text = self.renderer.decode([*before, *tokens])
+            text = self.renderer.decode([*before, *tokens][-2 * longest :])
             if matched := next((string for string in stop if string in text), None):
                 log_probs = generation.log_probs[:count]
                 return replace(generation, tokens=tokens, log_probs=log_probs, finish_reason="stop", matched=matched)
         return generation
 
-    async def _step(self, action: Action) -> StopReason | None:
+    async def step(self, action: Action) -> StopReason | None:
         """Let the Env answer, and append its observation if another turn is to come."""
         env, trajectory, started = self.env, self.trajectory, time.monotonic()
         turn = trajectory.turns[-1]
         with _boundary("step"):
             result = await self._answer(action)
+        self.steps += 1
         turn.env_s, turn.reward = time.monotonic() - started, result.reward
         trajectory.info.update(result.info)
         if env.call_errors:
@@ -345,26 +444,20 @@ class _Episode:
         params: SamplingParams = {**given, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
         if stop := [*_strings(given.get("stop")), *self.ask.stop]:
             params["stop"] = stop
+        if least := given.get("min_new_tokens"):
+            params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens
         return params
 
-    def _is_aborted(self) -> bool:
+    def is_aborted(self) -> bool:
         return self.aborted is not None and self.aborted()
+
+
+def _closed(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:
+    """Finished, if its last token ends the turn: SGLang calls it aborted where the abort came in the same step."""
+    if generation.finish_reason == "abort" and generation.tokens and generation.tokens[-1] in stop_token_ids:
+        return replace(generation, finish_reason="stop", matched=generation.tokens[-1])
+    return generation
 
 
 def _strings(stop: Sequence[str] | str | None) -> Sequence[str]:
     return [stop] if isinstance(stop, str) else stop or ()
-
-
-async def _uncancelled(awaitable: Awaitable[Any]) -> None:
-    """Await to the end, holding back cancellation until then."""
-    task, cancelled = asyncio.ensure_future(awaitable), False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        if not task.cancelled() and (exc := task.exception()):
-            log.warning("closing an Env failed", exc_info=exc)
-        raise asyncio.CancelledError
-    task.result()

@@ -9,6 +9,7 @@
     │   ├── EngineError       the inference engine
     │   └── SandboxError      a sandbox
     ├── CanaryError       a run is not learning what it should; stopped before more time is lost
+    ├── ResumeError       an aborted episode cannot go on where it stopped; it starts anew
     └── LedgerError       an invariant of a trajectory is broken: a bug in agentrl
 
 What an Env raises is sorted into two kinds of `Failure` and recorded on the trajectory with the boundary it crossed.
@@ -55,6 +56,10 @@ class EngineError(InfraError):
 
 class SandboxError(InfraError):
     """A sandbox did not start, died, or lost its connection."""
+
+
+class ResumeError(AgentRLError):
+    """An aborted episode cannot go on where it stopped; start it anew. The message says why."""
 
 
 class CanaryError(AgentRLError):

@@ -18,100 +18,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import takewhile
-from typing import Any, Literal, Self, TypeAlias, get_args
+from dataclasses import asdict, replace
+from itertools import groupby, pairwise, takewhile
+from typing import Self, get_args
 
 from agentrl.engine.base import Generation
 from agentrl.errors import Failure, LedgerError
 from agentrl.render.base import Rendered
-from agentrl.types import JSON, Action, FinishReason, Message, Raw, StopReason, Task, ToolCall, ToolSpec
+from agentrl.spans import Ledger, MaskReason, Source, Span, SpanType, Turn
+from agentrl.types import JSON, Action, Message, Raw, StopReason, Task, ToolCall, ToolSpec
+
+__all__ = ["Ledger", "MaskReason", "Source", "Span", "Trajectory", "Turn", "assistant_message", "total_ledger"]
 
 SCHEMA_VERSION = 1
 
-Source: TypeAlias = Literal["sampled", "observation", "scaffold"]
-Author: TypeAlias = Literal["model", "env", "template"]
-SpanType: TypeAlias = Literal["sampled", "close", "observation", "prompt"]
-MaskReason: TypeAlias = Literal["malformed", "off_policy", "env_failure", "overlong", "host"]
-"""Why sampled tokens are not trained: unreadable turn, stale weights, broken world, past a limit, the host's wish."""
-
-_SOURCES: Mapping[SpanType, Source] = {
-    "sampled": "sampled",
-    "observation": "observation",
-    "close": "scaffold",
-    "prompt": "scaffold",
-}
-_AUTHORS: Mapping[Source, Author] = {"sampled": "model", "observation": "env", "scaffold": "template"}
-
 _OF_A_SEGMENT = (
     "tokens", "prompt_length", "log_probs", "loss_mask", "spans", "thinking",
-    "_sampled", "_trained", "_observation", "_scaffold", "_masked", "_digest", "_sent",
+    "_sampled", "_trained", "_observation", "_scaffold", "_masked", "_digest", "_ends", "_sent",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """`response[start:stop]`: neighbouring tokens of one origin. `close` and `prompt` are the template's scaffold."""
-
-    start: int
-    stop: int
-    turn: int
-    kind: SpanType
-    weight_version: str | None = None
-    masked: MaskReason | None = None
-    """Why these sampled tokens are not trained; None where they are."""
-
-    @property
-    def source(self) -> Source:
-        return _SOURCES[self.kind]
-
-    @property
-    def author(self) -> Author:
-        return _AUTHORS[self.source]
-
-
-@dataclass(slots=True)
-class Turn:
-    """What is known of one turn beside its tokens. Seconds are wall-clock."""
-
-    finish_reason: FinishReason = "stop"
-    matched: int | str | None = None
-    weight_versions: list[str] = field(default_factory=list)
-    """One for each generation the turn was made of; more than one after an abort."""
-    prompt_tokens: int = 0
-    """Tokens the engine was given, summed over the turn's generations."""
-    cached_tokens: int = 0
-    sampled_tokens: int = 0
-    generate_s: float = 0.0
-    env_s: float = 0.0
-    calls: list[str] = field(default_factory=list)
-    """Names called, in order; calls that could not be read are left out."""
-    parse_error: Literal["structural", "content"] | None = None
-    """Kind of the worst ParseError among its calls."""
-    reward: float | None = None
-    meta: list[Mapping[str, Any]] = field(default_factory=list)
-    """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """Where every response token went: `sampled == trained + sum(masked.values())`."""
-
-    sampled: int = 0
-    trained: int = 0
-    masked: Mapping[str, int] = field(default_factory=dict)
-    observation: int = 0
-    scaffold: int = 0
-
-    def __add__(self, other: Ledger) -> Ledger:
-        masked = {k: self.masked.get(k, 0) + other.masked.get(k, 0) for k in {**self.masked, **other.masked}}
-        return Ledger(
-            self.sampled + other.sampled,
-            self.trained + other.trained,
-            masked,
-            self.observation + other.observation,
-            self.scaffold + other.scaffold,
-        )
 
 
 class Trajectory:
@@ -148,8 +72,10 @@ class Trajectory:
         self._masked: dict[str, int] = {}
         self._digest = 0
         """A hash over all tokens, grown with each append."""
+        self._ends: list[int] = []
+        """Length of the response after each append that grew the digest; masking splits spans, but not these."""
         self._sent: list[tuple[int, int]] = []
-        """Of each prompt that an engine was sent: how many spans it had, and the digest."""
+        """Of each prompt that an engine was sent: after how many appends, and the digest."""
 
     # Reading
 
@@ -214,6 +140,12 @@ class Trajectory:
         return self.stop in (StopReason.TURN_CUT, StopReason.TOKENS, StopReason.CONTEXT, StopReason.DEADLINE)
 
     @property
+    def tool_calls(self) -> int:
+        """How many calls named a tool that there is."""
+        known = {spec.get("function", spec).get("name") for spec in self.tools}
+        return sum(name in known for turn in self.turns for name in turn.calls)
+
+    @property
     def parse_errors_in_a_row(self) -> int:
         """How many turns, the last one backwards, held a wrong tool call."""
         return sum(1 for _ in takewhile(lambda turn: turn.parse_error is not None, reversed(self.turns)))
@@ -223,15 +155,15 @@ class Trajectory:
         """Generations whose prompt is no longer the beginning of `tokens`, found by reading all of them: 0, unless
         something rewrote what an engine had been sent. Generations read from JSON are not counted."""
         digests = self._digests()
-        broken = sum(digests[spans] != digest for spans, digest in self._sent)
+        broken = sum(digests[appends] != digest for appends, digest in self._sent)
         return broken + sum(segment.prefix_breaks for segment in self.earlier)
 
     def _digests(self) -> list[int]:
-        """The digest after the prompt and after each span, computed anew."""
+        """The digest after the prompt and after each append, computed anew."""
         response = self.response
         found = [hash((0, *self.tokens[: self.prompt_length]))]
-        for span in self.spans:
-            found.append(hash((found[-1], *response[span.start : span.stop])))
+        for start, stop in pairwise([0, *self._ends]):
+            found.append(hash((found[-1], *response[start:stop])))
         return found
 
     # Growing
@@ -261,7 +193,7 @@ class Trajectory:
         _require(prompt_tokens in (None, len(self.tokens)), f"sent {prompt_tokens} tokens of {len(self.tokens)}")
         if not self.open:
             self.turns.append(Turn())
-        self._sent.append((len(self.spans), self._digest))
+        self._sent.append((len(self._ends), self._digest))
         turn = self.turns[-1]
         turn.prompt_tokens += len(self.tokens)
         turn.sampled_tokens += len(tokens)
@@ -336,13 +268,35 @@ class Trajectory:
             segment.mask(reason, turn=None if turn is None else turn - first)
             first += len(segment.turns)
         for i, span in enumerate(self.spans):
-            if span.kind == "sampled" and span.masked is None and turn in (None, span.turn):
-                length = span.stop - span.start
-                self.spans[i] = replace(span, masked=reason)
-                self.loss_mask[span.start : span.stop] = [0] * length
-                self._trained -= length
-                self._masked[reason] = self._masked.get(reason, 0) + length
+            if turn in (None, span.turn):
+                self.spans[i] = self._masked_span(span, reason)
         self._check()
+
+    def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
+        """Take out of the loss each sampled token of the last segment at which `loss_mask`, shape [response_length], is
+        0. Spans that are masked in part are split. Raises LedgerError if the lengths differ."""
+        _require(len(loss_mask) == self.response_length, f"{len(loss_mask)} of {self.response_length} mask values")
+        pieces: list[Span] = []
+        for span in self.spans:
+            if span.kind != "sampled" or all(loss_mask[span.start : span.stop]):
+                pieces.append(span)
+                continue
+            for kept, run in groupby(range(span.start, span.stop), key=lambda i: bool(loss_mask[i])):
+                positions = list(run)
+                piece = replace(span, start=positions[0], stop=positions[-1] + 1)
+                pieces.append(piece if kept else self._masked_span(piece, reason))
+        self.spans = pieces
+        self._check()
+
+    def _masked_span(self, span: Span, reason: MaskReason) -> Span:
+        """The span, its sampled tokens out of the loss; the first reason given stays."""
+        if span.kind != "sampled" or span.masked is not None:
+            return span
+        length = span.stop - span.start
+        self.loss_mask[span.start : span.stop] = [0] * length
+        self._trained -= length
+        self._masked[reason] = self._masked.get(reason, 0) + length
+        return replace(span, masked=reason)
 
     def _extend(
         self, tokens: Sequence[int], kind: SpanType, log_probs: Sequence[float] = (), version: str | None = None
@@ -355,6 +309,7 @@ class Trajectory:
         self.loss_mask.extend([int(sampled)] * len(tokens))
         self.log_probs.extend(log_probs if sampled else [0.0] * len(tokens))
         self.spans.append(Span(start, start + len(tokens), len(self.turns) - 1, kind, version))
+        self._ends.append(start + len(tokens))
 
     # Checking
 
@@ -438,6 +393,7 @@ class Trajectory:
         self.info = dict(data["info"])
         for span in self.spans:
             self._count(span)
+        self._ends = [span.stop for span in self.spans]
         self._digest = self._digests()[-1]
         self.verify()
         return self

@@ -158,10 +158,11 @@ async def test_sampling_params_are_passed_on_bounded_and_not_mutated(renderer):
         ask = Ask(stop=("</answer>",), max_tokens=40)
 
     engine = Spy(["Paris"], renderer)
-    given = {"temperature": 0.5, "stop": "END", "max_new_tokens": 90, "sampling_seed": 4}
+    given = {"temperature": 0.5, "stop": "END", "max_new_tokens": 90, "min_new_tokens": 60, "sampling_seed": 4}
+    before = dict(given)
     await play(renderer, [], Asks(), engine=engine, sampling_params=given)
-    assert given == {"temperature": 0.5, "stop": "END", "max_new_tokens": 90, "sampling_seed": 4}
-    assert engine.params[0]["max_new_tokens"] == 40
+    assert given == before
+    assert engine.params[0]["max_new_tokens"] == engine.params[0]["min_new_tokens"] == 40, "SGLang refuses more"
     assert engine.params[0]["stop"] == ["END", "</answer>"]
     assert set(engine.params[0]["stop_token_ids"]) >= renderer.stop_token_ids
     assert (engine.params[0]["temperature"], engine.params[0]["sampling_seed"]) == (0.5, 4)

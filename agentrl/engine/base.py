@@ -18,6 +18,7 @@ class SamplingParams(TypedDict, total=False):
     top_k: int
     """-1 is unlimited."""
     max_new_tokens: int
+    min_new_tokens: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     sampling_seed: int

@@ -49,7 +49,7 @@ class Evaluation:
             success=statistics.fmean(rewards),
             reward_std=statistics.pstdev(rewards),
             turns_mean=_mean([len(t.turns) for t in valid]),
-            tool_call_rate=_mean([_calls_a_tool(t) for t in valid]),
+            tool_call_rate=_mean([t.tool_calls > 0 for t in valid]),
             episodes_with_tools=sum(bool(t.tools) for t in valid),
             parse_error_rate=_mean([turn.parse_error is not None for turn in turns]),
             truncation_rate=_mean([t.truncated for t in valid]),
@@ -71,11 +71,6 @@ async def evaluate(
     """One greedy episode of each task, in order. Raises as `run_groups` does."""
     groups = await run_groups(rollout, tasks, 1, sampling_params={"temperature": 0.0}, name=name, on_episode=on_episode)
     return Evaluation.of([group[0] for group in groups])
-
-
-def _calls_a_tool(trajectory: Trajectory) -> bool:
-    known = {spec.get("function", spec).get("name") for spec in trajectory.tools}
-    return any(name in known for turn in trajectory.turns for name in turn.calls)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ class FactSearch(Env):
 
     config: FactSearchConfig
     shared: Index
+    deterministic = True
 
     @classmethod
     def share(cls, config: FactSearchConfig) -> Index:

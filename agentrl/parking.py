@@ -1,0 +1,218 @@
+"""Aborted episodes on their way back: what is kept of one, and where it waits until its host sends it again.
+
+There is one way for each Env class, by what it declares:
+
+- "snapshot", where it writes `snapshot` and `restore`: its state is written to a file, the Env closed
+- "replay", where it is `deterministic`: the Env is closed; on return the recorded actions are executed again
+- "alive", for any other: the Env itself stays open, in this process and event loop, for a bounded time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import pickle
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+from uuid import UUID, uuid4
+
+from agentrl.env import Env, close_env
+from agentrl.errors import ConfigError, ResumeError
+from agentrl.thoughts import Thoughts
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, Ask, StopReason
+
+log = logging.getLogger("agentrl")
+
+How: TypeAlias = Literal["alive", "snapshot", "replay"]
+Next: TypeAlias = Literal["generate", "step"]
+
+VERSION = 1
+"""Of tickets and files. One of another version is not read: its episode restarts."""
+
+_HEADER = b"agentrl parked %d\n" % VERSION
+_PARKED, _UNFINISHED = ".parked", ".unfinished"
+_SWEEP_S = 60.0
+_WRITING_S = 3600.0
+"""No file takes longer to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """An aborted episode: all that `resume_episode` needs to go on where it stopped. Picklable unless it is "alive"."""
+
+    how: How
+    trajectory: Trajectory
+    next: Next
+    """What is to come: a generation (also the rest of an open turn), or the Env's step for the last action."""
+    stop: StopReason | None
+    """Why it had ended, if it had: then it is only to be scored."""
+    steps: int
+    """How many actions the Env has answered."""
+    played_s: float
+    """Seconds that count towards `Limits.episode_s`."""
+    ask: Ask
+    thoughts: Thoughts | None
+    rng: Any
+    """State of `Env.rng`."""
+    env: Env | None = None
+    """Where it is "alive", and only there."""
+    state: Any = None
+    """What `Env.snapshot` gave."""
+
+
+def way_back(cls: type[Env]) -> How:
+    """How an aborted episode of this Env class goes on."""
+    if cls.snapshot is not Env.snapshot:
+        return "snapshot"
+    return "replay" if cls.deterministic else "alive"
+
+
+class Parking:
+    """Where aborted episodes of one event loop wait. A ticket stands for one: small, picklable, and good for one use.
+
+    Envs that are alive wait in memory and are closed when their time is over; all else is written to files, which any
+    loop or process that shares the folder can take. `folder` is made if need be; the default is a temporary one of this
+    process, removed at its end. Raises ConfigError for a folder that others can write to, since pickle runs what it
+    reads.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self._given = None if folder is None else _own_folder(folder)
+        self._alive: dict[str, tuple[Parked, asyncio.TimerHandle]] = {}
+        self._closing: set[asyncio.Task[Any]] = set()
+        self._swept = float("-inf")
+
+    async def park(self, parked: Parked, seconds: float) -> dict[str, JSON]:
+        """Keep an episode for so many seconds, and return its ticket.
+
+        An Env that is alive belongs to the parking from then on. Raises what pickle and the disk raise; then nothing is
+        kept.
+        """
+        key, until = uuid4().hex, time.time() + seconds
+        if parked.how == "alive":  # without an await, so that a cancellation leaves the Env with one owner
+            timer = asyncio.get_running_loop().call_later(seconds, self._expire, key)
+            self._alive[key] = (parked, timer)
+        else:
+            await asyncio.to_thread(self._write, key, parked, until)
+        return {"version": VERSION, "how": parked.how, "key": key, "until": until}
+
+    async def take(self, ticket: Mapping[str, JSON]) -> Parked:
+        """The episode a ticket stands for; the ticket is used up. Raises ResumeError if there is none."""
+        key = _key(ticket)
+        if ticket.get("how") != "alive":
+            return await asyncio.to_thread(self._read, key)
+        if key not in self._alive:
+            raise ResumeError(
+                "its environment is not open here: its time was over, or it is in another loop or process"
+            )
+        parked, timer = self._alive.pop(key)
+        timer.cancel()
+        return parked
+
+    async def close(self) -> None:
+        """Close the Envs that still wait. Files stay until they expire."""
+        for key, (_, timer) in list(self._alive.items()):
+            timer.cancel()
+            self._expire(key)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _expire(self, key: str) -> None:
+        parked, _ = self._alive.pop(key)
+        if parked.env is not None:
+            closing = asyncio.get_running_loop().create_task(close_env(parked.env))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def _write(self, key: str, parked: Parked, until: float) -> None:
+        self._sweep()
+        path = self._path(key)
+        unfinished = path.with_suffix(_UNFINISHED)
+        try:
+            unfinished.write_bytes(_HEADER + pickle.dumps(parked))
+            os.utime(unfinished, (until, until))
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def _read(self, key: str) -> Parked:
+        path = self._path(key)
+        try:
+            expired = path.stat().st_mtime < time.time()
+            written = path.read_bytes()
+            path.unlink()  # of two that read the same file, one fails here
+        except FileNotFoundError:
+            raise ResumeError("what was kept of it is gone: expired, or used before") from None
+        except OSError as exc:
+            raise ResumeError(f"what was kept of it cannot be read: {exc}") from exc
+        if expired:
+            raise ResumeError("it was parked for longer than park_s")
+        if not written.startswith(_HEADER):
+            raise ResumeError("what was kept of it was written by another version of agentrl")
+        try:
+            return cast(Parked, pickle.loads(written[len(_HEADER) :]))
+        except Exception as exc:  # the pickle boundary: classes that changed raise anything
+            raise ResumeError(f"what was kept of it cannot be read: {type(exc).__name__}: {exc}") from exc
+
+    def _sweep(self) -> None:
+        """Remove files whose time is over, and what processes that died while writing have left."""
+        now = time.time()
+        if now - self._swept < _SWEEP_S:
+            return
+        self._swept = now
+        for pattern, allowed in ((f"*{_PARKED}", 0.0), (f"*{_UNFINISHED}", _WRITING_S)):
+            for path in self._folder.glob(pattern):
+                with suppress(FileNotFoundError):
+                    if path.stat().st_mtime + allowed < now:
+                        path.unlink()
+
+    @property
+    def _folder(self) -> Path:
+        return self._given or _private_folder()
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}{_PARKED}"
+
+
+def _key(ticket: Mapping[str, JSON]) -> str:
+    """Raises ResumeError for what is no ticket: they come back in metadata, which is anybody's to write."""
+    if ticket.get("version") != VERSION:
+        raise ResumeError(f"its ticket has version {ticket.get('version')!r}; this agentrl reads {VERSION}")
+    try:
+        return UUID(hex=ticket["key"]).hex
+    except (KeyError, ValueError, TypeError, AttributeError):
+        raise ResumeError(f"its ticket names nothing: {ticket.get('key')!r:.80}") from None
+
+
+@cache
+def _private_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="agentrl-parked-")  # for this user alone
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _own_folder(name: str) -> Path:
+    folder = Path(name).expanduser()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as exc:
+        raise ConfigError(f"park_folder {name}: {exc.strerror}; name a folder of your own") from exc
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"park_folder {name}: others can write to it, and what is read from there is executed; "
+            f"name a folder of your own, or run `chmod go-w {name}`"
+        )
+    return folder

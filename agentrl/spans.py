@@ -1,0 +1,88 @@
+"""What is known of a trajectory's tokens: spans of one origin each, turns, and the ledger of where every token went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from agentrl.types import FinishReason
+
+Source: TypeAlias = Literal["sampled", "observation", "scaffold"]
+Author: TypeAlias = Literal["model", "env", "template"]
+SpanType: TypeAlias = Literal["sampled", "close", "observation", "prompt"]
+MaskReason: TypeAlias = Literal["malformed", "off_policy", "env_failure", "overlong", "host"]
+"""Why sampled tokens are not trained: unreadable turn, stale weights, broken world, past a limit, the host's wish."""
+
+_SOURCES: Mapping[SpanType, Source] = {
+    "sampled": "sampled",
+    "observation": "observation",
+    "close": "scaffold",
+    "prompt": "scaffold",
+}
+_AUTHORS: Mapping[Source, Author] = {"sampled": "model", "observation": "env", "scaffold": "template"}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`response[start:stop]`: neighbouring tokens of one origin. `close` and `prompt` are the template's scaffold."""
+
+    start: int
+    stop: int
+    turn: int
+    kind: SpanType
+    weight_version: str | None = None
+    masked: MaskReason | None = None
+    """Why these sampled tokens are not trained; None where they are."""
+
+    @property
+    def source(self) -> Source:
+        return _SOURCES[self.kind]
+
+    @property
+    def author(self) -> Author:
+        return _AUTHORS[self.source]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What is known of one turn beside its tokens. Seconds are wall-clock."""
+
+    finish_reason: FinishReason = "stop"
+    matched: int | str | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    """One for each generation the turn was made of; more than one after an abort."""
+    prompt_tokens: int = 0
+    """Tokens the engine was given, summed over the turn's generations."""
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    generate_s: float = 0.0
+    env_s: float = 0.0
+    calls: list[str] = field(default_factory=list)
+    """Names called, in order; calls that could not be read are left out."""
+    parse_error: Literal["structural", "content"] | None = None
+    """Kind of the worst ParseError among its calls."""
+    reward: float | None = None
+    meta: list[Mapping[str, Any]] = field(default_factory=list)
+    """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Where every response token went: `sampled == trained + sum(masked.values())`."""
+
+    sampled: int = 0
+    trained: int = 0
+    masked: Mapping[str, int] = field(default_factory=dict)
+    observation: int = 0
+    scaffold: int = 0
+
+    def __add__(self, other: Ledger) -> Ledger:
+        masked = {k: self.masked.get(k, 0) + other.masked.get(k, 0) for k in {**self.masked, **other.masked}}
+        return Ledger(
+            self.sampled + other.sampled,
+            self.trained + other.trained,
+            masked,
+            self.observation + other.observation,
+            self.scaffold + other.scaffold,
+        )

@@ -1,0 +1,221 @@
+"""The parking place itself: tickets, files, times, folders."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import stat
+import subprocess
+import sys
+import time
+from random import Random
+
+import pytest
+
+from agentrl import Ask, ConfigError, Env, Task, Trajectory
+from agentrl.engine import Generation
+from agentrl.errors import ResumeError
+from agentrl.parking import Parked, Parking, _private_folder
+from agentrl.render import Rendered, RenderedSpan
+
+CLOSED: list[Env] = []
+
+
+class Quiet(Env):
+    async def close(self):
+        await asyncio.sleep(0)
+        CLOSED.append(self)
+
+
+@pytest.fixture(autouse=True)
+def _none_closed():
+    CLOSED.clear()
+
+
+def played() -> Trajectory:
+    t = Trajectory(Task(prompt="Hi", label=1), session_id="s")
+    t.append_prompt(Rendered((1, 2), (RenderedSpan("prompt", 0, 2),)))
+    t.append_model(Generation([3, 4, 5, 6], [-0.5, -0.25, -1.0, -2.0], "abort", meta={"top_p_token_ids": "AAA="}))
+    t.mask_where([1, 0, 0, 1], "off_policy")
+    return t
+
+
+def parked(how="snapshot", env=None, state=None) -> Parked:
+    return Parked(
+        how=how,
+        trajectory=played(),
+        next="generate",
+        stop=None,
+        steps=0,
+        played_s=1.5,
+        ask=Ask(),
+        thoughts=None,
+        rng=Random(4).getstate(),
+        env=env,
+        state=state,
+    )
+
+
+async def test_a_file_is_written_whole_and_read_once(tmp_path):
+    place = Parking(str(tmp_path))
+    before = parked(state={"files": b"x" * 1000})
+    ticket = await place.park(before, 60)
+    assert ticket == {
+        "version": 1,
+        "how": "snapshot",
+        "key": ticket["key"],
+        "until": pytest.approx(time.time() + 60, 2),
+    }
+    assert len(pickle.dumps(ticket)) < 200
+    assert [path.name for path in tmp_path.iterdir()] == [f"{ticket['key']}.parked"]
+    after = await Parking(str(tmp_path)).take(ticket)  # in another process, say
+    assert (after.how, after.played_s, after.state, after.rng) == ("snapshot", 1.5, before.state, before.rng)
+    assert after.trajectory.to_json() == before.trajectory.to_json()
+    assert after.trajectory.turns == before.trajectory.turns, "the engine's own meta as well: a trainer replays it"
+    after.trajectory.append_model(Generation([7], [-0.5], "stop"))
+    assert after.trajectory.prefix_breaks == 0
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ResumeError, match="gone: expired, or used before"):
+        await place.take(ticket)
+
+
+async def test_of_two_that_take_at_once_one_gets_it(tmp_path):
+    place = Parking(str(tmp_path))
+    for _ in range(20):
+        ticket = await place.park(parked(), 60)
+        found = await asyncio.gather(*(place.take(ticket) for _ in range(4)), return_exceptions=True)
+        assert sorted(type(one).__name__ for one in found) == ["Parked"] + ["ResumeError"] * 3
+
+
+async def test_alive_is_the_same_env_until_its_time_is_over():
+    place, env = Parking(), Quiet()
+    ticket = await place.park(parked("alive", env), 60)
+    assert (await place.take(ticket)).env is env
+    with pytest.raises(ResumeError, match="not open here"):
+        await place.take(ticket)
+    assert CLOSED == []
+    ticket = await place.park(parked("alive", env), 0.05)
+    await asyncio.sleep(0.1)
+    assert [env] == CLOSED
+    with pytest.raises(ResumeError, match="not open here"):
+        await place.take(ticket)
+
+
+async def test_taken_in_time_is_not_closed_behind_ones_back():
+    place, env = Parking(), Quiet()
+    await place.take(await place.park(parked("alive", env), 0.05))
+    await asyncio.sleep(0.1)
+    assert CLOSED == []
+
+
+async def test_close_waits_for_all_envs_one_that_fails_included(caplog):
+    class Fails(Quiet):
+        async def close(self):
+            await super().close()
+            raise RuntimeError("stuck")
+
+    place = Parking()
+    for env in (Quiet(), Fails(), Quiet()):
+        await place.park(parked("alive", env), 60)
+    await place.close()
+    assert len(CLOSED) == 3
+    assert "closing Fails failed" in caplog.text
+
+
+async def test_expired(tmp_path):
+    place = Parking(str(tmp_path))
+    ticket = await place.park(parked(), 0.02)
+    await asyncio.sleep(0.05)
+    with pytest.raises(ResumeError, match="longer than park_s"):
+        await place.take(ticket)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_expired_files_are_swept(tmp_path):
+    (tmp_path / "other.txt").touch()
+    os.utime(tmp_path / "other.txt", (0, 0))
+    for name, age in (("dead.unfinished", 7200), ("now.unfinished", 5)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    await Parking(str(tmp_path)).park(parked(), 0.01)
+    await asyncio.sleep(0.05)
+    ticket = await Parking(str(tmp_path)).park(parked(), 60)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"other.txt", "now.unfinished", f"{ticket['key']}.parked"}
+
+
+async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkeypatch):
+    place = Parking(str(tmp_path))
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        await place.park(parked(state=lambda: 0), 60)
+
+    def replace(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", replace)
+    with pytest.raises(OSError, match="No space left"):
+        await place.park(parked(), 60)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        (b"agentrl parked 2\n", "written by another version"),
+        (b"", "written by another version"),
+        (b"agentrl parked 1\n\x80garbage", "cannot be read: "),
+        (b"agentrl parked 1\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
+    ],
+)
+async def test_a_file_that_is_not_ours(tmp_path, written, reason):
+    place = Parking(str(tmp_path))
+    ticket = await place.park(parked(), 60)
+    path = tmp_path / f"{ticket['key']}.parked"
+    path.write_bytes(written)
+    os.utime(path, (time.time() + 60,) * 2)
+    with pytest.raises(ResumeError, match=reason):
+        await place.take(ticket)
+
+
+@pytest.mark.parametrize(
+    ("ticket", "reason"),
+    [
+        ({}, "version None; this agentrl reads 1"),
+        ({"version": 2, "key": "0" * 32}, "version 2"),
+        ({"version": 1}, "names nothing: None"),
+        ({"version": 1, "key": 7}, "names nothing: 7"),
+        ({"version": 1, "key": "../secret"}, "names nothing: '../secret'"),
+        ({"version": 1, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
+        ({"version": 1, "key": "0" * 32, "how": "alive"}, "not open here"),
+    ],
+)
+async def test_a_ticket_that_is_none(tmp_path, ticket, reason):
+    with pytest.raises(ResumeError, match=reason):
+        await Parking(str(tmp_path)).take(ticket)
+
+
+def test_a_folder_is_made_for_this_user_alone(tmp_path):
+    Parking(str(tmp_path / "a" / "b"))
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+    assert stat.S_IMODE(_private_folder().stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError, match=r"others can write to it, .* `chmod go-w"):
+        Parking(str(tmp_path))
+
+
+def test_somebody_elses_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="name a folder of your own"):
+        Parking(str(tmp_path))
+
+
+def test_the_private_folder_goes_with_the_process():
+    code = "from agentrl.parking import _private_folder as f; f().joinpath('x.parked').touch(); print(f())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip()
+    assert not os.path.exists(done.stdout.strip())
