@@ -36,7 +36,7 @@ _OBEYED: Mapping[str, tuple[type, ...]] = {
     "sampling_seed": (int,),
 }
 # They change only `text`, or nothing here.
-_IGNORED = frozenset({"skip_special_tokens", "no_stop_trim", "spaces_between_special_tokens"})
+_IGNORED = frozenset({"skip_special_tokens", "no_stop_trim", "spaces_between_special_tokens", "custom_params"})
 # What SGLang takes besides, at the values that mean nothing.
 _NEUTRAL: Mapping[str, Any] = {
     "min_p": 0.0,

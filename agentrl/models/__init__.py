@@ -15,15 +15,19 @@ __all__ = ["NAMES", "load_model", "load_tokenizer", "save_model", "tiny_model", 
 NAMES = ("tiny", "smollm2-135m")
 
 
-def load_tokenizer(model: str) -> Any:
+def load_tokenizer(model: str, *, chat_template: str | None = None) -> Any:
     """The tokenizer of a named model or a Hugging Face folder, with a chat template. Does not import torch.
 
-    Raises ConfigError for an unknown name, a folder that holds no model, or one without a chat template.
+    `chat_template`, as Jinja text, replaces the model's own. Raises ConfigError for an unknown name, a folder that
+    holds no model, or one without a chat template if none is given.
     """
-    if model == "tiny":
-        return tiny_tokenizer()
-    folder = _folder(model)
-    tokenizer = _tokenizer_class(folder).from_pretrained(folder, local_files_only=True)
+    folder = None if model == "tiny" else _folder(model)
+    if folder is None:
+        tokenizer = tiny_tokenizer()
+    else:
+        tokenizer = _tokenizer_class(folder).from_pretrained(folder, local_files_only=True)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     if tokenizer.chat_template is None:
         raise ConfigError(
             f"{folder} has no chat template: put the model's chat_template.jinja there "

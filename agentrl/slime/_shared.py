@@ -18,6 +18,7 @@ from typing import TypeVar, cast
 
 from agentrl.engine.base import Engine
 from agentrl.env import Envs
+from agentrl.parking import Parking
 from agentrl.render.base import Renderer
 from agentrl.types import JSON
 
@@ -29,12 +30,14 @@ _CLOSE_S = 30.0
 
 
 class Shared:
-    """Renderers, Envs and engines of one event loop."""
+    """Renderers, Envs, engines and parked episodes of one event loop."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._made: dict[Hashable, asyncio.Task[object]] = {}
+        self._parkings: dict[str | None, Parking] = {}
         self._keeper = asyncio.create_task(self._keep())
+        self._keeper.add_done_callback(lambda keeper: self._leave(keeper.get_loop()))
 
     async def renderer(self, model: str, template: str | None, template_kwargs: Mapping[str, JSON]) -> Renderer:
         key = (model, template, json.dumps(template_kwargs, sort_keys=True))
@@ -46,15 +49,22 @@ class Shared:
 
         return await self._once(("envs", path, json.dumps(config, sort_keys=True, default=str)), make)
 
-    async def engine(self, url: str) -> Engine:
+    async def engine(self, url: str, extra: Mapping[str, JSON]) -> Engine:
+        """`extra` goes into each request, see SGLangEngine."""
+
         async def make() -> Engine:
             from agentrl.engine.sglang import SGLangEngine  # aiohttp is paid by whoever uses it
 
-            engine = SGLangEngine(url)
+            engine = SGLangEngine(url, extra=extra)
             self._stack.push_async_callback(engine.close)
             return engine
 
-        return await self._once(("engine", url), make)
+        return await self._once(("engine", url, json.dumps(extra, sort_keys=True)), make)
+
+    def parking(self, folder: str | None) -> Parking:
+        if folder not in self._parkings:
+            self._parkings[folder] = Parking(folder)
+        return self._parkings[folder]
 
     async def _once(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         """The value made by the first caller, for all. A failure is everybody's too, and then forgotten."""
@@ -72,15 +82,22 @@ class Shared:
     async def close(self) -> None:
         self._keeper.cancel()
         await asyncio.wait([self._keeper])
-        self._keeper.result()
+        if not self._keeper.cancelled():  # before it began: nothing was made
+            self._keeper.result()
 
     async def _keep(self) -> None:
         """A loop that ends cancels its tasks and waits for them (`asyncio.run` does): the one stop hook there is."""
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            del _loops[asyncio.get_running_loop()]
+            self._leave(asyncio.get_running_loop())
+            for parking in self._parkings.values():  # first: Envs need what they share until they are closed
+                await parking.close()
             await self._stack.aclose()
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        if _loops.get(loop) is self:
+            del _loops[loop]
 
 
 _loops: dict[asyncio.AbstractEventLoop, Shared] = {}
@@ -124,6 +141,5 @@ def _load(model: str, template: str | None, template_kwargs: str) -> Renderer:
     from agentrl.models import load_tokenizer  # transformers takes seconds to import
     from agentrl.render import load_renderer
 
-    return load_renderer(
-        load_tokenizer(model), chat_template=template, chat_template_kwargs=json.loads(template_kwargs)
-    )
+    tokenizer = load_tokenizer(model, chat_template=template)
+    return load_renderer(tokenizer, chat_template_kwargs=json.loads(template_kwargs))

@@ -10,10 +10,13 @@ from uuid import uuid4
 
 from agentrl.env import Env, Envs, load_object
 from agentrl.episode import RewardFn, run_episode
-from agentrl.errors import Boundary, ConfigError, Failure
+from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
+from agentrl.resume import resume_episode
 from agentrl.slime._shared import Shared, shared
 from agentrl.slime.config import SlimeConfig
-from agentrl.slime.sample import clear, from_sample, to_sample
+from agentrl.slime.replay import fill, request_fields
+from agentrl.slime.sample import clear, from_sample, to_sample, to_samples
+from agentrl.slime.visit import Visit
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Raw, StopReason, Task
 
@@ -23,43 +26,62 @@ log = logging.getLogger("agentrl")
 async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
     """Play one episode for slime and write it into `sample`, whatever happened in it.
 
-    A broken environment gives a masked, removed sample with its cause in metadata["agentrl"]. Raises ConfigError and
-    TemplateError, which no sample could outlive, and cancellation. `args` and `sampling_params` stay as they are.
+    A sample that slime aborted goes on where it stopped, if what was kept of it is still there. A broken environment
+    gives a masked, removed sample with its cause in metadata["agentrl"]. Under `thinking: strip` training gets a list,
+    one sample for each segment. Raises ConfigError and TemplateError, which no sample could outlive, and cancellation.
+    `args` and `sampling_params` stay as they are.
     """
     config = SlimeConfig.from_args(args)
-    _refuse(args, sample)
+    _refuse(args, sample, config, evaluation=evaluation)
     here = shared()
+    visit = Visit(here.parking(config.park_folder), config.park_s)
     renderer = await here.renderer(config.model_path(args), config.template_text(), config.template_kwargs(args))
-    task = from_sample(args, sample, evaluation=evaluation)
-    clear(sample)
     trajectory = await _play(
         here,
         config,
-        task,
-        session_id=getattr(sample, "session_id", None) or uuid4().hex,
-        engine=await here.engine(config.engine_url(args)),
+        visit,
+        args,
+        sample,
+        from_sample(args, sample, evaluation=evaluation),
+        engine=await here.engine(config.engine_url(args), {} if evaluation else request_fields(args)),
         renderer=renderer,
         limits=config.episode_limits(args, sampling_params, evaluation=evaluation),
         # Which budget it is, the limits say.
         sampling_params={name: value for name, value in sampling_params.items() if name != "max_new_tokens"},
         reward=_reward_function(config),
         aborted=_abort_flag(args, sample),
+        park=visit.park if config.park_s and not evaluation and _comes_back(args) else None,
     )
-    to_sample(trajectory, sample, decode=renderer.decode)
-    _settle_reward(args, sample, trajectory.reward_parts, evaluation=evaluation)
-    return sample
+    clear(sample)
+    if evaluation or config.thinking == "keep":
+        samples = [to_sample(trajectory, sample, decode=renderer.decode, account=visit.account())]
+    else:
+        samples = to_samples(trajectory, sample, decode=renderer.decode, account=visit.account())
+    for one, segment in zip(samples, trajectory.segments[-len(samples) :], strict=True):
+        _settle_reward(args, one, trajectory.reward_parts, evaluation=evaluation, siblings=len(samples))
+        if not evaluation:
+            fill(args, one, segment)
+    return sample if evaluation or config.thinking == "keep" else samples
 
 
-async def _play(here: Shared, config: SlimeConfig, task: Task, *, session_id: str, **episode: Any) -> Trajectory:
+async def _play(
+    here: Shared, config: SlimeConfig, visit: Visit, args: Any, sample: Any, task: Task, **episode: Any
+) -> Trajectory:
     """The episode. What breaks outside of run_episode's own boundaries is recorded as it records it."""
+    session_id = getattr(sample, "session_id", None) or uuid4().hex
     boundary: Boundary = "share"
     try:
         envs = await here.envs(config.env_path(task.metadata), config.env_config)
         _check_prompt(task, envs)
         boundary = "reset"
+        if parked := await visit.take(args, sample):
+            try:
+                return await resume_episode(parked, parked.env or envs.make(), **episode)
+            except ResumeError as exc:
+                visit.cannot_resume(str(exc))
         env = envs.make()
         boundary = "engine"
-        return await run_episode(env, task, session_id=session_id, **episode)
+        return await run_episode(env, task, session_id=session_id, thinking=config.thinking, **episode)
     except ConfigError:
         raise
     except Exception as exc:  # slime's boundary: an exception here would end its whole rollout
@@ -69,14 +91,21 @@ async def _play(here: Shared, config: SlimeConfig, task: Task, *, session_id: st
         return trajectory
 
 
-def _refuse(args: Any, sample: Any) -> None:
-    """Say what agentrl does not do yet, before it does it wrongly. Raises ConfigError."""
-    if getattr(args, "rollout_top_p", 1.0) != 1.0:
-        raise ConfigError("--rollout-top-p must be 1.0: agentrl does not replay top-p token ids to the trainer yet")
-    if getattr(args, "use_rollout_routing_replay", False):
-        raise ConfigError("remove --use-rollout-routing-replay: agentrl does not replay routed experts yet")
+def _comes_back(args: Any) -> bool:
+    """slime sends an aborted sample again."""
+    return bool(getattr(args, "partial_rollout", False)) or _is_fully_async(args)
+
+
+def _is_fully_async(args: Any) -> bool:
+    return "fully_async" in (getattr(args, "rollout_function_path", None) or "")
+
+
+def _refuse(args: Any, sample: Any, config: SlimeConfig, *, evaluation: bool) -> None:
+    """Say what agentrl or slime cannot do, before it is done wrongly. Raises ConfigError."""
     if any(value is not None for value in (getattr(sample, "multimodal_inputs", None) or {}).values()):
         raise ConfigError("remove --multimodal-keys: agentrl plays text only")
+    if not evaluation:
+        config.refuse_fan_out(args)
 
 
 def _check_prompt(task: Task, envs: Envs) -> None:
@@ -111,8 +140,13 @@ def _abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
     return None
 
 
-def _settle_reward(args: Any, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool) -> None:
+def _settle_reward(args: Any, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:
     """Put the reward into the shape that slime will read: a number, or a mapping where --reward-key is given."""
+    if sample.reward is None and siblings > 1 and _has_reward_model(args, sample):
+        raise ConfigError(
+            "thinking: strip needs the reward from Env.score or `reward`: slime's reward model would score each "
+            "segment of an episode alone"
+        )
     if sample.reward is None and not _has_reward_model(args, sample):
         _warn_once("no Env.score, step reward, `reward`, --rm-type or --custom-rm-path: every reward is 0")
         sample.reward = 0.0

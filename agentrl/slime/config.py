@@ -44,6 +44,13 @@ class SlimeConfig(BaseModel):
     """Default: --apply-chat-template-kwargs."""
     engine: str | None = None
     """URL of an SGLang server or router. Default: slime's router."""
+    thinking: Literal["keep", "strip"] = "keep"
+    """Earlier thoughts that the template would drop: keep them as sampled, or strip them, which may fan one episode out
+    into several samples."""
+    park_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
+    """Seconds that an aborted episode is kept for slime to send it back. 0: never; it restarts from nothing."""
+    park_folder: str | None = Field(default=None, min_length=1)
+    """Folder for what parked episodes need. Default: a temporary one of this process, removed at its end."""
 
     @field_validator("limits")
     @classmethod
@@ -108,6 +115,11 @@ class SlimeConfig(BaseModel):
         given = self.chat_template_kwargs
         return dict(getattr(args, "apply_chat_template_kwargs", None) or {}) if given is None else dict(given)
 
+    def refuse_fan_out(self, args: Any) -> None:
+        """Raises ConfigError where episodes become several samples and slime is told what it cannot do with them."""
+        if self.thinking == "strip" and (problems := fan_out_problems(args)):
+            raise ConfigError(f"thinking: strip gives several samples of one episode: {'; '.join(problems)}")
+
     def episode_limits(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> Limits:
         """What slime's flags imply, overridden by the keys of `limits`."""
         context = getattr(args, "eval_max_context_len", None) if evaluation else None
@@ -116,6 +128,31 @@ class SlimeConfig(BaseModel):
             "tokens" if self.max_new_tokens == "episode" else "turn_tokens": sampling_params.get("max_new_tokens"),
         }
         return Limits(**{**implied, **self.limits})
+
+
+_NORMALISED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+
+
+def fan_out_problems(args: Any) -> list[str]:
+    """What slime was told that it cannot do where one call gives a list of samples: each flag, and the remedy."""
+    problems = []
+    if getattr(args, "partial_rollout", False):
+        problems.append("remove --partial-rollout, which reads each as one sample")
+    if getattr(args, "group_rm", False):
+        problems.append("remove --group-rm, which scores each as one sample")
+    if "fully_async" in str(getattr(args, "rollout_function_path", None)):
+        problems.append("remove --rollout-function-path, for slime's fully-async rollout trains aborted lists")
+    if str(getattr(args, "dynamic_sampling_filter_path", None)).startswith(("slime.", "miles.")):
+        problems.append("replace --dynamic-sampling-filter-path by a filter of agentrl.slime, which takes lists")
+    normalised = (
+        getattr(args, "rewards_normalization", False) and getattr(args, "advantage_estimator", "") in _NORMALISED
+    )
+    if normalised and not getattr(args, "custom_reward_post_process_path", None):
+        problems.append(
+            "add --custom-reward-post-process-path agentrl.slime.post_process_rewards, for slime takes the mean reward "
+            "over the whole batch where prompts have unequal numbers of samples"
+        )
+    return problems
 
 
 def _find(args: Any) -> tuple[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Trajectory, Turn
 from agentrl.types import JSON, Observation, Raw, StopReason, Task
 
 METADATA_KEY = "agentrl"
@@ -34,7 +35,7 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
     A prompt that slime's --apply-chat-template has rendered becomes Raw. The seed is the prompt's, so that a group
     faces one world; in evaluation, where slime numbers no groups, each sample has its own, the same in every run.
     """
-    metadata = copy.deepcopy(sample.metadata or {})
+    metadata = copy.deepcopy({key: value for key, value in (sample.metadata or {}).items() if key != METADATA_KEY})
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
     return Task(
         prompt=_prompt(sample.prompt, rendered=_is_rendered(args, evaluation)),
@@ -93,17 +94,76 @@ def clear(sample: Any) -> None:
             setattr(sample, name, getattr(type(sample), kind)())
 
 
-def to_sample(trajectory: Trajectory, sample: Any, *, decode: Callable[[Sequence[int]], str]) -> Any:
+def to_sample(
+    trajectory: Trajectory,
+    sample: Any,
+    *,
+    decode: Callable[[Sequence[int]], str],
+    account: Mapping[str, JSON] | None = None,
+) -> Any:
     """Write a trajectory into a cleared Sample, and return it. Total: any trajectory becomes a valid Sample.
 
     A failed episode is masked and removed, its reward 0.0; so is an aborted one's, for slime does arithmetic with it.
-    Otherwise the reward is the trajectory's, None included: then slime's own reward model decides.
+    Otherwise the reward is the trajectory's, None included: then slime's own reward model decides. `account` is added
+    to metadata["agentrl"].
+
+    Of a trajectory in several segments, the tokens are the last one's, as evaluation wants it; `to_samples` keeps all.
     """
-    failed = trajectory.stop in (None, StopReason.FAILED)
+    _write_tokens(trajectory, trajectory, sample, decode)
+    _write_counts(trajectory.turns, sample)
+    _write_account(sample, {**_account(trajectory), **(account or {})})
+    return sample
+
+
+def to_samples(
+    trajectory: Trajectory,
+    sample: Any,
+    *,
+    decode: Callable[[Sequence[int]], str],
+    account: Mapping[str, JSON] | None = None,
+) -> list[Any]:
+    """Siblings to train on, one for each segment: valid Samples with one rollout_id, the same reward and status.
+
+    Tokens, ledger and counters are each segment's own. What is told of the whole episode stands in the last one alone,
+    which is the `sample` that slime, its traces and its hooks know; those before it are copies. Raises ConfigError for
+    a Sample without a rollout_id, whose trainer would count an episode of n segments n times.
+    """
+    _number(sample)
+    segments = trajectory.segments
+    siblings = [*(copy.deepcopy(sample) for _ in trajectory.earlier), sample]
+    for i, (segment, sibling) in enumerate(zip(segments, siblings, strict=True)):
+        whole = segment is trajectory
+        _write_tokens(segment, trajectory, sibling, decode)
+        _write_counts(_own_turns(segment), sibling)
+        told = {**_account(trajectory), **(account or {})} if whole else _outcome(trajectory)
+        own = {"segment": i, "segments": len(segments), "ledger": asdict(segment.ledger)}
+        _write_account(sibling, {**told, **own})
+    return siblings
+
+
+def _number(sample: Any) -> None:
+    """Give the sample the rollout_id that its siblings share: its index, unique over a run of slime's data source."""
+    if not hasattr(sample, "rollout_id"):
+        raise ConfigError(
+            "thinking: strip needs a Sample with a rollout_id, as slime's has: without one, an episode of n segments "
+            "would be trained as n episodes; set thinking: keep"
+        )
+    if sample.rollout_id is None:
+        sample.rollout_id = sample.index
+    if sample.rollout_id is None:
+        raise ConfigError("thinking: strip needs sample.index: let the data source number its samples, as slime's does")
+
+
+def _write_tokens(
+    segment: Trajectory, episode: Trajectory, sample: Any, decode: Callable[[Sequence[int]], str]
+) -> None:
+    """A segment's tokens and what is trained of them, and the reward and status of its episode."""
+    stop = episode.stop or StopReason.FAILED
+    failed = stop is StopReason.FAILED
     if failed:
-        trajectory.mask("env_failure")
-    tokens = list(trajectory.tokens) or [0]
-    response, loss_mask, log_probs = trajectory.response, list(trajectory.loss_mask), list(trajectory.log_probs)
+        episode.mask("env_failure")
+    tokens = list(segment.tokens) or [0]
+    response, loss_mask, log_probs = segment.response, list(segment.loss_mask), list(segment.log_probs)
     if not response:
         # slime's loss reads tokens[-response_length:], which at 0 is everything: a masked dummy stands in.
         tokens, loss_mask, log_probs = [*tokens, tokens[-1]], [0], [0.0]
@@ -114,40 +174,64 @@ def to_sample(trajectory: Trajectory, sample: Any, *, decode: Callable[[Sequence
         response_length=len(loss_mask),
         loss_mask=loss_mask,
         rollout_log_probs=log_probs,
-        reward=0.0 if failed or trajectory.stop is StopReason.ABORTED else trajectory.reward,
+        reward=0.0 if failed or stop is StopReason.ABORTED else episode.reward,
         remove_sample=failed,
-        status=type(sample).Status[_STATUS[trajectory.stop or StopReason.FAILED]],
-        weight_versions=list(trajectory.weight_versions),
-        non_generation_time=sum(turn.env_s for turn in trajectory.turns),
-        metadata={**(sample.metadata or {}), METADATA_KEY: _account(trajectory, sample.metadata or {})},
+        status=type(sample).Status[_STATUS[stop]],
     )
-    _count_requests(trajectory, sample)
-    return sample
 
 
-def _account(trajectory: Trajectory, metadata: Mapping[str, JSON]) -> dict[str, JSON]:
+def _own_turns(segment: Trajectory) -> Sequence[Turn]:
+    """The turns of this segment alone: the last one lists the whole episode's."""
+    return segment.turns[sum(len(earlier.turns) for earlier in segment.earlier) :]
+
+
+def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
+    """How the episode ended: said of each of its samples."""
+    outcome: dict[str, JSON] = {"stop": str(trajectory.stop or StopReason.FAILED), "session_id": trajectory.session_id}
+    if failure := trajectory.failure:
+        outcome["failure"] = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error}
+    return outcome
+
+
+def _account(trajectory: Trajectory) -> dict[str, JSON]:
     """What slime has no field for."""
     account: dict[str, JSON] = {
-        "stop": str(trajectory.stop or StopReason.FAILED),
+        **_outcome(trajectory),
         "turns": len(trajectory.turns),
+        "tools": len(trajectory.tools),
+        "tool_calls": trajectory.tool_calls,
         "parse_errors": sum(turn.parse_error is not None for turn in trajectory.turns),
         "ledger": asdict(trajectory.ledger),
-        "session_id": trajectory.session_id,
         "reward_parts": dict(trajectory.reward_parts),
     }
-    if failure := trajectory.failure:
-        account["failure"] = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error}
     if trajectory.info:
-        account["info"] = dict(trajectory.info)
-    if isinstance(earlier := metadata.get(METADATA_KEY), Mapping):
-        account["restarts"] = earlier.get("restarts", 0) + 1
+        account["info"] = {name: _plain(value) for name, value in trajectory.info.items()}
     return account
 
 
-def _count_requests(trajectory: Trajectory, sample: Any) -> None:
-    """slime's counters of the prefix cache and of speculative decoding, over all generations."""
+def _write_account(sample: Any, account: Mapping[str, JSON]) -> None:
+    """Into a new mapping, for samples may share theirs; in JSON's types, for slime pickles it and people read it."""
+    plain = {key: _plain(value) for key, value in account.items()}
+    _write(sample, metadata={**(sample.metadata or {}), METADATA_KEY: plain})
+
+
+def _plain(value: Any) -> JSON:
+    """What an Env says of itself may be anything: numbers and lists are made of arrays, text of all else."""
+    try:
+        return json.loads(json.dumps(value, default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v)))
+    except (TypeError, ValueError, RecursionError):  # a key that is no text, or a value that holds itself
+        return str(value)
+
+
+def _write_counts(turns: Sequence[Turn], sample: Any) -> None:
+    """What slime's metrics count of generations: weights, seconds, prefix cache and speculative decoding."""
+    _write(
+        sample,
+        weight_versions=[version for turn in turns for version in turn.weight_versions],
+        non_generation_time=sum(turn.env_s for turn in turns),
+    )
     cache, speculation = getattr(sample, "prefix_cache_info", None), getattr(sample, "spec_info", None)
-    for turn in trajectory.turns:
+    for turn in turns:
         if cache is not None:
             cache.add({"cached_tokens": turn.cached_tokens, "prompt_tokens": turn.prompt_tokens})
         for meta in turn.meta:

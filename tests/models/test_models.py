@@ -130,6 +130,14 @@ def test_a_folder_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(ConfigError, match=f"{tmp_path} has no chat template: put the model's chat_template.jinja"):
         load_tokenizer(str(tmp_path))
+    given = load_tokenizer(str(tmp_path), chat_template="{{ messages[0].content }}!")
+    chat = [{"role": "user", "content": "Hi"}]
+    assert given.apply_chat_template(chat, tokenize=False) == "Hi!"
+
+
+def test_a_chat_template_that_is_given_replaces_the_models_own() -> None:
+    given = load_tokenizer("tiny", chat_template="{{ messages[0].content }}!")
+    assert given.chat_template != load_tokenizer("tiny").chat_template, "and that of nobody else"
 
 
 def test_smollm2_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.engine import ScriptedEngine
 from agentrl.engine.server import running_server
 from agentrl.env import load_env
-from agentrl.testing import call, tiny_renderer
+from agentrl.testing import tiny_renderer
+from tests.slime.player import Player
 
 ENV_FILE = Path(__file__).parent / "lookup_env.py"
 
@@ -88,33 +87,17 @@ def env_path() -> Callable[[str], str]:
 
 
 @pytest.fixture
-def events() -> list[str]:
+def lookup() -> ModuleType:
+    """lookup_env.py as agentrl imports it."""
+    return sys.modules[load_env(f"{ENV_FILE}:Lookup").__module__]
+
+
+@pytest.fixture
+def events(lookup: ModuleType) -> list[str]:
     """What the Envs of lookup_env.py record."""
-    found: list[str] = sys.modules[load_env(f"{ENV_FILE}:Lookup").__module__].EVENTS
+    found: list[str] = lookup.EVENTS
     found.clear()
     return found
-
-
-class Player(ScriptedEngine):
-    """Looks up the country of the question, then says what it was told. Stateless, so it plays any number at once."""
-
-    def __init__(self, renderer: Any, *, seconds: float = 0.0, context_length: int = 4096) -> None:
-        super().__init__(self._say, renderer, seconds=seconds, context_length=context_length)
-        self.decode = renderer.decode
-        self.sessions: list[str] = []
-        self.params: list[dict[str, Any]] = []
-
-    def _say(self, input_ids: Sequence[int]) -> Any:
-        text = self.decode(input_ids)
-        asked = text[text.rindex("capital of") :]
-        if told := re.search(r"(Paris|Madrid|unknown)", asked):
-            return told[1]
-        return call("capital", country=re.match(r"capital of (\w+)", asked)[1])
-
-    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
-        self.sessions.append(session_id)
-        self.params.append(dict(sampling_params))
-        return await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
 
 
 @pytest.fixture

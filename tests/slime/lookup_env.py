@@ -1,22 +1,30 @@
-"""The Env of these tests: it answers questions from a table, and breaks when a task asks it to."""
+"""The Env of these tests: it answers questions from a table, and breaks, hangs or dawdles when a task asks it to."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agentrl import Env, InfraError, Reward, Trajectory, tool
+from agentrl import Env, InfraError, Reward, StepResult, Trajectory, tool
 
 TABLE = {"France": "Paris", "Spain": "Madrid"}
 EVENTS: list[str] = []
 """What happened to shared resources and Envs, in order."""
 DOWN: list[str] = []
 """How often `share` is still to fail, and why."""
+GATE = threading.Event()
+"""Hooks named by metadata["held_in"] wait until it is set."""
+ERRORS = {"bug": KeyError, "world": InfraError, "cancel": asyncio.CancelledError}
 
 
 class Lookup(Env):
-    """metadata["break"] names the hook that raises, metadata["how"] the way."""
+    """metadata["break"] names the hook that breaks, metadata["how"] the way: one of ERRORS, or "hang".
+
+    metadata["slow"] is the seconds that a tool takes, metadata["held_in"] names the hook that waits at the GATE. Of a
+    task with metadata["odd"] only every second sample does any of that.
+    """
 
     shared: dict[str, str]
 
@@ -33,39 +41,67 @@ class Lookup(Env):
 
         return table()
 
-    def _break(self, where: str) -> None:
-        if self.task.metadata.get("break") == where:
-            raise {"bug": KeyError, "world": InfraError}[self.task.metadata["how"]](f"{where} broke")
+    async def _visit(self, where: str) -> None:
+        asked = self.task.metadata
+        if asked.get("odd") and int(self.task.id) % 2 == 0:
+            return
+        while asked.get("held_in") == where and not GATE.is_set():  # noqa: ASYNC110 - a thread opens it
+            await asyncio.sleep(0.01)
+        if where == "tool":
+            await asyncio.sleep(asked.get("slow", 0))
+        if asked.get("break") != where:
+            return
+        if asked["how"] == "hang":
+            await asyncio.sleep(3600)
+        raise ERRORS[asked["how"]](f"{where} broke")
 
-    def reset(self, task):
-        self._break("reset")
+    async def reset(self, task):
+        await self._visit("reset")
         return task.prompt
 
     @tool
     async def capital(self, country: str) -> str:
         """The capital of a country."""
-        self._break("tool")
-        await asyncio.sleep(self.task.metadata.get("slow", 0))
+        await self._visit("tool")
         return self.shared.get(country, "unknown")
 
     async def step(self, action):
-        self._break("step")
+        await self._visit("step")
         return await self.run_tools(action)
 
-    def score(self, trajectory: Trajectory) -> Reward:
-        self._break("score")
+    async def score(self, trajectory: Trajectory) -> Reward:
+        await self._visit("score")
         right = float(trajectory.answer == self.task.label)
+        if self.task.metadata.get("reward") == "index":
+            return Reward(float(self.task.id))
         if "reward" in self.task.metadata:
             return Reward(float(self.task.metadata["reward"]))
         return Reward(right, {"right": right, "turns": float(len(trajectory.turns))})
 
-    def close(self) -> None:
+    async def close(self) -> None:
         EVENTS.append("close")
+        await self._visit("close")
+
+
+class Shareless(Lookup):
+    @classmethod
+    async def share(cls, config):
+        raise InfraError("no table")
 
 
 class Unscored(Lookup):
     def score(self, trajectory: Trajectory) -> None:
         return None
+
+
+class Quiz(Env):
+    """Says no to every answer that is not the label; the reward is the sample's number."""
+
+    async def step(self, action):
+        return StepResult("No.", done=action.content == self.task.label)
+
+    def score(self, trajectory: Trajectory) -> float:
+        return float(self.task.id)
 
 
 class Silent(Env):

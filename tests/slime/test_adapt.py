@@ -1,4 +1,4 @@
-"""agentrl.adapt against a real HTTP server that speaks SGLang's protocol; slime itself is test_real_slime.py's."""
+"""agentrl.adapt against a real HTTP server that speaks SGLang's protocol; slime itself is in contract/."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ async def test_an_episode_of_two_turns(Sample, serve, make_args, renderer):
     assert sample.metadata == {"session_id": "task data", "x": 1}
     assert (account["stop"], account["turns"], account["session_id"]) == ("done", 2, "s-7")
     assert account["reward_parts"] == {"right": 1.0, "turns": 2.0}
+    assert (account["tools"], account["tool_calls"]) == (1, 1)
     assert account["ledger"]["sampled"] == account["ledger"]["trained"] == sum(sample.loss_mask)
 
 
@@ -264,8 +265,20 @@ async def test_a_prompt_of_messages_and_one_that_is_rendered(Sample, serve, make
     ("config", "args", "fields", "message"),
     [
         ({}, {"apply_chat_template": True}, {}, r"remove --apply-chat-template: .*tools of Lookup"),
-        ({}, {"rollout_top_p": 0.9}, {}, r"--rollout-top-p must be 1\.0"),
-        ({}, {"use_rollout_routing_replay": True}, {}, r"remove --use-rollout-routing-replay"),
+        ({"thinking": "strip"}, {"partial_rollout": True}, {}, r"thinking: strip .*remove --partial-rollout"),
+        ({"thinking": "strip"}, {"group_rm": True}, {}, r"remove --group-rm, which"),
+        (
+            {"thinking": "strip"},
+            {"rollout_function_path": "x.fully_async.f"},
+            {},
+            r"remove --rollout-function-path",
+        ),
+        (
+            {"thinking": "strip"},
+            {"dynamic_sampling_filter_path": "slime.a.b"},
+            {},
+            r"replace --dynamic-sampling-filter-path",
+        ),
         ({}, {}, {"multimodal_inputs": {"images": ["x"]}}, r"remove --multimodal-keys"),
         ({}, {"hf_checkpoint": None}, {}, r"--hf-checkpoint"),
         ({}, {"sglang_router_ip": None}, {}, r"set `engine`"),
@@ -301,7 +314,7 @@ async def wait_for(condition):
             await asyncio.sleep(0.01)
 
 
-async def test_the_hosts_abort_keeps_the_tokens_and_a_resumed_sample_starts_anew(serve, make_args, host, events):
+async def test_the_hosts_abort_keeps_the_tokens_and_a_resumed_sample_goes_on(serve, make_args, host, events):
     async with serve() as (engine, url):
         args = make_args(url, args={"partial_rollout": True})
         sample = question(host.Sample, session_id="s-1", metadata={"slow": 0.3})
@@ -313,16 +326,32 @@ async def test_the_hosts_abort_keeps_the_tokens_and_a_resumed_sample_starts_anew
         assert (sample.status, sample.reward) == (host.Sample.Status.ABORTED, 0.0)
         assert sample.response
         assert sum(sample.loss_mask) == sample.metadata["agentrl"]["ledger"]["sampled"] > 0
+        assert "close" not in events
 
         host.state.aborted = False
-        sample.loss_mask = [0] * sample.response_length  # as --mask-offpolicy-in-partial-rollout does
         await adapt(args, sample, PARAMS)
+    assert len(engine.requests) == 2
     assert (sample.status, sample.reward) == (host.Sample.Status.COMPLETED, 1.0)
-    assert sample.prefix_cache_info.total_prompt_tokens == sum(map(len, engine.requests[1:])), "of this attempt alone"
+    assert sample.prefix_cache_info.total_prompt_tokens == sum(map(len, engine.requests)), "each request counts once"
     account = sample.metadata["agentrl"]
-    assert (account["restarts"], account["session_id"]) == (1, "s-1")
+    assert (account["resumes"], account["session_id"]) == (1, "s-1")
+    assert not {"restarts", "resume"} & set(account)
     assert sum(sample.loss_mask) == account["ledger"]["sampled"]
-    assert events.count("close") == 2
+    assert events.count("close") == 1
+
+
+async def test_nothing_waits_for_a_slow_grader_after_an_abort(serve, make_args, host):
+    """slime waits for every pending sample before it goes on to train (its issue 2176)."""
+    async with serve() as (_, url):
+        sample = question(host.Sample, metadata={"break": "score", "how": "hang"})
+        args = make_args(url, args={"partial_rollout": True})
+        polls = iter([False] * 5)
+        host.state = type("State", (), {"aborted": property(lambda self: next(polls, True))})()
+        sys.modules["fakehost.rollout.sglang_rollout"].GenerateState = lambda args: host.state
+        async with asyncio.timeout(10):
+            await adapt(args, sample, PARAMS)
+    account = sample.metadata["agentrl"]
+    assert (account["stop"], account["turns"], account["resume"]["how"]) == ("aborted", 2, "alive")
 
 
 async def test_an_engine_that_aborts_for_a_weight_update_is_waited_for(serve, make_args, host):

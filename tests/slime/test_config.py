@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from agentrl import Limits
 from agentrl.errors import ConfigError
+from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.slime import SlimeConfig
+from agentrl.trajectory import Trajectory
+from agentrl.types import StopReason
+from tests.slime.contract import hosts
+from tests.slime.contract.conftest import starting
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +71,10 @@ def test_a_bad_file(tmp_path, monkeypatch, content, message):
         ({"limits": {"turns": "many"}}, r"limits: turns: Input should be a valid integer"),
         ({"limits": {"turns": 0}}, r"limits: limits.turns must be positive"),
         ({"max_new_tokens": "run"}, r"max_new_tokens: Input should be 'episode' or 'turn'"),
+        ({"thinking": "drop"}, r"thinking: Input should be 'keep' or 'strip'"),
+        ({"park_s": -1}, r"park_s: Input should be greater than or equal to 0"),
+        ({"park_s": float("inf")}, r"park_s: Input should be a finite number"),
+        ({"park_folder": ""}, r"park_folder: String should have at least 1 character"),
     ],
 )
 def test_a_bad_key(given, message):
@@ -133,5 +143,96 @@ def test_an_explicit_limit_wins():
     assert limits == Limits(tokens=2048, context=None, turns=3, step_s=9.0)
 
 
+def test_aborted_episodes_are_parked_and_thoughts_kept():
+    config = read()
+    assert (config.thinking, config.park_s, config.park_folder) == ("keep", 1800.0, None)
+    own = read(thinking="strip", park_s=0, park_folder="/shared/parked")
+    assert (own.thinking, own.park_s, own.park_folder) == ("strip", 0.0, "/shared/parked")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"partial_rollout": True}, "remove --partial-rollout"),
+        ({"group_rm": True}, "remove --group-rm"),
+        (
+            {"rollout_function_path": "slime.rollout.fully_async_rollout.generate_rollout_fully_async"},
+            "remove --rollout-function-path",
+        ),
+        (
+            {"dynamic_sampling_filter_path": "slime.rollout.filter_hub.some_filter"},
+            "a filter of agentrl.slime",
+        ),
+        (
+            {"advantage_estimator": "grpo", "rewards_normalization": True},
+            "add --custom-reward-post-process-path agentrl.slime.post_process_rewards",
+        ),
+    ],
+)
+def test_what_slime_cannot_do_to_several_samples_of_one_episode(flags, message):
+    read().refuse_fan_out(SimpleNamespace(**flags))
+    strip = read(thinking="strip")
+    with pytest.raises(ConfigError, match=f"thinking: strip gives several samples.*{message}") as excinfo:
+        strip.refuse_fan_out(SimpleNamespace(**flags))
+    one_line(excinfo)
+    strip.refuse_fan_out(
+        SimpleNamespace(
+            partial_rollout=False,
+            group_rm=False,
+            rollout_function_path="slime.rollout.sglang_rollout.generate_rollout",
+            dynamic_sampling_filter_path="my.filter",
+            advantage_estimator="grpo",
+            rewards_normalization=True,
+            custom_reward_post_process_path="agentrl.slime.post_process_rewards",
+        )
+    )
+
+
 def test_nothing_bounded_by_slime():
     assert read().episode_limits(SimpleNamespace(), {}, evaluation=False) == Limits()
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_eval_dataset_has_its_own_settings(renderer, tmp_path, monkeypatch):
+    """Through slime's evaluation, up to the episode; where a dataset says nothing, slime's flags do."""
+    if why := hosts.absent("slime"):
+        pytest.skip(why)
+    save_model(tiny_model(0), tiny_tokenizer(), tmp_path / "checkpoint")
+    row = {"prompt": "Hi", "label": "", "metadata": {}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    asked = []
+
+    async def play(env, task, *, limits, sampling_params, session_id, **_):
+        trajectory = Trajectory(task, session_id=session_id)
+        trajectory.stop, trajectory.reward = StopReason.DONE, 1.0
+        asked.append((limits, sampling_params))
+        return trajectory
+
+    monkeypatch.setattr("agentrl.slime.adapt.run_episode", play)
+    with hosts.imported("slime") as slime, starting(slime, tmp_path / "checkpoint", renderer, tmp_path) as start:
+        own = {
+            "temperature": 0.25,
+            "max_response_len": 64,
+            "stop": ["</a>"],
+            "stop_token_ids": [7],
+            "min_new_tokens": 2,
+        }
+        if "repetition_penalty" not in slime.eval_dataset.__dataclass_fields__:
+            pytest.skip("this slime reads no stop strings and minimum of a dataset's own")
+        datasets = [
+            slime.eval_dataset(name=name, path=str(tmp_path / "rows.jsonl"), **{**hosts.EVAL, **given})
+            for name, given in {"own": {**own, "repetition_penalty": 1.5}, "flags": {}}.items()
+        ]
+        flags = {"rollout_stop": ["</b>"], "rollout_stop_token_ids": [8], "eval_min_new_tokens": 1}
+        args = start([row], eval_datasets=datasets, eval_max_context_len=512, **flags).args
+        slime.run(slime.rollout.eval_rollout(args, 0))
+        assert len(asked) == 4
+        args.agentrl["limits"] = {"tokens": 32}
+        slime.run(slime.rollout.eval_rollout(args, 0))
+    (limits, params), (others, rest) = (next(a for a in asked if a[1]["temperature"] == t) for t in (0.25, 1.0))
+    assert (limits, others) == (Limits(tokens=64, context=512), Limits(tokens=200, context=512))
+    assert "max_new_tokens" not in {**params, **rest}, "the limits say it"
+    told = ("stop", "stop_token_ids", "min_new_tokens", "repetition_penalty", "top_k")
+    assert [params.get(name) for name in told] == [["</a>"], [7], 2, 1.5, -1]
+    assert [rest.get(name) for name in told] == [["</b>"], [8], 1, None, -1]
+    assert {limits.tokens for limits, _ in asked[4:]} == {32}, "a limit of agentrl's own wins over every dataset"

@@ -1,16 +1,27 @@
 from __future__ import annotations
 
+import json
+import pickle
+import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from agentrl.engine import Generation
+from agentrl.engine import Generation, ScriptedEngine
 from agentrl.errors import ConfigError, Failure
-from agentrl.render import Rendered, RenderedSpan
+from agentrl.models import save_model, tiny_model, tiny_tokenizer
+from agentrl.render import Rendered, RenderedSpan, load_renderer
 from agentrl.slime import from_sample, to_sample
-from agentrl.slime.sample import clear
+from agentrl.slime.sample import clear, to_samples
 from agentrl.trajectory import Trajectory
 from agentrl.types import Action, Raw, StopReason
+from tests import test_thinking
+from tests.slime.conftest import Sample as Base
+from tests.slime.contract import hosts
+from tests.slime.contract.conftest import starting
+from tests.test_thinking import SCRIPT, TEMPLATE
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -52,6 +63,8 @@ def test_every_field(Sample):
         "agentrl": {
             "stop": "done",
             "turns": 2,
+            "tools": 0,
+            "tool_calls": 0,
             "parse_errors": 0,
             "session_id": "s-1",
             "reward_parts": {"em": 1.0},
@@ -161,8 +174,200 @@ def test_clear_forgets_an_attempt_and_keeps_the_task(Sample):
     metadata = sample.metadata
     assert sample == Sample(prompt="p", label="l", session_id="s", metadata=metadata)
     to_sample(played(), sample, decode=decode)
-    assert sample.metadata["agentrl"]["restarts"] == 1
     assert sample.prefix_cache_info.total_prompt_tokens == 2 + 7, "of the last attempt alone"
+
+
+def test_what_adapt_knows_is_added_to_the_account(Sample):
+    sample = Sample(metadata={"own": 1, "agentrl": {"restarts": 3, "resume": {"key": "k"}}})
+    account = {"restarts": 3, "resume": {"version": 1}}
+    told = to_sample(played(StopReason.ABORTED), sample, decode=decode, account=account).metadata
+    assert (told["own"], told["agentrl"]["restarts"], told["agentrl"]["resume"]) == (1, 3, {"version": 1})
+    told = to_sample(played(), sample, decode=decode, account={}).metadata["agentrl"]
+    assert {"restarts", "resume"}.isdisjoint(told), "the ticket is used up"
+
+
+class Odd:
+    def __str__(self) -> str:
+        return "odd"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be pickled")
+
+
+def test_metadata_is_json_whatever_an_env_says_of_itself(Sample):
+    np = pytest.importorskip("numpy")
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    trajectory = played()
+    trajectory.reward_parts = {"f1": np.float32(0.5)}
+    trajectory.info = {"seen": {1: np.arange(2), "when": Odd()}, "loop": loop, "pairs": {(1, 2): 3}, "many": {4}}
+    metadata = to_sample(trajectory, Sample(), decode=decode).metadata
+    assert pickle.loads(pickle.dumps(metadata)) == json.loads(json.dumps(metadata)) == metadata
+    account = metadata["agentrl"]
+    assert account["reward_parts"] == {"f1": 0.5}
+    assert account["info"]["seen"] == {"1": [0, 1], "when": "odd"}
+    assert (account["info"]["pairs"], account["info"]["many"]) == ("{(1, 2): 3}", "{4}")
+    assert account["info"]["loop"] == "{'self': {...}}"
+    assert (account["stop"], account["turns"]) == ("done", 2), "only what cannot be written is text"
+
+
+def test_the_prompt_and_the_label_are_the_hosts(Sample):
+    own = {"tools": [{"type": "function"}], "nested": {"a": [1]}, "session_id": "task data"}
+    sample = Sample(prompt=MESSAGES, label={"a": 1}, metadata=own, session_id="route", index=4, group_index=2)
+    to_sample(played(), sample, decode=decode)
+    assert sample.prompt is MESSAGES
+    assert (sample.label, sample.session_id, sample.index, sample.group_index) == ({"a": 1}, "route", 4, 2)
+    assert {k: v for k, v in sample.metadata.items() if k != "agentrl"} == own
+
+
+# to_samples
+
+
+@dataclass
+class Numbered(Base):
+    rollout_id: int | None = None
+
+
+def in_segments(stop: StopReason = StopReason.DONE, reward: float | None = 1.0) -> Trajectory:
+    """The two turns of `played`, then another prompt and a third turn of one token."""
+    t = played(stop, reward)
+    t.begin_segment(Rendered((1, 2, 3), (RenderedSpan("prompt", 0, 3),)))
+    t.append_model(Generation([4], [-3.0], "stop", weight_version="9", cached_tokens=2, meta={"spec_verify_ct": 1}))
+    t.append_action(Action("c", "c"))
+    t.turns[2].env_s = 4.0
+    t.info["seen"] = 1
+    return t
+
+
+def test_a_sample_for_each_segment():
+    sample = Numbered(index=7, group_index=3, prompt=MESSAGES, metadata={"own": [1]}, session_id="s-1")
+    first, last = to_samples(in_segments(), sample, decode=decode)
+    assert last is sample
+    assert (first.tokens, first.response) == ([1, 2, 3, 4, 5, 6, 7, 8, 9], "3 4 5 6 7 8 9")
+    assert (first.loss_mask, first.rollout_log_probs[:2]) == ([1, 1, 0, 0, 0, 1, 1], [-0.5, -0.25])
+    assert (last.tokens, last.response, last.loss_mask) == ([1, 2, 3, 4], "4", [1])
+    for one in (first, last):
+        assert (one.rollout_id, one.index, one.group_index, one.session_id) == (7, 7, 3, "s-1")
+        assert (one.reward, one.status, one.remove_sample) == (1.0, Numbered.Status.COMPLETED, False)
+        assert (one.prompt, one.metadata["own"]) == (MESSAGES, [1])
+    assert first.metadata["own"] is not last.metadata["own"], "what slime or a filter notes of one is not the other's"
+
+
+def test_siblings_count_nothing_twice():
+    flat = to_sample(in_segments(), Numbered(), decode=decode)
+    first, last = to_samples(in_segments(), Numbered(index=7), decode=decode)
+    assert (first.weight_versions, last.weight_versions) == (["7", "8"], ["9"])
+    assert flat.weight_versions == ["7", "8", "9"]
+    assert (first.non_generation_time, last.non_generation_time, flat.non_generation_time) == (1.75, 4.0, 5.75)
+    caches = [(s.prefix_cache_info.cached_tokens, s.prefix_cache_info.total_prompt_tokens) for s in (first, last, flat)]
+    assert caches == [(1, 9), (2, 3), (3, 12)]
+    assert [s.spec_info.verified for s in (first, last, flat)] == [4, 1, 5]
+
+
+def test_the_account_of_the_whole_episode_stands_in_the_last_sibling():
+    first, last = to_samples(in_segments(), Numbered(index=7), decode=decode, account={"restarts": 1})
+    told = {"stop": "done", "session_id": "s-1", "segments": 2}
+    ledger = {"sampled": 4, "trained": 4, "masked": {}, "observation": 2, "scaffold": 1}
+    assert first.metadata["agentrl"] == {**told, "segment": 0, "ledger": ledger}
+    account = last.metadata["agentrl"]
+    assert account["ledger"] == {"sampled": 1, "trained": 1, "masked": {}, "observation": 0, "scaffold": 0}
+    assert (account["segment"], account["turns"], account["restarts"]) == (1, 3, 1)
+    assert (account["reward_parts"], account["info"]) == ({"em": 1.0}, {"seen": 1})
+
+
+def test_one_segment_is_a_list_of_one():
+    (only,) = to_samples(played(), Numbered(index=7), decode=decode)
+    assert (only.rollout_id, only.metadata["agentrl"]["segments"], len(only.tokens)) == (7, 1, 9)
+    (only,) = to_samples(played(), Numbered(index=7, rollout_id=70), decode=decode)
+    assert only.rollout_id == 70, "a data source that numbers rollouts knows better"
+
+
+def test_a_failure_masks_all_siblings_and_each_says_why():
+    trajectory = in_segments(StopReason.FAILED, None)
+    trajectory.failure = Failure("environment", "tool", "SandboxError: died", "")
+    samples = to_samples(trajectory, Numbered(index=7), decode=decode)
+    assert [sum(s.loss_mask) for s in samples] == [0, 0]
+    assert [(s.remove_sample, s.reward, s.status) for s in samples] == [(True, 0.0, Numbered.Status.FAILED)] * 2
+    assert [s.metadata["agentrl"]["failure"]["boundary"] for s in samples] == ["tool"] * 2
+    assert samples[0].metadata["agentrl"]["ledger"]["masked"] == {"env_failure": 4}
+
+
+def test_a_prompt_that_met_a_limit_is_a_sibling_with_a_dummy():
+    trajectory = played(StopReason.CONTEXT)
+    trajectory.begin_segment(Rendered((1, 2, 3), (RenderedSpan("prompt", 0, 3),)))
+    samples = to_samples(trajectory, Numbered(index=7), decode=decode)
+    assert [(s.tokens[-2:], s.loss_mask[-1]) for s in samples] == [([8, 9], 1), ([3, 3], 0)]
+    assert {s.status for s in samples} == {Numbered.Status.TRUNCATED}, "the episode's, as the reward is"
+
+
+def test_a_host_that_cannot_tell_siblings_is_refused(Sample):
+    with pytest.raises(ConfigError, match=r"thinking: strip needs a Sample with a rollout_id.*set thinking: keep"):
+        to_samples(played(), Sample(index=7), decode=decode)
+    with pytest.raises(ConfigError, match=r"thinking: strip needs sample.index"):
+        to_samples(played(), Numbered(), decode=decode)
+
+
+@pytest.mark.filterwarnings("default")
+def test_slime_trains_siblings_as_one_rollout():
+    if why := hosts.absent("slime"):
+        pytest.skip(why)
+    with hosts.imported("slime") as slime:
+        utils = sys.modules.get("slime.observability.rollout_data_utils", slime.metrics)
+        validate = getattr(utils, "validate_rollout_id_annotated", None) or utils._validate_rollout_id_annotated
+        groups = [
+            [to_samples(play(), slime.Sample(index=2 * g + i), decode=decode) for i, play in enumerate(members)]
+            for g, members in enumerate([(in_segments, played), (played, in_segments)])
+        ]
+        validate(groups)
+        samples = [sample for group in groups for rollout in group for sample in rollout]
+        manager = object.__new__(slime.manager)
+        manager.args = SimpleNamespace(**{**hosts.ARGS, "global_batch_size": 2})
+        manager.custom_convert_samples_to_train_data_func = None
+        manager.custom_reward_post_process_func = lambda args, samples: ([1.0] * len(samples), [0.0] * len(samples))
+        data = manager._convert_samples_to_train_data(samples)
+        assert data["rollout_ids"] == [0, 0, 1, 2, 3, 3]
+        assert data["rollout_mask_sums"] == [5, 5, 4, 4, 5, 5], "of both segments"
+        manager.set_train_parallel_config(dict(hosts.PARALLEL))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(slime.ray, "put", lambda shipped: shipped)
+            shares = [box.inner for box in manager._split_train_data_by_dp(data)]
+        assert sorted(i for share in shares for i in share["partition"]) == [0, 1, 2, 3, 4, 5]
+        assert shares[0]["global_batch_sizes"] == [2, 2], "rollouts, not samples"
+
+
+def guesses(input_ids, said):
+    """The turn that is next, by how many are in the prompt."""
+    return SCRIPT[min(said(input_ids).count("<|im_start|>assistant") - 1, len(SCRIPT) - 1)]
+
+
+@pytest.mark.filterwarnings("default")
+def test_stripped_thoughts_through_slimes_rollout(tmp_path):
+    """adapt gives lists; slime validates, flattens and counts them, and evaluation still sees one sample an episode."""
+    if why := hosts.absent("slime"):
+        pytest.skip(why)
+    save_model(tiny_model(0), tiny_tokenizer(), tmp_path / "checkpoint")
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    thinker = load_renderer(tiny_tokenizer(), chat_template=TEMPLATE)
+    engine = ScriptedEngine(lambda input_ids: guesses(input_ids, thinker.decode), thinker)
+    config = {"env": f"{test_thinking.__file__}:Guess", "thinking": "strip", "limits": {"turns": 4, "tokens": None}}
+    flags = {"custom_reward_post_process_path": "agentrl.slime.post_process_rewards"}
+    with hosts.imported("slime") as slime, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slime.ray, "put", lambda shipped: shipped)
+        with starting(slime, tmp_path / "checkpoint", thinker, tmp_path) as start:
+            rows = [{"prompt": f"Guess {i}.", "label": "", "metadata": {}} for i in range(4)]
+            agentrl = {**config, "chat_template": str(tmp_path / "chat.jinja")}
+            run = start(rows, engine=engine, agentrl=agentrl, **flags)
+            samples, _ = run.samples()
+            data, shares = run.convert(samples)
+            held_out = run.evaluate()
+    accounts = [sample.metadata["agentrl"] for sample in samples]
+    assert len({sample.rollout_id for sample in samples}) == 8 < len(samples)
+    assert [a["segment"] for a in accounts] == [i for a in accounts if "turns" in a for i in range(a["segments"])]
+    assert {a["turns"] for a in accounts if "turns" in a} == {4}
+    assert sum(map(sum, data["loss_masks"])) == sum(a["ledger"]["sampled"] for a in accounts)
+    assert max(map(abs, data["rewards"])) < 1e-6, "all play alike"
+    assert sum(len(share["partition"]) for share in shares) == len(samples)
+    assert len(held_out["rewards"]) == 8
 
 
 # from_sample
@@ -213,3 +418,8 @@ def test_eval_datasets_that_disagree_are_refused(Sample):
 def test_a_prompt_of_another_kind_is_refused(Sample, prompt):
     with pytest.raises(ConfigError, match=r"neither text nor messages.*--input-key"):
         from_sample(ARGS, Sample(prompt=prompt))
+
+
+def test_the_task_does_not_see_what_agentrl_noted_of_an_earlier_attempt(Sample):
+    sample = Sample(prompt="p", metadata={"own": 1, "agentrl": {"resume": {"key": "k"}}})
+    assert from_sample(SimpleNamespace(), sample).metadata == {"own": 1}

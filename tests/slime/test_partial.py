@@ -1,0 +1,435 @@
+"""Partial rollout: aborted samples come back and go on where they stopped.
+
+pytest -s tests/slime/test_partial.py -k storm        prints what was aborted, sampled and trained
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+import sys
+import threading
+from collections import defaultdict
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from agentrl import ConfigError, adapt
+from agentrl.engine import ScriptedEngine
+from agentrl.env import load_env
+from agentrl.slime import _shared
+from agentrl.testing import call
+
+ENV_FILE = Path(__file__).parent / "adding_env.py"
+PARAMS = {"temperature": 1.0, "max_new_tokens": 3000, "stop": None, "stop_token_ids": None}
+ENVS = ["Adding", "Saved", "Replayed"]
+
+
+def script(turns: int) -> list:
+    calls = [{**call("add", n=n), "content": "The next number is added now."} for n in range(1, turns)]
+    return [*calls, "All of them were added."]
+
+
+@pytest.fixture
+def world():
+    """The module of the Envs."""
+    module = sys.modules[load_env(f"{ENV_FILE}:Adding").__module__]
+    module.ADDED.clear()
+    module.OPEN.clear()
+    return module
+
+
+class Accounted(ScriptedEngine):
+    """Keeps all that it hands out, by session, each log-prob a number of its own; honours aborts in mid-generation."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, context_length=8192, **kwargs)
+        self.handed_out = defaultdict(list)
+        self.asked = defaultdict(list)
+        self.version, self.queue_s = 0, 0.0
+        self._unique = count(1)
+        self._random = random.Random(0)
+
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
+        version = str(self.version)
+        self.asked[session_id].append(list(input_ids))
+        await asyncio.sleep(self.queue_s * self._random.random())
+        said = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+        log_probs = [-1e-6 * next(self._unique) for _ in said.tokens]
+        said = replace(said, log_probs=log_probs, weight_version=version)
+        self.handed_out[session_id].append(said)
+        return said
+
+
+class Slime:
+    """What slime does with samples, over the doubles of its package."""
+
+    def __init__(self, host, args, engine):
+        self.host, self.args, self.engine, self.aborts = host, args, engine, 0
+
+    def sample(self, index: int = 0, turns: int = 3, **metadata):
+        label = sum(range(1, turns))
+        return self.host.Sample(
+            prompt="Add up.", label=label, index=index, group_index=0, session_id=f"s-{index}", metadata=metadata
+        )
+
+    async def play(self, sample):
+        if self.args.mask_offpolicy_in_partial_rollout and sample.response_length > 0:
+            sample.loss_mask = [0] * sample.response_length
+        assert await adapt(self.args, sample, PARAMS) is sample
+
+    async def rollout(self, samples, seconds: float | None = None, until=None):
+        """All samples at once, aborted after so many seconds, or as soon as `until` says so."""
+        self.host.state.aborted = False
+        pending = {asyncio.create_task(self.play(sample)) for sample in samples}
+        if until is not None:
+            async with asyncio.timeout(10):
+                while not until():  # noqa: ASYNC110 - what is waited for happens in another task's library code
+                    await asyncio.sleep(0.002)
+        elif seconds is not None:
+            await asyncio.sleep(seconds)
+        if until is not None or seconds is not None:
+            self.host.state.aborted = True
+        while pending:
+            if self.host.state.aborted:
+                await self.engine.abort()
+            done, pending = await asyncio.wait(pending, timeout=0.01 if self.host.state.aborted else None)
+            for task in done:
+                task.result()
+        self.host.state.aborted = False
+        self.engine.version += 1
+        aborted = [s for s in samples if s.status is self.host.Sample.Status.ABORTED]
+        self.aborts += len(aborted)
+        return aborted
+
+
+@pytest.fixture
+def slime(serve, make_args, host, renderer, world):
+    """`async with slime("Saved", ...) as slime`; `args={...}` are slime's, the rest agentrl's."""
+
+    @asynccontextmanager
+    async def running(env, turns=3, seconds=0.0, args=None, **config):
+        engine = Accounted(script(turns), renderer, seconds=seconds)
+        given = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": False, **(args or {})}
+        async with serve(engine) as (_, url):
+            yield Slime(host, make_args(url, env=f"{ENV_FILE}:{env}", args=given, **config), engine)
+            if here := _shared._loops.get(asyncio.get_running_loop()):
+                await here.close()
+
+    return running
+
+
+def account(sample):
+    return sample.metadata["agentrl"]
+
+
+def check(slime, sample):
+    """Of all that the engine handed out, each token is in the sample once, in order, with its log-prob and mask."""
+    handed_out = slime.engine.handed_out[sample.session_id]
+    response = sample.tokens[-sample.response_length :]
+    assert len(response) == len(sample.loss_mask) == len(sample.rollout_log_probs)
+    sampled = [i for i, log_prob in enumerate(sample.rollout_log_probs) if log_prob]
+    assert [response[i] for i in sampled] == [token for said in handed_out for token in said.tokens]
+    assert [sample.rollout_log_probs[i] for i in sampled] == [p for said in handed_out for p in said.log_probs]
+    assert {i for i, mask in enumerate(sample.loss_mask) if mask} <= set(sampled)
+    assert sample.weight_versions == [said.weight_version for said in handed_out]
+    asked = slime.engine.asked[sample.session_id]
+    assert all(sample.tokens[: len(ids)] == ids for ids in asked)
+    assert sample.prefix_cache_info.total_prompt_tokens == sum(map(len, asked)), "each request is counted once"
+    ledger = account(sample)["ledger"]
+    assert ledger["sampled"] == len(sampled) == sum(sample.loss_mask) + sum(ledger["masked"].values())
+    assert (sample.status, sample.reward) == (slime.host.Sample.Status.COMPLETED, 1.0)
+    assert "resume" not in account(sample), "who ended needs no ticket"
+
+
+# The storm: 64 episodes, aborted at random moments, ten times over
+
+
+@pytest.mark.parametrize("env", ENVS)
+async def test_storm(slime, world, tmp_path, env):
+    turns, chance = 12, random.Random(7)
+    async with slime(env, turns, seconds=0.06, park_folder=str(tmp_path / "parked")) as host:
+        host.engine.queue_s = 0.06
+        samples = [host.sample(i, turns, slow=0.06) for i in range(64)]
+        in_a_turn = 0
+        for _ in range(10):
+            aborted = await host.rollout(samples, chance.uniform(0.05, 0.2))
+            assert len(aborted) == 64
+            assert {sample.reward for sample in aborted} == {0.0}
+            last = [host.engine.handed_out[sample.session_id][-1:] for sample in aborted]
+            in_a_turn += sum(said[0].finish_reason == "abort" for said in last if said)
+        assert await host.rollout(samples) == []
+    for sample in samples:
+        check(host, sample)
+        assert account(sample).get("restarts", 0) == 0
+        assert sum(sample.loss_mask) == account(sample)["ledger"]["sampled"]
+        if env != "Replayed":
+            assert world.ADDED[str(sample.index)] == list(range(1, turns)), "each side effect happened once"
+    assert not world.OPEN
+    assert list((tmp_path / "parked").iterdir()) == []
+    trained = sum(sum(s.loss_mask) for s in samples)
+    handed_out = sum(len(said.tokens) for all_of in host.engine.handed_out.values() for said in all_of)
+    assert trained == handed_out
+    calls = sum(map(len, world.ADDED.values()))
+    print(
+        f"\n{env}: episodes {len(samples)}, ended {len(samples)}, aborts {host.aborts} ({in_a_turn} in a turn), "
+        f"resumed {sum(account(s).get('resumes', 0) for s in samples)}, restarts 0, tokens sampled {handed_out}, "
+        f"trained {trained}, tool calls {calls} for {64 * (turns - 1)}"
+    )
+
+
+async def test_storm_with_mask_offpolicy(slime, world):
+    turns, chance = 8, random.Random(3)
+    flags = {"mask_offpolicy_in_partial_rollout": True}
+    async with slime("Saved", turns, seconds=0.05, args=flags) as host:
+        samples = [host.sample(i, turns, slow=0.02) for i in range(16)]
+        for _ in range(4):
+            await host.rollout(samples, chance.uniform(0.05, 0.15))
+        last = host.engine.version
+        await host.rollout(samples)
+    for sample in samples:
+        check(host, sample)
+        fresh = sum(len(g.tokens) for g in host.engine.handed_out[sample.session_id] if g.weight_version == str(last))
+        ledger = account(sample)["ledger"]
+        assert (ledger["trained"], set(ledger["masked"])) == (fresh, {"off_policy"})
+    print(f"\nmask_offpolicy: {sum(account(s)['ledger']['masked']['off_policy'] for s in samples)} tokens off_policy")
+
+
+# One sample, aborted in each phase
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("phase", ["tool", "turn"])
+async def test_aborted_in_each_phase(slime, world, env, phase):
+    async with slime(env, seconds=0.2 if phase == "turn" else 0.0) as host:
+        sample = host.sample(slow=0.3 if phase == "tool" else 0)
+        begun = {
+            "tool": lambda: world.OPEN and host.engine.handed_out[sample.session_id],
+            "turn": lambda: host.engine.requests,
+        }
+        await host.rollout([sample], until=begun[phase])
+        assert sample.status is sample.Status.ABORTED
+        ticket = account(sample)["resume"]
+        assert set(ticket) == {"version", "how", "key", "until"}
+        assert ticket["how"] == {"Adding": "alive", "Saved": "snapshot", "Replayed": "replay"}[env]
+        assert len(world.OPEN) == (env == "Adding"), "what is not kept alive is closed"
+        sample.reward = 0.7  # stale: to be forgotten
+        await host.rollout([sample])
+        check(host, sample)
+    assert account(sample)["resumes"] == 1
+    assert account(sample)["stop"] == "done"
+
+
+async def test_an_abort_before_anything_was_played_is_no_restart(slime, host):
+    async with slime("Adding") as slime_:
+        sample = slime_.sample()
+        host.state.aborted = True
+        await slime_.play(sample)
+        assert (sample.status, slime_.engine.requests) == (sample.Status.ABORTED, [])
+        assert "resume" not in account(sample)
+        assert (sample.response_length, sample.loss_mask) == (1, [0])
+        await slime_.rollout([sample])
+        check(slime_, sample)
+    assert not {"restarts", "resumes", "restart_reason"} & set(account(sample))
+
+
+async def aborted_once(host, world, **metadata):
+    """A sample that was aborted in its first tool."""
+    sample = host.sample(slow=0.1, **metadata)
+    world.BEGUN.clear()
+    await host.rollout([sample], until=lambda: world.BEGUN)
+    assert sample.status is sample.Status.ABORTED
+    return sample
+
+
+async def restarted(host, sample, reason):
+    """It begins anew, says why, and ends."""
+    asked = len(host.engine.requests)
+    del host.engine.handed_out[sample.session_id], host.engine.asked[sample.session_id]
+    host.engine._sessions.clear()
+    await host.rollout([sample])
+    check(host, sample)
+    assert host.engine.requests[asked] == host.engine.requests[0]
+    said = account(sample)
+    assert said["restarts"] == 1
+    assert "resumes" not in said
+    assert reason in said["restart_reason"]
+
+
+async def test_an_env_is_open_for_a_bounded_time(slime, world):
+    async with slime("Adding", park_s=0.2) as host:
+        sample = await aborted_once(host, world)
+        assert world.OPEN
+        await asyncio.sleep(0.4)
+        assert not world.OPEN
+        await restarted(host, sample, "its environment is not open here")
+
+
+@pytest.mark.parametrize("env", ["Saved", "Replayed"])
+async def test_a_file_is_kept_for_a_bounded_time(slime, world, tmp_path, env):
+    async with slime(env, park_s=0.2, park_folder=str(tmp_path)) as host:
+        sample = await aborted_once(host, world)
+        await asyncio.sleep(0.3)
+        await restarted(host, sample, "parked for longer than park_s")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("env", ENVS)
+async def test_a_ticket_is_good_for_one_use(slime, world, env):
+    async with slime(env) as host:
+        sample = await aborted_once(host, world)
+        twin = copy.deepcopy(sample)
+        await host.rollout([sample])
+        check(host, sample)
+        await restarted(host, twin, "is not open here" if env == "Adding" else "used before")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: account(s)["resume"].update(version=2), "its ticket has version 2; this agentrl reads 1"),
+        (lambda s: account(s)["resume"].update(key="../../etc/passwd"), "its ticket names nothing"),
+        (lambda s: account(s).update(resume="?"), "it was not parked"),
+        (lambda s: s.tokens.__setitem__(3, 7), "its tokens are not those that were parked"),
+        (lambda s: s.loss_mask.pop(), "its tokens are not those that were parked"),
+    ],
+)
+async def test_a_sample_that_somebody_changed(slime, world, change, reason):
+    async with slime("Adding") as host:
+        sample = await aborted_once(host, world)
+        change(sample)
+        await restarted(host, sample, reason)
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ("Fickle", "replay: the environment diverged: it answered turn 1"),
+        ("Gone", "snapshot: InfraError: the snapshot's machine is gone"),
+        ("Locked", "it was not parked: TypeError: cannot pickle '_thread.lock' object"),
+    ],
+)
+async def test_what_cannot_come_back_restarts(slime, world, env, reason):
+    async with slime(env) as host:
+        sample = await aborted_once(host, world)
+        assert not world.OPEN
+        await restarted(host, sample, reason)
+
+
+async def test_an_env_that_declares_nothing_is_never_replayed(slime, world):
+    async with slime("Adding", park_s=0.1) as host:
+        sample = await aborted_once(host, world)
+        assert world.ADDED["0"] == [1]
+        await asyncio.sleep(0.2)
+        del world.ADDED["0"]
+        await restarted(host, sample, "not open here")
+        assert world.ADDED["0"] == [1, 2], "what it adds now, a model has asked for anew"
+
+
+async def test_a_full_disk_is_no_error_of_the_episode(slime, world, monkeypatch, caplog):
+    def write(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("agentrl.episode._unparked", set())
+    monkeypatch.setattr(Path, "write_bytes", write)
+    async with slime("Saved") as host:
+        samples = [host.sample(i, slow=0.1) for i in range(4)]
+        await host.rollout(samples, until=lambda: len(host.engine.requests) >= 4)
+        assert {account(s)["info"]["not_parked"] for s in samples} == {"OSError: [Errno 28] No space left on device"}
+        assert caplog.text.count("cannot be kept") == 1
+        assert not world.OPEN
+        await restarted(host, samples[0], "it was not parked: OSError: [Errno 28]")
+
+
+async def test_a_folder_that_others_can_write_to_is_refused(slime, tmp_path):
+    tmp_path.chmod(0o777)
+    async with slime("Saved", park_folder=str(tmp_path)) as host:
+        with pytest.raises(ConfigError, match=r"park_folder .*: others can write to it"):
+            await host.play(host.sample())
+
+
+async def test_a_folder_that_cannot_be_made(slime, tmp_path):
+    (tmp_path / "file").touch()
+    async with slime("Saved", park_folder=str(tmp_path / "file" / "x")) as host:
+        with pytest.raises(ConfigError, match=r"park_folder .*: Not a directory; name a folder of your own"):
+            await host.play(host.sample())
+
+
+@pytest.mark.parametrize(
+    ("args", "config", "how"),
+    [
+        ({"partial_rollout": False}, {}, None),
+        ({}, {"park_s": 0}, None),
+        ({"partial_rollout": False, "rollout_function_path": "slime.rollout.fully_async_rollout.f"}, {}, "alive"),
+    ],
+)
+async def test_parked_only_where_the_sample_comes_back(slime, world, args, config, how):
+    async with slime("Adding", args=args, **config) as host:
+        sample = await aborted_once(host, world)
+        assert account(sample).get("resume", {}).get("how") == how
+        assert bool(world.OPEN) == (how is not None)
+        if how is None:
+            await restarted(host, sample, "it was not parked: park_s is 0, or slime did not say")
+
+
+async def test_zeros_of_the_host_stay(slime, world):
+    """Somebody's hook, not slime's flag: token by token."""
+    async with slime("Saved") as host:
+        sample = await aborted_once(host, world)
+        first = sample.loss_mask.index(1)
+        sample.loss_mask[first] = sample.loss_mask[first + 2] = 0
+        await host.rollout([sample])
+        check(host, sample)
+    assert account(sample)["ledger"]["masked"] == {"host": 2}
+    assert sample.loss_mask[first : first + 4] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("env", ENVS)
+async def test_cancelled_on_return(slime, world, env):
+    async with slime(env, turns=4) as host:
+        sample = await aborted_once(host, world)
+        host.engine._seconds = 30.0
+        playing = asyncio.create_task(host.play(sample))
+        async with asyncio.timeout(10):
+            while len(host.engine.requests) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        assert not world.OPEN
+
+
+def test_the_end_of_a_loop_closes_what_is_parked_there(serve, make_args, host, renderer, world):
+    """And another loop of the process, where an evaluation runs meanwhile, notices nothing."""
+
+    async def train(evaluated):
+        async with serve(Accounted(script(3), renderer)) as (engine, url):
+            args = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": False}
+            slime = Slime(host, make_args(url, env=f"{ENV_FILE}:Adding", args=args), engine)
+            sample = await aborted_once(slime, world)
+            assert len(world.OPEN) == 1
+            other = threading.Thread(target=lambda: evaluated.append(asyncio.run(evaluate(copy.deepcopy(sample)))))
+            other.start()
+            await asyncio.to_thread(other.join)
+            assert len(world.OPEN) == 1, "the evaluation has closed its own"
+            return sample
+
+    async def evaluate(foreign):
+        async with serve(Accounted(script(3), renderer)) as (engine, url):
+            args = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": False}
+            slime = Slime(host, make_args(url, env=f"{ENV_FILE}:Adding", args=args), engine)
+            sample = slime.sample(7)
+            await adapt(slime.args, sample, PARAMS, evaluation=True)
+            await slime.play(foreign)
+            return sample.reward, account(foreign)["restart_reason"]
+
+    evaluated = []
+    asyncio.run(train(evaluated))
+    assert evaluated[0][0] == 1.0
+    assert "in another loop or process" in evaluated[0][1]
+    assert not world.OPEN
+    assert not _shared._loops
