@@ -1,11 +1,32 @@
-"""agentrl under slime: `--custom-generate-function-path agentrl.adapt`.
+"""agentrl under slime: `--custom-generate-function-path agentrl.adapt`, and the hooks that go with it by their flags.
 
 The only place that knows slime, and it knows it by the shape of `args` and `sample` alone: slime is never imported.
+
+    --custom-rm-path                         agentrl.slime.reward
+    --custom-reward-post-process-path        agentrl.slime.post_process_rewards
+    --dynamic-sampling-filter-path           agentrl.slime.has_spread, agentrl.slime.prefer_spread
+    --buffer-filter-path                     agentrl.slime.oldest_first
+    --custom-rollout-log-function-path       agentrl.slime.log_rollout
+    --custom-eval-rollout-log-function-path  agentrl.slime.log_eval
 """
 
 from __future__ import annotations
 
 from agentrl.slime.config import SlimeConfig
+from agentrl.slime.filters import has_spread, oldest_first, prefer_spread
+from agentrl.slime.logs import log_eval, log_rollout
+from agentrl.slime.rewards import post_process_rewards, reward
 from agentrl.slime.sample import from_sample, to_sample
 
-__all__ = ["SlimeConfig", "from_sample", "to_sample"]
+__all__ = [
+    "SlimeConfig",
+    "from_sample",
+    "has_spread",
+    "log_eval",
+    "log_rollout",
+    "oldest_first",
+    "post_process_rewards",
+    "prefer_spread",
+    "reward",
+    "to_sample",
+]
