@@ -13,6 +13,7 @@ from agentrl.cli.evaluate import evaluate
 from agentrl.cli.play import play
 from agentrl.cli.serve import serve
 from agentrl.cli.show import show
+from agentrl.cli.slime import slime
 from agentrl.cli.train import train
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command()(serve)
 app.command()(play)
 app.command()(show)
 app.command()(certify)
+app.add_typer(slime, name="slime")
 
 
 def _print_version(value: bool) -> None:

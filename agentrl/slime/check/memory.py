@@ -1,0 +1,94 @@
+"""About how much memory episodes of the configured length need, from the model's config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentrl.slime.check.finding import Finding, note
+from agentrl.slime.check.setup import Setup
+
+_GIB = 1024**3
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def memory(setup: Setup) -> Iterator[Finding]:
+    model, context = setup.model, setup.context
+    if not model or not context:
+        missing = "the model's folder is not here" if not model else "--rollout-max-context-len is not given"
+        yield note(f"memory was not estimated: {missing}")
+        return
+    if (per_token := kv_bytes(model, setup.flags.text("--sglang-kv-cache-dtype"))) is None:
+        yield note("memory was not estimated: config.json does not say how many layers and heads there are")
+        return
+    yield _kv_cache(setup, per_token[0], per_token[1], context)
+    if training := _training(setup, context):
+        yield training
+
+
+def kv_bytes(model: Mapping[str, Any], cache_dtype: str | None) -> tuple[int, str] | None:
+    """Bytes of KV cache for one token of one sequence over all layers, and the formula. None if it cannot be told."""
+    layers = model.get("num_hidden_layers")
+    if not layers:
+        return None
+    if kinds := model.get("layer_types"):
+        layers = sum(kind != "linear_attention" for kind in kinds)  # whose state does not grow with the context
+    size = (
+        1
+        if (cache_dtype or "").startswith("fp8")
+        else _BYTES.get(str(model.get("dtype") or model.get("torch_dtype")), 2)
+    )
+    if rank := model.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector a token
+        width = rank + model.get("qk_rope_head_dim", 0)
+        return layers * width * size, f"{layers} layers x {width} x {size} bytes"
+    heads = model.get("num_attention_heads")
+    width = model.get("head_dim") or (model["hidden_size"] // heads if heads and "hidden_size" in model else None)
+    if not heads or not width:
+        return None
+    kv_heads = model.get("num_key_value_heads") or heads
+    return 2 * layers * kv_heads * width * size, f"2 x {layers} layers x {kv_heads} KV heads x {width} x {size} bytes"
+
+
+def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> Finding:
+    one = per_token * context
+    text = f"KV cache: about {_size(one)} for an episode of {context} tokens ({formula} a token)"
+    if not (running := _running(setup)):
+        return note(text)
+    text += f"; all {running} that may run at once, at full length: {_size(one * running)}"
+    if gpus := setup.gpus:
+        text += f", {_size(one * running / gpus)} on each of {gpus} GPUs"
+    return note(f"{text}. What does not fit waits: lower --sglang-server-concurrency if turns are slow")
+
+
+def _running(setup: Setup) -> int | None:
+    """Episodes at once: slime's slots, and in a synchronous rollout no more than it has asked for."""
+    flags, engines = setup.flags, setup.engines
+    slots = flags.whole("--sglang-server-concurrency")
+    prompts = flags.whole("--over-sampling-batch-size") or flags.whole("--rollout-batch-size")
+    samples = flags.whole("--n-samples-per-prompt")
+    if not (engines and slots and prompts and samples):
+        return None
+    return slots * engines if setup.fully_async else min(slots * engines, prompts * samples)
+
+
+def _training(setup: Setup, context: int) -> Finding | None:
+    """The longest micro-batch of one GPU. Activations after Korthikanti et al. 2022, with selective recomputation."""
+    model, flags = setup.model, setup.flags
+    vocabulary, hidden, layers = (model.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
+    if not (vocabulary and hidden and layers):
+        return None
+    tensor = flags.whole("--tensor-model-parallel-size") or 1
+    tokens = max(context // (flags.whole("--context-parallel-size") or 1), flags.whole("--max-tokens-per-gpu") or 0)
+    logits = tokens * vocabulary * 4 / tensor
+    recomputed = flags.text("--recompute-granularity") == "full"
+    activations = tokens * hidden * layers * (2 if recomputed else 34) / tensor
+    return note(
+        f"training: about {_size(2 * logits)} on a GPU for the logits of {tokens} tokens and their gradient "
+        f"(2 x tokens x {vocabulary} x 4 bytes / tensor parallel {tensor}), and {_size(activations)} of activations "
+        f"({'2' if recomputed else '34'} bytes x tokens x {hidden} x {layers} layers / {tensor}), beside the weights"
+    )
+
+
+def _size(value: float) -> str:
+    gib = value / _GIB
+    return f"{gib:.0f} GiB" if gib >= 10 else f"{gib:.1f} GiB" if gib >= 0.1 else f"{value / 1024**2:.0f} MiB"

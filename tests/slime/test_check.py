@@ -1,0 +1,470 @@
+"""`agentrl slime check`: each thing that would go wrong, found in the flags, the YAML file, the Env and the data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from agentrl.cli import app
+from agentrl.models import tiny_tokenizer
+from agentrl.slime.check import Level, check, read_file, read_words, verdict
+from agentrl.slime.check.memory import kv_bytes
+
+ENVS = '''
+from agentrl import Env, tool
+
+
+class Base(Env):
+    @tool
+    def look(self, what: str) -> str:
+        """Look something up."""
+        return what
+
+
+class Scored(Base):
+    def score(self, trajectory) -> float:
+        return 1.0
+
+
+class Resumable(Scored):
+    def snapshot(self):
+        return 1
+
+    def restore(self, state):
+        pass
+
+
+class Replayed(Scored):
+    deterministic = True
+
+
+class Plain(Env):
+    def step(self, action):
+        pass
+
+    def score(self, trajectory) -> float:
+        return 1.0
+
+
+def reward(trajectory) -> float:
+    return 1.0
+
+
+number = 3
+'''
+
+GOOD: dict[str, Any] = {
+    "custom-generate-function-path": "agentrl.adapt",
+    "custom-config-path": "agentrl.yaml",
+    "custom-reward-post-process-path": "agentrl.slime.post_process_rewards",
+    "custom-rollout-log-function-path": "agentrl.slime.log_rollout",
+    "router-policy": "consistent_hashing",
+    "prompt-data": "train.jsonl",
+    "input-key": "prompt",
+    "label-key": "label",
+    "rollout-batch-size": 4,
+    "n-samples-per-prompt": 8,
+    "global-batch-size": 32,
+    "rollout-max-response-len": 100,
+    "rollout-max-context-len": 200,
+    "max-tokens-per-gpu": 1000,
+    "hf-checkpoint": "model",
+    "colocate": True,
+}
+
+MODEL = {
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 2560,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 40960,
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """A folder as a user has it, but for a model that is not there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AGENTRL_CONFIG", raising=False)
+    (tmp_path / "my_env.py").write_text(ENVS)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
+    configure()
+    return tmp_path
+
+
+def configure(**keys: Any) -> None:
+    Path("agentrl.yaml").write_text(yaml.safe_dump({"agentrl": {"env": "my_env.py:Scored", **keys}}))
+
+
+def findings(**changes: Any) -> list[tuple[str, str]]:
+    """What is found in the good flags, changed: `_` stands for -, None removes a flag."""
+    flags = {**GOOD, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    words = []
+    for name, value in flags.items():
+        if value is not None:
+            values = value if isinstance(value, list) else [] if value is True else [value]
+            words += [f"--{name}", *map(str, values)]
+    return [(str(finding.level), finding.text) for finding in check(read_words(words))]
+
+
+def serious(**changes: Any) -> list[tuple[str, str]]:
+    return [(level, text) for level, text in findings(**changes) if level != "note"]
+
+
+def only(found: list[tuple[str, str]]) -> tuple[str, str]:
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_a_good_configuration():
+    assert serious() == []
+    assert verdict(check(read_words([]))).startswith("not ready: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "message"),
+    [
+        ({"custom_generate_function_path": None}, "error", "add --custom-generate-function-path agentrl.adapt"),
+        ({"custom_generate_function_path": "agentrl.adpat"}, "error", "agentrl.adpat: there is no such function"),
+        ({"custom_generate_function_path": "mine.generate"}, "warning", "mine.generate is not agentrl.adapt"),
+        ({"custom_config_path": "none.yaml"}, "error", "--custom-config-path none.yaml: no such file"),
+        ({"custom_config_path": None}, "error", "no environment: put `env: my_env.py:MyEnv` under `agentrl`"),
+        ({"custom_reward_post_process_path": None}, "warning", "add --custom-reward-post-process-path agentrl.slime"),
+        ({"custom_reward_post_process_path": "agentrl.slime.post"}, "error", "agentrl.slime has no 'post'"),
+        ({"router_policy": None}, "warning", "add --router-policy consistent_hashing"),
+        ({"router_policy": "cache_aware"}, "warning", "(there are 8)"),
+        ({"apply_chat_template": True}, "error", "remove --apply-chat-template: it renders prompts before"),
+        ({"multimodal_keys": '{"image": "i"}'}, "error", "remove --multimodal-keys"),
+        ({"sglang_tool_call_parser": "qwen25"}, "warning", "remove --sglang-tool-call-parser"),
+        ({"sglang_reasoning_parser": "qwen3"}, "warning", "remove --sglang-reasoning-parser"),
+        ({"rm_type": "math"}, "error", "Scored.score and --rm-type math, which would never be asked"),
+        ({"custom_rm_path": "my.rm"}, "error", "two give the reward: Scored.score and --custom-rm-path my.rm"),
+        ({"custom_rm_path": "my.rm", "group_rm": True}, "error", "which would replace its rewards"),
+        ({"group_rm": True}, "error", "--group-rm takes the reward from Scored.score; remove it, or"),
+        ({"n_samples_per_prompt": 1, "global_batch_size": 4}, "error", "a group of one has no advantage"),
+        ({"n_samples_per_prompt": None, "global_batch_size": 4}, "error", "--n-samples-per-prompt 1 with"),
+        ({"global_batch_size": 64}, "error", "--global-batch-size 64 is more than the 32 episodes"),
+        ({"global_batch_size": 20}, "warning", "drops the last 12 of each"),
+        ({"rollout_max_response_len": None}, "warning", "SGLang ends each turn after 128 tokens"),
+        ({"rollout_max_context_len": None}, "warning", "add --rollout-max-context-len"),
+        ({"rollout_max_response_len": 200}, "warning", "leaves no room for the prompt"),
+        ({"sglang_context_length": 150}, "error", "200 is more than --sglang-context-length 150"),
+        ({"max_tokens_per_gpu": 199}, "warning", "an episode of 200 tokens is more than --max-tokens-per-gpu 199"),
+        ({"rollout_top_p": 0.9}, "warning", "--rollout-top-p 0.9: the trainer needs the kept token ids"),
+        ({"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}, "warning", "also masks whole episodes"),
+        ({"partial_rollouts": True}, "warning", "--partial-rollouts is no flag of slime's"),
+        ({"prompt_data": None}, "error", "add --prompt-data"),
+        ({"prompt_data": "none.jsonl"}, "error", "none.jsonl: no such data file"),
+        ({"prompt_data": "my_env.py"}, "error", "slime reads .jsonl and .parquet only"),
+        ({"input_key": None}, "error", "train.jsonl, row 1: no key 'input' (it has: prompt, label); set --input-key"),
+        ({"label_key": "answer"}, "error", "no key 'answer'"),
+        ({"label_key": None}, "warning", "has labels, which slime does not read; add --label-key label"),
+        ({"eval_prompt_data": ["held", "none.jsonl"]}, "error", "none.jsonl: no such data file"),
+        ({"dynamic_sampling_filter_path": "slime.x.check_reward_nonzero_std"}, "warning", "agentrl.slime.has_spread"),
+        ({"rollout_batch_size": "many"}, "error", "--rollout-batch-size many: not a whole number"),
+        ({"apply_chat_template_kwargs": "{"}, "error", "--apply-chat-template-kwargs {: not JSON"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)  # fmt: skip
+def test_flags(changes, level, message, folder):
+    if "apply_chat_template_kwargs" in changes:
+        tiny_tokenizer().save_pretrained(folder / "model")
+        (folder / "model" / "config.json").write_text("{}")
+    found = serious(**changes)
+    assert any(level == grade and message in text for grade, text in found), found
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("hidden", [*GOOD, "custom-rm-path", "rollout-stop", "eval-prompt-data", "rollout-num-gpus"])
+def test_what_is_not_known_is_not_judged(folder, hidden):
+    flags = " ".join(f"--{n} {'$UNSET' if n == hidden else v}" for n, v in {**GOOD, hidden: GOOD.get(hidden)}.items())
+    (folder / "run.sh").write_text(f"python3 train.py {flags.replace(' True', '')}\n")
+    found = check(read_file(folder / "run.sh"))
+    assert [finding for finding in found if finding.level is not Level.NOTE] == []
+    assert any("UNSET is not set here" in finding.text for finding in found)
+
+
+FULLY = {"rollout_function_path": "slime.rollout.fully_async_rollout.generate_rollout_fully_async", "colocate": None}
+STOCK = "slime.rollout.sglang_rollout.generate_rollout"
+
+
+@pytest.mark.parametrize(
+    ("program", "changes", "expected"),
+    [
+        ("train_async.py", {}, []),
+        ("train.py", {}, ["fully-async rollout under train.py waits"]),
+        ("train_async.py", {"colocate": True}, ["remove --colocate"]),
+        ("train_async.py", {"eval_interval": 1}, ["which cannot evaluate; remove it"]),
+        (
+            "train_async.py",
+            {"eval_interval": 1, "eval_function_path": STOCK},
+            ["evaluation beside fully-async rollout"],
+        ),
+    ],
+)
+def test_fully_async(program, changes, expected):
+    words = [program]
+    for name, value in {**GOOD, **{k.replace("_", "-"): v for k, v in {**FULLY, **changes}.items()}}.items():
+        words += [] if value is None else [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    found = [f.text for f in check(read_words(words)) if f.level is not Level.NOTE]
+    assert len(found) == len(expected), found
+    assert all(part in text for part, text in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["partial_rollout", "group_rm", "rollout_function_path", "dynamic_sampling_filter_path"]
+)
+def test_fan_out(name):
+    configure(thinking="strip")
+    value = {"rollout_function_path": FULLY["rollout_function_path"], "dynamic_sampling_filter_path": "slime.x"}.get(
+        name, True
+    )
+    found = [text for _, text in serious(**{name: value, "custom_rm_path": "agentrl.slime.reward", "program": None})]
+    flag = f"--{name.replace('_', '-')}"
+    assert any("`thinking: strip` gives several samples" in text and flag in text for text in found), found
+
+
+def test_fan_out_needs_its_own_baseline():
+    configure(thinking="strip")
+    assert serious() == []
+    assert only(serious(custom_reward_post_process_path=None))[0] == "error"
+
+
+@pytest.mark.parametrize(
+    ("env", "keys", "level", "message"),
+    [
+        ("Resumable", {}, None, ""),
+        ("Replayed", {}, None, ""),
+        ("Scored", {}, "note", "stays open for park_s = 1800 s"),
+        ("Scored", {"park_s": 0}, "warning", "Scored can neither be restored nor replayed, and park_s is 0"),
+        ("Resumable", {"park_s": 0}, None, ""),
+    ],
+)
+def test_partial_rollout(env, keys, level, message):
+    configure(env=f"my_env.py:{env}", **keys)
+    found = [(grade, text) for grade, text in findings(partial_rollout=True) if "aborted episode" in text]
+    assert found == [] if level is None else (found[0][0], message in found[0][1]) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"env": "my_env.py:Nobody"}, "my_env.py has no 'Nobody'; it has: "),
+        ({"env": "none.py:Env"}, "none.py: no such file"),
+        ({"env": "broken.py:Env"}, "broken.py:Env: importing it raised ZeroDivisionError: division by zero"),
+        ({"env": None}, "no environment: "),
+        ({"limits": {"turn": 3}}, "unknown key turn"),
+        ({"park_s": -1}, "park_s"),
+        ({"envs": "x"}, "envs: "),
+        ({"env": "leaves.py:Env"}, "leaves.py:Env: importing it raised SystemExit: bye"),
+        ({"reward": "broken.py:reward"}, "broken.py:reward: importing it raised ZeroDivisionError"),
+        ({"reward": "my_env.py:none"}, "my_env.py has no 'none'"),
+        ({"reward": "my_env.py:number"}, "reward my_env.py:number is no function"),
+    ],
+)
+def test_configuration(folder, keys, message):
+    (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "leaves.py").write_text("import sys\n\nsys.exit('bye')\n")
+    configure(**keys)
+    level, text = only(serious())
+    assert (level, message in text) == ("error", True), text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("env: my_env.py:Scored\n", "agentrl.yaml has no key 'agentrl' (it has: env)"),
+        ("", "not a mapping"),
+        ("[1, 2]", "not a mapping"),
+        ("a: [", "not readable as YAML"),
+        ("agentrl: 3", "must be a mapping"),
+        (b"\xff\xfe\x00", "not readable as YAML"),
+    ],
+)
+def test_a_bad_yaml_file(folder, content, message):
+    (folder / "agentrl.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    level, text = only([(level, text) for level, text in serious() if "agentrl" in text and "row" not in text])
+    assert (level, message in text) == ("error", True), text
+
+
+def test_a_reward_function_owns_the_reward():
+    configure(env="my_env.py:Base", reward="my_env.py:reward")
+    assert serious() == []
+    assert "two give the reward: reward my_env.py:reward and --rm-type math" in only(serious(rm_type="math"))[1]
+
+
+def test_slimes_reward_model_decides_where_the_env_has_none():
+    configure(env="my_env.py:Base")
+    assert serious(rm_type="math") == []
+    assert serious(custom_rm_path="my.rm", group_rm=True) == []
+    assert any("Base writes no score" in text for level, text in findings() if level == "note")
+
+
+def test_agentrls_own_reward_is_not_foreign():
+    assert serious(custom_rm_path="agentrl.slime.reward") == []
+    assert serious(custom_rm_path="agentrl.slime.reward", group_rm=True) == []
+    held_out = {"eval_interval": 5, "eval_prompt_data": ["held_out", "train.jsonl"]}
+    found = serious(custom_rm_path="agentrl.slime.reward", group_rm=True, **held_out)
+    assert "--group-rm with --eval-interval" in only(found)[1]
+
+
+def test_rendered_prompts_are_fine_without_tools():
+    configure(env="my_env.py:Plain")
+    assert serious(apply_chat_template=True) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("", "train.jsonl: no row in it"),
+        ('{"prompt": "a"', "train.jsonl:1: not JSON"),
+        ("[1]\n", "row 1: not an object"),
+        (
+            '{"prompt": "a", "label": 1}\n{"prompt": 3, "label": 1}\n',
+            "row 2: sample.prompt is neither text nor messages",
+        ),
+        ('{"prompt": "a", "label": 1, "metadata": "x"}\n', "'metadata' is no object"),
+        ('{"prompt": "a", "label": 1, "metadata": {"env": "none.py:E"}}\n', "metadata['env']: none.py: no such file"),
+    ],
+)
+def test_rows(folder, rows, message):
+    (folder / "train.jsonl").write_text(rows)
+    level, text = only(serious())
+    assert (level, message in text) == ("error", True), text
+
+
+def test_rows_may_name_the_env(folder):
+    configure(env=None)
+    row = {"prompt": [{"role": "user", "content": "a"}], "label": 1, "metadata": {"env": "my_env.py:Scored"}}
+    (folder / "train.jsonl").write_text(json.dumps(row) + "\n")
+    assert serious() == []
+    assert serious(prompt_data="train.jsonl@[0:1]") == []
+
+
+def test_text_that_is_not_utf8(folder):
+    (folder / "train.jsonl").write_bytes(b'{"prompt": "\xff"}\n')
+    assert "not UTF-8 text" in only(serious())[1]
+
+
+@pytest.fixture
+def model(folder) -> Path:
+    tiny_tokenizer().save_pretrained(folder / "model")
+    (folder / "model" / "config.json").write_text(json.dumps(MODEL))
+    return folder / "model"
+
+
+def test_memory(model):
+    found = [
+        text for level, text in findings(rollout_max_context_len=32768, max_tokens_per_gpu=32768) if level == "note"
+    ]
+    # 2 x 36 x 8 x 128 x 2 bytes = 144 KiB a token
+    assert any("about 4.5 GiB for an episode of 32768 tokens" in text for text in found), found
+    assert any(
+        "all 32 that may run at once, at full length: 144 GiB, 18 GiB on each of 8 GPUs" in text for text in found
+    )
+    assert any("about 37 GiB on a GPU for the logits of 32768 tokens" in text for text in found), found
+    assert any("the chat template is exact" in text for text in found), found
+    assert (
+        "more than the model's max_position_embeddings 40960"
+        in only(serious(rollout_max_context_len=40961, max_tokens_per_gpu=50000))[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "cache", "expected"),
+    [
+        (MODEL, None, 2 * 36 * 8 * 128 * 2),
+        (MODEL, "fp8_e4m3", 2 * 36 * 8 * 128),
+        ({**MODEL, "layer_types": ["linear_attention"] * 27 + ["full_attention"] * 9}, None, 2 * 9 * 8 * 128 * 2),
+        ({**MODEL, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, None, 36 * 576 * 2),
+        ({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "dtype": "float32"}, None, 1024),
+        ({}, None, None),
+        ({"num_hidden_layers": 2}, None, None),
+    ],
+)  # fmt: skip
+def test_kv_bytes(config, cache, expected):
+    found = kv_bytes(config, cache)
+    assert (found and found[0]) == expected
+
+
+def test_a_template_that_cannot_be_continued(model):
+    template = (model / "chat_template.jinja").read_text()
+    counted = template.replace("message.role", "(message.role ~ loop.index)")
+    if counted == template:
+        counted = "{% for m in messages %}{{ m.role }}{{ loop.revindex }}{{ m.content }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(counted)
+    assert any(level == "error" and "chat template" in text for level, text in serious()), serious()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\0"])
+def test_a_broken_model_folder(model, content):
+    (model / "config.json").write_text(content)
+    assert any(level == "error" and "config.json" in text for level, text in serious()), serious()
+
+
+def test_the_yaml_file_alone(folder):
+    found = check(read_file(folder / "agentrl.yaml"))
+    assert {finding.level for finding in found} == {Level.NOTE}
+    configure(env="none.py:X")
+    assert "none.py: no such file" in check(read_file(folder / "agentrl.yaml"))[0].text
+
+
+def test_the_configuration_may_be_named_by_the_environment(folder, monkeypatch):
+    (folder / "other.yaml").write_text("env: my_env.py:Scored\n")
+    monkeypatch.setenv("AGENTRL_CONFIG", str(folder / "other.yaml"))
+    assert serious(custom_config_path=None) == []
+
+
+def test_keys_of_slimes_in_the_yaml_file_count(folder):
+    (folder / "agentrl.yaml").write_text("agentrl: {env: my_env.py:Scored}\nrollout_top_p: 0.5\n")
+    assert "--rollout-top-p 0.5" in only(serious())[1]
+
+
+def test_a_relative_env_on_several_nodes():
+    found = [text for _, text in findings(actor_num_nodes=2)]
+    assert any("my_env.py is looked for in the folder that Ray runs in" in text for text in found)
+
+
+def run(*args: Any) -> Any:
+    return CliRunner().invoke(app, ["slime", "check", *map(str, args)])
+
+
+def test_the_command(folder):
+    flags = " ".join(f"--{name}{'' if value is True else f' {value}'}" for name, value in GOOD.items())
+    (folder / "run.sh").write_text(f"python3 train.py {flags}\n")
+    done = run("run.sh")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == "ready: 0 errors, 0 warnings"
+    (folder / "run.sh").write_text(
+        f"python3 train.py {flags} --rm-type math --group-rm --multimodal-keys x --rollout-top-p 1.1\n"
+    )
+    done = run("run.sh")
+    assert done.exit_code == 2
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == sorted(
+        (line.split()[0] for line in lines[:-1]), key=["error", "warning", "note"].index
+    )
+    assert lines[-1] == "not ready: 2 errors, 1 warning"
+
+
+def test_flags_behind_two_dashes():
+    done = run("--", "--custom-generate-function-path", "agentrl.adapt", "--custom-config-path", "agentrl.yaml")
+    assert done.exit_code == 2
+    assert "error    add --prompt-data" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["none.sh", "my_env.py", "."])
+def test_rubbish_is_one_line(name):
+    done = run(name)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
