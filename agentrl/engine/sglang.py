@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import random
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _CONTROL_S = 5.0
 """Seconds for a control request (abort, workers, server_info): they are answered at once or not at all."""
+_ABORT_PAUSE_S = 0.05
+"""First wait before an abort is sent again; then doubling."""
 _WORKERS_S = 10.0
 """Seconds for which a router's list of workers is believed."""
 
@@ -43,6 +46,7 @@ class _Request:
 
     wire_rid: str = ""
     aborted: bool = False
+    gone: bool = False
 
 
 class SGLangEngine:
@@ -127,6 +131,7 @@ class SGLangEngine:
                 if request.aborted:
                     break
         finally:
+            request.gone = True
             self._requests.pop(rid, None)
         return Generation((), (), "abort")
 
@@ -155,27 +160,39 @@ class SGLangEngine:
         except (aiohttp.ClientError, OSError) as exc:
             raise _UnavailableError(f"{self.url}/generate: {type(exc).__name__}: {exc}") from exc
         if response.status != 200:
-            error = _UnavailableError if response.status in _RETRIED else EngineError
-            raise error(f"{self.url}/generate: HTTP {response.status}: {_message(answer)}")
+            raise _error(f"{self.url}/generate", response.status, answer)
         return answer
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request of this engine, or all requests of its workers, whoever sent them. Never raises."""
-        if rid is None:
-            for request in list(self._requests.values()):
-                request.aborted = True
-            await self._abort_at_workers({"abort_all": True})
-        elif rid in self._requests:
-            self._requests[rid].aborted = True
-            await self._abort_at_workers({"rid": self._requests[rid].wire_rid})
+        """End one request of this engine, or all requests of its workers, whoever sent them. Never raises.
+
+        A worker forgets an abort that overtakes its request, in a router's queue say; so it is sent again until the
+        requests of this engine are gone, for at most 5 s.
+        """
+        requests = [request for name, request in list(self._requests.items()) if rid in (None, name)]
+        for request in requests:
+            request.aborted = True
+        commands = [{"abort_all": True}] if rid is None else [{"rid": request.wire_rid} for request in requests]
+        pause, deadline = _ABORT_PAUSE_S, time.monotonic() + _CONTROL_S
+        while commands and time.monotonic() < deadline:
+            await asyncio.gather(*[self._abort_at_workers(command) for command in commands])
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+            commands = [{"rid": request.wire_rid} for request in requests if not request.gone]
 
     async def context_length(self) -> int:
-        """The longest sequence that every worker takes, in tokens, as their /server_info says; asked once.
+        """The longest sequence that every living worker takes, in tokens, as their /server_info says; asked once.
 
         Raises EngineError when no worker answers, or one does not say.
         """
         if self._context_length is None:
-            self._context_length = min([await self._context_length_of(worker) for worker in await self._workers()])
+            asked = [self._context_length_of(worker) for worker in await self._workers()]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            lengths = [answer for answer in answers if isinstance(answer, int)]
+            for answer in answers:
+                if isinstance(answer, BaseException) and not (lengths and isinstance(answer, _UnavailableError)):
+                    raise answer
+            self._context_length = min(lengths)
         return self._context_length
 
     async def close(self) -> None:
@@ -238,9 +255,11 @@ class SGLangEngine:
             return workers
         try:
             listed = (await self._get(f"{self.url}/workers"))["workers"]
-            workers = [worker["url"].rstrip("/") for worker in listed] or [self.url]
+            # With --dp-aware a router lists each rank of a server, as http://host:port@rank.
+            workers = list(dict.fromkeys(re.sub(r"/?(@\d+)?$", "", worker["url"], count=1) for worker in listed))
         except (EngineError, KeyError, TypeError):
-            workers = [self.url]
+            pass  # a router that is busy is believed to have the workers it had
+        workers = workers or [self.url]
         self._workers_seen = (time.monotonic(), workers)
         return workers
 
@@ -257,21 +276,29 @@ class SGLangEngine:
         return min(lengths)
 
     async def _get(self, url: str) -> Any:
-        """A JSON document. Raises EngineError for whatever else comes."""
+        """A JSON document. Raises EngineError for whatever else comes, _UnavailableError for no answer."""
         session = await self._session()
         try:
             async with session.get(url, timeout=aiohttp.ClientTimeout(total=_CONTROL_S)) as response:
                 text = await response.read()
-                if response.status == 200:
-                    return json.loads(text)
-        except (aiohttp.ClientError, OSError, ValueError) as exc:
-            raise EngineError(f"{url}: {type(exc).__name__}: {exc}") from exc
-        raise EngineError(f"{url}: HTTP {response.status}: {_message(text)}")
+        except (aiohttp.ClientError, OSError) as exc:
+            raise _UnavailableError(f"{url}: {type(exc).__name__}: {exc}") from exc
+        if response.status != 200:
+            raise _error(url, response.status, text)
+        try:
+            return json.loads(text)
+        except ValueError as exc:
+            raise EngineError(f"{url}: not JSON: {exc}") from exc
 
 
 def _body(history: list[bytes], fields: Mapping[str, Any]) -> bytes:
     """`json.dumps({"input_ids": [...], **fields})`, the ids being encoded already."""
     return b"".join((b'{"input_ids": [', *history, b"], ", json.dumps(fields)[1:].encode()))
+
+
+def _error(url: str, status: int, answer: bytes) -> EngineError:
+    kind = _UnavailableError if status in _RETRIED else EngineError
+    return kind(f"{url}: HTTP {status}: {_message(answer)}")
 
 
 def _message(answer: bytes) -> str:

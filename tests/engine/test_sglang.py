@@ -3,20 +3,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import threading
 import time
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 
-from agentrl.engine import Generation, ScriptedEngine, SGLangEngine
-from agentrl.engine.server import running_server
+from agentrl.engine import Generation, SGLangEngine
 from agentrl.errors import ConfigError, EngineError
-
-
-def ids(text: str) -> list[int]:
-    return [ord(character) for character in text]
 
 
 def answer(tokens, *, finish=None, log_probs=None, **meta):
@@ -276,7 +270,9 @@ async def test_cancellation_reaches_the_workers_behind_a_router():
         assert router.aborts == []
 
 
-async def test_abort_by_rid_and_abort_all_reach_the_workers():
+async def test_abort_by_rid_and_abort_all_reach_the_workers(monkeypatch):
+    monkeypatch.setattr("agentrl.engine.sglang._CONTROL_S", 0.5)
+    monkeypatch.setattr("agentrl.engine.sglang._ABORT_PAUSE_S", 0.5)
     async with fleet() as (url, router, one, two), client(url) as engine:
         running = asyncio.create_task(engine.generate([1], {}, rid="r"))
         await router.running.wait()
@@ -286,6 +282,62 @@ async def test_abort_by_rid_and_abort_all_reach_the_workers():
         await engine.abort()
         assert one.aborts == two.aborts == [{"rid": router.bodies[0]["rid"]}, {"abort_all": True}]
         running.cancel()
+
+
+@pytest.mark.parametrize("rid", ["r", None])
+async def test_an_abort_that_came_too_early_is_sent_again(rid):
+    fake = Fake()
+    noticed = asyncio.Event()
+
+    async def abort(request):
+        fake.aborts.append(await request.json())
+        if len(fake.aborts) == 3:  # the first two are forgotten
+            noticed.set()
+        return web.Response()
+
+    async def generate(request):
+        await noticed.wait()
+        return web.json_response(answer([7], finish={"type": "abort"}))
+
+    fake.abort, fake.replies = abort, [generate]
+    async with fake.serve() as url, client(url) as engine:
+        running = asyncio.create_task(engine.generate([1], {}, rid="r"))
+        await fake.running.wait()
+        await engine.abort(rid)
+        assert (await running).finish_reason == "abort"
+    again = {"rid": fake.bodies[0]["rid"]}
+    assert fake.aborts == [again if rid else {"abort_all": True}, again, again]
+
+
+async def test_abort_gives_up_on_a_request_that_will_not_end(monkeypatch):
+    monkeypatch.setattr("agentrl.engine.sglang._CONTROL_S", 0.2)
+    fake = Fake(for_ever)
+    async with fake.serve() as url, client(url) as engine:
+        running = asyncio.create_task(engine.generate([1], {}, rid="r"))
+        await fake.running.wait()
+        async with asyncio.timeout(2):
+            await engine.abort("r")
+        assert len(fake.aborts) > 1
+        running.cancel()
+
+
+async def test_the_ranks_of_a_server_are_one_worker():
+    """sglang-router with --dp-aware lists http://host:port@rank."""
+    async with fleet() as (url, router, one, two), client(url) as engine:
+        router.workers = [f"{worker.rstrip('/')}@{rank}" for worker in router.workers for rank in (0, 11)]
+        await engine.abort()
+        assert await engine.context_length() == 100
+    assert one.aborts == two.aborts == [{"abort_all": True}]
+
+
+async def test_a_busy_router_has_the_workers_it_had(monkeypatch):
+    monkeypatch.setattr("agentrl.engine.sglang._WORKERS_S", 0.0)
+    async with fleet() as (url, router, one, _), client(url) as engine:
+        await engine.abort()
+        router.workers = None
+        await engine.abort()
+    assert one.aborts == [{"abort_all": True}] * 2
+    assert router.aborts == []
 
 
 async def test_a_dead_worker_does_not_keep_the_abort_from_the_others(caplog):
@@ -328,15 +380,17 @@ async def test_the_abort_is_sent_even_if_the_caller_is_cancelled_twice():
 
 
 async def test_abort_between_two_attempts_ends_the_request():
-    fake = Fake((503, {}), answer([7]))
+    fake, aborting = Fake((503, {}), answer([7])), []
     async with fake.serve() as url, client(url) as engine:
 
         async def abort_then_fail(request):
-            await engine.abort("r")
+            aborting.append(asyncio.create_task(engine.abort("r")))
+            await asyncio.sleep(0)
             return web.json_response({}, status=503)
 
         fake.replies[0] = abort_then_fail
         assert await engine.generate([1], {}, rid="r") == Generation((), (), "abort")
+        await asyncio.gather(*aborting)
     assert len(fake.bodies) == 1
 
 
@@ -363,6 +417,22 @@ async def test_context_length_is_the_smallest_of_the_workers():
         assert await engine.context_length() == 200
 
 
+async def test_a_dead_worker_has_no_say_in_the_context_length():
+    async with fleet() as (url, router, one, _), client(url) as engine:
+        async with Fake().serve() as dead:
+            pass
+        router.workers.insert(0, dead)
+        one.info = {"context_length": 80}
+        assert await engine.context_length() == 80
+
+
+async def test_every_living_worker_must_name_its_context_length():
+    async with fleet() as (url, _, one, _), client(url) as engine:
+        one.info = {}
+        with pytest.raises(EngineError, match="names no context length"):
+            await engine.context_length()
+
+
 async def test_an_unknown_context_length_names_the_remedy():
     fake = Fake()
     fake.info = {"context_length": None}
@@ -384,59 +454,7 @@ async def test_closed_is_closed():
         await engine.generate([1], {})
 
 
-# Against our own server, as `agentrl serve` runs it.
-
-
-async def test_the_whole_way_to_an_engine_and_back(chars):
-    script = ["hello", EngineError("hiccup"), "world"]
-    served = ScriptedEngine(script, chars, context_length=2048)
-    async with running_server(served, decode=chars.decode) as url, client(url) as engine:
-        history = [1, 2, 3]
-        first = await engine.generate(history, {"max_new_tokens": 50}, session_id="s")
-        history += [*first.tokens, 9]
-        second = await engine.generate(history, {"stop": ["wor"], "stop_token_ids": []}, session_id="s")
-        length = await engine.context_length()
-        with pytest.raises(
-            EngineError, match=r"HTTP 400: The input \(2048 tokens\) is longer than the model's context"
-        ):
-            await engine.generate([1] * 2048, {}, session_id="s")
-    twin = ScriptedEngine(["hello", "world"], chars)
-    assert first.tokens == ids("hello$")
-    assert first.log_probs == (await twin.generate([1], {})).log_probs
-    assert (second.tokens, second.finish_reason, second.matched) == (ids("wor"), "stop", "wor")
-    assert served.requests[1:] == [history, history]
-    assert length == 2048
-
-
-async def test_cancelled_aborted_and_resumed(chars):
-    served = ScriptedEngine(["0123456789" * 100], chars, seconds=10)
-    async with running_server(served) as url, client(url) as engine:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await engine.generate([1], {"max_new_tokens": 2000}, session_id="s")
-        assert served._running == {}
-        running = asyncio.create_task(engine.generate([1], {"max_new_tokens": 2000}, session_id="s", rid="r"))
-        await asyncio.sleep(0.2)
-        await engine.abort("r")
-        part = await running
-        served._seconds = 0.0
-        rest = await engine.generate([1, *part.tokens], {"max_new_tokens": 2000}, session_id="s")
-    assert part.finish_reason == "abort"
-    assert 0 < len(part.tokens) < 1000
-    assert [*part.tokens, *rest.tokens] == ids("0123456789" * 100 + "$")
-
-
-async def test_many_at_once_do_not_wait_for_each_other(chars):
-    served = ScriptedEngine(lambda input_ids: str(len(input_ids)), chars, seconds=0.3)
-    async with running_server(served) as url, client(url) as engine:
-        start = time.monotonic()
-        calls = [engine.generate([1] * n, {}, session_id=f"s{n}") for n in range(1, 201)]
-        answers = await asyncio.gather(*calls)
-        assert time.monotonic() - start < 10  # one after the other would be 60 s
-    assert [chars.decode(answer.tokens) for answer in answers] == [f"{n}$" for n in range(1, 201)]
-
-
-async def test_max_connections_bounds_what_is_open(chars):
+async def test_max_connections_bounds_what_is_open():
     running = most = 0
 
     async def gate(request):
@@ -452,42 +470,7 @@ async def test_max_connections_bounds_what_is_open(chars):
     assert most == 2
 
 
-async def test_two_event_loops_in_two_threads_share_an_engine(chars):
-    served = ScriptedEngine(lambda input_ids: str(len(input_ids)), chars)
-    results = []
-    async with running_server(served) as url:
-        engine = SGLangEngine(url)
-        loops = {}
-        stop, done = asyncio.Event(), asyncio.Event()
-        here = asyncio.get_running_loop()
-
-        async def play(first):
-            for turn in range(20):
-                generation = await engine.generate([1] * (first + turn), {}, session_id=f"s{turn % 3}")
-                results.append(chars.decode(generation.tokens) == f"{first + turn}$")
-
-        async def play_and_wait():
-            loops["other"] = asyncio.get_running_loop()
-            await play(1000)
-            here.call_soon_threadsafe(done.set)
-            await stop.wait()
-
-        thread = threading.Thread(target=asyncio.run, args=(play_and_wait(),))
-        thread.start()
-        try:
-            async with asyncio.timeout(10):
-                await play(1)
-                await done.wait()
-            assert set(engine._sessions) == {here, loops["other"]}
-            await engine.close()
-        finally:
-            loops["other"].call_soon_threadsafe(stop.set)
-            await asyncio.to_thread(thread.join)
-    assert results == [True] * 40
-    assert engine._sessions == {}
-
-
-async def test_the_session_of_a_loop_that_is_gone_is_dropped(chars):
+async def test_the_session_of_a_loop_that_is_gone_is_dropped():
     fake = Fake(answer([7]), answer([7]))
     async with fake.serve() as url:
         engine = SGLangEngine(url)
