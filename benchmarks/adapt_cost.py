@@ -1,0 +1,305 @@
+"""What the glue itself costs: `agentrl.adapt` beside slime's search-R1 example and its OpenAI adapter.
+
+SLIME_SRC=/path/to/slime python -m benchmarks.adapt_cost        (without SLIME_SRC: agentrl alone)
+
+One engine for all, in a process of its own, answers every request at once with the same 25 tokens: a call, or at the
+last turn an answer. A tool result has 600 tokens and costs nothing. What is measured is the CPU time of this process,
+so neither the engine's nor a neighbour's load counts. Contenders are timed in turn, round by round; medians are shown.
+
+Not equal in all respects, each time in the others' favour: search-R1 sends text, which the engine would have to
+tokenise from the beginning in every turn; the OpenAI adapter's parsers are stood in for by two regular expressions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import multiprocessing
+import sys
+import time
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+from aiohttp import ClientSession, TCPConnector, web
+
+from agentrl import Env, adapt, tool
+from benchmarks import peers
+from benchmarks.peers import SLIME_SRC, TOOLS, load_tokenizer, save, slime_missing
+
+TURNS = (2, 8, 32)
+EPISODES = 16
+"""At a time."""
+ROUNDS = 5
+QUESTION = "Which river flows through the capital of France?"
+SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "the river of the capital"}}\n</tool_call>'
+RESULT = "The river Seine flows through Paris, and past it. " * 54
+
+Play = Callable[[int], Awaitable[int]]
+"""Plays one episode of so many turns; returns the tokens of its sample."""
+
+
+class Search(Env):
+    """The same conversation, as an Env."""
+
+    @tool
+    async def search(self, query: str) -> str:
+        """Search the encyclopedia."""
+        return RESULT
+
+    def score(self, trajectory: Any) -> float:
+        return float("Seine" in trajectory.answer)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the engine says: `call` until `marker` was seen in the request once for each turn but the last."""
+
+    marker: bytes
+    call: str
+    answer: str
+    before: int = 0
+    """How often the marker stands in a first prompt."""
+
+
+def serve(scripts: Mapping[str, Script], turns: Any, ready: Connection) -> None:
+    """The engine, in its own process. Every script has a port of its own."""
+    tokenizer = load_tokenizer()
+
+    def answer(text: str) -> bytes:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        meta = {
+            "finish_reason": {"type": "stop", "matched": tokens[-1]},
+            "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+            "completion_tokens": len(tokens),
+            "prompt_tokens": 1,
+            "cached_tokens": 0,
+            "weight_version": "1",
+        }
+        return json.dumps({"text": text, "meta_info": meta}).encode()
+
+    def app_of(script: Script) -> web.Application:
+        call, last = answer(script.call), answer(script.answer)
+
+        async def generate(request: web.Request) -> web.Response:
+            seen = (await request.read()).count(script.marker) - script.before
+            return web.Response(body=call if seen < turns.value - 1 else last, content_type="application/json")
+
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post("/generate", generate)
+        return app
+
+    async def main() -> None:
+        ports = {}
+        for name, script in scripts.items():
+            runner = web.AppRunner(app_of(script))
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            ports[name] = runner.addresses[0][1]
+        ready.send(ports)
+        await asyncio.to_thread(ready.poll, None)
+
+    asyncio.run(main())
+
+
+@contextmanager
+def engines(scripts: Mapping[str, Script]) -> Iterator[tuple[dict[str, int], Any]]:
+    """Ports by name, and the shared number of turns."""
+    spawn = multiprocessing.get_context("spawn")
+    turns = spawn.Value("i", 1)
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=serve, args=(scripts, turns, there), daemon=True)
+    process.start()
+    try:
+        yield here.recv(), turns
+    finally:
+        here.send(None)
+        process.join(10)
+
+
+def play_agentrl(args: SimpleNamespace, sample: Callable[[], Any]) -> Play:
+    params = {"temperature": 1.0, "max_new_tokens": 100_000}
+
+    async def play(turns: int) -> int:
+        played = await adapt(args, sample(), params)
+        assert played.metadata["agentrl"]["turns"] == turns, played.metadata
+        assert played.reward == 1.0, played.response[-100:]
+        return len(played.tokens)
+
+    return play
+
+
+def play_search_r1(args: SimpleNamespace, sample: Callable[[], Any]) -> Play:
+    sys.path.append(f"{SLIME_SRC}/examples/search-r1")
+    example = importlib.import_module("generate_with_search")
+
+    async def search(query: str) -> str:
+        return RESULT
+
+    example.search = search
+
+    async def play(turns: int) -> int:
+        example.SEARCH_R1_CONFIGS["max_turns"] = turns
+        played = await example.generate(args, sample(), {"temperature": 1.0, "max_new_tokens": 100_000})
+        assert "Seine" in played.response, played.response[-100:]
+        return len(played.tokens)
+
+    return play
+
+
+def play_openai_adapter(
+    tokenizer: Any, url: str, sample: Callable[[], Any]
+) -> tuple[Play, Callable[[], AbstractAsyncContextManager[None]]]:
+    from slime.agent.adapters import common, openai
+
+    common.parse_model_output = peers._parse_as_sglang
+    adapter = openai.OpenAIAdapter(tokenizer=tokenizer, sglang_url=url, tool_parser="qwen25", reasoning_parser="qwen3")
+    served = SimpleNamespace(url="", client=None)
+    sessions = iter(range(1_000_000))
+
+    @asynccontextmanager
+    async def started() -> AsyncIterator[None]:
+        runner = web.AppRunner(adapter.app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        served.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/chat/completions"
+        async with ClientSession(connector=TCPConnector(limit=0)) as served.client:
+            yield
+        await runner.cleanup()
+
+    async def play(turns: int) -> int:
+        session = f"episode-{next(sessions)}"
+        messages: list[Any] = [{"role": "user", "content": QUESTION}]
+        for _ in range(turns):
+            body = {"messages": messages, "tools": TOOLS}
+            async with served.client.post(
+                served.url, json=body, headers={"Authorization": f"Bearer {session}"}
+            ) as said:
+                message = (await said.json())["choices"][0]["message"]
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], "content": RESULT}
+                for call in message.get("tool_calls") or ()
+            ]
+            messages += [message, *results]
+        samples = await adapter.finish_session(session, base_sample=sample(), reward=1.0)
+        return sum(len(part.tokens) for part in samples)
+
+    return play, started
+
+
+async def measure(contenders: Mapping[str, Play], turns: Any) -> list[dict[str, Any]]:
+    rows = []
+    for count in TURNS:
+        turns.value = count
+        times: dict[str, list[float]] = {name: [] for name in contenders}
+        tokens = {}
+        for number in range(ROUNDS + 1):
+            for name, play in contenders.items():
+                began = time.process_time()
+                played = await asyncio.gather(*[play(count) for _ in range(EPISODES)])
+                tokens[name] = max(played)
+                if number:  # the first round warms up
+                    times[name].append(1000 * (time.process_time() - began) / EPISODES)
+        for name, spent in times.items():
+            per_episode = median(spent)
+            rows.append({"turns": count, "name": name, "tokens": tokens[name], "ms_per_episode": round(per_episode, 2)})
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print(f"CPU time of the glue, median of {ROUNDS} rounds of {EPISODES} episodes at a time")
+    print(f"{'turns':>5} {'tokens':>7}  {'':24} {'ms/episode':>10} {'ms/turn':>8} {'ratio':>6}")
+    base = {row["turns"]: row["ms_per_episode"] for row in rows if row["name"] == "agentrl.adapt"}
+    for row in rows:
+        per_episode, ratio = row["ms_per_episode"], row["ms_per_episode"] / base[row["turns"]]
+        row["ms_per_turn"], row["ratio"] = round(per_episode / row["turns"], 3), round(ratio, 2)
+        print(
+            f"{row['turns']:>5} {row['tokens']:>7,}  {row['name']:24} {per_episode:>10.2f} {row['ms_per_turn']:>8.2f} "
+            f"{ratio:>5.1f}x"
+        )
+
+
+def make_args(port: int, model: Path, **more: Any) -> SimpleNamespace:
+    """slime's args, as far as anybody here reads them."""
+    return SimpleNamespace(
+        hf_checkpoint=str(model),
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=port,
+        rollout_num_engines=1,
+        sglang_server_concurrency=512,
+        sglang_dp_size=1,
+        use_distributed_post=False,
+        partial_rollout=False,
+        rollout_temperature=1.0,
+        rollout_top_p=1.0,
+        rollout_top_k=-1,
+        rollout_max_response_len=100_000,
+        rollout_max_context_len=1_000_000,
+        rollout_stop=None,
+        rollout_stop_token_ids=None,
+        rollout_skip_special_tokens=False,
+        apply_chat_template=False,
+        custom_rm_path=None,
+        rm_type=None,
+        **more,
+    )
+
+
+async def run(ports: Mapping[str, int], turns: Any, tokenizer: Any, model: Path) -> list[dict[str, Any]]:
+    number = iter(range(1_000_000))
+    config = {"env": f"{__name__}:Search", "limits": {"turns": max(TURNS)}}
+    ours = make_args(ports["agentrl.adapt"], model, agentrl=config)
+    if missing := slime_missing():
+        print(f"agentrl alone: {missing}")
+        from tests.slime.conftest import Sample
+
+        return await measure({"agentrl.adapt": play_agentrl(ours, lambda: Sample(prompt=QUESTION))}, turns)
+    from slime.utils.http_utils import init_http_client
+    from slime.utils.types import Sample as SlimeSample
+
+    def sample() -> Any:
+        return SlimeSample(index=next(number), prompt=QUESTION)
+
+    stock = make_args(ports["slime search-r1"], model)
+    init_http_client(stock)
+    play, started = play_openai_adapter(tokenizer, f"http://127.0.0.1:{ports['slime OpenAI adapter']}", sample)
+    async with started():
+        contenders = {
+            "agentrl.adapt": play_agentrl(ours, sample),
+            "slime search-r1": play_search_r1(stock, sample),
+            "slime OpenAI adapter": play,
+        }
+        return await measure(contenders, turns)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    if SLIME_SRC:
+        sys.path.append(SLIME_SRC)
+    tokenizer = load_tokenizer()
+    first = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], tools=TOOLS, return_dict=False)
+    end_of_call = tokenizer.convert_tokens_to_ids("</tool_call>")
+    called = Script(
+        str(end_of_call).encode(), f"{SEARCH}<|im_end|>", "It is the Seine.<|im_end|>", first.count(end_of_call)
+    )
+    searched = Script(b"</information>", "<search>the river of the capital</search>", "<answer>Seine</answer>")
+    scripts = {"agentrl.adapt": called, "slime search-r1": searched, "slime OpenAI adapter": called}
+    with engines(scripts) as (ports, turns), TemporaryDirectory() as model:
+        tokenizer.save_pretrained(model)
+        Path(model, "config.json").write_text('{"model_type": "qwen3"}', encoding="utf-8")
+        rows = asyncio.run(run(ports, turns, tokenizer, Path(model)))
+    show(rows)
+    save("adapt_cost", rows)
+
+
+if __name__ == "__main__":
+    main()
