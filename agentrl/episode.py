@@ -113,6 +113,11 @@ def _boundary(name: Boundary) -> Iterator[None]:
         yield
     except (ConfigError, LedgerError, FailedError):
         raise
+    except asyncio.CancelledError as exc:
+        # What a hook waited for was cancelled, not this episode: its host must not take it for the end of the run.
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise FailedError(Failure.of(exc, name)) from exc
     except Exception as exc:
         raise FailedError(Failure.of(exc, name)) from exc
 

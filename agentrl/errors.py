@@ -20,6 +20,7 @@ A bad tool call is a `ParseError`, and a `ParsePolicy` says what becomes of it.
 
 from __future__ import annotations
 
+import asyncio
 import traceback as _traceback
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -118,7 +119,7 @@ class Failure:
     def of(cls, exc: BaseException, boundary: Boundary) -> Failure:
         """Sort an exception: InfraError, TimeoutError and OSError are the environment's; the rest are bugs."""
         kind: Literal["environment", "bug"] = (
-            "environment" if isinstance(exc, InfraError | TimeoutError | OSError) else "bug"
+            "environment" if isinstance(exc, InfraError | TimeoutError | OSError | asyncio.CancelledError) else "bug"
         )
         text = " ".join(str(exc).split())
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)

@@ -1,0 +1,178 @@
+"""A host over a served engine. Each test of this folder runs once for each host that is present."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agentrl.engine.server import create_app
+from agentrl.models import save_model, tiny_model, tiny_tokenizer
+from tests.slime.conftest import ENV_FILE
+from tests.slime.contract import hosts
+from tests.slime.contract.table import Table
+from tests.slime.player import Player
+
+REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
+"""Hosts that must be there: absent ones fail."""
+TABLE = Table()
+FULLY_ASYNC = "{}.rollout.fully_async_rollout.generate_rollout_fully_async"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "path(name): the row of the result table in docs/slime.md that the test is for")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the tests of a host that is absent one stays, to be skipped and say so."""
+    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    surplus = set[pytest.Item]()
+    for name in hosts.NAMES:
+        tests = [item for item in here if getattr(item, "callspec", None) and item.callspec.params.get("host") == name]
+        if tests and (why := hosts.absent(name)) and name not in REQUIRED:
+            tests[0].add_marker(pytest.mark.skip(reason=f"{len(tests)} tests of the contract with {name}: {why}"))
+            surplus.update(tests[1:])
+    for item in here:
+        item.add_marker(pytest.mark.filterwarnings("default"))  # the hosts' own are not ours to fix
+    if surplus:
+        config.hook.pytest_deselected(items=[item for item in items if item in surplus])
+        items[:] = [item for item in items if item not in surplus]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    TABLE.note(item, report)
+    return report
+
+
+def pytest_sessionfinish() -> None:
+    if file := os.environ.get("AGENTRL_CONTRACT_TABLE"):
+        TABLE.write(Path(file))
+
+
+@pytest.fixture(scope="session", params=hosts.NAMES)
+def host(request: pytest.FixtureRequest) -> Iterator[hosts.Host]:
+    if why := hosts.absent(request.param):
+        pytest.fail(why)
+    with hosts.imported(request.param) as found, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(found.ray, "put", lambda data: data)
+        TABLE.name(request.param, found.label)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_model(tiny_model(0), tiny_tokenizer(), folder)
+    return folder
+
+
+Handler = Callable[[web.Request], Any]
+
+
+@contextmanager
+def served(engine: Any, decode: Any, *middlewares: Any) -> Iterator[str]:
+    """The engine behind SGLang's protocol on a loop of its own, as a host's router is in a process of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    app = create_app(engine, model_name="tiny", decode=decode)
+    app.middlewares.extend(middlewares)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
+
+    def call(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(30)
+
+    try:
+        call(runner.setup())
+        call(web.TCPSite(runner, "127.0.0.1", 0).start())
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        call(runner.cleanup())
+        call(engine.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def starting(host: hosts.Host, checkpoint: Path, renderer: Any, folder: Path) -> Iterator[Callable[..., hosts.Run]]:
+    """`start(rows, engine=, agentrl={}, middlewares=(), **args)`: a Run over a served engine; all of it ends here."""
+    with ExitStack() as stack:
+
+        def start(
+            rows: list[dict[str, Any]],
+            *,
+            engine: Any = None,
+            agentrl: dict[str, Any] | None = None,
+            middlewares: tuple[Any, ...] = (),
+            **overrides: Any,
+        ) -> hosts.Run:
+            data = folder / "data.jsonl"
+            data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            engine = engine or Player(renderer)
+            url = stack.enter_context(served(engine, renderer.decode, *middlewares))
+            ip, port = url.removeprefix("http://").split(":")
+            given = {
+                "hf_checkpoint": str(checkpoint),
+                "prompt_data": str(data),
+                "sglang_router_ip": ip,
+                "sglang_router_port": int(port),
+                "agentrl": {"env": f"{ENV_FILE}:Lookup", **(agentrl or {})},
+                "eval_datasets": [host.eval_dataset(name="held_out", path=str(data), **hosts.EVAL)],
+            }
+            args = SimpleNamespace(**{**hosts.ARGS, **given, **overrides})
+            host.http.init_http_client(args)
+            return hosts.Run(host, args, engine)
+
+        yield start
+        host.reset()
+
+
+@pytest.fixture
+def start(host, checkpoint, renderer, tmp_path) -> Iterator[Callable[..., hosts.Run]]:
+    with starting(host, checkpoint, renderer, tmp_path) as start:
+        yield start
+
+
+COUNTRIES = [("France", "Paris"), ("Spain", "Madrid"), ("Peru", "Lima"), ("France", "Paris")]
+
+
+@pytest.fixture
+def rows() -> Callable[..., list[dict[str, Any]]]:
+    """`rows(**metadata)`: four prompts, each with the metadata; nobody knows the capital of Peru."""
+
+    def make(**metadata: Any) -> list[dict[str, Any]]:
+        return [{"prompt": f"the capital of {c}?", "label": city, "metadata": dict(metadata)} for c, city in COUNTRIES]
+
+    return make
+
+
+@pytest.fixture
+def held(host, lookup) -> Iterator[Callable[[hosts.Run], None]]:
+    """`held(run)`: hooks named by metadata["held_in"] are under way until the host says that it has enough."""
+    lookup.GATE.clear()
+    over = threading.Event()
+
+    def open_when_aborted(state: Any) -> None:
+        while not (state.aborted or over.wait(0.005)):
+            pass
+        lookup.GATE.set()
+
+    def hold(run: hosts.Run) -> None:
+        state = host.rollout.GenerateState(run.args)  # made here: a race would make two of it
+        threading.Thread(target=open_when_aborted, args=(state,), daemon=True).start()
+
+    yield hold
+    over.set()
+    lookup.GATE.set()

@@ -1,0 +1,272 @@
+"""What calls `agentrl.adapt` in production: slime at any commit, and miles, its relative, behind one class.
+
+SLIME_SRC is the root of slime's source (it is not on PyPI); MILES_SRC a folder into which
+`pip install --no-deps --target FOLDER miles-rl==0.0.2` was made. Their modules need torch, transformers, ray, httpx,
+aiohttp, sympy, pylatexenc, tqdm, pillow and requests; miles, and slime before July 2026, also pybase64, sglang-router
+and packaging. sglang's server and wandb, which a rollout imports and does not use, are stood in for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import distributions
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+NAMES = ("slime", "miles")
+_NEEDS = ("torch", "ray", "httpx", "sympy", "pylatexenc", "tqdm", "PIL", "requests")
+
+
+class Host:
+    """One framework, imported. Its modules keep the names that it gives them; what differs is said here."""
+
+    def __init__(self, name: str, source: Path) -> None:
+        self.name, self.source, self.label = name, source, _label(name, source)
+        importlib.import_module(f"{name}.utils.processing_utils")  # transformers, which looks for wandb: before these
+        for module, values in _stand_ins(source).items():
+            vars(sys.modules.setdefault(module, ModuleType(module))).update(values)
+        self.rollout = importlib.import_module(f"{name}.rollout.sglang_rollout")
+        manager = importlib.import_module(f"{name}.ray.rollout")
+        self.manager = manager.RolloutManager.__ray_metadata__.modified_class
+        self.ray = manager.ray
+        self.Sample = importlib.import_module(f"{name}.utils.types").Sample
+        self.Status = self.Sample.Status
+        self.data_source = importlib.import_module(f"{name}.rollout.data_source").RolloutDataSourceWithBuffer
+        self.http = importlib.import_module(f"{name}.utils.http_utils")
+        self.eval_dataset = importlib.import_module(f"{name}.utils.eval_config").EvalDatasetConfig
+        self.run = importlib.import_module(f"{name}.utils.async_utils").run
+        self.run(_log_without_traceback())
+        self.load_function = importlib.import_module(f"{name}.utils.misc").load_function
+        self.fully_async = self._optional(f"{name}.rollout.fully_async_rollout")
+        # slime moved its metrics out of ray/rollout.py in summer 2026.
+        self.metrics = self._optional(f"{name}.observability.rollout_metrics") or manager
+        if control := self._optional(f"{name}.backends.sglang_utils.server_control"):
+            control.abort_server_until_idle.__defaults__ = (0.05,)  # seconds between two looks, instead of 3
+
+    @staticmethod
+    def _optional(module: str) -> ModuleType | None:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as exc:
+            if exc.name and module.startswith(exc.name):
+                return None
+            raise
+
+    def has(self, field: str) -> bool:
+        """Whether this host's Sample has the field."""
+        return field in self.Sample.__dataclass_fields__
+
+    def need(self, present: object, what: str) -> None:
+        """Skip the test where the host lacks what it is about; the table of results shows the words."""
+        if not present:
+            pytest.skip(f"the host has no {what}")
+
+    def reset(self) -> None:
+        """Forget all that the last scenario left in the host's singletons."""
+        if self.fully_async:
+            self.fully_async._stop_global_worker()
+        self.run(_end_tasks())
+        if self.http._http_client is not None:
+            self.run(self.http._http_client.aclose())
+        self.http._http_client = None
+        type(self.rollout.GenerateState)._instances.clear()
+        self.rollout.EVAL_PROMPT_DATASET.clear()
+
+
+class Run:
+    """A host's RolloutManager without its Ray actor and its servers."""
+
+    def __init__(self, host: Host, args: SimpleNamespace, engine: Any) -> None:
+        self.host, self.args, self.engine = host, args, engine
+        manager = self.manager = object.__new__(host.manager)
+        manager.args = args
+        self.data_source = manager.data_source = host.data_source(args)
+        manager.generate_rollout = host.rollout.generate_rollout
+        if args.rollout_function_path:
+            manager.generate_rollout = host.load_function(args.rollout_function_path)
+        manager.use_experimental_refactor = False
+        path = args.custom_reward_post_process_path
+        manager.custom_reward_post_process_func = host.load_function(path) if path else None
+        manager.custom_convert_samples_to_train_data_func = None
+        manager.set_train_parallel_config(dict(PARALLEL))
+
+    def samples(self, rollout_id: int = 0) -> tuple[list[Any], dict[str, Any]]:
+        """One rollout: the samples that go to training, and the rollout's own metrics."""
+        samples, metrics = self.manager._get_rollout_data(rollout_id)
+        return samples, metrics or {}
+
+    def convert(self, samples: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Train data, and the ranks' shares of it."""
+        data = self.manager._convert_samples_to_train_data(samples)
+        sizes = () if self.host.name == "slime" else (PARALLEL["dp_size"],)
+        return data, [box.inner for box in self.manager._split_train_data_by_dp(data, *sizes)]
+
+    def train(self, rollout_id: int = 0) -> tuple[list[Any], dict[str, Any], list[Any]]:
+        """One rollout as RolloutManager.generate does it."""
+        samples, _ = self.samples(rollout_id)
+        return (samples, *self.convert(samples))
+
+    def evaluate(self) -> dict[str, Any]:
+        """An evaluation's rewards, truncated flags and samples."""
+        output = self.host.rollout.generate_rollout(self.args, 0, self.data_source, evaluation=True)
+        return output.data["held_out"]
+
+
+def absent(name: str) -> str:
+    """Why a host cannot be tested here; empty if it can."""
+    variable = f"{name.upper()}_SRC"
+    if not os.environ.get(variable):
+        return f"{variable} is not set (docs/slime.md says how)"
+    missing = [module for module in _NEEDS if importlib.util.find_spec(module) is None]
+    return f"{name} needs {', '.join(missing)}" if missing else ""
+
+
+@contextmanager
+def imported(name: str) -> Iterator[Host]:
+    """The host's modules, until the end."""
+    source = Path(os.environ[f"{name.upper()}_SRC"]).resolve()
+    before = set(sys.modules)
+    sys.path.insert(0, str(source))
+    try:
+        yield Host(name, source)
+    finally:
+        sys.path.remove(str(source))
+        for module in set(sys.modules) - before:
+            if module.partition(".")[0] in (name, "sglang", "wandb"):
+                del sys.modules[module]
+
+
+def _stand_ins(source: Path) -> dict[str, dict[str, Any]]:
+    kinds = ("CUDA_GRAPH", "KV_CACHE", "WEIGHTS")
+    bundled = source / "sglang"  # miles brings SGLang's Python; what of it loads without CUDA is the real one
+    return {
+        "wandb": {},
+        "sglang": {"__path__": [str(bundled)] if bundled.is_dir() else []},
+        "sglang.srt": {"__path__": [str(bundled / "srt")] if bundled.is_dir() else []},
+        "sglang.srt.constants": {f"GPU_MEMORY_TYPE_{kind}": kind.lower() for kind in kinds},
+        "sglang.srt.server_args": {"ServerArgs": object},
+        "sglang.srt.utils": {"kill_process_tree": None},
+    }
+
+
+def _label(name: str, source: Path) -> str:
+    """What the column of the table is headed with: `slime 624b824a8`, `miles 0.0.2`."""
+    if commit := os.environ.get(f"{name.upper()}_COMMIT"):
+        return f"{name} {commit}"
+    if (source / ".git").exists():
+        asked = ["git", "-C", str(source), "rev-parse", "--short=9", "HEAD"]
+        return f"{name} {subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()}"
+    versions = [d.version for d in distributions(path=[str(source)]) if name in d.metadata["Name"]]
+    return f"{name} {versions[0]}" if versions else name
+
+
+async def _log_without_traceback() -> None:
+    """Of tasks that nobody asks for their exception. Python 3.11 cannot print a traceback from within ast.parse, where
+    the garbage collector may find such a task."""
+    log = logging.getLogger(__name__)
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: log.error("%s: %r", context["message"], context.get("exception"))
+    )
+
+
+async def _end_tasks() -> None:
+    """What asyncio.run does at its end; a host's loop never ends."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+PARALLEL = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+EVAL = {
+    "input_key": "prompt",
+    "label_key": "label",
+    "metadata_key": "metadata",
+    "n_samples_per_eval_prompt": 2,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "max_response_len": 200,
+}
+ARGS: dict[str, Any] = {
+    "advantage_estimator": "grpo",
+    "apply_chat_template": False,
+    "apply_chat_template_kwargs": None,
+    "balance_by_flops": False,
+    "balance_data": False,
+    "buffer_filter_path": None,
+    "chat_template_path": None,  # miles
+    "ci_test": False,
+    "custom_eval_rollout_log_function_path": None,
+    "custom_generate_function_path": "agentrl.adapt",
+    "custom_reward_post_process_path": None,
+    "custom_rm_path": None,
+    "custom_rollout_log_function_path": None,
+    "disable_rollout_trim_samples": False,  # miles
+    "dump_details": None,
+    "dumper_enable": False,  # miles
+    "dumper_inference": None,  # miles
+    "dynamic_sampling_filter_path": None,
+    "eval_max_context_len": None,
+    "eval_max_prompt_len": None,
+    "eval_reward_key": None,
+    "global_batch_size": 8,
+    "group_rm": False,
+    "grpo_std_normalization": True,
+    "input_key": "prompt",
+    "label_key": "label",
+    "load_debug_rollout_data": None,
+    "log_passrate": False,
+    "log_reward_category": None,
+    "mask_offpolicy_in_partial_rollout": False,
+    "max_tokens_per_gpu": 1024,
+    "metadata_key": "metadata",
+    "multimodal_keys": None,
+    "n_samples_per_prompt": 2,
+    "over_sampling_batch_size": 4,
+    "partial_rollout": False,
+    "reward_key": None,
+    "rewards_normalization": True,
+    "rm_type": None,
+    "rollout_all_samples_process_path": None,
+    "rollout_batch_size": 4,
+    "rollout_function_path": None,
+    "rollout_global_dataset": True,
+    "rollout_max_context_len": None,
+    "rollout_max_prompt_len": None,
+    "rollout_max_response_len": 200,
+    "rollout_num_engines": 1,
+    "rollout_num_gpus": 1,
+    "rollout_num_gpus_per_engine": 1,
+    "rollout_sample_filter_path": None,
+    "rollout_seed": 42,
+    "rollout_shuffle": False,
+    "rollout_skip_special_tokens": False,
+    "rollout_stop": None,
+    "rollout_stop_token_ids": None,
+    "rollout_temperature": 1.0,
+    "rollout_top_k": -1,
+    "rollout_top_p": 1.0,
+    "sglang_dp_size": 1,
+    "sglang_enable_deterministic_inference": False,
+    "sglang_router_policy": None,  # miles
+    "sglang_server_concurrency": 64,
+    "sglang_speculative_algorithm": None,
+    "tool_key": None,
+    "use_distributed_post": False,
+    "use_dynamic_batch_size": True,
+    "use_dynamic_global_batch_size": False,  # miles
+    "use_miles_router": False,  # miles
+    "use_rollout_routing_replay": False,
+}

@@ -1,0 +1,193 @@
+"""A host that has enough, or new weights, or no more use for an episode: no token is lost, none sampled twice."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.slime.contract.conftest import FULLY_ASYNC
+from tests.slime.player import Player
+
+PHASES = ["reset", "generate", "tool", "step", "score"]
+
+
+class Held(Player):
+    """As Player, but what it is asked "slowly" is under way until it is told to abort; then half of it is said."""
+
+    def __init__(self, renderer: Any) -> None:
+        super().__init__(renderer)
+        self.aborted = asyncio.Event()
+
+    async def generate(self, input_ids: Any, sampling_params: Any, *, session_id: str = "", rid: str = "") -> Any:
+        said = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+        if self.aborted.is_set() or "slowly" not in self.decode(input_ids):
+            return said
+        await self.aborted.wait()
+        half = len(said.tokens) // 2
+        return replace(said, tokens=said.tokens[:half], log_probs=said.log_probs[:half], finish_reason="abort")
+
+    async def abort(self, rid: str | None = None) -> None:
+        self.aborted.set()
+        await super().abort(rid)
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+def first_is_held(rows: list[dict[str, Any]], phase: str) -> list[dict[str, Any]]:
+    """The first prompt is still in the phase when the host has enough of the others. The last one asks the same."""
+    rows[0]["metadata"] = {"held_in": phase}
+    if phase == "generate":
+        rows[0]["prompt"] = rows[3]["prompt"] = "slowly, the capital of France?"
+    return rows
+
+
+PARTIAL = {"partial_rollout": True, "rollout_batch_size": 2, "over_sampling_batch_size": 3, "global_batch_size": 4}
+
+
+@pytest.mark.parametrize("phase", [pytest.param(p, marks=pytest.mark.path(f"partial rollout: in {p}")) for p in PHASES])
+def test_aborted_episodes_come_back_and_go_on(host, start, rows, renderer, events, held, phase):
+    run = start(first_is_held(rows(), phase), engine=Held(renderer), **PARTIAL)
+    held(run)
+    samples, _, _ = run.train()
+    assert [s.group_index for s in samples] == [1, 1, 2, 2]
+    (waiting,) = run.data_source.buffer
+    assert {s.status for s in waiting} == {host.Status.COMPLETED if phase == "score" else host.Status.ABORTED}
+    assert all(isinstance(s.reward, float) and len(s.loss_mask) == s.response_length >= 1 for s in waiting)
+    before = [list(s.tokens) for s in waiting]
+    asked = len(run.engine.requests)
+    run.args.over_sampling_batch_size = 2
+    samples, data, _ = run.train(1)
+    assert [s.group_index for s in samples] == [0, 0, 3, 3]
+    assert {s.status for s in samples} == {host.Status.COMPLETED}
+    assert data["raw_reward"] == [1.0] * 4
+    whole = samples[2]
+    for sample, tokens in zip(samples[:2], before, strict=True):
+        # The model is deterministic: an episode that nobody aborted says what is to come out.
+        assert (sample.tokens, sample.loss_mask) == (whole.tokens, whole.loss_mask)
+        assert sample.rollout_log_probs == pytest.approx(whole.rollout_log_probs)
+        assert not sample.metadata["agentrl"].get("restarts")
+        if phase != "reset":  # then there was nothing yet
+            assert sample.tokens[: len(tokens)] == tokens, "what was sampled is kept"
+    left = {"reset": 4, "generate": 4, "tool": 2, "step": 2, "score": 0}[phase]
+    assert len(run.engine.requests) == asked + left + 4, "and nothing twice"
+    assert events.count("close") == 8, "each Env once"
+
+
+@pytest.mark.path("partial rollout: old tokens masked off")
+def test_what_older_weights_sampled_can_be_masked(start, rows, held):
+    run = start(first_is_held(rows(), "tool"), mask_offpolicy_in_partial_rollout=True, **PARTIAL)
+    held(run)
+    run.samples()
+    (waiting,) = run.data_source.buffer
+    old = [s.response_length for s in waiting]
+    run.args.over_sampling_batch_size = 2
+    samples, data, _ = run.train(1)
+    for sample, count in zip(samples[:2], old, strict=True):
+        assert sum(sample.loss_mask[:count]) == 0 < sum(sample.loss_mask[count:])
+        ledger = sample.metadata["agentrl"]["ledger"]
+        assert ledger["sampled"] == ledger["trained"] + sum(ledger["masked"].values())
+        assert ledger["trained"] == sum(sample.loss_mask)
+    assert data["loss_masks"] == [s.loss_mask for s in samples]
+
+
+EIGHT = {"sglang_server_concurrency": 8}
+"""Samples at a time: four groups of two, so that those of the first rollout are the first to be played."""
+
+
+def rollout_function(host: Any, mode: str) -> str | None:
+    if mode == "sync":
+        return None
+    host.need(host.fully_async, "fully-async rollout")
+    return FULLY_ASYNC.format(host.name)
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(m, marks=pytest.mark.path(f"weight update in a turn: {m}")) for m in ("sync", "fully-async")]
+)
+def test_an_engine_that_pauses_for_new_weights_is_waited_for(host, start, rows, renderer, mode):
+    """slime posts /pause_generation, which aborts what is running, with its abort flag down."""
+    slowly = rows()
+    for row in slowly:
+        row["prompt"] = f"slowly, {row['prompt']}"
+    run = start(slowly, engine=Held(renderer), rollout_function_path=rollout_function(host, mode), **EIGHT)
+    requests = importlib.import_module("requests")
+    url = f"http://{run.args.sglang_router_ip}:{run.args.sglang_router_port}"
+
+    def update() -> None:
+        until(lambda: len(run.engine.requests) >= 8)
+        requests.post(f"{url}/pause_generation", json={}, timeout=10).raise_for_status()
+        time.sleep(0.2)  # meanwhile the episodes ask again, and have to wait
+        requests.post(f"{url}/continue_generation", json={}, timeout=10).raise_for_status()
+
+    updating = threading.Thread(target=update)
+    updating.start()
+    samples, data, _ = run.train()
+    updating.join()
+    assert {s.status for s in samples} == {host.Status.COMPLETED}
+    assert sum(data["raw_reward"]) == 6.0
+    assert all(s.metadata["agentrl"]["turns"] == 2 for s in samples)
+    assert [len(s.weight_versions) for s in samples] == [3] * 8, "a turn of two generations"
+
+
+@pytest.mark.path("fully-async: aborted groups come back")
+def test_fully_async_requeues_what_was_aborted(host, start, rows, held):
+    run = start(
+        rows(held_in="tool"),
+        partial_rollout=True,
+        **EIGHT,
+        rollout_function_path=rollout_function(host, "fully-async"),
+    )
+    state, draw = host.rollout.GenerateState(run.args), run.data_source.get_samples
+    # A group that slime draws while it is aborted it ships as it is, PENDING (sglang_rollout.py:310).
+    run.data_source.get_samples = lambda count: [] if state.aborted else draw(count)
+    held(run)
+
+    def abort() -> None:
+        until(lambda: len(run.engine.requests) >= 8)
+        state.aborted = True
+        until(lambda: len(run.data_source.buffer) == 8)
+        state.aborted = False
+
+    aborting = threading.Thread(target=abort)
+    aborting.start()
+    samples, _ = run.samples()
+    aborting.join()
+    assert {s.status for s in samples} == {host.Status.COMPLETED}
+    assert [s.reward for s in samples] == [float("Peru" not in s.prompt) for s in samples]
+    back = [s.metadata["agentrl"] for s in samples if s.group_index < 8]
+    assert len(back) == 8, "they are played before new ones"
+    assert not any(account.get("restarts") for account in back)
+
+
+@pytest.mark.path("cancellation")
+def test_a_cancelled_group_leaves_nothing_behind(host, start, rows, events):
+    """As asyncio.run does with what a fully-async worker still has in hand when the run is over."""
+    run = start(rows(slow=60))
+
+    async def play() -> None:
+        (group,) = run.data_source.get_samples(1)
+        params = host.rollout.GenerateState(run.args).sampling_params
+        playing = asyncio.create_task(host.rollout.generate_and_rm_group(run.args, group, params.copy()))
+        while len(run.engine.requests) < 2:  # noqa: ASYNC110 - that happens in another thread
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        while events.count("close") < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert {s.status for s in group} == {host.Status.PENDING}
+
+    host.run(asyncio.wait_for(play(), 20))

@@ -1,0 +1,134 @@
+"""agentrl's hooks where the host calls them, and one episode that becomes several samples."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import ConfigError
+from agentrl.engine import Generation, ScriptedEngine
+from agentrl.engine.scripted import scripted_log_prob
+from agentrl.models import load_tokenizer
+from agentrl.render import load_renderer
+from tests.slime.conftest import ENV_FILE
+from tests.slime.contract.conftest import FULLY_ASYNC
+from tests.test_thinking import TEMPLATE
+
+
+@pytest.mark.path("group reward")
+def test_group_reward(start, rows):
+    """The host overwrites every reward with what its group reward model says."""
+    run = start(rows(), group_rm=True, custom_rm_path="agentrl.slime.reward")
+    samples, data, _ = run.train()
+    assert data["raw_reward"] == [1.0] * 4 + [0.0, 0.0] + [1.0] * 2
+    assert [s.reward for s in samples] == data["raw_reward"]
+
+
+@pytest.mark.path("group reward")
+def test_group_reward_of_failed_and_of_resumed_groups(start, rows, held):
+    given = rows()
+    given[0]["metadata"] = {"held_in": "tool"}
+    given[1]["metadata"] = {"break": "step", "how": "world", "odd": True}
+    run = start(
+        given,
+        group_rm=True,
+        custom_rm_path="agentrl.slime.reward",
+        partial_rollout=True,
+        rollout_batch_size=3,
+        over_sampling_batch_size=4,
+        global_batch_size=6,
+    )
+    held(run)
+    samples, data, _ = run.train()
+    assert data["raw_reward"] == [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+    assert [s.remove_sample for s in samples] == [False, True, False, False, False, False]
+    samples, data, _ = run.train(1)
+    assert [s.group_index for s in samples[:2]] == [0, 0]
+    assert data["raw_reward"][:2] == [1.0, 1.0]
+
+
+@pytest.mark.path("dynamic filter of agentrl.slime")
+def test_filter(start, rows):
+    """A group with a failure beside one valid episode teaches nothing; the stock filter would see a spread."""
+    given = rows(reward="index")
+    given[0]["metadata"] |= {"break": "reset", "how": "world", "odd": True}
+    run = start(
+        given,
+        dynamic_sampling_filter_path="agentrl.slime.has_spread",
+        rollout_batch_size=3,
+        global_batch_size=6,
+        over_sampling_batch_size=4,
+    )
+    samples, metrics = run.samples()
+    assert {s.group_index for s in samples} == {1, 2, 3}
+    assert metrics == {"rollout/dynamic_filter/drop_failed_environment_reset": 1}
+
+
+STOCK_FILTER = ".rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+
+
+class Quizzed(ScriptedEngine):
+    """Thinks, and guesses one letter after the other."""
+
+    def __init__(self, renderer: Any) -> None:
+        super().__init__(self._turn, renderer)
+        self.renderer = renderer
+
+    def _turn(self, input_ids: Any) -> Generation:
+        letter = "abcd"[self.renderer.decode(input_ids).count("No.")]
+        tokens = self.renderer.encode({"role": "assistant", "content": letter, "reasoning_content": f"I try {letter}."})
+        return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
+
+
+@pytest.fixture
+def quiz(start, tmp_path) -> Any:
+    """`quiz(**args)`: a Run whose episodes have one to four segments, by the row."""
+    template: Path = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = TEMPLATE
+    engine = Quizzed(load_renderer(tokenizer))
+    data = [{"prompt": "Guess.", "label": letter, "metadata": {}} for letter in "abcd"]
+    config = {"env": f"{ENV_FILE}:Quiz", "thinking": "strip", "chat_template": str(template)}
+    return lambda **args: start(data, engine=engine, agentrl=config, **args)
+
+
+@pytest.mark.path("fan-out")
+def test_fan_out(host, quiz):
+    host.need(host.has("rollout_id"), "rollout_id, so no fan-out")
+    run = quiz(custom_reward_post_process_path="agentrl.slime.post_process_rewards")
+    samples, data, ranks = run.train()
+    assert [len([s for s in samples if s.group_index == group]) for group in range(4)] == [2, 4, 6, 8]
+    assert len(set(data["rollout_ids"])) == 8, "one for all samples of an episode"
+    assert sum(len(rank["tokens"]) for rank in ranks) == 20
+    by_rollout = {rid: [i for i, r in enumerate(data["rollout_ids"]) if r == rid] for rid in data["rollout_ids"]}
+    for siblings in by_rollout.values():
+        trained = [sum(data["loss_masks"][i]) for i in siblings]
+        assert all(trained)
+        assert {data["rollout_mask_sums"][i] for i in siblings} == {sum(trained)}
+        assert len({data["rewards"][i] for i in siblings}) == 1
+    for group in range(4):
+        means = [data["rewards"][r[0]] for r in by_rollout.values() if samples[r[0]].group_index == group]
+        assert len(means) == 2
+        assert statistics.mean(means) == pytest.approx(0.0, abs=1e-6)
+        assert max(means) > 0.7
+    assert len(run.evaluate()["rewards"]) == 8, "evaluation counts each episode once"
+
+
+@pytest.mark.path("fan-out: refused where the host cannot take it")
+@pytest.mark.parametrize("flag", ["partial_rollout", "group_rm", "fully-async", "filter"])
+def test_fan_out_is_refused_at_the_first_call(host, quiz, flag):
+    args = {
+        "partial_rollout": {"partial_rollout": True},
+        "group_rm": {"group_rm": True, "custom_rm_path": "agentrl.slime.reward"},
+        "fully-async": {"rollout_function_path": FULLY_ASYNC.format(host.name)},
+        "filter": {"dynamic_sampling_filter_path": f"{host.name}{STOCK_FILTER}"},
+    }[flag]
+    path = args.pop("rollout_function_path", None)
+    run = quiz(custom_reward_post_process_path="agentrl.slime.post_process_rewards", **args)
+    run.args.rollout_function_path = path  # only named: what a worker raises, slime's fully-async keeps to itself
+    with pytest.raises(ConfigError, match=r"thinking: strip"):
+        run.samples()
