@@ -11,7 +11,6 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,22 +18,8 @@ from typing import Any
 import pytest
 
 from agentrl.slime.logs import _canaries
-from tests.slime.contract import hosts
-from tests.slime.contract.conftest import checkpoint, starting
+from tests.slime.contract.conftest import starting
 from tests.slime.hook_samples import args, failed, fan_out, played
-
-pytestmark = pytest.mark.filterwarnings("default")  # the hosts' own are not ours to fix
-
-__all__ = ["checkpoint"]
-
-
-@pytest.fixture(scope="module", params=hosts.NAMES)
-def host(request) -> Iterator[hosts.Host]:
-    if why := hosts.absent(request.param):
-        pytest.skip(why)
-    with hosts.imported(request.param) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(found.ray, "put", lambda data: data)
-        yield found
 
 
 @pytest.fixture
