@@ -218,7 +218,7 @@ def test_all_hooks_in_one_rollout(host, checkpoint, renderer, tmp_path, tracked)
     with starting(host, checkpoint, renderer, tmp_path) as start:
         run = start(
             rows,
-            agentrl={"reward": f"{Path(__file__).with_name('hook_samples.py')}:in_turn"},
+            agentrl={"reward": f"{Path(__file__).parents[1] / 'hook_samples.py'}:in_turn"},
             group_rm=True,
             custom_rm_path="agentrl.slime.reward",
             custom_reward_post_process_path=OURS,
