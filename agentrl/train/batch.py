@@ -23,25 +23,39 @@ class Row:
     weights: Sequence[float]
     """Of each position: its advantage, or its weight in a supervised loss."""
     log_probs: Sequence[float] = ()
-    """Of each position, when it was sampled; empty in a supervised batch."""
+    """Of each position, under the policy it is compared with; empty in a supervised batch."""
+    share: float = 1.0
+    """What a token of this row counts in the loss, beside a token of another."""
 
     @classmethod
-    def of(cls, trajectory: Trajectory, advantage: float) -> Row | None:
-        """The loss_mask tokens of one segment, all with its advantage; None if there is none."""
+    def of(cls, trajectory: Trajectory, advantages: Sequence[float], share: float = 1.0) -> Row | None:
+        """The loss_mask tokens of one segment, each with the advantage of its turn; None if there is none."""
+        turns = [span.turn for span in trajectory.spans for _ in range(span.start, span.stop)]
         trained = [i for i, mask in enumerate(trajectory.loss_mask) if mask]
         if not trained:
             return None
         return cls(
             trajectory.tokens,
             [trajectory.prompt_length + i for i in trained],
-            [advantage] * len(trained),
+            [advantages[turns[i]] for i in trained],
             [trajectory.log_probs[i] for i in trained],
+            share,
         )
 
     @property
     def length(self) -> int:
         """Tokens the model must read: all before the last one learned from."""
         return self.positions[-1]
+
+
+def episode_rows(trajectory: Trajectory, advantages: Sequence[float], share: float = 1.0) -> list[Row]:
+    """A row for each segment of an episode that has tokens to train; `advantages` are of the episode's turns."""
+    rows, first = list[Row | None](), 0
+    for segment in trajectory.earlier:
+        rows.append(Row.of(segment, advantages[first:], share))  # its turns are counted anew
+        first += len(segment.turns)
+    rows.append(Row.of(trajectory, advantages, share))
+    return [row for row in rows if row is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,7 @@ class MicroBatch:
     targets: Tensor
     """[n]: the token itself."""
     weights: Tensor
+    shares: Tensor
     log_probs: Tensor
     """[n], or empty in a supervised batch."""
 
@@ -75,6 +90,7 @@ class MicroBatch:
             torch.tensor([column[position - 1] for row in rows for position in row.positions], device=device),
             torch.tensor([row.tokens[position] for row in rows for position in row.positions], device=device),
             torch.tensor([weight for row in rows for weight in row.weights], device=device),
+            torch.tensor([row.share for row in rows for _ in row.positions], device=device),
             torch.tensor([log_prob for row in rows for log_prob in row.log_probs], device=device),
         )
 

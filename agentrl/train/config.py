@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentrl.errors import ConfigError
 from agentrl.rollout.canaries import CanaryConfig
+from agentrl.train.numerics import NumericsConfig
 from agentrl.types import Limits
+
+Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo"]
+Credit: TypeAlias = Literal["episode", "turn"]
+KLType: TypeAlias = Literal["k1", "k2", "k3", "low_var_kl"]
 
 
 class _Config(BaseModel):
@@ -37,8 +42,15 @@ class WarmStartConfig(_Config):
     """Padded tokens of one forward and backward pass."""
 
 
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "dr_grpo": {"reduction": "constant"},
+    "gspo": {"reduction": "sample", "clip_low": 3e-4, "clip_high": 4e-4},
+}
+"""What an algorithm's paper has where GRPO has the default."""
+
+
 class TrainConfig(_Config):
-    """An embedded training run. GRPO (arXiv 2402.03300) with clip-higher of DAPO (arXiv 2503.14476)."""
+    """An embedded training run: GRPO (arXiv 2402.03300) with clip-higher of DAPO (arXiv 2503.14476), or a relative."""
 
     env: str
     """`file.py:Class` or `package.module:Class`."""
@@ -82,14 +94,33 @@ class TrainConfig(_Config):
     """The last step's learning rate as a share of the highest; it falls linearly."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Longer gradients are scaled down to it."""
-    advantage: Literal["grpo", "dr_grpo"] = "grpo"
-    """dr_grpo (arXiv 2503.20783): no division by the group's deviation, and a constant length to normalise by."""
+    algorithm: Algorithm = "grpo"
+    """dr_grpo (arXiv 2503.20783): no division by the group's deviation, reduction constant. gspo (arXiv 2507.18071):
+    one ratio a sequence, reduction sample, clipped at 3e-4 and 4e-4. Reduction and clips may be given all the same."""
+    reduction: Literal["token", "sample", "constant"] = "token"
+    """What the loss is the mean over. token: all tokens of the step (DAPO). sample: an episode's tokens, then episodes,
+    as the GRPO paper has it and slime by default. constant: episodes times the longest response (Dr.GRPO)."""
+    credit: Credit = "episode"
+    """turn: of the rewards that steps give, a turn is credited with those after it began (MT-GRPO, arXiv 2505.11821,
+    undiscounted); episode: with all."""
     clip_low: float = Field(0.2, gt=0, le=1)
     """A token's probability may fall by this share before its gradient ends."""
     clip_high: float = Field(0.28, gt=0)
-    """And rise by this share."""
+    """And rise by this share (DAPO's clip-higher, arXiv 2503.14476)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """A bad token that has become this many times as likely has no gradient either (arXiv 1912.09729); null: it has."""
+    tis_clip: float | None = Field(None, ge=1)
+    """Weigh each token by the trainer's over the engine's probability, at most by this: truncated importance sampling
+    (fengyao.notion.site/off-policy-rl, which takes 2); costs a forward pass. null: take the engine's for the trainer's.
+    """
+    mask_overlong: bool = False
+    """Do not train episodes that a bound on tokens or time cut off (DAPO); their tokens count as `overlong`."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of the k3 estimate of KL against the weights at the start of RL; 0 computes none."""
+    """Weight of the KL against the weights at the start of RL; 0 computes none."""
+    kl_type: KLType = "k3"
+    """Its estimate, as slime names them (joschu.net/blog/kl-approx.html); low_var_kl is k3 clamped to 10."""
+    numerics: NumericsConfig | None = NumericsConfig()
+    """When the run warns or stops because engine and trainer disagree about log-probs; null: never."""
     warm_start: WarmStartConfig | None = None
     """Supervised learning before RL."""
     eval_every: int = Field(0, ge=0)
@@ -105,7 +136,12 @@ class TrainConfig(_Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights, for sampling and training alike."""
+    """Of the weights, for sampling and training alike; the optimizer keeps its own in float32."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_paper_has_it(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**_DEFAULTS.get(str(values.get("algorithm")), {}), **values}
 
     @field_validator("limits")
     @classmethod
@@ -123,6 +159,12 @@ class TrainConfig(_Config):
     def _strips_what_is_whole(self) -> Self:
         if self.thinking == "strip" and self.limits.get("observation_tokens") is not None:
             raise ValueError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
+        return self
+
+    @model_validator(mode="after")
+    def _credits_what_it_can(self) -> Self:
+        if self.algorithm == "gspo" and self.credit == "turn":
+            raise ValueError("algorithm gspo judges a sequence as a whole: leave out credit, or take grpo")
         return self
 
     @model_validator(mode="after")
@@ -161,7 +203,11 @@ class TrainConfig(_Config):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-_PARTS: Mapping[str, type[BaseModel]] = {"warm_start": WarmStartConfig, "canaries": CanaryConfig}
+_PARTS: Mapping[str, type[BaseModel]] = {
+    "warm_start": WarmStartConfig,
+    "canaries": CanaryConfig,
+    "numerics": NumericsConfig,
+}
 
 
 def _problems(exc: ValidationError, cls: type[BaseModel]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from torch.optim import AdamW, Optimizer
 from agentrl.errors import AgentRLError
 from agentrl.train.batch import MicroBatch, Row, micro_batches
 from agentrl.train.config import TrainConfig
-from agentrl.train.loss import kl_k3, policy_loss
+from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
+from agentrl.train.numerics import Numerics, compare
 
 _BETAS = (0.9, 0.95)
 
@@ -37,10 +38,10 @@ class Update:
     kl: float = 0.0
     grad_norm: float = 0.0
     clipped: int = 0
-    difference_sum: float = 0.0
-    difference_max: float = 0.0
-    """|trainer's - rollout's log-prob|, before the first update: what sampling and training disagree by."""
-    compared: int = 0
+    numerics: Numerics = field(default_factory=Numerics)
+    """Trainer and engine compared before the first update: over its minibatch, with TIS over the whole step."""
+    truncated: int = 0
+    """Tokens whose TIS weight was cut."""
 
     def metrics(self) -> dict[str, float]:
         updates, tokens = max(self.updates, 1), max(self.tokens, 1)
@@ -49,8 +50,10 @@ class Update:
             "kl": self.kl / tokens,
             "grad_norm": self.grad_norm / updates,
             "clip_fraction": self.clipped / tokens,
-            "logprob_diff_mean": self.difference_sum / max(self.compared, 1),
-            "logprob_diff_max": self.difference_max,
+            "tis_fraction": self.truncated / tokens,
+            "logprob_diff_mean": self.numerics.mean,
+            "logprob_diff_max": self.numerics.max,
+            "logprob_diff_clipped": self.numerics.clipped_share,
             "learning_rate": self.learning_rate,
             "read_tokens": self.read,
         }
@@ -63,7 +66,12 @@ class Learner:
         self.model = model.eval()
         self.config = config
         self.device = next(model.parameters()).device
-        self.optimizer = AdamW(model.parameters(), config.learning_rate, _BETAS, weight_decay=0.0, fused=True)
+        self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in model.parameters()]
+        """What the optimizers change, in the order of the parameters: these themselves, or their copies in float32, for
+        in bfloat16 a step of less than a 256th of a weight would be rounded away."""
+        pairs = zip(model.parameters(), self.masters, strict=True)
+        self._rounded: list[tuple[Tensor, Tensor]] = [(p, master) for p, master in pairs if p is not master]
+        self.optimizer = AdamW(self.masters, config.learning_rate, _BETAS, weight_decay=0.0, fused=True)
         self.reference: Any = None
         """A model with the weights at the start of RL, where kl_coef asks for one."""
 
@@ -73,10 +81,10 @@ class Learner:
         Raises DivergedError before the weights are touched by a loss that is not finite.
         """
         config = self.config
-        shuffled = list(rows)
-        random.Random(f"{config.seed}/{step}").shuffle(shuffled)
         set_learning_rate(self.optimizer, rl_schedule(step, config))
         update = Update(self.optimizer.param_groups[0]["lr"])
+        shuffled = list(rows) if config.tis_clip is None else self.weigh(rows, config.tis_clip, update)
+        random.Random(f"{config.seed}/{step}").shuffle(shuffled)
         for number in range(config.minibatches):
             batch = shuffled[number :: config.minibatches]
             if not batch:
@@ -94,22 +102,52 @@ class Learner:
     def _policy_loss(self, micro: MicroBatch, update: Update, *, first: bool) -> Tensor:
         config = self.config
         log_probs = micro.model_log_probs(self.model, config.temperature)
-        if first:
-            difference = (log_probs.detach() - micro.log_probs).abs()
-            update.difference_sum += difference.sum().item()
-            update.difference_max = max(update.difference_max, difference.max().item())
-            update.compared += len(difference)
+        if first and config.tis_clip is None:
+            update.numerics += compare(micro.log_probs.tolist(), log_probs.tolist())
+        log_ratio = log_probs - micro.log_probs
+        if config.algorithm == "gspo":
+            log_ratio = sequence_log_ratio(log_ratio, micro.row)
         result = policy_loss(
-            log_probs, micro.log_probs, micro.weights, clip_low=config.clip_low, clip_high=config.clip_high
+            log_ratio,
+            micro.weights,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
         )
         update.clipped += result.clipped
+        loss = (result.losses * micro.shares).sum()
         if self.reference is None:
-            return result.loss
+            return loss
         with torch.no_grad():
             reference = micro.model_log_probs(self.reference, config.temperature)
-        kl = kl_k3(log_probs, reference).sum()
-        update.kl += kl.item()
-        return result.loss + config.kl_coef * kl
+        kl = kl_divergence(log_probs, reference, config.kl_type)
+        update.kl += kl.sum().item()
+        return loss + config.kl_coef * (kl * micro.shares).sum()
+
+    @torch.no_grad()
+    def weigh(self, rows: Sequence[Row], clip: float, update: Update) -> list[Row]:
+        """Rows whose log-probs are the trainer's before any update, and whose advantages carry the weights of TIS.
+
+        A weight is a constant and not negative, so that weighing the advantage is weighing the token's loss.
+        """
+        ordered = sorted(rows, key=lambda row: row.length)
+        batches = micro_batches(ordered, self.config.micro_batch_tokens, self.device)
+        found = [(m.model_log_probs(self.model, self.config.temperature), m.log_probs) for m in batches]
+        if not found:
+            return []
+        trainer, engine = (torch.cat(log_probs) for log_probs in zip(*found, strict=True))
+        update.numerics = compare(engine.tolist(), trainer.tolist())
+        weights = tis_weights(trainer, engine, clip)
+        update.truncated = int((weights < (trainer - engine).exp()).sum())
+        own, factors = iter(trainer.tolist()), iter(weights.tolist())
+        return [
+            replace(
+                row,
+                weights=[advantage * next(factors) for advantage in row.weights],
+                log_probs=[next(own) for _ in row.positions],
+            )
+            for row in ordered
+        ]
 
     def imitate(self, rows: Sequence[Row], optimizers: Sequence[Optimizer], max_tokens: int) -> float:
         """One supervised step on the weighted cross-entropy of the rows, whose weights do the averaging; the loss."""
@@ -125,18 +163,25 @@ class Learner:
         """Clip, step and clear; the gradient's norm. Raises DivergedError, the weights untouched."""
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm).item()
         finite = math.isfinite(loss) and math.isfinite(norm)
+        for parameter, master in self._rounded:
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+            parameter.grad = None
         for optimizer in optimizers:
             if finite:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for parameter, master in self._rounded:
+                parameter.copy_(master)
         if not finite:
             raise DivergedError(f"the loss is {loss}, its gradient's norm {norm}; lower the learning rate")
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer and the process's random states; not the weights."""
+        """The optimizer, the process's random states, and of the weights what a model in bfloat16 does not hold."""
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
+            "masters": [master for _, master in self._rounded],
             "python_rng": random.getstate(),
             "torch_rng": torch.get_rng_state(),
         }
@@ -146,6 +191,8 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(dict(state["optimizer"]))
+        for (_, master), saved in zip(self._rounded, state["masters"], strict=True):
+            master.copy_(saved)
         random.setstate(state["python_rng"])
         torch.set_rng_state(state["torch_rng"])
         if self.device.type == "cuda":

@@ -1,21 +1,32 @@
 """The arithmetic of policy optimisation: pure functions on tensors.
 
-GRPO (arXiv 2402.03300): a reward is judged against its group, which replaces a value function. Dr.GRPO
-(arXiv 2503.20783) leaves out the division by the group's deviation and by the response's length, both of which weigh
-questions and answers unequally. Clip-higher and the mean over tokens are DAPO's (arXiv 2503.14476).
+    GRPO       arXiv 2402.03300  a reward is judged against its group, which replaces a value function
+    Dr.GRPO    arXiv 2503.20783  without the division by the group's deviation and by the response's length
+    GSPO       arXiv 2507.18071  one ratio for a whole sequence, the geometric mean of its tokens'
+    DAPO       arXiv 2503.14476  clip-higher; the mean over all tokens; overlong episodes masked
+    dual clip  arXiv 1912.09729  a bound for bad tokens that have become likely
+    MT-GRPO    arXiv 2505.11821  credit for each turn
+    TIS        fengyao.notion.site/off-policy-rl: weights for what engine and trainer disagree by
+    k1, k2, k3 joschu.net/blog/kl-approx.html
+
+Signs, names and corner cases are those of slime (slime/utils/ppo_utils.py, backends/megatron_utils/loss.py), against
+which tests/parity holds them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import Tensor
 
+from agentrl.train.config import Algorithm, KLType
+
 _EPSILON = 1e-6
 """Keeps a small deviation from dividing by nothing; as in slime."""
+_MOST_KL = 10.0
+"""low_var_kl is k3 clamped to it; as in slime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +35,34 @@ class Advantages:
     """[groups, group_size]; 0 where not valid."""
     informative: Tensor
     """[groups], bool: the rewards differ, so there is something to learn from."""
+    scale: Tensor
+    """[groups, 1]: what a reward above the mean was divided by."""
 
 
-def group_advantages(rewards: Tensor, valid: Tensor, kind: Literal["grpo", "dr_grpo"] = "grpo") -> Advantages:
-    """Rewards [groups, group_size] against the mean (and for grpo the deviation) of their group's valid members.
+def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grpo") -> Advantages:
+    """Rewards [groups, group_size] against the mean (and but for dr_grpo the deviation) of their group's valid members.
 
     Members that are not `valid` neither count in the baseline nor get an advantage.
     """
-    count = valid.sum(1, keepdim=True)
-    mean = (rewards * valid).sum(1, keepdim=True) / count.clamp(min=1)
-    centred = torch.where(valid, rewards - mean, 0.0)
+    centred = _centred(rewards, valid)
     informative = ((rewards != _first_valid(rewards, valid)) & valid).any(1)
-    if kind == "grpo":
-        deviation = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-        centred = centred / (deviation + _EPSILON)
+    scale = torch.ones_like(centred[:, :1])
+    if algorithm != "dr_grpo":
+        others = (valid.sum(1, keepdim=True) - 1).clamp(min=1)
+        scale = (centred.square().sum(1, keepdim=True) / others).sqrt() + _EPSILON
     # Equal rewards whose mean is rounded would leave dust, which the deviation then blows up.
-    return Advantages(torch.where(informative[:, None], centred, 0.0), informative)
+    return Advantages(torch.where(informative[:, None], centred / scale, 0.0), informative, scale)
+
+
+def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor) -> Tensor:
+    """Advantages [groups, group_size, turns]: of each turn, what came after it began, against the same of its group.
+
+    `earned` [groups, group_size, turns] are the rewards given before each turn: no later turn can have brought them
+    about. This is MT-GRPO with a lambda of 1, undiscounted, for any number of turns, but for one thing: all parts of a
+    reward are divided by the deviation of the whole, so that a small bonus stays small beside the outcome.
+    """
+    before = _centred(earned, valid[..., None]) / advantages.scale[..., None]
+    return advantages.values[..., None] - torch.where(advantages.informative[:, None, None], before, 0.0)
 
 
 def token_log_probs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
@@ -47,28 +70,63 @@ def token_log_probs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -
     return -F.cross_entropy(logits.float() / temperature, targets, reduction="none")
 
 
+def sequence_log_ratio(log_ratio: Tensor, row: Tensor) -> Tensor:
+    """The mean of `log_ratio` [n] over the tokens of each row, at each of them [n]; `row` [n] says whose a token is."""
+    tokens = torch.bincount(row)
+    return (log_ratio.new_zeros(len(tokens)).index_add(0, row, log_ratio) / tokens)[row]
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    loss: Tensor
-    """Summed over the tokens: divide by the whole minibatch's normaliser, so that micro-batches add up."""
+    losses: Tensor
+    """[n], of each token: what they are averaged over is the caller's to say."""
     clipped: int
     """Tokens whose ratio was clipped, so that they have no gradient."""
 
 
 def policy_loss(
-    log_probs: Tensor, rollout_log_probs: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.28
+    log_ratio: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """The clipped surrogate against the probabilities the tokens were sampled with; all three are [n]."""
-    ratio = (log_probs - rollout_log_probs).exp()
+    """PPO's clipped surrogate of the log of new over old probability [n], of tokens or of their sequences.
+
+    `dual_clip` bounds the loss of a token with a negative advantage at that many times the advantage.
+    """
+    ratio = log_ratio.exp()
     unclipped = ratio * advantages
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    return PolicyLoss(-torch.min(unclipped, bounded).sum(), int((bounded < unclipped).sum()))
+    surrogate = torch.min(unclipped, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    if dual_clip is not None:
+        surrogate = torch.where(advantages < 0, torch.max(surrogate, dual_clip * advantages), surrogate)
+    return PolicyLoss(-surrogate, int((surrogate != unclipped).sum()))
 
 
-def kl_k3(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
-    """KL(policy || reference) [n], estimated on tokens of the policy: unbiased and never negative (Schulman's k3)."""
+def tis_weights(trainer_log_probs: Tensor, engine_log_probs: Tensor, clip: float) -> Tensor:
+    """Truncated importance sampling: trainer's over engine's probability of each sampled token [n], at most `clip`."""
+    return (trainer_log_probs - engine_log_probs).exp().clamp(max=clip)
+
+
+def kl_divergence(log_probs: Tensor, reference_log_probs: Tensor, kind: KLType = "k3") -> Tensor:
+    """KL(policy || reference) [n], estimated on tokens of the policy.
+
+    k1 and k3 are unbiased, k2 and k3 never negative. As a loss, k1's gradient is zero on average: take another.
+    """
     difference = reference_log_probs - log_probs
-    return difference.exp() - difference - 1
+    if kind == "k1":
+        return -difference
+    if kind == "k2":
+        return difference.square() / 2
+    k3 = difference.exp() - difference - 1
+    return k3.clamp(-_MOST_KL, _MOST_KL) if kind == "low_var_kl" else k3
+
+
+def _centred(rewards: Tensor, valid: Tensor) -> Tensor:
+    """Rewards less the mean over their group's valid members (dimension 1); 0 where not valid."""
+    mean = (rewards * valid).sum(1, keepdim=True) / valid.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(valid, rewards - mean, 0.0)
 
 
 def _first_valid(rewards: Tensor, valid: Tensor) -> Tensor:

@@ -26,7 +26,10 @@ KEEP_CHECKPOINTS = 2
 _FULL_BYTES = 1 << 20
 """A disk with less free space is what a failed write failed for."""
 
-_RESUMABLE = {"steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries"}
+_RESUMABLE = {
+    "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
+    "numerics",
+}  # fmt: skip
 """Keys that may change between a run and its continuation: they alter how long it goes and what it says, not what it
 learns."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
-from itertools import starmap
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,12 +23,13 @@ from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.render import load_renderer
 from agentrl.rollout.canaries import Canaries
 from agentrl.rollout.evaluate import Evaluation, evaluate
-from agentrl.rollout.groups import Rollout, is_valid, run_groups
+from agentrl.rollout.groups import Rollout, run_groups
 from agentrl.rollout.tasks import TaskStream, load_tasks
-from agentrl.train.batch import Row
+from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
+from agentrl.train.credit import credited
 from agentrl.train.learner import DivergedError, Learner, set_learning_rate
-from agentrl.train.loss import group_advantages
+from agentrl.train.numerics import NumericsWatch
 from agentrl.train.progress import Progress
 from agentrl.train.report import Summary, draw_curve, rollout_metrics
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, write_atomically
@@ -65,8 +66,8 @@ def train(
     """Run to the end, and return what came of it.
 
     Raises ConfigError before anything is written, BugError for a bug in the Env, DivergedError for a loss that is not
-    finite, and CanaryError where nothing can be learned. After any of them, and after a kill, `resume` goes on from the
-    last checkpoint.
+    finite, and CanaryError where nothing can be learned or engine and trainer disagree. After any of them, and after a
+    kill, `resume` goes on from the last checkpoint.
     """
 
     async def run() -> Summary:
@@ -85,6 +86,7 @@ class Trainer:
         self.folder = RunFolder(config.out)
         self.position = Position()
         self.canaries = Canaries(config.canaries) if config.canaries else None
+        self.numerics = NumericsWatch(config.numerics) if config.numerics else None
         self._resume = resume
         self._stack = AsyncExitStack()
         self._counted = time.monotonic()
@@ -113,7 +115,7 @@ class Trainer:
         if config.warm_start is not None:
             vocabulary = self.learner.model.config.vocab_size
             self.demonstrations = load_demonstrations(config.warm_start.demonstrations, vocabulary)
-            self.warm_optimizers = make_optimizers(self.learner.model, config.warm_start)
+            self.warm_optimizers = make_optimizers(self.learner.model, self.learner.masters, config.warm_start)
         self.engine = LocalEngine(self.learner.model, self.tokenizer, max_batch=config.concurrency)
         self._stack.push_async_callback(self.engine.close)
         self.rollout = Rollout(
@@ -194,8 +196,8 @@ class Trainer:
         }
 
     async def collect(self, step: int) -> Groups:
-        """Play one step's episodes."""
-        return await run_groups(
+        """Play one step's episodes, and mask those that are not to be trained."""
+        groups = await run_groups(
             self.rollout,
             self.stream.take(self.config.prompts_per_step),
             self.config.group_size,
@@ -203,39 +205,41 @@ class Trainer:
             seed=self.config.seed,
             step=step,
         )
+        for trajectory in (trajectory for group in groups for trajectory in group):
+            if self.config.mask_overlong and trajectory.truncated:
+                trajectory.mask("overlong")
+        return groups
 
     def update(self, groups: Groups, step: int) -> dict[str, Any]:
         """Learn from the groups and hand the weights to the engine under a new version; metrics."""
         rows, zero_advantage_groups = self.rows(groups)
-        trajectories = [trajectory for group in groups for trajectory in group]
-        if self.config.advantage == "grpo":
-            normaliser = total_ledger(segment for t in trajectories for segment in t.segments).trained
-        else:
-            normaliser = len(trajectories) * self.length
+        normaliser = self.normaliser([trajectory for group in groups for trajectory in group])
         try:
-            update = self.learner.learn(rows, step=step, normaliser=max(normaliser, 1))
+            update = self.learner.learn(rows, step=step, normaliser=normaliser)
         except DivergedError as exc:
             raise DivergedError(f"step {step}: {exc}. The last good weights: {model_folder(self.folder.path)}") from exc
         self.engine.weight_version = str(step)
         return {"zero_advantage_groups": zero_advantage_groups, **update.metrics()}
 
     def rows(self, groups: Groups) -> tuple[list[Row], int]:
-        """What to learn from, and the number of groups whose rewards do not differ. An episode's segments share its
-        advantage.
+        """What to learn from, and the number of groups whose rewards do not differ.
 
         Those groups count in the loss's mean, but their only gradient is KL's: without it they need not be read.
         """
-        rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups])
-        valid = torch.tensor([[is_valid(t) for t in group] for group in groups])
-        advantages = group_advantages(rewards, valid, self.config.advantage)
+        advantages, informative = credited(groups, self.config.algorithm, self.config.credit)
         rows: list[Row] = []
-        for group, values, informative in zip(
-            groups, advantages.values.tolist(), advantages.informative.tolist(), strict=True
-        ):
-            if informative or self.config.kl_coef > 0:
-                segments = ((s, value) for t, value in zip(group, values, strict=True) for s in t.segments)
-                rows += filter(None, starmap(Row.of, segments))
-        return rows, len(groups) - int(advantages.informative.sum())
+        for group, of_group, differs in zip(groups, advantages, informative, strict=True):
+            if differs or self.config.kl_coef > 0:
+                for trajectory, of_turns in zip(group, of_group, strict=True):
+                    share = 1 / max(_trained(trajectory), 1) if self.config.reduction == "sample" else 1.0
+                    rows += episode_rows(trajectory, of_turns, share)
+        return rows, informative.count(False)
+
+    def normaliser(self, trajectories: Sequence[Trajectory]) -> float:
+        """What the sum of a step's losses is divided by, so that it is the mean that `reduction` names."""
+        if self.config.reduction == "token":
+            return max(sum(map(_trained, trajectories)), 1)
+        return len(trajectories) * (self.length if self.config.reduction == "constant" else 1)
 
     async def evaluate(self, name: str) -> Evaluation:
         """Greedy episodes of the held-out tasks, written to the run folder."""
@@ -264,7 +268,10 @@ class Trainer:
             for name, value in metrics.items():
                 if isinstance(value, int | float):
                     self._tensorboard.add_scalar(name, value, step)
-        for warning in self.canaries.watch(metrics) if self.canaries else ():
+        warnings = self.canaries.watch(metrics) if self.canaries else []
+        if self.numerics is not None:
+            warnings += self.numerics.watch(step, metrics["logprob_diff_mean"], metrics["logprob_diff_max"])
+        for warning in warnings:
             progress.note(f"warning: {warning}")
         self.position.step = step
         progress.show(step, reward=metrics["reward_mean"], tokens_s=metrics["tokens_per_second"])
@@ -333,6 +340,11 @@ class Trainer:
         now = time.monotonic()
         self.position.seconds += now - self._counted
         self._counted = now
+
+
+def _trained(trajectory: Trajectory) -> int:
+    """Tokens of an episode that are learned from, all segments together."""
+    return total_ledger(trajectory.segments).trained
 
 
 def _device(name: str) -> str:

@@ -7,10 +7,12 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from agentrl.errors import ConfigError, LedgerError
@@ -85,17 +87,17 @@ def weighted_rows(batch: Sequence[Demonstration], context_weight: float) -> list
     return rows
 
 
-def make_optimizers(model: Any, config: WarmStartConfig) -> list[Optimizer]:
-    """Raises ConfigError if this torch has no Muon."""
-    parameters = dict(model.named_parameters())
+def make_optimizers(model: Any, masters: Sequence[Tensor], config: WarmStartConfig) -> list[Optimizer]:
+    """Of `masters`, which stand for the model's parameters (see Learner). Raises ConfigError if torch has no Muon."""
     rate, betas = config.learning_rate, (0.9, 0.95)
     if config.optimizer == "adamw":
-        return [AdamW(parameters.values(), rate, betas, weight_decay=0.0, fused=True)]
+        return [AdamW(masters, rate, betas, weight_decay=0.0, fused=True)]
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"warm_start.optimizer: torch {torch.__version__} has no Muon; use adamw, or torch 2.9")
     outer = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
-    hidden = [p for p in parameters.values() if p.ndim == 2 and id(p) not in outer]
-    rest = [p for p in parameters.values() if p.ndim != 2 or id(p) in outer]
+    inner = [p.ndim == 2 and id(p) not in outer for p in model.parameters()]
+    hidden = list(compress(masters, inner))
+    rest = [master for master, is_inner in zip(masters, inner, strict=True) if not is_inner]
     muon = torch.optim.Muon(hidden, lr=_MUON_FACTOR * rate, momentum=0.95, weight_decay=0.0, adjust_lr_fn="original")
     return [muon, AdamW(rest, rate, betas, weight_decay=0.0, fused=True)]
 

@@ -6,11 +6,15 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.rollout import CanaryConfig
 from agentrl.train import TrainConfig, WarmStartConfig
+from agentrl.train.numerics import NumericsConfig
 
 
 def test_survives_yaml(tmp_path, make_config):
     config = make_config(
-        warm_start={"demonstrations": "d.jsonl", "steps": 3}, kl_coef=0.1, canaries={"no_tool_calls": 3}
+        warm_start={"demonstrations": "d.jsonl", "steps": 3},
+        kl_coef=0.1,
+        canaries={"no_tool_calls": 3},
+        numerics={"stop": 1},
     )
     (tmp_path / "c.yaml").write_text(config.to_yaml())
 
@@ -33,7 +37,18 @@ def test_survives_yaml(tmp_path, make_config):
         ({"thinking": "strip", "limits": {"observation_tokens": 9}}, "leave out limits.observation_tokens"),
         ({"group_size": 1}, "group_size: Input should be greater than 1"),
         ({"minibatches": 13}, "minibatches (13) exceeds the 12 episodes of a step"),
-        ({"advantage": "ppo"}, "advantage: Input should be 'grpo' or 'dr_grpo'"),
+        ({"algorithm": "ppo"}, "algorithm: Input should be 'grpo', 'dr_grpo' or 'gspo'"),
+        ({"reduction": "mean"}, "reduction: Input should be 'token', 'sample' or 'constant'"),
+        ({"credit": "token"}, "credit: Input should be 'episode' or 'turn'"),
+        ({"algorithm": "gspo", "credit": "turn"}, "gspo judges a sequence as a whole: leave out credit, or take grpo"),
+        ({"clip_low": 1.1}, "clip_low: Input should be less than or equal to 1"),
+        ({"dual_clip": 1}, "dual_clip: Input should be greater than 1"),
+        ({"tis_clip": 0.9}, "tis_clip: Input should be greater than or equal to 1"),
+        ({"kl_type": "k4"}, "kl_type: Input should be 'k1', 'k2', 'k3' or 'low_var_kl'"),
+        ({"mask_overlong": "perhaps"}, "mask_overlong: Input should be a valid boolean"),
+        ({"numerics": {"warn": 0}}, "numerics.warn: Input should be greater than 0"),
+        ({"numerics": {"stop": -1}}, "numerics.stop: Input should be greater than 0"),
+        ({"numerics": {"max": 1}}, "unknown key 'numerics.max'; the keys are warn, stop"),
         ({"steps": "many", "seed": "x"}, "; "),
     ],
 )
@@ -59,8 +74,28 @@ def test_names_the_file(tmp_path, text, says):
         TrainConfig.from_yaml(tmp_path / "d.yaml")
 
 
+def test_an_algorithm_brings_what_its_paper_has(make_config):
+    def found(**values):
+        config = make_config(**values)
+        return config.reduction, config.clip_low, config.clip_high
+
+    assert found() == found(algorithm="grpo") == ("token", 0.2, 0.28)
+    assert found(algorithm="dr_grpo") == ("constant", 0.2, 0.28)
+    assert found(algorithm="gspo") == ("sample", 3e-4, 4e-4)
+    assert found(algorithm="gspo", reduction="token", clip_high=0.1) == ("token", 3e-4, 0.1), "what is given stands"
+
+
+def test_nothing_but_the_plain_algorithm_is_on_by_default(make_config):
+    config = make_config()
+
+    assert (config.algorithm, config.credit, config.kl_coef, config.kl_type) == ("grpo", "episode", 0.0, "k3")
+    assert (config.dual_clip, config.tis_clip, config.mask_overlong) == (None, None, False)
+    assert config.numerics is not None
+    assert (config.numerics.warn, config.numerics.stop) == (0.02, 0.5)
+
+
 def test_every_key_is_documented():
-    for cls in (TrainConfig, WarmStartConfig, CanaryConfig):
+    for cls in (TrainConfig, WarmStartConfig, CanaryConfig, NumericsConfig):
         assert not [name for name, key in cls.model_fields.items() if not key.description]
 
 

@@ -1,5 +1,6 @@
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,11 +17,16 @@ def rows(learner, n=8):
     for i in range(n):
         tokens = torch.randint(0, 600, (6 + i,), generator=generator)
         with torch.no_grad():
-            log_probs = learner.model(input_ids=tokens[None]).logits[0].log_softmax(-1)
+            log_probs = learner.model(input_ids=tokens[None]).logits[0].float().log_softmax(-1)
         positions = list(range(3, len(tokens)))
         sampled = [log_probs[p - 1, tokens[p]].item() for p in positions]
         found.append(Row(tokens.tolist(), positions, [1.0 if i % 2 else -1.0] * len(positions), sampled))
     return found
+
+
+def shifted(rows, by=-0.5):
+    """The same rows from an engine that says otherwise."""
+    return [replace(row, log_probs=[x + by for x in row.log_probs]) for row in rows]
 
 
 def make(make_config, **values):
@@ -42,17 +48,18 @@ def test_learning_makes_good_tokens_likelier_and_bad_ones_less(make_config):
         assert (sum(new.log_probs) > sum(old.log_probs)) == (old.weights[0] > 0)
     assert update.updates == 2
     assert update.tokens == sum(len(row.positions) for row in before)
-    assert update.difference_max < 1e-5
+    assert update.numerics.max < 1e-5
 
 
 def test_the_canary_sees_log_probs_that_are_not_the_trainers(make_config):
     learner = make(make_config)
-    shifted = [Row(r.tokens, r.positions, r.weights, [x - 0.5 for x in r.log_probs]) for r in rows(learner)]
-
-    metrics = learner.learn(shifted, step=1, normaliser=100).metrics()
+    metrics = learner.learn(shifted(rows(learner)), step=1, normaliser=100).metrics()
 
     assert metrics["logprob_diff_mean"] == pytest.approx(0.5, abs=1e-4)
     assert metrics["logprob_diff_max"] == pytest.approx(0.5, abs=1e-4)
+    assert metrics["logprob_diff_clipped"] == 1.0
+    fresh = make(make_config)
+    assert fresh.learn(rows(fresh), step=1, normaliser=100).metrics()["logprob_diff_clipped"] == 0.0
 
 
 def test_gradient_accumulation_does_not_change_the_update(make_config):
@@ -91,6 +98,131 @@ def test_kl_pulls_back_to_the_reference(make_config):
     assert 0 < last < first
 
 
+def test_tis_learns_from_the_trainers_own_log_probs_under_weights(make_config):
+    """An engine that takes every token for less likely than it is, by e to the -0.5."""
+    learner = make(make_config, minibatches=1, tis_clip=2.0)
+    given = rows(learner)
+    advantages = sum(sum(row.weights) for row in given)
+
+    update = learner.learn(shifted(given), step=1, normaliser=100)
+
+    assert update.loss == pytest.approx(-math.exp(0.5) * advantages / 100, rel=1e-4), "at ratio 1 to the trainer"
+    assert (update.clipped, update.metrics()["tis_fraction"]) == (0, 0.0)
+    assert update.numerics.tokens == sum(len(row.positions) for row in given), "all of the step's are compared"
+    assert update.numerics.mean == pytest.approx(0.5, abs=1e-4)
+
+
+def test_tis_weights_are_truncated(make_config):
+    learner = make(make_config, minibatches=1, tis_clip=1.2)
+    given = rows(learner)
+
+    update = learner.learn(shifted(given), step=1, normaliser=100)
+
+    assert update.loss == pytest.approx(-1.2 * sum(sum(row.weights) for row in given) / 100, rel=1e-4)
+    assert update.metrics()["tis_fraction"] == 1.0
+    assert learner.learn([], step=2, normaliser=100).metrics()["tis_fraction"] == 0.0
+
+
+def test_with_tis_later_minibatches_are_clipped_against_the_weights_before_the_step(make_config):
+    learner = make(make_config, minibatches=2, tis_clip=2.0, learning_rate=3e-2)
+    off = shifted(rows(learner), by=0.3)
+
+    update = learner.learn(off, step=1, normaliser=100)
+
+    assert update.numerics.tokens == sum(len(row.positions) for row in off)
+    assert update.numerics.max == pytest.approx(0.3, abs=1e-4), "compared before the first update"
+    assert update.clipped > 0
+
+
+def test_gspo_has_one_ratio_a_sequence(make_config):
+    """Each row's log-probs are off in both directions: tokens are clipped, sequences are not."""
+    token, sequence = (
+        make(make_config, minibatches=1, algorithm=name, reduction="token", clip_low=0.2, clip_high=0.28)
+        for name in ("grpo", "gspo")
+    )
+    given = [row for row in rows(token, 8) if len(row.positions) % 2 == 0]
+    uneven = [replace(r, log_probs=[x + (-1) ** i for i, x in enumerate(r.log_probs)]) for r in given]
+
+    clipped = [learner.learn(uneven, step=1, normaliser=100).clipped for learner in (token, sequence)]
+
+    assert clipped == [sum(len(row.positions) for row in given) // 2, 0]
+
+
+def test_the_dual_clip_is_handed_on(make_config):
+    given = rows(make(make_config))
+    unlikely = [replace(row, weights=[-1.0] * len(row.weights)) for row in shifted(given, by=-2.0)]
+
+    losses = [
+        make(make_config, minibatches=1, dual_clip=bound).learn(unlikely, step=1, normaliser=100).loss
+        for bound in (None, 3.0)
+    ]
+
+    tokens = sum(len(row.positions) for row in given)
+    assert losses == pytest.approx([math.exp(2.0) * tokens / 100, 3.0 * tokens / 100], rel=1e-4)
+
+
+def test_a_rows_share_is_what_its_tokens_count(make_config):
+    learner = make(make_config, minibatches=1, kl_coef=0.5)
+    learner.reference = copy.deepcopy(learner.model)
+    with torch.no_grad():
+        learner.reference.model.embed_tokens.weight.mul_(1.1)
+    given = rows(learner)
+
+    whole = make_loss(learner, given)
+    parts = [
+        make_loss(learner, [replace(row, share=share)]) for row, share in zip(given, (1, 2, 0, 4) * 2, strict=True)
+    ]
+    plain = [make_loss(learner, [row]) for row in given]
+
+    assert whole == pytest.approx(sum(plain), rel=1e-4)
+    assert parts == pytest.approx([loss * share for loss, share in zip(plain, (1, 2, 0, 4) * 2, strict=True)], rel=1e-4)
+
+
+def make_loss(learner, rows):
+    """The loss of one minibatch under the learner's weights, which stay."""
+    before = copy.deepcopy(learner.model.state_dict())
+    loss = learner.learn(rows, step=1, normaliser=1).loss
+    learner.model.load_state_dict(before)
+    return loss
+
+
+def test_the_estimate_of_kl_is_the_one_asked_for(make_config):
+    found = {}
+    for kind in ("k1", "k2", "k3", "low_var_kl"):
+        learner = make(make_config, kl_coef=0.5, kl_type=kind, minibatches=1)
+        learner.reference = copy.deepcopy(learner.model)
+        with torch.no_grad():
+            learner.reference.model.embed_tokens.weight.mul_(1.1)
+        found[kind] = learner.learn(rows(learner), step=1, normaliser=100).metrics()["kl"]
+
+    assert len({round(kl, 6) for kl in found.values()}) == 3
+    assert found["k3"] == found["low_var_kl"]
+
+
+def half(make_config, **values):
+    return Learner(tiny_model(seed=0).bfloat16(), make_config(**{"lr_warmup_steps": 0, "dtype": "bfloat16", **values}))
+
+
+def test_small_steps_add_up_in_bfloat16(make_config):
+    """Ten steps of a size that rounding would swallow, every one of them."""
+    learner = half(make_config, learning_rate=1e-6, minibatches=1, lr_final=1.0)
+    before, given = weights(learner).clone(), rows(learner)
+    for _ in range(10):
+        learner.learn(given, step=1, normaliser=100)
+
+    masters = torch.cat([master.flatten() for master in learner.masters])
+    assert (masters - before).abs().median() > 5e-6
+    assert torch.equal(weights(learner), masters.bfloat16()), "what samples and learns is the masters, rounded"
+    assert weights(learner).dtype == torch.bfloat16
+
+
+def test_in_float32_the_parameters_are_their_own_masters(make_config):
+    learner = make(make_config)
+
+    assert all(p is master for p, master in zip(learner.model.parameters(), learner.masters, strict=True))
+    assert learner.state_dict()["masters"] == []
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_config, poison):
     learner = make(make_config, minibatches=1)
@@ -127,8 +259,9 @@ def test_the_learning_rate_rises_and_falls_linearly(make_config):
     )
 
 
-def test_its_state_restores_optimizer_and_random_numbers(make_config):
-    straight, stopped = make(make_config), make(make_config)
+@pytest.mark.parametrize("made", [make, half])
+def test_its_state_restores_optimizer_and_random_numbers(make_config, made):
+    straight, stopped = made(make_config), made(make_config)
     given = rows(straight)
     straight.learn(given, step=1, normaliser=100)
     stopped.learn(given, step=1, normaliser=100)
@@ -142,3 +275,4 @@ def test_its_state_restores_optimizer_and_random_numbers(make_config):
     straight.learn(given, step=2, normaliser=100)
     again.learn(given, step=2, normaliser=100)
     assert torch.equal(weights(straight), weights(again))
+    assert all(torch.equal(a, b) for a, b in zip(straight.masters, again.masters, strict=True))

@@ -12,12 +12,13 @@ import torch
 from rich.console import Console
 
 from agentrl import Action, Generation, StopReason
-from agentrl.errors import ConfigError
+from agentrl.errors import CanaryError, ConfigError
 from agentrl.models import load_model
 from agentrl.render.base import Rendered, RenderedSpan
 from agentrl.rollout import BugError
 from agentrl.train import DivergedError, Trainer, model_folder, train
 from agentrl.trajectory import Trajectory
+from tests.train.conftest import LIMITS
 
 TOY = __file__.replace("test_trainer.py", "toy_env.py")
 TIMES = {"seconds", "rollout_s", "train_s", "tokens_per_second", "rollout_tokens_per_second", "train_tokens_per_second"}
@@ -249,7 +250,18 @@ def test_a_reward_function_replaces_the_score(make_config, tmp_path):
     assert {reward for _, _, _, reward in played(tmp_path / "run")} <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize("values", [{"advantage": "dr_grpo"}, {"kl_coef": 0.1}, {"dtype": "bfloat16"}])
+WAYS = [
+    {"algorithm": "dr_grpo"},
+    {"algorithm": "gspo"},
+    {"reduction": "sample", "dual_clip": 3.0},
+    {"credit": "turn"},
+    {"tis_clip": 2.0},
+    {"kl_coef": 0.1},
+    {"dtype": "bfloat16", "numerics": {"stop": 1.0}},
+]
+
+
+@pytest.mark.parametrize("values", WAYS)
 def test_the_other_ways_to_learn_run_too(make_config, tmp_path, values):
     train(make_config(steps=1, **values), console=quiet())
     train(make_config(steps=2, **values), resume=True, console=quiet())
@@ -305,6 +317,109 @@ def test_a_run_begins_from_the_model_of_another(make_config, tmp_path):
     train(make_config(model=str(tmp_path / "run"), out=tmp_path / "second", steps=1), console=quiet())
 
     assert len(lines(tmp_path / "second")) == 1
+
+
+def test_overlong_episodes_are_masked_and_stay_in_the_baseline(make_config, tmp_path):
+    train(make_config(mask_overlong=True, steps=1, limits={**LIMITS, "turn_tokens": 3}), console=quiet())
+
+    [line] = lines(tmp_path / "run")
+    cut = line["stops"]["turn_cut"]
+    assert 0 < cut < line["episodes"]
+    assert line["masked_tokens"] == {"overlong": line["sampled_tokens"] - line["trained_tokens"]}
+    assert line["masked_tokens"]["overlong"] > 0
+
+    text = (tmp_path / "run" / "trajectories" / "step_000001.jsonl").read_text()
+    episodes = [Trajectory.from_json(json.loads(text_line)) for text_line in text.splitlines()]
+    assert all(any(t.loss_mask) != t.truncated for t in episodes)
+    groups = [episodes[i : i + 4] for i in range(0, 12, 4)]
+    weights = [row.weights[0] for row in Trainer(make_config(algorithm="dr_grpo")).rows(groups)[0]]
+    expected = [t.reward - sum(o.reward for o in group) / 4 for group in groups for t in group if not t.truncated]
+    assert weights == pytest.approx(expected, abs=1e-6), "a truncated episode's reward counts in the mean"
+
+
+def played_by_hand(*episodes):
+    """Trajectories of the given turns, each a pair of tokens and step reward, without an observation."""
+    found = []
+    for turns, reward in episodes:
+        trajectory = Trajectory()
+        trajectory.append_prompt(Rendered((10, 11, 12), (RenderedSpan("prompt", 0, 3),)))
+        for tokens, step_reward in turns:
+            trajectory.append_model(Generation(list(tokens), [-0.5] * len(tokens), "stop"))
+            trajectory.append_action(Action("", "", tokens=tuple(tokens)))
+            trajectory.turns[-1].reward = step_reward
+        trajectory.reward, trajectory.stop = reward, StopReason.DONE
+        found.append(trajectory)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("reduction", "normaliser", "shares"),
+    [("token", 7, [1.0, 1.0]), ("sample", 2, [1 / 5, 1 / 2]), ("constant", 2 * 50, [1.0, 1.0])],
+)
+def test_what_the_loss_is_the_mean_over(make_config, reduction, normaliser, shares):
+    group = played_by_hand(([((20, 21), None), ((22, 23, 24), None)], 1.0), ([((20, 21), None)], 0.0))
+    trainer = Trainer(make_config(reduction=reduction))
+    trainer.length = 50
+
+    rows, _ = trainer.rows([group])
+
+    assert [row.share for row in rows] == shares
+    assert trainer.normaliser(group) == normaliser
+    total = sum(row.share * len(row.positions) for row in rows) / trainer.normaliser(group)
+    assert reduction == "constant" or total == pytest.approx(1.0), "a loss of 1 for each token is a mean of 1"
+
+
+def test_credit_for_each_turn_reaches_the_rows(make_config):
+    group = played_by_hand(
+        ([((20, 21), 0.5), ((22,), None)], 1.5),
+        ([((20,), None), ((21, 22), None)], 0.0),
+    )
+
+    rows, _ = Trainer(make_config(algorithm="dr_grpo", credit="turn")).rows([group])
+
+    assert [row.weights for row in rows] == [[0.75, 0.75, 0.5], [-0.75, -0.5, -0.5]]
+
+
+def test_groups_without_spread_are_skipped_and_counted(make_config):
+    flat = played_by_hand(([((20,), None)], 0.5), ([((21,), None)], 0.5))
+    differs = played_by_hand(([((20,), None)], 0.5), ([((21,), None)], 0.0))
+
+    rows, count = Trainer(make_config()).rows([flat, differs])
+    assert (len(rows), count) == (2, 1)
+
+    rows, count = Trainer(make_config(kl_coef=0.1)).rows([flat, differs])
+    assert (len(rows), count) == (4, 1), "their KL is learned from all the same"
+
+
+class Skewed(Trainer):
+    """An engine whose log-probs are not of the trainer's weights."""
+
+    async def collect(self, step):
+        groups = await super().collect(step)
+        for trajectory in (trajectory for group in groups for trajectory in group):
+            trajectory.log_probs = [log_prob * (1.3 if step == 2 else 1.0) for log_prob in trajectory.log_probs]
+        return groups
+
+
+def test_an_engine_that_disagrees_stops_the_run(make_config, tmp_path):
+    with pytest.raises(CanaryError, match=r"^step 2: trainer and engine differ by \d\.\d+ on average"):
+        train(make_config(steps=3, checkpoint_every=1), trainer=Skewed, console=quiet())
+
+    run = tmp_path / "run"
+    first, second = lines(run)
+    assert first["logprob_diff_mean"] < 1e-5 < 0.5 < second["logprob_diff_mean"], "the step that told is kept"
+    assert max(path.name for path in (run / "checkpoints").iterdir()) == "step_000001"
+
+    train(make_config(steps=3, checkpoint_every=1, numerics=None), trainer=Skewed, resume=True, console=quiet())
+    assert [line["step"] for line in lines(run)] == [1, 2, 3]
+
+
+def test_an_engine_that_disagrees_a_little_is_a_warning(make_config):
+    console = quiet()
+    train(make_config(numerics={"warn": 1e-12}), console=console)
+
+    assert console.file.getvalue().count("warning: step 1: trainer and engine differ by") == 1
+    assert "step 2: trainer and engine" not in console.file.getvalue()
 
 
 async def test_each_segment_is_a_row_with_its_episodes_advantage(make_config):

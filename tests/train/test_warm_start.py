@@ -92,7 +92,7 @@ def test_imitation_learns_the_demonstrations(make_config, demonstrations, optimi
     given = load_demonstrations(demonstrations, 632)
     warm = config(steps=15, batch_size=10, optimizer=optimizer, learning_rate=3e-3)
     learner = Learner(tiny_model(seed=0), make_config())
-    optimizers = make_optimizers(learner.model, warm)
+    optimizers = make_optimizers(learner.model, learner.masters, warm)
 
     losses = [learner.imitate(rows, optimizers, 2000) for rows in demonstration_batches(given, warm, 0)]
 
@@ -106,7 +106,7 @@ def test_imitation_learns_the_demonstrations(make_config, demonstrations, optimi
 def test_muon_leaves_embeddings_and_vectors_to_adamw():
     model = tiny_model()
 
-    muon, adamw = make_optimizers(model, config(optimizer="muon"))
+    muon, adamw = make_optimizers(model, list(model.parameters()), config(optimizer="muon"))
 
     ours = {id(p) for group in muon.param_groups for p in group["params"]}
     theirs = {id(p) for group in adamw.param_groups for p in group["params"]}

@@ -1,0 +1,44 @@
+"""Who earned the reward: from groups of episodes to an advantage for each of their turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+import torch
+
+from agentrl.rollout.groups import is_valid
+from agentrl.train.config import Algorithm, Credit
+from agentrl.train.loss import group_advantages, turn_advantages
+from agentrl.trajectory import Trajectory
+
+TurnAdvantages: TypeAlias = list[list[list[float]]]
+"""Of each group, of each member, of each turn; padded to the most turns of any."""
+
+
+def credited(
+    groups: Sequence[Sequence[Trajectory]], algorithm: Algorithm, credit: Credit
+) -> tuple[TurnAdvantages, list[bool]]:
+    """The advantages, and of each group whether its rewards differ, so that there is something to learn from.
+
+    "episode": every turn has its episode's advantage. "turn": each is judged by what came after it began
+    (`turn_advantages`); what `score` adds to the rewards of the steps counts as given at the end.
+    """
+    rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups])
+    valid = torch.tensor([[is_valid(t) for t in group] for group in groups])
+    found = group_advantages(rewards, valid, algorithm)
+    turns = max(len(t.turns) for group in groups for t in group)
+    if credit == "turn" and turns:
+        earned = torch.tensor([[_earned_before(t, turns) for t in group] for group in groups])
+        values = turn_advantages(found, earned, valid)
+    else:
+        values = found.values[..., None].expand(-1, -1, turns)
+    return values.tolist(), found.informative.tolist()
+
+
+def _earned_before(trajectory: Trajectory, turns: int) -> list[float]:
+    """The sum of the step rewards before each turn; that of the last turn is part of the outcome."""
+    rewards = [turn.reward or 0.0 for turn in trajectory.turns[:-1]]
+    rewards += [0.0] * (turns - len(rewards))
+    return list(accumulate(rewards, initial=0.0))[:turns]

@@ -1,0 +1,98 @@
+"""Do engine and trainer agree? The log-probs of the same tokens from both, compared at each step.
+
+Both should say the same of a token that was just sampled. What they differ by acts like a policy that has moved before
+the first update: a wrong temperature, a mask that is off by one or stale weights show here first, and only then, much
+later, in the reward. Plain numbers, no torch: whoever has both log-probs can compare them, a hook under slime included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.errors import CanaryError
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """|trainer's - engine's log-prob| over some sampled tokens, in nats. Add two to have them of both."""
+
+    tokens: int = 0
+    total: float = 0.0
+    max: float = 0.0
+    clipped: int = 0
+    """Tokens whose ratio of probabilities lies outside the usual clipping range, as if the policy had moved so far."""
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(self.tokens, 1)
+
+    @property
+    def clipped_share(self) -> float:
+        return self.clipped / max(self.tokens, 1)
+
+    def __add__(self, other: Numerics) -> Numerics:
+        return Numerics(
+            self.tokens + other.tokens,
+            self.total + other.total,
+            max(self.max, other.max),
+            self.clipped + other.clipped,
+        )
+
+
+def compare(
+    engine: Iterable[float],
+    trainer: Iterable[float],
+    loss_mask: Iterable[int] | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+) -> Numerics:
+    """Compare two log-probs of each token, of all or of those with loss_mask 1. One that is not finite differs by inf.
+
+    Raises ValueError if there are not equally many of each.
+    """
+    pairs = list(zip(engine, trainer, strict=True))
+    if loss_mask is not None:
+        pairs = [pair for pair, mask in zip(pairs, loss_mask, strict=True) if mask]
+    lowest = math.log(1 - clip_low) if clip_low < 1 else -math.inf
+    highest = math.log(1 + clip_high)
+    differences = [ours - theirs if math.isfinite(ours - theirs) else math.inf for theirs, ours in pairs]
+    sizes = list(map(abs, differences))
+    clipped = sum(not lowest <= difference <= highest for difference in differences)
+    return Numerics(len(sizes), math.fsum(sizes), max(sizes, default=0.0), clipped)
+
+
+class NumericsConfig(BaseModel):
+    """When a run warns or stops because engine and trainer disagree, by the mean difference of a step's tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    warn: float = Field(default=0.02, gt=0)
+    """Warn above it, once. In float32 it is below 1e-4; in bfloat16 0.002 for `tiny`, 0.05 for SmolLM2."""
+    stop: float = Field(default=0.5, gt=0)
+    """Stop above it: no rounding does that. slime's own tests allow 0.1."""
+
+
+class NumericsWatch:
+    """Judges the steps of one run, in order."""
+
+    def __init__(self, config: NumericsConfig) -> None:
+        self._config = config
+        self._warned = False
+
+    def watch(self, step: int, mean: float, largest: float) -> list[str]:
+        """Its warnings on the mean and the largest difference of a step. Raises CanaryError beyond `stop`."""
+        said = (
+            f"step {step}: trainer and engine differ by {mean:.2g} on average over the log-probs of the same tokens "
+            f"(at most by {largest:.2g}); do both use the same weights, temperature and dtype?"
+        )
+        if not mean <= self._config.stop:  # nor NaN
+            raise CanaryError(f"{said} (numerics.stop is {self._config.stop:g})")
+        if mean <= self._config.warn or self._warned:
+            return []
+        self._warned = True
+        return [f"{said} Where they cannot, tis_clip corrects for it"]
