@@ -1,0 +1,244 @@
+"""An Env through slime into Megatron-Core and back, on a CPU: roll out, convert, split, train, hand over the weights.
+
+    SLIME_SRC=/path/to/slime python examples/slime_on_cpu/run.py --steps 200
+
+The README beside this file says what this proves and what it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+# slime compiles parts of its loss, and shows progress bars: on a CPU the one costs a minute, the others the view.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+import torch
+import torch.distributed as dist
+from engine import Handover, served
+from host import Host, load_slime, rollout_args, slime_args
+from megatron_model import initialise
+from trainer import Trainer
+from transformers.utils.logging import disable_progress_bar
+
+from agentrl.models import load_model
+
+HERE = Path(__file__).parent
+FACT_SEARCH = "agentrl_envs.fact_search:FactSearch"
+
+
+def main() -> None:
+    options = parse()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.model is None:
+        options.model = warm_start(options)
+    port = free_port()
+    context = torch.multiprocessing.get_context("spawn")
+    others = [context.Process(target=work, args=(rank, port, options), daemon=True) for rank in range(1, options.dp)]
+    for process in others:
+        process.start()
+    lead(port, options)
+    for process in others:
+        process.join()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/slime_on_cpu"), help="metrics, rollouts and weights")
+    parser.add_argument("--model", type=Path, help="Hugging Face folder to start from (none: warm-start the tiny one)")
+    parser.add_argument("--data", type=Path, default=Path("runs/demo/data"), help="train.jsonl and held_out.jsonl")
+    parser.add_argument("--env", default=FACT_SEARCH, help=f"the environment ({FACT_SEARCH})")
+    parser.add_argument("--steps", type=int, default=200, help="rollouts")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts of a rollout")
+    parser.add_argument("--group", type=int, default=8, help="episodes of a prompt")
+    parser.add_argument("--updates", type=int, default=2, help="optimiser steps of a rollout")
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--dp", type=int, default=1, help="data-parallel processes")
+    parser.add_argument("--engine", help="URL of an SGLang router that serves --model (none: agentrl's engine)")
+    parser.add_argument("--replay", type=Path, help="train on the rollouts that another run recorded in this folder")
+    parser.add_argument("--slime-train", action="store_true", help="slime's own training actor (README.md)")
+    parser.add_argument("--record", action="store_true", help="write the rollouts to OUT/rollouts, as slime does")
+    options = parser.parse_args()
+    if not os.environ.get("SLIME_SRC"):
+        parser.error("SLIME_SRC is not set: give the root of slime's source (github.com/THUDM/slime)")
+    return options
+
+
+def warm_start(options: argparse.Namespace) -> Path:
+    """The demo's data and its imitation of a mediocre player: RL cannot start from a model that never scores."""
+    data, run = options.data, options.out / "warm_start"
+    if not (run / "model").exists():
+        demonstrations = data / "demonstrations.jsonl"
+        agentrl = [sys.executable, "-m", "agentrl"]
+        play = ["--player", "agentrl_envs.fact_search:mediocre", "--data", data / "train.jsonl"]
+        config = HERE.parent / "fact_search/train.yaml"
+        files = ["--data", data / "train.jsonl", "--eval-data", data / "held_out.jsonl", "--warm-start", demonstrations]
+        subprocess.run([sys.executable, "-m", "agentrl_envs.fact_search", data], check=True)
+        subprocess.run([*agentrl, "play", FACT_SEARCH, *play, "--out", demonstrations], check=True)
+        subprocess.run([*agentrl, "train", "--config", config, *files, "--steps", "0", "--out", run], check=True)
+    return run / "model"
+
+
+def work(rank: int, port: int, options: argparse.Namespace) -> None:
+    """A data-parallel rank other than the first: train on what it is given, until there is nothing."""
+    trainer = make_trainer(rank, port, options)
+    while (share := scatter(None)) is not None:
+        gather(trainer.train(share))
+
+
+def lead(port: int, options: argparse.Namespace) -> None:
+    """The first rank, which also rolls out and hands over the weights."""
+    trainer = make_trainer(0, port, options)
+    with ExitStack() as stack:
+        # Recorded rollouts need no engine.
+        url = options.engine or (None if options.replay else stack.enter_context(served(options.model)))
+        host = make_host(trainer, url or "http://127.0.0.1:0", options)
+        handover = Handover(options.model, options.out / "model", url)
+        handover(trainer.weights(), 0)
+        before = None if options.replay else host.evaluate(0)
+        say(f"held-out reward before: {before}")
+        steps = []
+        with (options.out / "metrics.jsonl").open("w", encoding="utf-8") as log:
+            for number in range(options.steps):
+                steps.append(step(number, host, trainer, handover))
+                log.write(json.dumps(steps[-1]) + "\n")
+                log.flush()
+        scatter([None] * options.dp)
+        after = None if options.replay else host.evaluate(options.steps)
+        summary = summarise(before, after, steps)
+        (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        say(json.dumps(summary, indent=1))
+
+
+def step(number: int, host: Host, trainer: Trainer, handover: Handover) -> dict[str, Any]:
+    """Roll out, train, hand over; what is worth knowing of it."""
+    began = time.monotonic()
+    shares = host.generate(number)
+    collected = time.monotonic()
+    metrics = merged(gather(trainer.train(scatter(shares))))
+    trained = time.monotonic()
+    handover(trainer.weights(), number + 1)
+    metrics = {
+        "step": number,
+        "reward": host.reward,
+        "weight_versions": host.weight_versions,
+        **metrics,
+        "rollout_s": collected - began,
+        "train_s": trained - collected,
+        "handover_s": time.monotonic() - trained,
+    }
+    say(
+        "step {step:3d}  reward {reward:.3f}  loss {losses}  grad norm {norms}  |engine - trainer| mean {gap_mean:.1e} "
+        "max {gap_max:.1e}  weights {versions}  {rollout_s:.1f} + {train_s:.1f} s".format(
+            **metrics,
+            losses=" ".join(f"{loss:+.4f}" for loss in metrics["loss"]),
+            norms=" ".join(f"{norm:.2f}" for norm in metrics["grad_norm"]),
+            versions=",".join(metrics["weight_versions"]),
+        )
+    )
+    return metrics
+
+
+def make_trainer(rank: int, port: int, options: argparse.Namespace) -> Trainer:
+    # Threads of torch spin while they wait: beside those of the engine they slow one another down.
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    initialise(rank, options.dp, port)
+    slime, model = load_slime(os.environ["SLIME_SRC"]), load_model(str(options.model))
+    if options.slime_train:
+        from slime_trainer import SlimeTrainer  # needs megatron.training
+
+        own = {"lr": options.learning_rate, "num_rollout": options.steps, "actor_num_gpus_per_node": options.dp}
+        own |= {"hf_checkpoint": options.model, "prompt_data": options.data / "train.jsonl"}
+        return SlimeTrainer(slime, {**sizes(options), **own}, model)
+    return Trainer(slime, slime_args(**sizes(options)), model, options.learning_rate)
+
+
+def sizes(options: argparse.Namespace) -> dict[str, int]:
+    """Of a rollout, under slime's names."""
+    return {
+        "rollout_batch_size": options.prompts,
+        "n_samples_per_prompt": options.group,
+        "global_batch_size": options.prompts * options.group // options.updates,
+    }
+
+
+def make_host(trainer: Trainer, url: str, options: argparse.Namespace) -> Host:
+    rollouts = "rollouts/{rollout_id}.pt"
+    args = rollout_args(
+        trainer.slime,
+        url=url,
+        model=options.model,
+        data=options.data,
+        env=options.env,
+        over_sampling_batch_size=options.prompts,
+        **sizes(options),
+        save_debug_rollout_data=str(options.out / rollouts) if options.record else None,
+        load_debug_rollout_data=str(options.replay / rollouts) if options.replay else None,
+    )
+    return Host(trainer.slime, args, options.dp)
+
+
+def scatter(shares: list[Any] | None) -> Any:
+    """This rank's share; only the first rank has `shares`."""
+    received: list[Any] = [None]
+    dist.scatter_object_list(received, shares, src=0)
+    return received[0]
+
+
+def gather(metrics: dict[str, Any]) -> list[Any]:
+    """Every rank's metrics, on every rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, metrics)
+    return found
+
+
+def merged(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Losses are the whole group's on each rank; the comparison of log-probs is each rank's own."""
+    tokens = sum(rank["compared"] for rank in of_ranks)
+    return {
+        "loss": of_ranks[0]["loss"],
+        "grad_norm": of_ranks[0]["grad_norm"],
+        "clipped": of_ranks[0]["clipped"],
+        "compared": tokens,
+        "gap_mean": sum(rank["gap_sum"] for rank in of_ranks) / max(tokens, 1),
+        "gap_max": max(rank["gap_max"] for rank in of_ranks),
+    }
+
+
+def summarise(before: float | None, after: float | None, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    tokens = sum(step["compared"] for step in steps)
+    return {
+        "held_out_before": before,
+        "held_out_after": after,
+        "reward_first": steps[0]["reward"],
+        "reward_last": steps[-1]["reward"],
+        "steps": len(steps),
+        "tokens_compared": tokens,
+        "gap_mean": sum(step["gap_mean"] * step["compared"] for step in steps) / max(tokens, 1),
+        "gap_max": max(step["gap_max"] for step in steps),
+        "seconds": sum(step[part] for step in steps for part in ("rollout_s", "train_s", "handover_s")),
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

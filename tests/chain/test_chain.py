@@ -1,0 +1,106 @@
+"""The example, run as a user runs it: an Env through slime into Megatron-Core and back, a few steps of it.
+
+SLIME_SRC names the root of slime's source; MILES names a folder that holds `megatron.training` (miles-rl), for the test
+of slime's own training actor. Each run is a process of its own: Megatron and slime keep much in globals.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from agentrl.models import save_model, tiny_model, tiny_tokenizer
+
+SOURCE, MILES = os.environ.get("SLIME_SRC", ""), os.environ.get("MILES", "")
+NEEDED = ("ray", "httpx", "sympy", "pylatexenc", "tqdm", "PIL", "requests")
+STEPS, UPDATES = 3, 2
+
+pytestmark = [
+    pytest.mark.skipif(not SOURCE, reason="SLIME_SRC is not set: give the root of slime's source to run these tests"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(scope="module")
+def run(example, tmp_path_factory):
+    """`run(name, *flags)`: the example's run.py in a folder of that name, and what it leaves there."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"slime needs {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("chain")
+    save_model(tiny_model(0), tiny_tokenizer(), folder / "tiny")
+    rows = [{"prompt": f"say {number}", "label": "", "metadata": {}} for number in range(8)]
+    for name in ("train", "held_out"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def start(name: str, *flags: str, path: str = "") -> Path:
+        command = [sys.executable, str(example / "run.py"), "--out", str(folder / name), "--data", str(folder)]
+        command += ["--model", str(folder / "tiny"), "--env", f"{Path(__file__).with_name('even_env.py')}:Even"]
+        command += ["--steps", str(STEPS), "--prompts", "4", "--group", "8", "--updates", str(UPDATES)]
+        command += ["--learning-rate", "3e-3", *flags]
+        found = os.pathsep.join(filter(None, [path, *sys.path]))
+        environment = {**os.environ, "PYTHONPATH": found, "OMP_WAIT_POLICY": "passive"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return folder / name
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def alone(run):
+    """One process, its rollouts recorded."""
+    return run("alone", "--record")
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def furthest(one: Path, other: Path) -> float:
+    """The largest distance between the weights in two folders."""
+    from safetensors.torch import load_file
+
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert ours.keys() == theirs.keys()
+    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+
+
+def test_the_chain_trains(alone):
+    steps = metrics(alone)
+    assert len(steps) == STEPS
+    assert all(len(step["loss"]) == UPDATES and min(step["grad_norm"]) > 1e-3 for step in steps)
+    assert furthest(alone / "model", alone.parent / "tiny") > 1e-3
+
+
+def test_engine_and_trainer_agree_after_each_update(alone):
+    steps = metrics(alone)
+    assert all(step["compared"] > 100 for step in steps)
+    assert max(step["gap_max"] for step in steps) < 1e-4
+    assert [step["weight_versions"] for step in steps] == [[str(number)] for number in range(STEPS)]
+
+
+def test_two_data_parallel_processes_are_one(run, alone):
+    both = run("both", "--replay", str(alone), "--dp", "2")
+    for one, two in zip(metrics(alone), metrics(both), strict=True):
+        assert one["compared"] == two["compared"]
+        assert two["loss"] == pytest.approx(one["loss"], abs=1e-6)
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+    assert furthest(alone / "model", both / "model") < 1e-4
+
+
+@pytest.mark.skipif(not MILES, reason="MILES is not set: give a folder with megatron.training (miles-rl 0.0.2)")
+def test_slimes_own_training_actor(run, alone):
+    """It does what the example's own steps through the same functions do."""
+    actor = run("actor", "--replay", str(alone), "--slime-train", path=MILES)
+    for ours, theirs in zip(metrics(alone), metrics(actor), strict=True):
+        assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-6)
+        assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
+        assert theirs["compared"] == ours["compared"]
+    assert furthest(alone / "model", actor / "model") < 1e-4
