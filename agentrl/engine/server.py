@@ -90,6 +90,7 @@ class _Server:
             web.post("/continue_generation", self.continue_generation),
             web.get("/flush_cache", self.flush_cache),
             web.post("/flush_cache", self.flush_cache),
+            web.post("/update_weights_from_disk", self.update_weights_from_disk),
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -265,6 +266,25 @@ class _Server:
     async def flush_cache(self, request: web.Request) -> web.Response:
         """Accepted, as clients insist on it; an Engine keeps its cache true to its weights by itself."""
         return web.Response(text="Cache flushed.\n")
+
+    async def update_weights_from_disk(self, request: web.Request) -> web.Response:
+        """Take over the weights of a Hugging Face folder; generations that run go on with them."""
+        body = await _json(request)
+        path, version = body.get("model_path"), body.get("weight_version") or "default"
+        load = getattr(self._engine, "load_weights", None)
+        if not isinstance(path, str) or load is None:
+            raise _RequestError('update_weights_from_disk takes {"model_path": "FOLDER"}, and an engine with weights')
+
+        def update() -> None:
+            from agentrl.models import load_model  # torch, which an engine with weights has
+
+            load(load_model(path).state_dict(), str(version))
+
+        try:
+            await asyncio.to_thread(update)
+        except EngineError as exc:  # another model's: the request is to blame, not the engine
+            raise _RequestError(f"{path}: {exc}") from exc
+        return web.json_response({"success": True, "message": "Succeeded to update model weights."})
 
 
 @web.middleware

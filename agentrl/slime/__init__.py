@@ -8,6 +8,7 @@ The only place that knows slime, and it knows it by the shape of `args` and `sam
     --buffer-filter-path                     agentrl.slime.oldest_first
     --custom-rollout-log-function-path       agentrl.slime.log_rollout
     --custom-eval-rollout-log-function-path  agentrl.slime.log_eval
+    --custom-tis-function-path               agentrl.slime.watch_log_probs
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from agentrl.slime.config import SlimeConfig
 from agentrl.slime.filters import has_spread, oldest_first, prefer_spread
 from agentrl.slime.logs import log_eval, log_rollout
+from agentrl.slime.numerics import watch_log_probs
 from agentrl.slime.rewards import post_process_rewards, reward
 from agentrl.slime.sample import from_sample, to_sample
 
@@ -29,4 +31,5 @@ __all__ = [
     "prefer_spread",
     "reward",
     "to_sample",
+    "watch_log_probs",
 ]

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from agentrl.errors import ConfigError
+from agentrl.rollout.numerics import NumericsConfig
 from agentrl.types import JSON, Limits
 
 CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
@@ -51,6 +52,9 @@ class SlimeConfig(BaseModel):
     """Seconds that an aborted episode is kept for slime to send it back. 0: never; it restarts from nothing."""
     park_folder: str | None = Field(default=None, min_length=1)
     """Folder for what parked episodes need. Default: a temporary one of this process, removed at its end."""
+
+    numerics: NumericsConfig = NumericsConfig()
+    """When `agentrl.slime.watch_log_probs` warns, and when it stops the run."""
 
     @field_validator("limits")
     @classmethod

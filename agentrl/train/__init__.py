@@ -1,8 +1,7 @@
 """The embedded trainer: RL on one machine, small enough to read in one sitting.
 
 `config.py` says what a run is, `trainer.py` what happens in it, `credit.py`, `batch.py`, `loss.py` and `learner.py` how
-rewards change weights, `numerics.py` whether sampling and training agree, `warm_start.py` how imitation precedes RL,
-`run_folder.py` what is left behind.
+rewards change weights, `warm_start.py` how imitation precedes RL, `run_folder.py` what is left behind.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from agentrl.errors import ConfigError
 from agentrl.rollout.canaries import CanaryConfig
-from agentrl.train.numerics import NumericsConfig
+from agentrl.rollout.numerics import NumericsConfig
 from agentrl.types import Limits
 
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo"]

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from agentrl.errors import AgentRLError
+from agentrl.rollout.numerics import Numerics, compare
 from agentrl.train.batch import MicroBatch, Row, micro_batches
 from agentrl.train.config import TrainConfig
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
-from agentrl.train.numerics import Numerics, compare
 
 _BETAS = (0.9, 0.95)
 

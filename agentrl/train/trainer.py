@@ -24,12 +24,12 @@ from agentrl.render import load_renderer
 from agentrl.rollout.canaries import Canaries
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import Rollout, run_groups
+from agentrl.rollout.numerics import NumericsWatch
 from agentrl.rollout.tasks import TaskStream, load_tasks
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import credited
 from agentrl.train.learner import DivergedError, Learner, set_learning_rate
-from agentrl.train.numerics import NumericsWatch
 from agentrl.train.progress import Progress
 from agentrl.train.report import Summary, draw_curve, rollout_metrics
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, write_atomically
@@ -270,7 +270,7 @@ class Trainer:
                     self._tensorboard.add_scalar(name, value, step)
         warnings = self.canaries.watch(metrics) if self.canaries else []
         if self.numerics is not None:
-            warnings += self.numerics.watch(step, metrics["logprob_diff_mean"], metrics["logprob_diff_max"])
+            warnings += self.numerics.watch(f"step {step}", metrics["logprob_diff_mean"], metrics["logprob_diff_max"])
         for warning in warnings:
             progress.note(f"warning: {warning}")
         self.position.step = step

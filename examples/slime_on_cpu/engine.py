@@ -11,7 +11,6 @@ from typing import Any
 
 import requests
 from aiohttp import web
-from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.engine.local import LocalEngine
@@ -27,7 +26,6 @@ def served(folder: Path) -> Iterator[str]:
     tokenizer = load_tokenizer(str(folder))
     engine = LocalEngine(load_model(str(folder)), tokenizer, max_batch=128)
     app = create_app(engine, model_name=str(folder), decode=tokenizer.decode)
-    app.router.add_post("/update_weights_from_disk", _updater(engine))
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -49,17 +47,6 @@ def served(folder: Path) -> Iterator[str]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-def _updater(engine: LocalEngine) -> Any:
-    async def update(request: web.Request) -> web.Response:
-        """SGLang's endpoint of this name, for a model of one safetensors file."""
-        body = await request.json()
-        weights = load_file(Path(body["model_path"]) / "model.safetensors")
-        await asyncio.to_thread(engine.load_weights, weights, body["weight_version"])
-        return web.json_response({"success": True, "message": "Succeeded to update model weights."})
-
-    return update
 
 
 class Handover:

@@ -343,3 +343,35 @@ async def test_serve_until_a_signal(http, chars):
         await serving
     with pytest.raises(aiohttp.ClientConnectorError):
         await post(http, f"{url}/generate", {"input_ids": [1]})
+
+
+async def test_weights_from_disk(http, tmp_path):
+    pytest.importorskip("torch")
+    from agentrl.engine.local import LocalEngine
+    from agentrl.models import save_model, tiny_model, tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    save_model(tiny_model(1), tokenizer, tmp_path / "new")
+    engine = LocalEngine(tiny_model(0), tokenizer)
+    prompt, params = tokenizer.encode("capital of"), {"temperature": 0, "max_new_tokens": 8}
+    async with running_server(engine, decode=tokenizer.decode) as url:
+        body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True}
+        await post(http, f"{url}/generate", body)
+        update = {"model_path": str(tmp_path / "new"), "weight_version": "7"}
+        status, said = await post(http, f"{url}/update_weights_from_disk", update)
+        assert (status, said["success"]) == (200, True)
+        after = (await post(http, f"{url}/generate", body))[1]["meta_info"]
+        refused = [
+            await post(http, f"{url}/update_weights_from_disk", wrong) for wrong in ({}, {"model_path": str(tmp_path)})
+        ]
+    fresh = LocalEngine(tiny_model(1), tokenizer)
+    expected = await fresh.generate(prompt, params)
+    await asyncio.gather(engine.close(), fresh.close())
+    assert after["weight_version"] == "7"
+    assert [token for _, token, _ in after["output_token_logprobs"]] == list(expected.tokens)
+    assert [status for status, _ in refused] == [400, 400]
+
+
+async def test_an_engine_without_weights_refuses_them(http, chars):
+    async with running_server(ScriptedEngine(["x"], chars)) as url:
+        assert (await post(http, f"{url}/update_weights_from_disk", {"model_path": "m"}))[0] == 400

@@ -6,6 +6,7 @@ SLIME_SRC=... pytest -s tests/parity        # the table
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +52,18 @@ def test_loss_and_gradients_are_slimes(groups, models, slime, table, name):
     assert ours.loss == pytest.approx(theirs.loss, abs=LOSS)
     assert differs < GRADIENT
     assert expected.norm() > 1e-4, "there is a gradient to compare"
+
+
+@pytest.mark.parametrize("name", ["TIS", "TIS, GSPO, mean over samples"])
+def test_the_hook_that_watches_leaves_slimes_loss_as_it_is(groups, models, slime, monkeypatch, name):
+    stock, arguments = slime_side.learn(slime, groups, models, CASES[name]), slime_side.arguments
+    watched = {"custom_tis_function_path": "agentrl.slime.watch_log_probs", "agentrl": {}}
+    monkeypatch.setattr(
+        slime_side, "arguments", lambda values: SimpleNamespace(**{**vars(arguments(values)), **watched})
+    )
+    found = slime_side.learn(slime, groups, models, CASES[name])
+    assert found.loss == stock.loss
+    assert found.logged["logprob_diff"] > 0
 
 
 @pytest.mark.parametrize("name", [name for name, values in CASES.items() if values.get("reduction") != "sample"])

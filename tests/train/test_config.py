@@ -5,8 +5,8 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.rollout import CanaryConfig
+from agentrl.rollout.numerics import NumericsConfig
 from agentrl.train import TrainConfig, WarmStartConfig
-from agentrl.train.numerics import NumericsConfig
 
 
 def test_survives_yaml(tmp_path, make_config):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from agentrl.errors import CanaryError
-from agentrl.train.numerics import Numerics, NumericsConfig, NumericsWatch, compare
+from agentrl.rollout.numerics import Numerics, NumericsConfig, NumericsWatch, compare
 
 
 def test_compares_token_by_token():
@@ -52,23 +52,23 @@ def test_unequal_lengths_are_a_mistake(trainer, mask):
 def test_warns_once_and_stops():
     watch = NumericsWatch(NumericsConfig(warn=0.1, stop=0.5))
 
-    assert watch.watch(1, 0.1, 9.0) == [], "one token may be far off"
-    [warning] = watch.watch(2, 0.2, 0.9)
+    assert watch.watch("step 1", 0.1, 9.0) == [], "one token may be far off"
+    [warning] = watch.watch("step 2", 0.2, 0.9)
     assert "step 2: trainer and engine differ by 0.2 on average" in warning
     assert "(at most by 0.9)" in warning
-    assert watch.watch(3, 0.3, 0.9) == []
-    assert watch.watch(4, 0.5, 0.9) == []
+    assert watch.watch("step 3", 0.3, 0.9) == []
+    assert watch.watch("step 4", 0.5, 0.9) == []
     with pytest.raises(CanaryError, match=r"step 5: .* differ by 0\.51 .* \(numerics\.stop is 0\.5\)"):
-        watch.watch(5, 0.51, 0.9)
+        watch.watch("step 5", 0.51, 0.9)
 
 
 @pytest.mark.parametrize("mean", [math.nan, math.inf])
 def test_what_is_no_number_stops(mean):
     with pytest.raises(CanaryError):
-        NumericsWatch(NumericsConfig()).watch(1, mean, mean)
+        NumericsWatch(NumericsConfig()).watch("step 1", mean, mean)
 
 
 def test_needs_no_torch():
-    program = "import sys, agentrl.train.numerics; sys.exit('torch' in sys.modules)"
+    program = "import sys, agentrl.rollout.numerics; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -78,16 +78,16 @@ class NumericsConfig(BaseModel):
 
 
 class NumericsWatch:
-    """Judges the steps of one run, in order."""
+    """Judges what one run trains on, in order."""
 
     def __init__(self, config: NumericsConfig) -> None:
         self._config = config
         self._warned = False
 
-    def watch(self, step: int, mean: float, largest: float) -> list[str]:
-        """Its warnings on the mean and the largest difference of a step. Raises CanaryError beyond `stop`."""
+    def watch(self, where: str, mean: float, largest: float) -> list[str]:
+        """Its warnings on the mean and the largest difference of some tokens. Raises CanaryError beyond `stop`."""
         said = (
-            f"step {step}: trainer and engine differ by {mean:.2g} on average over the log-probs of the same tokens "
+            f"{where}: trainer and engine differ by {mean:.2g} on average over the log-probs of the same tokens "
             f"(at most by {largest:.2g}); do both use the same weights, temperature and dtype?"
         )
         if not mean <= self._config.stop:  # nor NaN
