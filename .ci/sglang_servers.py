@@ -1,12 +1,12 @@
 """Start two SGLang workers and their router, run a command beside them, stop what was started: see sglang.sh.
 
-sglang_servers.py PYTHON FOLDER COMMAND...: PYTHON is that of SGLang's environment, FOLDER holds `model` and gets the
-logs. The command finds in its environment
+sglang_servers.py PYTHON FOLDER MODEL COMMAND...: PYTHON is that of SGLang's environment, FOLDER gets the logs, MODEL is
+the folder of what is served. The command finds in its environment
     AGENTRL_ROUTER_URL        the router
     AGENTRL_SGLANG_WORKERS    the workers, with a comma between them
     AGENTRL_SGLANG_PIDS       their process groups, likewise: tests may kill one
     AGENTRL_SGLANG_URL        the first worker
-    AGENTRL_SGLANG_MODEL      the folder of the model they serve
+    AGENTRL_SGLANG_MODEL      MODEL
     AGENTRL_SGLANG_DTYPE      in this dtype: as it was given, or float32
     AGENTRL_REQUIRE           with "sglang" in it: tests fail where they would skip
 """
@@ -49,7 +49,7 @@ Group = subprocess.Popen[bytes]
 
 
 def main() -> int:
-    python, folder, command = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    python, folder, model, command = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     signal.signal(signal.SIGTERM, _exit)
@@ -59,7 +59,7 @@ def main() -> int:
     dtype = os.environ.get("AGENTRL_SGLANG_DTYPE", "float32")
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     with _processes(logs, environment) as start:
-        serve = [python, "-m", "sglang.launch_server", *_WORKER.split(), "--model-path", str(folder / "model")]
+        serve = [python, "-m", "sglang.launch_server", *_WORKER.split(), "--model-path", model]
         serve += ["--dtype", dtype, "--host", "127.0.0.1", "--port"]
         running = [start(f"worker-{n}", [*serve, str(port)]) for n, port in enumerate((one, two), 1)]
         _wait([f"{url}/health" for url in workers], running, logs)
@@ -70,7 +70,7 @@ def main() -> int:
             "AGENTRL_SGLANG_WORKERS": ",".join(workers),
             "AGENTRL_SGLANG_PIDS": ",".join(str(worker.pid) for worker in running),
             "AGENTRL_SGLANG_URL": workers[0],
-            "AGENTRL_SGLANG_MODEL": str(folder / "model"),
+            "AGENTRL_SGLANG_MODEL": model,
             "AGENTRL_SGLANG_DTYPE": dtype,
             "AGENTRL_REQUIRE": ",".join(filter(None, (os.environ.get("AGENTRL_REQUIRE"), "sglang"))),
         }
