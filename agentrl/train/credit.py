@@ -31,7 +31,7 @@ def credited(
     turns = max(len(t.turns) for group in groups for t in group)
     if credit == "turn" and turns:
         earned = torch.tensor([[_earned_before(t, turns) for t in group] for group in groups])
-        values = turn_advantages(found, earned, valid)
+        values = turn_advantages(found, earned, valid, algorithm)
     else:
         values = found.values[..., None].expand(-1, -1, turns)
     return values.tolist(), found.informative.tolist()

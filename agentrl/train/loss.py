@@ -54,15 +54,21 @@ def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grp
     return Advantages(torch.where(informative[:, None], centred / scale, 0.0), informative, scale)
 
 
-def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor) -> Tensor:
+def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algorithm: Algorithm = "grpo") -> Tensor:
     """Advantages [groups, group_size, turns]: of each turn, what came after it began, against the same of its group.
 
     `earned` [groups, group_size, turns] are the rewards given before each turn: no later turn can have brought them
     about. This is MT-GRPO with a lambda of 1, undiscounted, for any number of turns, but for one thing: all parts of a
-    reward are divided by the deviation of the whole, so that a small bonus stays small beside the outcome.
+    reward are divided by one deviation, the largest of the outcome's and of what was earned before any turn. So a small
+    bonus stays small, and so do outcomes that hardly differ. A group whose outcomes are equal teaches nothing.
     """
-    before = _centred(earned, valid[..., None]) / advantages.scale[..., None]
-    return advantages.values[..., None] - torch.where(advantages.informative[:, None, None], before, 0.0)
+    before = _centred(earned, valid[..., None])
+    scale = advantages.scale
+    if algorithm != "dr_grpo":
+        others = (valid.sum(1, keepdim=True) - 1).clamp(min=1)
+        scale = torch.maximum(scale, (before.square().sum(1) / others).sqrt().amax(1, keepdim=True))
+    after = ((advantages.values * advantages.scale)[..., None] - before) / scale[..., None]
+    return torch.where(advantages.informative[:, None, None], after, 0.0)
 
 
 def token_log_probs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:

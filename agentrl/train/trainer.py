@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -127,7 +128,8 @@ class Trainer:
             thinking=config.thinking,
             concurrency=config.concurrency,
         )
-        self.length = self.rollout.limits.tokens or await self.engine.context_length()
+        limits = self.rollout.limits
+        self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
         if checkpoint is not None:
             self._restore(checkpoint)
         self.folder.create(config)

@@ -362,14 +362,15 @@ async def test_weights_from_disk(http, tmp_path):
         assert (status, said["success"]) == (200, True)
         after = (await post(http, f"{url}/generate", body))[1]["meta_info"]
         refused = [
-            await post(http, f"{url}/update_weights_from_disk", wrong) for wrong in ({}, {"model_path": str(tmp_path)})
+            await post(http, f"{url}/update_weights_from_disk", wrong)
+            for wrong in ({}, {"model_path": str(tmp_path)}, {"model_path": "tiny"})
         ]
     fresh = LocalEngine(tiny_model(1), tokenizer)
     expected = await fresh.generate(prompt, params)
     await asyncio.gather(engine.close(), fresh.close())
     assert after["weight_version"] == "7"
     assert [token for _, token, _ in after["output_token_logprobs"]] == list(expected.tokens)
-    assert [status for status, _ in refused] == [400, 400]
+    assert [status for status, _ in refused] == [400, 400, 400]
 
 
 async def test_an_engine_without_weights_refuses_them(http, chars):

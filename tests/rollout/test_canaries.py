@@ -55,6 +55,15 @@ def test_no_trainable_token_stops_at_once_and_says_what_became_of_them():
     run({}, BROKEN, no_trainable_tokens=False)
 
 
+def test_a_step_of_overlong_episodes_alone_was_asked_for():
+    overlong = {"trained_tokens": 0, "masked_tokens": {"overlong": 9000}}
+    assert run(overlong) == []
+    with pytest.raises(CanaryError):
+        run({**overlong, "masked_tokens": {"overlong": 8000, "env_failure": 1000}})
+    with pytest.raises(CanaryError):
+        run({**overlong, "sampled_tokens": 0, "masked_tokens": {}})
+
+
 def test_no_tool_call_in_an_environment_with_tools():
     with pytest.raises(CanaryError, match=r"steps 3 to 12: none of 1280 episodes called a tool, though they had tools"):
         run({}, {}, *[SILENT] * 10)

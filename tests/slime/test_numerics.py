@@ -21,12 +21,12 @@ ENGINE = [torch.tensor([-1.0, 0.0, -2.0]), torch.tensor([-0.5])]
 def watch():
     _watch.cache_clear()
 
-    def call(trainer, *, numerics=None, **flags):
+    def call(trainer, *, numerics=None, masks=((1, 0, 1), (1,)), **flags):
         args = SimpleNamespace(
             agentrl={"env": "my_env:Env", **({"numerics": numerics} if numerics else {})},
             **{"eps_clip": 0.2, "eps_clip_high": 0.28, "use_tis": False, "tis_clip": 2.0, "tis_clip_low": 0.5, **flags},
         )
-        masks = [torch.tensor([1, 0, 1]), torch.tensor([1])]
+        masks = [torch.tensor(mask) for mask in masks]
         loss = torch.tensor([1.0, 2.0, 3.0, 4.0])
         return watch_log_probs(
             args, pg_loss=loss, train_log_probs=trainer, rollout_log_probs=ENGINE, loss_masks=masks, total_lengths=[]
@@ -68,6 +68,18 @@ def test_it_warns_once_and_stops_the_run(watch, caplog):
     watch(near(1.0, 0.0, 1.0, 1.0), numerics={"stop": 2.0})
 
 
-def test_a_micro_batch_of_observations_alone_is_no_news(watch, monkeypatch):
-    monkeypatch.setattr("tests.slime.test_numerics.ENGINE", [torch.zeros(3), torch.zeros(1)])
-    assert watch([torch.full((3,), -9.0), torch.tensor([-9.0])])[2]["logprob_diff"].tolist() == [0.0] * 4
+def test_only_what_is_trained_is_judged(watch):
+    watch(near(0.0, 0.0, -4.0, 0.0), masks=((1, 0, 0), (1,)))  # from older weights, and masked
+    with pytest.raises(CanaryError):
+        watch([torch.tensor([-1.0, -9.0, -2.0]), torch.tensor([-0.5])], masks=((1, 1, 1), (1,)))  # sampled at 0.0
+
+
+def test_a_part_of_a_response_is_judged_without_its_mask(watch):
+    """As under context parallelism."""
+    watch(near(0.0, -9.0, 0.0, 0.0), masks=((1, 0, 1, 1, 1, 1), (1,)))
+    with pytest.raises(CanaryError):
+        watch(near(2.0, 0.0, 2.0, 2.0), masks=((1, 0, 1, 1, 1, 1), (1,)))
+
+
+def test_a_micro_batch_without_a_trained_token_is_no_news(watch):
+    assert watch(near(-9.0, 0.0, -9.0, 5.0), masks=((0, 0, 0), (0,)))[2]["logprob_diff"].tolist() == [0.0] * 4

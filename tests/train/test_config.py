@@ -40,6 +40,7 @@ def test_survives_yaml(tmp_path, make_config):
         ({"algorithm": "ppo"}, "algorithm: Input should be 'grpo', 'dr_grpo' or 'gspo'"),
         ({"reduction": "mean"}, "reduction: Input should be 'token', 'sample' or 'constant'"),
         ({"credit": "token"}, "credit: Input should be 'episode' or 'turn'"),
+        ({"algorithm": "gspo", "dtype": "bfloat16"}, "clips at less than bfloat16 rounds: set tis_clip (2), or"),
         ({"algorithm": "gspo", "credit": "turn"}, "gspo judges a sequence as a whole: leave out credit, or take grpo"),
         ({"clip_low": 1.1}, "clip_low: Input should be less than or equal to 1"),
         ({"dual_clip": 1}, "dual_clip: Input should be greater than 1"),
@@ -83,6 +84,16 @@ def test_an_algorithm_brings_what_its_paper_has(make_config):
     assert found(algorithm="dr_grpo") == ("constant", 0.2, 0.28)
     assert found(algorithm="gspo") == ("sample", 3e-4, 4e-4)
     assert found(algorithm="gspo", reduction="token", clip_high=0.1) == ("token", 3e-4, 0.1), "what is given stands"
+
+
+def test_another_algorithm_over_a_saved_configuration_brings_its_own(make_config, tmp_path):
+    saved = tmp_path / "config.yaml"
+    saved.write_text(make_config(clip_high=0.5).to_yaml())
+    found = TrainConfig.from_yaml(saved, algorithm="gspo")
+    assert (found.reduction, found.clip_low, found.clip_high) == ("sample", 3e-4, 0.5)
+    gspo = make_config(algorithm="gspo", reduction="token")
+    saved.write_text(gspo.to_yaml())
+    assert TrainConfig.from_yaml(saved) == gspo
 
 
 def test_nothing_but_the_plain_algorithm_is_on_by_default(make_config):

@@ -232,10 +232,16 @@ def test_a_reward_that_all_members_get_at_the_same_turn_changes_no_advantage():
     assert torch.allclose(per_turn, found.values[..., None].expand(1, 3, 3), atol=1e-6)
 
 
+def test_outcomes_that_hardly_differ_do_not_blow_up_the_credit_of_turns():
+    earned = torch.tensor([[[0.0, 0.5], [0.0, 0.0], [0.0, 0.5], [0.0, 0.0]]])
+    per_turn = turn_advantages(advantages([[1.0, 1.0, 1.0, 1.01]]), earned, torch.ones(1, 4, dtype=torch.bool))
+    assert per_turn[..., 1].abs().max() == pytest.approx(0.89, abs=0.02)
+
+
 def test_turns_of_a_member_that_is_not_valid_and_of_a_group_without_spread_get_nothing():
     rewards, valid = [[1.0, 0.0, 9.0], [0.5, 0.5, 0.5]], [[True, True, False], [True, True, True]]
     earned = torch.tensor([[[0.0, 0.5], [0.0, 0.0], [0.0, 9.0]], [[0.0, 0.5], [0.0, 0.0], [0.0, 0.1]]])
 
-    per_turn = turn_advantages(advantages(rewards, valid, "dr_grpo"), earned, torch.tensor(valid))
+    per_turn = turn_advantages(advantages(rewards, valid, "dr_grpo"), earned, torch.tensor(valid), "dr_grpo")
 
     assert per_turn.tolist() == [[[0.5, 0.25], [-0.5, -0.25], [0.0, 0.0]], [[0.0, 0.0]] * 3]
