@@ -76,3 +76,9 @@ def _carriable(exc: BaseException) -> BaseException:
     if isinstance(exc, StopIteration) or not isinstance(exc, Exception):
         return RuntimeError(f"{type(exc).__name__} in a thread: {exc}")
     return exc
+
+
+def is_cancelled() -> bool:
+    """The running task is to end, and not just something that it waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

@@ -280,6 +280,8 @@ async def _uncancelled(awaitable: Awaitable[Any]) -> None:
         if not task.cancelled() and (exc := task.exception()):
             log.warning("closing an Env failed", exc_info=exc)
         raise asyncio.CancelledError
+    if task.cancelled():  # from within, as by a task that it cancelled and awaited: no news for the host
+        raise InfraError("closing was cancelled from within")
     task.result()
 
 

@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from agentrl._concurrency import is_cancelled
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.env import Env, close_env
-from agentrl.errors import Boundary, ConfigError, Failure, LedgerError, ParsePolicy
+from agentrl.errors import Boundary, ConfigError, Failure, LedgerError, ParsePolicy, ResumeError, TemplateError
 from agentrl.parking import Next, Parked, way_back
 from agentrl.render.base import Rendered, Renderer
 from agentrl.replies import as_messages, in_call_order, joined, replies
@@ -107,15 +108,20 @@ class FailedError(Exception):
 
 
 @contextlib.contextmanager
-def _boundary(name: Boundary) -> Iterator[None]:
-    """Type whatever a hook or the engine raises by where it crossed, unless it must end the run."""
+def at_boundary(name: Boundary, *, data: bool = False) -> Iterator[None]:
+    """Type whatever a hook or the engine raises by where it crossed, unless it must end the run.
+
+    `data`: what is rendered is an episode's own, so that a TemplateError speaks of it and not of the template.
+    """
     try:
         yield
-    except (ConfigError, LedgerError, FailedError):
-        raise
+    except (ConfigError, LedgerError, ResumeError, FailedError) as exc:
+        if not (data and isinstance(exc, TemplateError)):
+            raise
+        raise FailedError(Failure.of(exc, name)) from exc
     except asyncio.CancelledError as exc:
         # What a hook waited for was cancelled, not this episode: its host must not take it for the end of the run.
-        if (task := asyncio.current_task()) is None or task.cancelling():
+        if is_cancelled():
             raise
         raise FailedError(Failure.of(exc, name)) from exc
     except Exception as exc:
@@ -200,14 +206,13 @@ class Episode:
             self.played_s += time.monotonic() - started
 
     async def _score(self) -> None:
-        with _boundary("score"):
+        with at_boundary("score"):
             hook: Callable[[Trajectory], Any] = self.reward or self.env.score
             value = await self.env.call(hook, self.trajectory, timeout=self.limits.score_s)
-            if isinstance(value, Reward):
-                self.trajectory.reward_parts, value = dict(value.parts), value.value
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"the reward is {value}; it must be a finite number")
-            self.trajectory.reward = None if value is None else float(value)
+            given = value if isinstance(value, Reward) else Reward(value)
+            parts = {name: _finite(part, f"part {name!r} of the reward") for name, part in given.parts.items()}
+            self.trajectory.reward = None if value is None else _finite(given.value, "the reward")
+            self.trajectory.reward_parts = parts
         self._penalise()
 
     def _penalise(self) -> None:
@@ -224,15 +229,16 @@ class Episode:
             return False
         self._count_tool_errors()
         try:
-            parked = self.away or await self._pack()
-            await self.park(parked)
+            with at_boundary("step"):
+                parked = self.away or await self._pack()
+                await self.park(parked)
         except Exception as exc:  # noqa: BLE001 - the parking boundary: the episode restarts instead
             self._note_unparked(exc)
             return False
         return parked.env is not None
 
     def _note_unparked(self, exc: Exception) -> None:
-        env, error = type(self.env), f"{type(exc).__name__}: {exc}"
+        env, error = type(self.env), str(exc)
         self.trajectory.info["not_parked"] = error
         if (env, type(exc)) not in _unparked:
             _unparked.add((env, type(exc)))
@@ -262,23 +268,23 @@ class Episode:
         self.env.begin(self.trajectory.task, self.limits)
 
     async def ask_context(self) -> None:
-        with _boundary("engine"):
+        with at_boundary("engine"):
             self.context = self.limits.context or await self.engine.context_length()
 
     def bind(self) -> None:
         """Take over what depends on the episode's tools."""
-        with _boundary("render"):
+        with at_boundary("render"):
             self.renderer = self.renderer.bind(self.trajectory.tools)
         self.policy = self.env.parse_errors if self.trajectory.tools else None
 
     async def reset(self) -> None:
         env, trajectory = self.env, self.trajectory
         await self.ask_context()
-        with _boundary("reset"):
+        with at_boundary("reset"):
             observation: Observation = await env.call(env.reset, trajectory.task, timeout=self.limits.reset_s)
             trajectory.tools = tuple(env.tools())
         self.bind()
-        with _boundary("render"):
+        with at_boundary("render", data=True):
             trajectory.append_prompt(self.renderer.prompt(observation), as_messages(observation))
         if self.thoughts is not None:
             self.thoughts.begin(observation)
@@ -292,7 +298,7 @@ class Episode:
             if stop is StopReason.ABORTED or not trajectory.open:
                 return stop
             turn = trajectory.turns[-1]
-            with _boundary("render"):
+            with at_boundary("render"):
                 action = self.renderer.parse(
                     trajectory.turn_tokens, turn.finish_reason, turn.matched, thinking=trajectory.thinking
                 )
@@ -331,7 +337,7 @@ class Episode:
         trajectory, started = self.trajectory, time.monotonic()
         params = self._sampling_params(budget)
         rid = f"{trajectory.session_id}-{len(trajectory.tokens)}-{uuid.uuid4().hex[:8]}"
-        with _boundary("engine"):
+        with at_boundary("engine"):
             generation = await self.engine.generate(
                 trajectory.tokens, params, session_id=trajectory.session_id, rid=rid
             )
@@ -360,11 +366,11 @@ class Episode:
         """Let the Env answer, and append its observation if another turn is to come."""
         env, trajectory, started = self.env, self.trajectory, time.monotonic()
         turn = trajectory.turns[-1]
-        with _boundary("step"):
+        with at_boundary("step"):
             result = await self._answer(action)
+            trajectory.info.update(result.info)
         self.steps += 1
         turn.env_s, turn.reward = time.monotonic() - started, result.reward
-        trajectory.info.update(result.info)
         if env.call_errors:
             turn.parse_error = turn.parse_error or "content"
         if self.policy and self.policy.mask and turn.parse_error == "structural":
@@ -402,21 +408,21 @@ class Episode:
             return pending
         if turns > self.limits.turns:
             return None
-        with _boundary("step"):
+        with at_boundary("step"):
             last = await env.call(env.last_turn, StopReason.TURNS, timeout=self.limits.step_s)
             return None if last is None else joined(pending, last, self.renderer.certificate.capabilities)
 
     def _observe(self, action: Action, observation: Observation) -> StopReason | None:
         """Append the observation, unless no turn would fit behind it: then the episode ends at this boundary."""
         trajectory = self.trajectory
-        with _boundary("render"):
+        with at_boundary("render", data=True):
             stripped = self.thoughts.strip(trajectory, observation, self.renderer) if self.thoughts else None
         if stripped is not None:
             if len(stripped.tokens) >= self.context:
                 return StopReason.CONTEXT
             trajectory.begin_segment(stripped, as_messages(observation))
             return None
-        with _boundary("render"):
+        with at_boundary("render", data=True):
             rendered = self._render(action, observation)
         length = len(rendered.tokens)
         if len(trajectory.tokens) + length >= self.context:
@@ -455,6 +461,16 @@ class Episode:
 
     def is_aborted(self) -> bool:
         return self.aborted is not None and self.aborted()
+
+
+def _finite(value: Any, what: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {value!r}; it must be a finite number")
+    return number
 
 
 def _closed(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:

@@ -7,7 +7,7 @@ from functools import partial
 
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.env import Env
-from agentrl.episode import Episode, FailedError, ParkFn, RewardFn
+from agentrl.episode import Episode, FailedError, ParkFn, RewardFn, at_boundary
 from agentrl.errors import ResumeError
 from agentrl.parking import Parked
 from agentrl.render.base import Renderer
@@ -62,10 +62,8 @@ async def _return(episode: Episode, parked: Parked) -> None:
     if parked.env is None and episode.is_aborted():
         return  # parked again as it is
     try:
-        if parked.how == "replay":
-            await _replay(episode, parked)
-        else:
-            await _restore(episode, parked)
+        with at_boundary("reset"):
+            await (_replay if parked.how == "replay" else _restore)(episode, parked)
     except Exception as exc:  # the boundary of the way back: whatever it is, a restart needs nothing of it
         error = str(exc) if isinstance(exc, FailedError | ResumeError) else f"{type(exc).__name__}: {exc}"
         raise ResumeError(f"{parked.how}: {error}") from exc

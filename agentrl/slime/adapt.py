@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
+from agentrl._concurrency import is_cancelled
 from agentrl.env import Env, Envs, load_object
 from agentrl.episode import RewardFn, run_episode
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
 from agentrl.resume import resume_episode
 from agentrl.slime._shared import Shared, shared
 from agentrl.slime.config import SlimeConfig
-from agentrl.slime.replay import fill, request_fields
+from agentrl.slime.replay import fill, forget_old_experts, request_fields
 from agentrl.slime.sample import clear, from_sample, to_sample, to_samples
 from agentrl.slime.visit import Visit
 from agentrl.trajectory import Trajectory
@@ -50,6 +52,7 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         sampling_params={name: value for name, value in sampling_params.items() if name != "max_new_tokens"},
         reward=_reward_function(config),
         aborted=_abort_flag(args, sample),
+        on_turn=forget_old_experts if request_fields(args) and not evaluation else None,
         park=visit.park if config.park_s and not evaluation and _comes_back(args) else None,
     )
     clear(sample)
@@ -84,7 +87,9 @@ async def _play(
         return await run_episode(env, task, session_id=session_id, thinking=config.thinking, **episode)
     except ConfigError:
         raise
-    except Exception as exc:  # slime's boundary: an exception here would end its whole rollout
+    except (Exception, asyncio.CancelledError) as exc:  # slime's boundary: this would end its whole rollout
+        if isinstance(exc, asyncio.CancelledError) and is_cancelled():
+            raise
         log.warning("episode %s failed in %s", session_id, boundary, exc_info=exc)
         trajectory = Trajectory(task, session_id=session_id)
         trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, boundary)
@@ -152,7 +157,8 @@ def _settle_reward(args: Any, sample: Any, parts: Mapping[str, JSON], *, evaluat
         sample.reward = 0.0
     key = (getattr(args, "eval_reward_key", None) if evaluation else None) or getattr(args, "reward_key", None)
     if key and sample.reward is not None:
-        sample.reward = {key: sample.reward, **parts}
+        # In training a part must not pass for the total; evaluation may ask for a part by its name.
+        sample.reward = {key: sample.reward, **parts} if evaluation else {**parts, key: sample.reward}
 
 
 def _has_reward_model(args: Any, sample: Any) -> bool:

@@ -105,8 +105,9 @@ def _behaviour(notes: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, 
         "parse_error_rate": sum(note.get("parse_errors", 0) for note in valid) / max(sum(turns), 1),
         "episodes_with_tools": len(with_tools),
         "tool_call_rate": _mean([note["tool_calls"] > 0 for note in with_tools]),
-        "tool_errors": dict(_total(found.get("tool_errors", {}) for found in info)),
-        "observation_tokens_cut": sum(found.get("observation_tokens_cut", 0) for found in info),
+        # An Env may have its own say under these names.
+        "tool_errors": dict(_total(e for found in info if isinstance(e := found.get("tool_errors"), Mapping))),
+        "observation_tokens_cut": sum(c for found in info if isinstance(c := found.get("observation_tokens_cut"), int)),
     }
 
 

@@ -36,11 +36,14 @@ def fill(args: Any, sample: Any, segment: Trajectory) -> None:
 
     Raises ConfigError where the engine did not return what a flag needs.
     """
+    # What is not shipped is not replayed, and an aborted request may come without what it would be replayed by.
+    shipped = not sample.remove_sample and sample.status is not type(sample).Status.ABORTED
+    played = _generations(segment) if shipped else []
     if getattr(args, "rollout_top_p", 1.0) != 1.0 and hasattr(sample, "rollout_top_p_token_ids"):
-        ids, offsets = _top_p(args, sample.response_length, _generations(segment))
+        ids, offsets = _top_p(args, sample.response_length, played)
         sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = _tensor(ids), _tensor(offsets)
     if getattr(args, "use_rollout_routing_replay", False) and hasattr(sample, "rollout_routed_experts"):
-        experts = _routed_experts(args, len(sample.tokens) - 1, segment.prompt_length, _generations(segment))
+        experts = _routed_experts(args, len(sample.tokens) - 1, segment.prompt_length, played)
         # slime's older commits and its relatives read an array here.
         sample.rollout_routed_experts = _tensor(experts) if hasattr(sample, "append_response_tokens") else experts
 
@@ -125,8 +128,22 @@ def _routed_experts(args: Any, rows: int, prompt_length: int, generations: Seque
 
 def _since_whole(generations: Sequence[_Generation]) -> Sequence[_Generation]:
     """From the last one on that covers its whole sequence: those before it need not be decoded."""
-    whole = [i for i, generation in enumerate(generations) if _start(generation) == 0]
+    whole = [i for i, generation in enumerate(generations) if _covers_all(generation.meta)]
     return generations[whole[-1] if whole else 0 :]
+
+
+def forget_old_experts(trajectory: Trajectory) -> None:
+    """After each turn: experts that a later request returned anew, which would be the square of an episode's length."""
+    turns = trajectory.turns[sum(len(segment.turns) for segment in trajectory.earlier) :]
+    seen = [(turn, i) for turn in turns for i in range(len(turn.meta))]
+    last = max((n for n, (turn, i) in enumerate(seen) if _covers_all(turn.meta[i])), default=0)
+    for turn, i in seen[:last]:
+        turn.meta[i] = {name: value for name, value in turn.meta[i].items() if name not in _EXPERTS}
+
+
+def _covers_all(meta: Mapping[str, Any]) -> bool:
+    """It holds the experts of a whole sequence, not those from some token on."""
+    return not meta.get("routed_experts_start_len") and any(meta.get(name) is not None for name in _EXPERTS)
 
 
 def _start(generation: _Generation) -> int:

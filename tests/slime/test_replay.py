@@ -18,7 +18,7 @@ from agentrl.engine import Generation
 from agentrl.errors import ConfigError
 from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.render import Rendered, RenderedSpan
-from agentrl.slime.replay import fill, request_fields
+from agentrl.slime.replay import fill, forget_old_experts, request_fields
 from agentrl.slime.sample import to_sample, to_samples
 from agentrl.trajectory import Trajectory
 from agentrl.types import Action, StopReason
@@ -249,6 +249,37 @@ def test_relatives_of_slime_have_arrays_or_nothing():
     fill(BOTH, sample, play.trajectory)
     assert isinstance(sample.rollout_routed_experts, np.ndarray)
     assert not hasattr(sample, "rollout_top_p_token_ids")
+
+
+@pytest.mark.parametrize("stop", [StopReason.ABORTED, StopReason.FAILED])
+def test_what_is_not_shipped_needs_nothing_to_be_replayed_by(stop):
+    """An aborted request may come back without it."""
+    play = Conversation()
+    trajectory = play.three_turns()
+    for turn in trajectory.turns:
+        turn.meta[:] = [{k: v for k, v in meta.items() if k == "output_token_logprobs"} for meta in turn.meta]
+    trajectory.stop = stop
+    sample = filled(BOTH, trajectory)
+    assert len(sample.rollout_top_p_token_offsets) == sample.response_length + 1
+    assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1
+
+
+def test_experts_are_kept_once():
+    play = Conversation()
+    trajectory = play.three_turns()
+    expected = filled(BOTH, trajectory).rollout_routed_experts
+    forget_old_experts(trajectory)
+    metas = [meta for turn in trajectory.turns for meta in turn.meta]
+    assert ["routed_experts" in meta for meta in metas] == [False] * (len(metas) - 1) + [True]
+    assert torch.equal(filled(BOTH, trajectory).rollout_routed_experts, expected)
+
+
+def test_experts_from_some_token_on_are_all_needed():
+    play = Conversation(partial=True)
+    trajectory = play.three_turns()
+    before = filled(BOTH, trajectory).rollout_routed_experts
+    forget_old_experts(trajectory)
+    assert torch.equal(filled(BOTH, trajectory).rollout_routed_experts, before)
 
 
 def test_routed_experts_are_asked_for_in_the_body():
