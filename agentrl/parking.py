@@ -17,6 +17,7 @@ import pickle
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -180,7 +181,10 @@ class Parking:
 
     @property
     def _folder(self) -> Path:
-        return self._given or _private_folder()
+        if self._given is not None:
+            return self._given
+        with _making:  # files are written by threads, and two that came first would have a folder each
+            return _private_folder()
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}{_PARKED}"
@@ -194,6 +198,9 @@ def _key(ticket: Mapping[str, JSON]) -> str:
         return UUID(hex=ticket["key"]).hex
     except (KeyError, ValueError, TypeError, AttributeError):
         raise ResumeError(f"its ticket names nothing: {ticket.get('key')!r:.80}") from None
+
+
+_making = threading.Lock()
 
 
 @cache

@@ -8,7 +8,9 @@ import pickle
 import stat
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
@@ -219,3 +221,20 @@ def test_the_private_folder_goes_with_the_process():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip()
     assert not os.path.exists(done.stdout.strip())
+
+
+def test_threads_that_come_first_share_one_folder(monkeypatch):
+    """As the first aborted episodes of a process do: each is written by a thread."""
+    made = []
+
+    def slowly(prefix):
+        time.sleep(0.05)
+        made.append(tempfile.gettempdir())
+        return mkdtemp(prefix=prefix)
+
+    mkdtemp = tempfile.mkdtemp
+    monkeypatch.setattr(tempfile, "mkdtemp", slowly)
+    _private_folder.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        folders = set(pool.map(lambda parking: parking._folder, [Parking() for _ in range(4)]))
+    assert len(folders) == len(made) == 1

@@ -192,6 +192,7 @@ async def test_storm_with_mask_offpolicy(slime, world):
         last = host.engine.version
         await host.rollout(samples)
     for sample in samples:
+        assert "restarts" not in account(sample), account(sample)["restart_reason"]
         check(host, sample)
         fresh = sum(len(g.tokens) for g in host.engine.handed_out[sample.session_id] if g.weight_version == str(last))
         ledger = account(sample)["ledger"]
