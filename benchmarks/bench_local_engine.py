@@ -19,7 +19,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 from agentrl.engine.local import LocalEngine
-from agentrl.engine.sampling import Sampling, draw
+from agentrl.engine.local.sampling import Sampling, draw
 from agentrl.models import tiny_model, tiny_tokenizer
 
 Prompts: TypeAlias = list[list[int]]

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from agentrl.engine.encoding import HistoryEncoder
-from agentrl.engine.sglang import _body
+from agentrl.engine.sglang.client import _body
+from agentrl.engine.sglang.encoding import HistoryEncoder
 
 FIELDS = {"sampling_params": {"temperature": 1.0, "max_new_tokens": 512}, "return_logprob": True, "stream": False}
 NEW_TOKENS = 500

@@ -18,8 +18,8 @@ from statistics import median
 from typing import Any
 
 from agentrl.engine.base import Generation
-from agentrl.engine.encoding import HistoryEncoder
-from agentrl.engine.sglang import _body
+from agentrl.engine.sglang.client import _body
+from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.render import Rendered, Renderer, load_renderer
 from agentrl.trajectory import Trajectory
 from agentrl.types import Action, Message

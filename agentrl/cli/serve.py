@@ -27,7 +27,7 @@ def serve(
 
 
 async def _serve(model: str, host: str, port: int, device: DeviceName) -> None:
-    from agentrl.engine.server import serve as serve_engine  # aiohttp takes 0.2 s to import
+    from agentrl.engine.sglang.server import serve as serve_engine  # aiohttp takes 0.2 s to import
 
     async with open_model(model, device) as opened:
         try:

@@ -31,7 +31,7 @@ class BugError(AgentRLError):
 
 
 class Lockstep(Protocol):
-    """Episodes that take their turns together; see `agentrl.engine.lockstep`."""
+    """Episodes that take their turns together; see `agentrl.engine.local.lockstep`."""
 
     def episode(self) -> AbstractContextManager[None]: ...
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from torch import Tensor
 
 from agentrl.engine.local import LocalEngine
-from agentrl.engine.server import create_app
+from agentrl.engine.sglang.server import create_app
 from agentrl.models import load_model, load_tokenizer, save_model
 
 _PATIENCE_S = 120

@@ -6,8 +6,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.encoding import HistoryEncoder
-from agentrl.engine.sglang import _body
+from agentrl.engine.sglang.client import _body
+from agentrl.engine.sglang.encoding import HistoryEncoder
 
 tokens = st.integers(0, 200_000)
 

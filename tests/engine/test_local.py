@@ -14,9 +14,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
 
-from agentrl.engine import local as local_module  # noqa: E402
 from agentrl.engine.base import Generation  # noqa: E402
 from agentrl.engine.local import LocalEngine  # noqa: E402
+from agentrl.engine.local import engine as local_module  # noqa: E402
 from agentrl.errors import ConfigError, EngineError  # noqa: E402
 from agentrl.models import tiny_model, tiny_tokenizer  # noqa: E402
 
@@ -89,7 +89,7 @@ async def test_a_llama_with_grouped_heads_is_as_exact(heads: int) -> None:
 async def test_a_prompt_longer_than_a_prefill_pass_is_exact(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.engine.batch._PREFILL_TOKENS", 7)
+    monkeypatch.setattr("agentrl.engine.local.batch._PREFILL_TOKENS", 7)
     answers = await asyncio.gather(*(engine.generate(prompt(i, 5 + 9 * i), {**FREE}) for i in range(6)))
     for i, answer in enumerate(answers):
         assert_exact(prompt(i, 5 + 9 * i), answer)

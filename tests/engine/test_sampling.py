@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.engine.sampling import Sampling, uniform
+from agentrl.engine.local.sampling import Sampling, uniform
 from agentrl.errors import EngineError
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.engine import Generation, ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
-from agentrl.engine.server import running_server, serve
+from agentrl.engine.sglang.server import running_server, serve
 from agentrl.errors import ConfigError, EngineError
 
 

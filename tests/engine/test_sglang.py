@@ -271,8 +271,8 @@ async def test_cancellation_reaches_the_workers_behind_a_router():
 
 
 async def test_abort_by_rid_and_abort_all_reach_the_workers(monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang._CONTROL_S", 0.5)
-    monkeypatch.setattr("agentrl.engine.sglang._ABORT_PAUSE_S", 0.5)
+    monkeypatch.setattr("agentrl.engine.sglang.client._CONTROL_S", 0.5)
+    monkeypatch.setattr("agentrl.engine.sglang.client._ABORT_PAUSE_S", 0.5)
     async with fleet() as (url, router, one, two), client(url) as engine:
         running = asyncio.create_task(engine.generate([1], {}, rid="r"))
         await router.running.wait()
@@ -310,7 +310,7 @@ async def test_an_abort_that_came_too_early_is_sent_again(rid):
 
 
 async def test_abort_gives_up_on_a_request_that_will_not_end(monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang._CONTROL_S", 0.2)
+    monkeypatch.setattr("agentrl.engine.sglang.client._CONTROL_S", 0.2)
     fake = Fake(for_ever)
     async with fake.serve() as url, client(url) as engine:
         running = asyncio.create_task(engine.generate([1], {}, rid="r"))
@@ -331,7 +331,7 @@ async def test_the_ranks_of_a_server_are_one_worker():
 
 
 async def test_a_busy_router_has_the_workers_it_had(monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang._WORKERS_S", 0.0)
+    monkeypatch.setattr("agentrl.engine.sglang.client._WORKERS_S", 0.0)
     async with fleet() as (url, router, one, _), client(url) as engine:
         await engine.abort()
         router.workers = None
@@ -352,7 +352,7 @@ async def test_a_dead_worker_does_not_keep_the_abort_from_the_others(caplog):
 
 
 async def test_a_hanging_worker_delays_cancellation_for_a_bounded_time(monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang._CONTROL_S", 0.2)
+    monkeypatch.setattr("agentrl.engine.sglang.client._CONTROL_S", 0.2)
     fake = Fake(for_ever)
     fake.abort = for_ever
     async with fake.serve() as url, client(url) as engine:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrl.engine import ScriptedEngine, SGLangEngine
-from agentrl.engine.server import running_server
+from agentrl.engine.sglang.server import running_server
 from agentrl.errors import EngineError
 
 

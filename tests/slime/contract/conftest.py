@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentrl.engine.server import create_app
+from agentrl.engine.sglang.server import create_app
 from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from tests.slime.conftest import ENV_FILE
 from tests.slime.contract import hosts

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from agentrl.engine.base import Generation, SamplingParams
-from agentrl.engine.batch import Batch, Finished, Request
-from agentrl.engine.lockstep import Lockstep
-from agentrl.engine.sampling import Sampling
+from agentrl.engine.local.batch import Batch, Finished, Request
+from agentrl.engine.local.lockstep import Lockstep
+from agentrl.engine.local.sampling import Sampling
 from agentrl.errors import ConfigError, EngineError
 
 log = logging.getLogger(__name__)

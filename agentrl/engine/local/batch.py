@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from agentrl.engine.base import Generation
-from agentrl.engine.kv_cache import SlotCache
-from agentrl.engine.sampling import Sampling, draw
+from agentrl.engine.local.kv_cache import SlotCache
+from agentrl.engine.local.sampling import Sampling, draw
 from agentrl.types import FinishReason
 
 _PREFILL_TOKENS = 4096

@@ -20,7 +20,7 @@ from uuid import uuid4
 import aiohttp
 
 from agentrl.engine.base import Generation, SamplingParams
-from agentrl.engine.encoding import HistoryEncoder
+from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import FinishReason
 
