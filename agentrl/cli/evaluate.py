@@ -17,8 +17,9 @@ from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, write_trajectories
 from agentrl.cli.models import open_model, run_config
 from agentrl.cli.options import Data, Device, DeviceName, EnvPath, EpisodeSettings, Limit, ModelName, Out
-from agentrl.env import Envs, load_object
+from agentrl.env import Envs
 from agentrl.errors import ConfigError
+from agentrl.loading import load_object
 
 if TYPE_CHECKING:
     from agentrl.engine.base import SamplingParams

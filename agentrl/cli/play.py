@@ -15,8 +15,9 @@ from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig, OnEpisode, check_out, progress, write_trajectories
 from agentrl.cli.options import Data, EnvPath, EpisodeSettings, Limit, ModelName, Out
 from agentrl.engine.scripted import Turn
-from agentrl.env import Envs, load_object
+from agentrl.env import Envs
 from agentrl.errors import ConfigError
+from agentrl.loading import load_object
 from agentrl.testing import rollout
 from agentrl.trajectory import Trajectory
 from agentrl.types import Task

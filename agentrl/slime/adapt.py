@@ -10,9 +10,10 @@ from typing import Any
 from uuid import uuid4
 
 from agentrl._concurrency import is_cancelled
-from agentrl.env import Env, Envs, load_object
+from agentrl.env import Env, Envs
 from agentrl.episode import RewardFn, run_episode
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
+from agentrl.loading import load_object
 from agentrl.resume import resume_episode
 from agentrl.slime._shared import Shared, shared
 from agentrl.slime.config import SlimeConfig

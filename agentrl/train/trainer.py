@@ -17,9 +17,10 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.engine.local import LocalEngine
-from agentrl.env import Envs, load_object
+from agentrl.env import Envs
 from agentrl.episode import RewardFn
 from agentrl.errors import ConfigError
+from agentrl.loading import load_object
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.render import load_renderer
 from agentrl.rollout.canaries import Canaries

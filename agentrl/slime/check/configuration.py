@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from agentrl.env import load_object
 from agentrl.errors import ConfigError
+from agentrl.loading import load_object
 from agentrl.slime.check.finding import Finding, error, note, warning
 from agentrl.slime.check.setup import Setup, importing
 

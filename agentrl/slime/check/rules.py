@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from agentrl.env import load_object
 from agentrl.errors import ConfigError
+from agentrl.loading import load_object
 from agentrl.parking import way_back
 from agentrl.slime.check.finding import Finding, error, note, warning
 from agentrl.slime.check.setup import GENERATE, Setup
