@@ -22,8 +22,9 @@ Script: TypeAlias = Sequence[Turn] | Generator[Turn, str, None] | Callable[[Sequ
 
 
 def scripted_log_prob(token: int) -> float:
-    """The made-up log-prob of a token: never 0, and different for neighbours, so that a shift by one shows."""
-    return -0.1 - (token % 89) / 100
+    """The made-up log-prob of a token: never 0, exact in float32, and different for neighbours, so that a shift by one
+    shows."""
+    return -(13 + token % 89) / 128
 
 
 @dataclass(slots=True)
