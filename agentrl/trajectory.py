@@ -137,7 +137,7 @@ class Trajectory:
     @property
     def truncated(self) -> bool:
         """Ended by a bound on tokens or time, not by the model or the Env."""
-        return self.stop in (StopReason.TURN_CUT, StopReason.TOKENS, StopReason.CONTEXT, StopReason.DEADLINE)
+        return self.stop is not None and self.stop.truncated
 
     @property
     def tool_calls(self) -> int:

@@ -157,6 +157,11 @@ class StopReason(StrEnum):
     FAILED = "failed"
     """The environment broke or has a bug: see `Trajectory.failure`."""
 
+    @property
+    def truncated(self) -> bool:
+        """A bound on tokens or time ended the episode, not the model or the Env."""
+        return self in (StopReason.TURN_CUT, StopReason.TOKENS, StopReason.CONTEXT, StopReason.DEADLINE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

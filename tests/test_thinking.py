@@ -13,7 +13,6 @@ from rich.console import Console
 from agentrl import (
     ConfigError,
     Env,
-    Ledger,
     LedgerError,
     Limits,
     Raw,
@@ -27,10 +26,9 @@ from agentrl import (
 from agentrl.cli.show import render_trajectory
 from agentrl.engine import ScriptedEngine
 from agentrl.models import load_tokenizer
+from agentrl.monitor import RolloutMetrics
 from agentrl.render import load_renderer
-from agentrl.rollout.evaluate import Evaluation
 from agentrl.testing import call
-from agentrl.train.report import rollout_metrics
 from agentrl.train.warm_start import load_demonstrations
 from agentrl.trajectory import total_ledger
 
@@ -205,11 +203,10 @@ async def test_masks_reach_all_segments_and_one_turn_wherever_it_is(thinker):
 async def test_whoever_counts_or_learns_reads_every_segment(thinker, qwen3_like, tmp_path):
     t, _ = await play(thinker)
     t.reward, sampled = 1.0, sum(len(action.tokens) for action in t.actions)
-    assert Evaluation.of([t]).ledger == total_ledger(t.segments) != Ledger()
-    metrics = rollout_metrics([[t]])
-    assert metrics["sampled_tokens"] == metrics["trained_tokens"] == sampled
-    assert metrics["turns_mean"] == 5
-    assert metrics["response_length_mean"] == sum(s.response_length for s in t.segments)
+    metrics = RolloutMetrics.of_groups([[t]])
+    assert metrics.sampled_tokens == metrics.trained_tokens == sampled > 0
+    assert metrics.turns_mean == 5
+    assert metrics.response_length_mean == sum(s.response_length for s in t.segments)
     (tmp_path / "d.jsonl").write_text(json.dumps(t.to_json()))
     found = load_demonstrations(Path(tmp_path / "d.jsonl"), len(qwen3_like))
     assert sum(sum(d.mask) for d in found) == sampled

@@ -112,23 +112,17 @@ def _figures(evaluation: Evaluation, samples: int) -> dict[str, Any]:
     rewards = [-math.inf if t.reward is None else t.reward for t in evaluation.trajectories]
     best = [max(rewards[i : i + samples]) for i in range(0, len(rewards), samples)]
     scored = [reward for reward in best if reward > -math.inf]
+    metrics = evaluation.metrics.to_json()
     return {
-        "success": evaluation.success,
+        "success": metrics.pop("reward_mean"),
         **({f"best_of_{samples}": fmean(scored)} if samples > 1 and scored else {}),
-        "reward_std": evaluation.reward_std,
-        "episodes": evaluation.episodes,
-        "failed": evaluation.failed,
-        "turns_mean": evaluation.turns_mean,
-        "tool_call_rate": evaluation.tool_call_rate,
-        "parse_error_rate": evaluation.parse_error_rate,
-        "truncation_rate": evaluation.truncation_rate,
-        "tool_errors": dict(evaluation.tool_errors),
-        "stops": dict(evaluation.stops),
-        "sampled_tokens": evaluation.ledger.sampled,
-        "trained_tokens": evaluation.ledger.trained,
-        "masked_tokens": dict(evaluation.ledger.masked),
-        "prefix_breaks": evaluation.prefix_breaks,
+        "failed": metrics.pop("failed_episodes"),
+        **{name: value for name, value in metrics.items() if name not in _TRAINING},
     }
+
+
+_TRAINING = ("groups", "zero_advantage_groups", "samples", "resumes", "restarts")
+"""Metrics that say nothing about an evaluation."""
 
 
 def _print_table(title: str, figures: Mapping[str, Any]) -> None:

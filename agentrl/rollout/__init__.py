@@ -1,8 +1,8 @@
-"""Rollouts: where tasks come from, groups of episodes, evaluation, and canaries."""
+"""Rollouts: where tasks come from, groups of episodes, and evaluation."""
 
 from __future__ import annotations
 
-from agentrl.rollout.canaries import Canaries, CanaryConfig
+from agentrl.monitor.canaries import Canaries, CanaryConfig
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout, run_groups
 from agentrl.rollout.tasks import TaskStream, load_tasks

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.numerics import NumericsConfig
+from agentrl.monitor.numerics import NumericsConfig
 from agentrl.types import JSON, Limits
 
 CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"

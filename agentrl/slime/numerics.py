@@ -6,7 +6,7 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from agentrl.rollout.numerics import NumericsConfig, NumericsWatch
+from agentrl.monitor.numerics import NumericsConfig, NumericsWatch
 from agentrl.slime.config import SlimeConfig
 
 if TYPE_CHECKING:

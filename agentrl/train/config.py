@@ -10,8 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.canaries import CanaryConfig
-from agentrl.rollout.numerics import NumericsConfig
+from agentrl.monitor.canaries import CanaryConfig
+from agentrl.monitor.numerics import NumericsConfig
 from agentrl.types import Limits
 
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from agentrl.errors import AgentRLError
-from agentrl.rollout.numerics import Numerics, compare
+from agentrl.monitor.numerics import Numerics, compare
 from agentrl.train.batch import MicroBatch, Row, micro_batches
 from agentrl.train.config import TrainConfig
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import LedgerError
-from agentrl.rollout.evaluate import Evaluation
-from agentrl.rollout.groups import is_valid
-from agentrl.trajectory import Trajectory
+from agentrl.monitor.metrics import RolloutMetrics
 from agentrl.types import JSON
 
 
@@ -50,32 +46,29 @@ class Summary:
         )
 
 
-def rollout_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, JSON]:
-    """A step's episodes in numbers. Raises LedgerError unless every sampled token is trained or masked by a reason."""
-    found = Evaluation.of([trajectory for group in groups for trajectory in group])
-    ledger = found.ledger
-    if ledger.sampled != ledger.trained + sum(ledger.masked.values()):
-        raise LedgerError(f"sampled {ledger.sampled} != trained {ledger.trained} + masked {dict(ledger.masked)}")
-    lengths = [sum(segment.response_length for segment in t.segments) for t in found.trajectories if is_valid(t)]
-    return {
-        "reward_mean": found.success,
-        "reward_std": found.reward_std,
-        "response_length_mean": statistics.fmean(lengths or [0]),
-        "turns_mean": found.turns_mean,
-        "episodes": found.episodes,
-        "failed_episodes": found.failed,
-        "groups": len(groups),
-        "stops": found.stops,
-        "episodes_with_tools": found.episodes_with_tools,
-        "tool_call_rate": found.tool_call_rate,
-        "parse_error_rate": found.parse_error_rate,
-        "truncation_rate": found.truncation_rate,
-        "tool_errors": found.tool_errors,
-        "sampled_tokens": ledger.sampled,
-        "trained_tokens": ledger.trained,
-        "masked_tokens": dict(ledger.masked),
-        "prefix_breaks": found.prefix_breaks,
-    }
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step of RL: a line of metrics.jsonl."""
+
+    step: int
+    rollout: RolloutMetrics
+    update: Mapping[str, float]
+    rollout_s: float
+    train_s: float
+
+    def to_json(self) -> dict[str, JSON]:
+        sampled, seconds = self.rollout.sampled_tokens, self.rollout_s + self.train_s
+        return {
+            "step": self.step,
+            **self.rollout.to_json(),
+            **self.update,
+            "rollout_s": self.rollout_s,
+            "train_s": self.train_s,
+            "seconds": seconds,
+            "tokens_per_second": sampled / seconds,
+            "rollout_tokens_per_second": sampled / self.rollout_s,
+            "train_tokens_per_second": self.update["read_tokens"] / self.train_s,
+        }
 
 
 def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float], file: Path) -> bool:

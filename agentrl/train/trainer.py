@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,18 +22,17 @@ from agentrl.episode import RewardFn
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
 from agentrl.models import load_model, load_tokenizer, save_model
+from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
-from agentrl.rollout.canaries import Canaries
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import Rollout, run_groups
-from agentrl.rollout.numerics import NumericsWatch
 from agentrl.rollout.tasks import TaskStream, load_tasks
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import credited
 from agentrl.train.learner import DivergedError, Learner, set_learning_rate
 from agentrl.train.progress import Progress
-from agentrl.train.report import Summary, draw_curve, rollout_metrics
+from agentrl.train.report import StepReport, Summary, draw_curve
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, write_atomically
 from agentrl.train.warm_start import (
     demonstration_batches,
@@ -153,8 +152,7 @@ class Trainer:
             self._begin_rl()
         with Progress(self.console, "rl", config.steps, done=position.step) as progress:
             while position.step < config.steps:
-                metrics = await self.step(position.step + 1)
-                await self._finish_step(metrics, progress)
+                await self._finish_step(await self.step(position.step + 1), progress)
         await self._evaluate_and_keep("final")
         self.folder.save_model(self.folder.model, self._save_model)
         return self._summarise()
@@ -176,27 +174,18 @@ class Trainer:
         self.warm_optimizers = []
         self.engine.weight_version = "0"
 
-    async def step(self, step: int) -> dict[str, Any]:
-        """One step of RL: roll out, learn, hand over the weights. Its metrics."""
+    async def step(self, step: int) -> StepReport:
+        """One step of RL: roll out, learn, hand over the weights."""
         began = time.monotonic()
         groups = await self.collect(step)
         collected = time.monotonic()
-        metrics = rollout_metrics(groups)
+        metrics = RolloutMetrics.of_groups(groups)
         update = self.update(groups, step)
         updated = time.monotonic()
+        metrics = replace(metrics, zero_advantage_groups=update.pop("zero_advantage_groups"))
         shown = [trajectory for group in groups[: self.config.save_groups] for trajectory in group]
         self.folder.write_trajectories(step_name(step), shown)
-        return {
-            "step": step,
-            **metrics,
-            **update,
-            "rollout_s": collected - began,
-            "train_s": updated - collected,
-            "seconds": updated - began,
-            "tokens_per_second": metrics["sampled_tokens"] / (updated - began),
-            "rollout_tokens_per_second": metrics["sampled_tokens"] / (collected - began),
-            "train_tokens_per_second": update["read_tokens"] / (updated - collected),
-        }
+        return StepReport(step, metrics, update, collected - began, updated - collected)
 
     async def collect(self, step: int) -> Groups:
         """Play one step's episodes, and mask those that are not to be trained."""
@@ -253,25 +242,25 @@ class Trainer:
     async def _evaluate_and_keep(self, name: str) -> None:
         if not self.eval_tasks:
             return
-        found = await self.evaluate(name)
-        self.position.evals[name] = found.success
+        metrics = (await self.evaluate(name)).metrics
+        self.position.evals[name] = metrics.reward_mean
         self.console.print(
-            f"held out, {name}: success {found.success:.3f}, {found.turns_mean:.1f} turns, "
-            f"{found.tool_call_rate:.0%} of {found.episodes} episodes call a tool",
+            f"held out, {name}: success {metrics.reward_mean:.3f}, {metrics.turns_mean:.1f} turns, "
+            f"{metrics.tool_call_rate:.0%} of {metrics.episodes} episodes call a tool",
             highlight=False,
         )
 
-    async def _finish_step(self, metrics: dict[str, Any], progress: Progress) -> None:
-        config, step = self.config, metrics["step"]
+    async def _finish_step(self, report: StepReport, progress: Progress) -> None:
+        config, step, metrics = self.config, report.step, report.to_json()
         last = step == config.steps
         if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
-            metrics["eval_success"] = (await self.evaluate(step_name(step))).success
+            metrics["eval_success"] = (await self.evaluate(step_name(step))).metrics.reward_mean
         self.folder.append_metrics(metrics)
         if self._tensorboard is not None:
             for name, value in metrics.items():
                 if isinstance(value, int | float):
                     self._tensorboard.add_scalar(name, value, step)
-        warnings = self.canaries.watch(metrics) if self.canaries else []
+        warnings = self.canaries.watch(step, report.rollout) if self.canaries else []
         if self.numerics is not None:
             warnings += self.numerics.watch(f"step {step}", metrics["logprob_diff_mean"], metrics["logprob_diff_max"])
         for warning in warnings:

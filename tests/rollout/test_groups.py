@@ -231,9 +231,10 @@ async def test_evaluation_is_greedy_and_leaves_failures_out_of_its_mean(renderer
         found = await evaluate(Rollout(envs=envs, engine=engine, renderer=renderer), tasks(3))
 
     assert isinstance(found, Evaluation)
+    metrics = found.metrics
     assert all(params["temperature"] == 0.0 for params in engine.asked.values())
-    assert (found.episodes, found.failed, found.success, found.reward_std) == (3, 1, 1.0, 1.0)
-    assert (found.turns_mean, found.tool_call_rate) == (1.0, 0.0)
-    assert found.stops == {"done": 2, "failed": 1}
+    assert (metrics.episodes, metrics.failed_episodes, metrics.reward_mean, metrics.reward_std) == (3, 1, 1.0, 1.0)
+    assert (metrics.turns_mean, metrics.tool_call_rate) == (1.0, 0.0)
+    assert metrics.stops == {"done": 2, "failed": 1}
     assert [t.task.id for t in found.trajectories] == ["0", "1", "2"]
-    assert found.ledger.sampled == 3 * len(engine.tokens)
+    assert metrics.sampled_tokens == 3 * len(engine.tokens)

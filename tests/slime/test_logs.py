@@ -56,6 +56,8 @@ def a_rollout(cls=Segment):
 
 METRICS = {
     "reward_mean": 0.5,
+    "reward_std": pytest.approx(0.1**0.5),
+    "response_length_mean": (3 * 4 + 4 * 4) / 5,
     "reward_parts": {"right": 0.5, "short": 0.25},
     "episodes": 6,
     "samples": 8,
@@ -68,6 +70,7 @@ METRICS = {
     "restarts": 3,
     "turns_mean": 7 / 5,
     "parse_error_rate": 2 / 7,
+    "truncation_rate": 1 / 5,
     "episodes_with_tools": 0,
     "tool_call_rate": 0.0,
     "tool_errors": {"search:KeyError": 2},
@@ -80,28 +83,28 @@ METRICS = {
 
 def test_what_a_rollout_came_to():
     metrics = rollout_metrics(args(), a_rollout())
-    assert metrics == METRICS
-    assert metrics["sampled_tokens"] == metrics["trained_tokens"] + sum(metrics["masked_tokens"].values())
+    assert metrics.to_json() == METRICS
+    assert metrics.sampled_tokens == metrics.trained_tokens + sum(metrics.masked_tokens.values())
 
 
 def test_nesting_and_strangers_do_not_matter(Sample):
     stranger = Sample(group_index=0, index=99, reward=100.0, metadata=None)
     samples = a_rollout()
-    assert rollout_metrics(args(), [samples[:3], [samples[3:]], stranger]) == METRICS
-    assert rollout_metrics(args(), [stranger]) == rollout_metrics(args(), []) == {}
+    assert rollout_metrics(args(), [samples[:3], [samples[3:]], stranger]).to_json() == METRICS
+    assert rollout_metrics(args(), [stranger]) == rollout_metrics(args(), []) is None
 
 
 def test_a_rollout_in_which_all_failed():
     metrics = rollout_metrics(args(), [failed(0), failed(0, kind="bug", boundary="score")])
-    assert (metrics["reward_mean"], metrics["turns_mean"], metrics["parse_error_rate"]) == (0.0, 0.0, 0.0)
-    assert metrics["failures"] == {"environment/step": 1, "bug/score": 1}
-    assert (metrics["zero_advantage_groups"], metrics["trained_tokens"]) == (1, 0)
+    assert (metrics.reward_mean, metrics.turns_mean, metrics.parse_error_rate) == (0.0, 0.0, 0.0)
+    assert metrics.failures == {"environment/step": 1, "bug/score": 1}
+    assert (metrics.zero_advantage_groups, metrics.trained_tokens) == (1, 0)
 
 
 def test_tool_calls_are_rated_where_there_are_tools():
     samples = [played(0, tools=2, tool_calls=3), played(0, tools=2, tool_calls=0), played(0, tools=0, tool_calls=0)]
     metrics = rollout_metrics(args(), samples)
-    assert (metrics["episodes_with_tools"], metrics["tool_call_rate"]) == (2, 0.5)
+    assert (metrics.episodes_with_tools, metrics.tool_call_rate) == (2, 0.5)
 
 
 def test_the_host_tracks_them_by_path_at_its_own_step(tracked):

@@ -52,7 +52,7 @@ async def test_it_is_a_failed_sample(play, Sample, env, failure):
     found = sample.metadata["agentrl"]["failure"]
     assert (found["kind"], found["boundary"]) == failure
     assert (sample.status, sample.remove_sample, sample.reward) == (Sample.Status.FAILED, True, {"score": 0.0})
-    assert rollout_metrics(args, [sample])["failures"] == {"/".join(failure): 1}
+    assert rollout_metrics(args, [sample]).failures == {"/".join(failure): 1}
 
 
 async def test_a_part_of_the_reward_that_is_no_number_is_named(play):
@@ -73,7 +73,7 @@ async def test_a_part_does_not_pass_for_the_total(play):
 async def test_an_env_may_note_what_it_likes(play):
     args, sample = await play("OwnWords")
     found = rollout_metrics(args, [sample])
-    assert (found["tool_errors"], found["observation_tokens_cut"]) == ({}, 0)
+    assert (found.tool_errors, found.observation_tokens_cut) == ({}, 0)
 
 
 @pytest.mark.parametrize(

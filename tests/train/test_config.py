@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.monitor.numerics import NumericsConfig
 from agentrl.rollout import CanaryConfig
-from agentrl.rollout.numerics import NumericsConfig
 from agentrl.train import TrainConfig, WarmStartConfig
 
 

@@ -197,7 +197,7 @@ def test_metrics_name_the_causes(outcome):
     for fault in FAULTS.values():
         if fault.kind:
             expected[f"{fault.kind}/{fault.boundary}"] += fault.struck
-    assert outcome.metrics["failures"] == expected
-    assert outcome.metrics["failed_episodes"] == expected.total()
-    assert outcome.metrics["tool_errors"] == {"capital:KeyError": 3 * (GROUP // 2)}
-    assert math.isfinite(outcome.metrics["reward_mean"])
+    assert outcome.metrics.failures == expected
+    assert outcome.metrics.failed_episodes == expected.total()
+    assert outcome.metrics.tool_errors == {"capital:KeyError": 3 * (GROUP // 2)}
+    assert math.isfinite(outcome.metrics.reward_mean)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.errors import CanaryError
-from agentrl.rollout import Canaries, CanaryConfig
+from agentrl.monitor import Canaries, CanaryConfig, RolloutMetrics
 
 HEALTHY = {
     "reward_mean": 0.5,
@@ -37,7 +37,7 @@ def run(*steps: dict, **config) -> list[str]:
     """Watch these steps, each healthy but for what is given; the warnings."""
     canaries, warnings = Canaries(CanaryConfig(**config)), list[str]()
     for number, step in enumerate(steps, 1):
-        warnings += canaries.watch({"step": number, **HEALTHY, **step})
+        warnings += canaries.watch(number, RolloutMetrics(**{**HEALTHY, **step}))
     return warnings
 
 

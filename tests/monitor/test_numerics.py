@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from agentrl.errors import CanaryError
-from agentrl.rollout.numerics import Numerics, NumericsConfig, NumericsWatch, compare
+from agentrl.monitor.numerics import Numerics, NumericsConfig, NumericsWatch, compare
 
 
 def test_compares_token_by_token():
@@ -69,6 +69,6 @@ def test_what_is_no_number_stops(mean):
 
 
 def test_needs_no_torch():
-    program = "import sys, agentrl.rollout.numerics; sys.exit('torch' in sys.modules)"
+    program = "import sys, agentrl.monitor.numerics; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -9,11 +9,11 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.errors import CanaryError
+from agentrl.monitor.metrics import RolloutMetrics
 
 _BASELINE_STEPS, _BASELINE_AT_LEAST = 10, 3
 """Steps that a jump is measured against: the last ones without a jump, and how many it takes to begin."""
@@ -47,37 +47,37 @@ class Canaries:
         self._calm: deque[float] = deque(maxlen=_BASELINE_STEPS)
         self._tool_errors: set[str] = set()
 
-    def watch(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Read what `rollout_metrics` and the update said of a step; its warnings. Raises CanaryError."""
-        self._trainable_tokens(metrics)
-        self._tool_calls(metrics)
-        self._parse_errors(metrics)
-        return [*self._zero_advantage(metrics), *self._new_tool_errors(metrics)]
+    def watch(self, step: int, metrics: RolloutMetrics) -> list[str]:
+        """The warnings about a step's episodes. Raises CanaryError."""
+        self._trainable_tokens(step, metrics)
+        self._tool_calls(step, metrics)
+        self._parse_errors(step, metrics)
+        return [*self._zero_advantage(step, metrics), *self._new_tool_errors(step, metrics)]
 
-    def _trainable_tokens(self, metrics: Mapping[str, Any]) -> None:
+    def _trainable_tokens(self, step: int, metrics: RolloutMetrics) -> None:
         # Masking what is overlong was asked for, and a step of nothing else can happen.
-        asked_for = 0 < metrics["sampled_tokens"] == metrics["masked_tokens"].get("overlong", 0)
-        if self._config.no_trainable_tokens and metrics["trained_tokens"] == 0 and not asked_for:
+        asked_for = 0 < metrics.sampled_tokens == metrics.masked_tokens.get("overlong", 0)
+        if self._config.no_trainable_tokens and metrics.trained_tokens == 0 and not asked_for:
             raise CanaryError(
-                f"step {metrics['step']}: no token can be trained: {metrics['sampled_tokens']} were sampled, "
-                f"masked: {_listed(metrics['masked_tokens'])}; the {metrics['episodes']} episodes ended so: "
-                f"{_listed(metrics['stops'])}; look at one with agentrl show, and at the warnings above"
+                f"step {step}: no token can be trained: {metrics.sampled_tokens} were sampled, "
+                f"masked: {_listed(metrics.masked_tokens)}; the {metrics.episodes} episodes ended so: "
+                f"{_listed(metrics.stops)}; look at one with agentrl show, and at the warnings above"
             )
 
-    def _tool_calls(self, metrics: Mapping[str, Any]) -> None:
-        silent = metrics["episodes_with_tools"] > 0 and metrics["tool_call_rate"] == 0
+    def _tool_calls(self, step: int, metrics: RolloutMetrics) -> None:
+        silent = metrics.episodes_with_tools > 0 and metrics.tool_call_rate == 0
         self._silent_steps = self._silent_steps + 1 if silent else 0
-        self._silent_episodes = self._silent_episodes + metrics["episodes_with_tools"] if silent else 0
+        self._silent_episodes = self._silent_episodes + metrics.episodes_with_tools if silent else 0
         if 0 < self._config.no_tool_calls <= self._silent_steps:
             raise CanaryError(
-                f"{_steps(metrics['step'], self._silent_steps)}: none of {self._silent_episodes} episodes called a "
-                f"tool, though they had tools (parse-error rate {metrics['parse_error_rate']:.0%}); look at one with "
+                f"{_steps(step, self._silent_steps)}: none of {self._silent_episodes} episodes called a "
+                f"tool, though they had tools (parse-error rate {metrics.parse_error_rate:.0%}); look at one with "
                 "agentrl show: is the tool in the prompt, and does the model know how calls are written? A warm start "
                 "teaches it"
             )
 
-    def _parse_errors(self, metrics: Mapping[str, Any]) -> None:
-        rate, jump = metrics["parse_error_rate"], self._config.parse_error_jump
+    def _parse_errors(self, step: int, metrics: RolloutMetrics) -> None:
+        rate, jump = metrics.parse_error_rate, self._config.parse_error_jump
         before = statistics.fmean(self._calm) if len(self._calm) >= _BASELINE_AT_LEAST else 1.0
         if not jump or rate < before + jump:
             self._loud_steps = 0
@@ -86,27 +86,27 @@ class Canaries:
         self._loud_steps += 1
         if self._loud_steps >= self._config.parse_error_steps:
             raise CanaryError(
-                f"{_steps(metrics['step'], self._loud_steps)}: {rate:.0%} of the turns hold a wrong tool call, before "
+                f"{_steps(step, self._loud_steps)}: {rate:.0%} of the turns hold a wrong tool call, before "
                 f"it was {before:.0%}; look at one with agentrl show; a lower learning rate, or a penalty in "
                 "Env.parse_errors, may prevent it"
             )
 
-    def _zero_advantage(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        flat = metrics["zero_advantage_groups"] == metrics["groups"]
+    def _zero_advantage(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
+        flat = metrics.zero_advantage_groups == metrics.groups
         self._flat_steps = self._flat_steps + 1 if flat else 0
         wait = self._config.zero_advantage
         if wait and self._flat_steps and self._flat_steps % wait == 0:
             yield (
-                f"{_steps(metrics['step'], self._flat_steps)}: the rewards of no group differed (their mean is "
-                f"{metrics['reward_mean']:.3g}), so nothing is learned; are the tasks too hard, too easy, or unscored?"
+                f"{_steps(step, self._flat_steps)}: the rewards of no group differed (their mean is "
+                f"{metrics.reward_mean:.3g}), so nothing is learned; are the tasks too hard, too easy, or unscored?"
             )
 
-    def _new_tool_errors(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        new = {kind: count for kind, count in metrics["tool_errors"].items() if kind not in self._tool_errors}
+    def _new_tool_errors(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
+        new = {kind: count for kind, count in metrics.tool_errors.items() if kind not in self._tool_errors}
         self._tool_errors.update(new)
         if self._config.tool_errors and new:
             yield (
-                f"step {metrics['step']}: a tool raised what no tool should: {_listed(new)}; the model reads it as an "
+                f"step {step}: a tool raised what no tool should: {_listed(new)}; the model reads it as an "
                 "answer; the log has the first traceback (raise ToolError to speak to the model)"
             )
 

@@ -1,0 +1,21 @@
+"""What a run says about itself: the metrics of its episodes, canaries and numerics, which watch them.
+
+Plain numbers, no torch: the embedded trainer, `agentrl eval` and the hooks under slime use the same code.
+"""
+
+from __future__ import annotations
+
+from agentrl.monitor.canaries import Canaries, CanaryConfig
+from agentrl.monitor.metrics import EpisodeMetrics, RolloutMetrics
+from agentrl.monitor.numerics import Numerics, NumericsConfig, NumericsWatch, compare
+
+__all__ = [
+    "Canaries",
+    "CanaryConfig",
+    "EpisodeMetrics",
+    "Numerics",
+    "NumericsConfig",
+    "NumericsWatch",
+    "RolloutMetrics",
+    "compare",
+]

@@ -1,0 +1,186 @@
+"""The metrics of a set of episodes, computed in one place whoever played them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+from agentrl.errors import LedgerError
+from agentrl.spans import Ledger
+from agentrl.trajectory import Trajectory, total_ledger
+from agentrl.types import JSON, StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeMetrics:
+    """One episode, as far as metrics need it."""
+
+    stop: StopReason | None
+    turns: int = 0
+    parse_errors: int = 0
+    """Turns with a tool call that could not be read, names no tool or has arguments that do not fit."""
+    tools: int = 0
+    """Tools that the model had."""
+    tool_calls: int = 0
+    response_length: int = 0
+    failure: str | None = None
+    """`kind/boundary` of the failure, if there was one."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    tool_errors: Mapping[str, int] = field(default_factory=dict)
+    observation_tokens_cut: int = 0
+    resumes: int = 0
+    restarts: int = 0
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Self:
+        failure = trajectory.failure
+        return cls(
+            stop=trajectory.stop,
+            turns=len(trajectory.turns),
+            parse_errors=sum(turn.parse_error is not None for turn in trajectory.turns),
+            tools=len(trajectory.tools),
+            tool_calls=trajectory.tool_calls,
+            response_length=sum(segment.response_length for segment in trajectory.segments),
+            failure=f"{failure.kind}/{failure.boundary}" if failure is not None else None,
+            reward_parts=trajectory.reward_parts,
+            **cls.said_in(trajectory.info),
+        )
+
+    @staticmethod
+    def said_in(info: Mapping[str, JSON]) -> dict[str, JSON]:
+        """The fields that an episode's `info` holds. An Env may have put something else under these names."""
+        errors, cut = info.get("tool_errors"), info.get("observation_tokens_cut")
+        return {
+            "tool_errors": errors if isinstance(errors, Mapping) else {},
+            "observation_tokens_cut": cut if isinstance(cut, int) else 0,
+        }
+
+    @property
+    def valid(self) -> bool:
+        """Its reward says something about the policy: not failed by the environment, not aborted."""
+        return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop is not None and self.stop.truncated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutMetrics:
+    """A set of episodes in numbers. Rewards, turns and rates leave out the episodes that failed or were aborted."""
+
+    reward_mean: float = 0.0
+    reward_std: float = 0.0
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """The mean of each part, over the episodes that have it."""
+    response_length_mean: float = 0.0
+    turns_mean: float = 0.0
+    episodes: int = 0
+    failed_episodes: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Episodes by `kind/boundary` of their failure."""
+    samples: int = 0
+    """Token sequences: one an episode, more where it has several segments."""
+    groups: int = 0
+    zero_advantage_groups: int = 0
+    """Groups in which all rewards are equal."""
+    stops: Mapping[str, int] = field(default_factory=dict)
+    resumes: int = 0
+    restarts: int = 0
+    episodes_with_tools: int = 0
+    tool_call_rate: float = 0.0
+    """Share of the episodes with tools in which the model called one that there is."""
+    parse_error_rate: float = 0.0
+    """Share of the turns with a tool call that could not be read, names no tool or has arguments that do not fit."""
+    truncation_rate: float = 0.0
+    """Share of the episodes ended by a bound on tokens or time."""
+    tool_errors: Mapping[str, int] = field(default_factory=dict)
+    """Unexpected exceptions in tools, as `tool:Type`."""
+    observation_tokens_cut: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    masked_tokens: Mapping[str, int] = field(default_factory=dict)
+    prefix_breaks: int | None = None
+    """Generations whose prompt was not kept as it was sent: 0, or there is a bug. None where nobody can count them."""
+
+    @classmethod
+    def of(
+        cls,
+        episodes: Sequence[EpisodeMetrics],
+        rewards: Sequence[Sequence[float]],
+        tokens: Ledger,
+        *,
+        samples: int,
+        prefix_breaks: int | None = None,
+    ) -> Self:
+        """From the episodes, and the rewards of the valid ones by group."""
+        valid = [episode for episode in episodes if episode.valid]
+        with_tools = [episode for episode in valid if episode.tools]
+        earned = [reward for group in rewards for reward in group] or [0.0]
+        turns = sum(episode.turns for episode in valid)
+        return cls(
+            reward_mean=statistics.fmean(earned),
+            reward_std=statistics.pstdev(earned),
+            reward_parts=_means([episode.reward_parts for episode in valid]),
+            response_length_mean=_mean([episode.response_length for episode in valid]),
+            turns_mean=_mean([episode.turns for episode in valid]),
+            episodes=len(episodes),
+            failed_episodes=len(episodes) - len(valid),
+            failures=dict(Counter(episode.failure for episode in episodes if episode.failure)),
+            samples=samples,
+            groups=len(rewards),
+            zero_advantage_groups=sum(len(set(group)) < 2 for group in rewards),
+            stops=dict(Counter(str(episode.stop) for episode in episodes)),
+            resumes=sum(episode.resumes for episode in episodes),
+            restarts=sum(episode.restarts for episode in episodes),
+            episodes_with_tools=len(with_tools),
+            tool_call_rate=_mean([episode.tool_calls > 0 for episode in with_tools]),
+            parse_error_rate=sum(episode.parse_errors for episode in valid) / max(turns, 1),
+            truncation_rate=_mean([episode.truncated for episode in valid]),
+            tool_errors=_total(episode.tool_errors for episode in episodes),
+            observation_tokens_cut=sum(episode.observation_tokens_cut for episode in episodes),
+            sampled_tokens=tokens.sampled,
+            trained_tokens=tokens.trained,
+            masked_tokens=dict(tokens.masked),
+            prefix_breaks=prefix_breaks,
+        )
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[Sequence[Trajectory]]) -> Self:
+        """From groups of trajectories. Raises LedgerError unless every sampled token is trained or masked."""
+        trajectories = [trajectory for group in groups for trajectory in group]
+        played = [
+            [(EpisodeMetrics.of(trajectory), trajectory.reward or 0.0) for trajectory in group] for group in groups
+        ]
+        segments = [segment for trajectory in trajectories for segment in trajectory.segments]
+        ledger = total_ledger(segments)
+        if ledger.sampled != ledger.trained + sum(ledger.masked.values()):
+            raise LedgerError(f"sampled {ledger.sampled} != trained {ledger.trained} + masked {dict(ledger.masked)}")
+        return cls.of(
+            [episode for group in played for episode, _ in group],
+            [[reward for episode, reward in group if episode.valid] for group in played],
+            ledger,
+            samples=len(segments),
+            prefix_breaks=sum(trajectory.prefix_breaks for trajectory in trajectories),
+        )
+
+    def to_json(self) -> dict[str, JSON]:
+        """Every metric by its name, those that nobody could count left out."""
+        found = {metric.name: getattr(self, metric.name) for metric in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return dict(sum((Counter(count) for count in counts), Counter[str]()))
+
+
+def _means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _mean([part[name] for part in parts if name in part]) for name in names}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
