@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
 from agentrl._concurrency import is_cancelled
 from agentrl.env import Env, Envs
-from agentrl.episode import RewardFn, run_episode
+from agentrl.episode import run_episode
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
-from agentrl.loading import load_object
+from agentrl.hosting.shared import Shared, shared
 from agentrl.resume import resume_episode
-from agentrl.slime._shared import Shared, shared
 from agentrl.slime.config import SlimeConfig
+from agentrl.slime.host import HostArgs, abort_flag
 from agentrl.slime.replay import fill, forget_old_experts, request_fields
 from agentrl.slime.sample import clear, from_sample, to_sample, to_samples
 from agentrl.slime.visit import Visit
@@ -34,27 +33,27 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
     one sample for each segment. Raises ConfigError and TemplateError, which no sample could outlive, and cancellation.
     `args` and `sampling_params` stay as they are.
     """
-    config = SlimeConfig.from_args(args)
-    _refuse(args, sample, config, evaluation=evaluation)
+    config, flags = SlimeConfig.from_args(args), HostArgs.of(args)
+    _refuse(flags, sample, config, evaluation=evaluation)
     here = shared()
     visit = Visit(here.parking(config.park_folder), config.park_s)
-    renderer = await here.renderer(config.model_path(args), config.template_text(), config.template_kwargs(args))
+    renderer = await here.renderer(config.model_path(flags), config.template_text(), config.template_kwargs(flags))
     trajectory = await _play(
         here,
         config,
         visit,
-        args,
+        flags,
         sample,
         from_sample(args, sample, evaluation=evaluation),
-        engine=await here.engine(config.engine_url(args), {} if evaluation else request_fields(args)),
+        engine=await here.engine(config.engine_url(flags), {} if evaluation else request_fields(flags)),
         renderer=renderer,
-        limits=config.episode_limits(args, sampling_params, evaluation=evaluation),
+        limits=config.slime_limits(flags, sampling_params, evaluation=evaluation),
         # Which budget it is, the limits say.
         sampling_params={name: value for name, value in sampling_params.items() if name != "max_new_tokens"},
-        reward=_reward_function(config),
-        aborted=_abort_flag(args, sample),
-        on_turn=forget_old_experts if request_fields(args) and not evaluation else None,
-        park=visit.park if config.park_s and not evaluation and _comes_back(args) else None,
+        reward=config.reward_function(),
+        aborted=abort_flag(args, sample),
+        on_turn=forget_old_experts if request_fields(flags) and not evaluation else None,
+        park=visit.park if config.park_s and not evaluation and flags.sends_aborted_again else None,
     )
     clear(sample)
     if evaluation or config.thinking == "keep":
@@ -62,14 +61,14 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
     else:
         samples = to_samples(trajectory, sample, decode=renderer.decode, account=visit.account())
     for one, segment in zip(samples, trajectory.segments[-len(samples) :], strict=True):
-        _settle_reward(args, one, trajectory.reward_parts, evaluation=evaluation, siblings=len(samples))
+        _settle_reward(flags, one, trajectory.reward_parts, evaluation=evaluation, siblings=len(samples))
         if not evaluation:
-            fill(args, one, segment)
+            fill(flags, one, segment)
     return sample if evaluation or config.thinking == "keep" else samples
 
 
 async def _play(
-    here: Shared, config: SlimeConfig, visit: Visit, args: Any, sample: Any, task: Task, **episode: Any
+    here: Shared, config: SlimeConfig, visit: Visit, flags: HostArgs, sample: Any, task: Task, **episode: Any
 ) -> Trajectory:
     """The episode. What breaks outside of run_episode's own boundaries is recorded as it records it."""
     session_id = getattr(sample, "session_id", None) or uuid4().hex
@@ -78,7 +77,7 @@ async def _play(
         envs = await here.envs(config.env_path(task.metadata), config.env_config)
         _check_prompt(task, envs)
         boundary = "reset"
-        if parked := await visit.take(args, sample):
+        if parked := await visit.take(flags, sample):
             try:
                 return await resume_episode(parked, parked.env or envs.make(), **episode)
             except ResumeError as exc:
@@ -97,21 +96,12 @@ async def _play(
         return trajectory
 
 
-def _comes_back(args: Any) -> bool:
-    """slime sends an aborted sample again."""
-    return bool(getattr(args, "partial_rollout", False)) or _is_fully_async(args)
-
-
-def _is_fully_async(args: Any) -> bool:
-    return "fully_async" in (getattr(args, "rollout_function_path", None) or "")
-
-
-def _refuse(args: Any, sample: Any, config: SlimeConfig, *, evaluation: bool) -> None:
+def _refuse(flags: HostArgs, sample: Any, config: SlimeConfig, *, evaluation: bool) -> None:
     """Say what agentrl or slime cannot do, before it is done wrongly. Raises ConfigError."""
     if any(value is not None for value in (getattr(sample, "multimodal_inputs", None) or {}).values()):
         raise ConfigError("remove --multimodal-keys: agentrl plays text only")
     if not evaluation:
-        config.refuse_fan_out(args)
+        config.refuse_fan_out(flags)
 
 
 def _check_prompt(task: Task, envs: Envs) -> None:
@@ -123,48 +113,20 @@ def _check_prompt(task: Task, envs: Envs) -> None:
         )
 
 
-def _reward_function(config: SlimeConfig) -> RewardFn | None:
-    if config.reward is None:
-        return None
-    function = load_object(config.reward)
-    if not callable(function):
-        raise ConfigError(f"reward {config.reward} is {function!r}, not a function of a Trajectory")
-    return function  # type: ignore[no-any-return]
-
-
-def _abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
-    """slime's abort flag; None where no slime is, as in a contract test or a notebook.
-
-    It lives in the module beside the one that the Sample is from, and is looked up there instead of imported: so the
-    same code serves slime's relatives, and agentrl stands without any of them.
-    """
-    hosts = {cls.__module__.partition(".")[0] for cls in type(sample).__mro__}
-    for host in hosts:
-        if module := sys.modules.get(f"{host}.rollout.sglang_rollout"):
-            state = module.GenerateState(args)  # a singleton, made before slime calls `adapt`
-            return lambda: bool(state.aborted)
-    return None
-
-
-def _settle_reward(args: Any, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:
+def _settle_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:
     """Put the reward into the shape that slime will read: a number, or a mapping where --reward-key is given."""
-    if sample.reward is None and siblings > 1 and _has_reward_model(args, sample):
+    if sample.reward is None and siblings > 1 and flags.has_reward_model(sample):
         raise ConfigError(
             "thinking: strip needs the reward from Env.score or `reward`: slime's reward model would score each "
             "segment of an episode alone"
         )
-    if sample.reward is None and not _has_reward_model(args, sample):
+    if sample.reward is None and not flags.has_reward_model(sample):
         _warn_once("no Env.score, step reward, `reward`, --rm-type or --custom-rm-path: every reward is 0")
         sample.reward = 0.0
-    key = (getattr(args, "eval_reward_key", None) if evaluation else None) or getattr(args, "reward_key", None)
+    key = flags.reward_name(evaluation=evaluation)
     if key and sample.reward is not None:
         # In training a part must not pass for the total; evaluation may ask for a part by its name.
         sample.reward = {key: sample.reward, **parts} if evaluation else {**parts, key: sample.reward}
-
-
-def _has_reward_model(args: Any, sample: Any) -> bool:
-    paths = getattr(sample, "custom_rm_path", None), getattr(args, "custom_rm_path", None)
-    return bool(any(paths) or (sample.metadata or {}).get("rm_type") or getattr(args, "rm_type", None))
 
 
 _warned: set[str] = set()

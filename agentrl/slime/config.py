@@ -1,83 +1,49 @@
-"""What `adapt` is told: the Env, its configuration and limits, the model and the engine."""
+"""What `adapt` is told: the configuration that every host has, what slime's flags imply, and what they cannot be."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import fields
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, Self
-
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from typing import Any, Literal, Self, cast
 
 from agentrl.errors import ConfigError
+from agentrl.hosting.config import CONFIG_FILE_VARIABLE, HostedConfig, from_environment
 from agentrl.monitor.numerics import NumericsConfig
+from agentrl.slime.host import HostArgs
 from agentrl.types import JSON, Limits
 
-CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
+__all__ = ["CONFIG_FILE_VARIABLE", "SlimeConfig", "fan_out_problems"]
+
+_KEPT = 16
+"""Configurations that are kept parsed. A run has one."""
 
 
-class SlimeConfig(BaseModel):
+class SlimeConfig(HostedConfig):
     """The mapping under the key `agentrl` in the YAML file of slime's --custom-config-path.
 
     Where slime was started without one, the file named by the environment variable AGENTRL_CONFIG is read; there the
     mapping may also stand by itself.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    env: str | None = None
-    """`my_env.py:MyEnv` or `package.module:MyEnv`. A row's metadata["env"] wins, for the Env alone."""
-    env_config: dict[str, Any] = Field(default_factory=dict)
-    limits: dict[str, Any] = Field(default_factory=dict)
-    """Fields of `Limits`. A key given here wins over what slime's flags imply."""
-    reward: str | None = None
-    """Path of a reward function, as `env`; it replaces `Env.score`."""
     max_new_tokens: Literal["episode", "turn"] = "episode"
     """What slime's --rollout-max-response-len bounds: the whole response, as slime means it, or each turn."""
-    model: str | None = None
-    """Folder of the tokenizer. Default: --hf-checkpoint."""
-    chat_template: str | None = None
-    """File with a chat template to use instead of the tokenizer's."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Default: --apply-chat-template-kwargs."""
-    engine: str | None = None
-    """URL of an SGLang server or router. Default: slime's router."""
-    thinking: Literal["keep", "strip"] = "keep"
-    """Earlier thoughts that the template would drop: keep them as sampled, or strip them, which may fan one episode out
-    into several samples."""
-    park_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
-    """Seconds that an aborted episode is kept for slime to send it back. 0: never; it restarts from nothing."""
-    park_folder: str | None = Field(default=None, min_length=1)
-    """Folder for what parked episodes need. Default: a temporary one of this process, removed at its end."""
-
     numerics: NumericsConfig = NumericsConfig()
     """When `agentrl.slime.watch_log_probs` warns, and when it stops the run."""
 
-    @field_validator("limits")
-    @classmethod
-    def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
-        known = [field.name for field in fields(Limits)]
-        if unknown := ", ".join(sorted(set(limits) - set(known))):
-            raise ValueError(f"unknown key {unknown}; the keys are {', '.join(known)}")
-        try:
-            valid = TypeAdapter(Limits).validate_python(limits)
-        except ValidationError as exc:
-            raise ValueError(_problems(exc)) from exc
-        return {name: getattr(valid, name) for name in limits}
-
     @classmethod
     def from_args(cls, args: Any) -> Self:
-        """Find and validate the configuration; all defaults where there is none. Raises ConfigError."""
-        where, given = _find(args)
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {given!r}")
-        try:
-            return cls.model_validate(given)
-        except ValidationError as exc:
-            raise ConfigError(f"{where}: {_problems(exc)} (known keys: {', '.join(cls.model_fields)})") from exc
+        """Find and validate the configuration; all defaults where there is none. Raises ConfigError.
+
+        slime's hooks ask for it at every sample, so what was parsed is kept.
+        """
+        where, given = "the key 'agentrl' of --custom-config-path", HostArgs.of(args).agentrl
+        if given is None:
+            where, given = from_environment()
+        key = (cls, where, repr(given))
+        if key not in _parsed:
+            while len(_parsed) >= _KEPT:
+                _parsed.pop(next(iter(_parsed)), None)
+            _parsed[key] = cls.parse(where, given)
+        return cast(Self, _parsed[key])
 
     def env_path(self, metadata: Mapping[str, JSON]) -> str:
         """The path of the Env for a row. Raises ConfigError if nobody names one."""
@@ -92,97 +58,56 @@ class SlimeConfig(BaseModel):
         return path
 
     def model_path(self, args: Any) -> str:
-        if path := self.model or getattr(args, "hf_checkpoint", None):
+        if path := self.model or HostArgs.of(args).hf_checkpoint:
             return str(path)
         raise ConfigError("no tokenizer: give slime --hf-checkpoint, or set `model` under `agentrl`")
 
     def engine_url(self, args: Any) -> str:
         if self.engine:
             return self.engine
-        ip, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
-        if ip is None or port is None:
+        flags = HostArgs.of(args)
+        if flags.sglang_router_ip is None or flags.sglang_router_port is None:
             raise ConfigError(
                 "no engine: slime has no router (--sglang-router-ip, --sglang-router-port); "
                 "set `engine` under `agentrl` to the URL of an SGLang server"
             )
-        return f"http://{ip}:{port}"
-
-    def template_text(self) -> str | None:
-        if self.chat_template is None:
-            return None
-        try:
-            return Path(self.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"chat_template {self.chat_template}: {exc}; name a readable Jinja file") from exc
+        return f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
 
     def template_kwargs(self, args: Any) -> dict[str, Any]:
         given = self.chat_template_kwargs
-        return dict(getattr(args, "apply_chat_template_kwargs", None) or {}) if given is None else dict(given)
+        return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if given is None else dict(given)
 
-    def refuse_fan_out(self, args: Any) -> None:
+    def refuse_fan_out(self, flags: HostArgs) -> None:
         """Raises ConfigError where episodes become several samples and slime is told what it cannot do with them."""
-        if self.thinking == "strip" and (problems := fan_out_problems(args)):
+        if self.thinking == "strip" and (problems := fan_out_problems(flags)):
             raise ConfigError(f"thinking: strip gives several samples of one episode: {'; '.join(problems)}")
 
-    def episode_limits(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> Limits:
+    def slime_limits(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> Limits:
         """What slime's flags imply, overridden by the keys of `limits`."""
-        context = getattr(args, "eval_max_context_len", None) if evaluation else None
-        implied = {
-            "context": context or getattr(args, "rollout_max_context_len", None),
-            "tokens" if self.max_new_tokens == "episode" else "turn_tokens": sampling_params.get("max_new_tokens"),
-        }
-        return Limits(**{**implied, **self.limits})
+        flags = HostArgs.of(args)
+        context = (flags.eval_max_context_len if evaluation else None) or flags.rollout_max_context_len
+        budget = "tokens" if self.max_new_tokens == "episode" else "turn_tokens"
+        return self.episode_limits(context=context, **{budget: sampling_params.get("max_new_tokens")})
 
 
-_NORMALISED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+_parsed: dict[tuple[type[SlimeConfig], str, str], SlimeConfig] = {}
 
 
 def fan_out_problems(args: Any) -> list[str]:
     """What slime was told that it cannot do where one call gives a list of samples: each flag, and the remedy."""
+    flags = HostArgs.of(args)
     problems = []
-    if getattr(args, "partial_rollout", False):
+    if flags.partial_rollout:
         problems.append("remove --partial-rollout, which reads each as one sample")
-    if getattr(args, "group_rm", False):
+    if flags.group_rm:
         problems.append("remove --group-rm, which scores each as one sample")
-    if "fully_async" in str(getattr(args, "rollout_function_path", None)):
+    if flags.fully_async:
         problems.append("remove --rollout-function-path, for slime's fully-async rollout trains aborted lists")
-    if str(getattr(args, "dynamic_sampling_filter_path", None)).startswith(("slime.", "miles.")):
+    if flags.own_filter:
         problems.append("replace --dynamic-sampling-filter-path by a filter of agentrl.slime, which takes lists")
-    normalised = (
-        getattr(args, "rewards_normalization", False) and getattr(args, "advantage_estimator", "") in _NORMALISED
-    )
-    if normalised and not getattr(args, "custom_reward_post_process_path", None):
+    if flags.centred and not flags.custom_reward_post_process_path:
         problems.append(
             "add --custom-reward-post-process-path agentrl.slime.post_process_rewards, for slime takes the mean reward "
             "over the whole batch where prompts have unequal numbers of samples"
         )
     return problems
-
-
-def _find(args: Any) -> tuple[str, Any]:
-    """A name for the configuration, to be used in messages, and what stands there."""
-    if (given := getattr(args, "agentrl", None)) is not None:
-        return "the key 'agentrl' of --custom-config-path", given
-    if path := os.environ.get(CONFIG_FILE_VARIABLE):
-        return f"{path} (named by {CONFIG_FILE_VARIABLE})", _read(path)
-    return "", {}
-
-
-@cache
-def _read(path: str) -> Any:
-    """Once a process: a file that is edited while a run goes on must not change the run."""
-    try:
-        given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"{CONFIG_FILE_VARIABLE} names {path}: {exc.strerror}; name a readable YAML file") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} (named by {CONFIG_FILE_VARIABLE}): not YAML: {' '.join(str(exc).split())}") from exc
-    return given["agentrl"] if isinstance(given, Mapping) and "agentrl" in given else given
-
-
-def _problems(exc: ValidationError) -> str:
-    """One line: each key and what is wrong with it."""
-    return "; ".join(
-        f"{'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
-        for error in exc.errors()
-    )

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.slime.host import filter_output
 from agentrl.slime.rewards import rollout_rewards
-from agentrl.slime.rollouts import account, by_rollout, is_valid, leaves, of_host
+from agentrl.slime.rollouts import account, by_rollout, is_valid, leaves
 
 _EPSILON = 1e-6
 """slime's own (filter_hub/dynamic_sampling_filters.py:11)."""
@@ -29,7 +30,7 @@ def has_spread(args: Any, samples: list[Any], **kwargs: Any) -> Any:
     if len(rollouts) < 2:
         raise ConfigError("agentrl.slime.has_spread compares episodes: set --n-samples-per-prompt to at least 2")
     reason = _why_not(args, rollouts)
-    output = of_host(rollouts[0][0], "DynamicFilterOutput", "rollout.filter_hub.base_types")
+    output = filter_output(rollouts[0][0])
     return reason is None if output is None else output(keep=reason is None, reason=reason)
 
 

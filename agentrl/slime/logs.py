@@ -11,16 +11,13 @@ from typing import Any
 from agentrl.errors import CanaryError
 from agentrl.monitor.canaries import Canaries, CanaryConfig
 from agentrl.monitor.metrics import EpisodeMetrics, RolloutMetrics
-from agentrl.slime.rewards import compares, rollout_rewards
-from agentrl.slime.rollouts import account, by_prompt, by_rollout, leaves, of_host
+from agentrl.slime.host import HostArgs, tracked_step, tracker
+from agentrl.slime.rewards import rollout_rewards
+from agentrl.slime.rollouts import account, by_prompt, by_rollout, leaves
 from agentrl.spans import Ledger
 from agentrl.types import JSON, StopReason
 
 log = logging.getLogger("agentrl")
-
-_TRACKERS = ("observability.logging_utils", "utils.logging_utils", "utils.tracking_utils")
-_STEPS = ("observability.metric_utils", "utils.metric_utils")
-"""Where the host keeps `log(args, metrics, step_key)` and `compute_rollout_step`: slime now and earlier, and miles."""
 
 
 def log_rollout(
@@ -34,11 +31,12 @@ def log_rollout(
 
     Warns of what the canaries see; they never stop slime. False: slime goes on with its own logging.
     """
-    if getattr(args, "load_debug_rollout_data", None):  # then slime logs nothing either
+    flags = HostArgs.of(args)
+    if flags.load_debug_rollout_data:  # then slime logs nothing either
         return False
     if metrics := rollout_metrics(args, samples):
         _track(rollout_id, args, samples, "rollout", _flat("rollout/agentrl", metrics.to_json()))
-        for warning in _canaries_see(_canaries(compares(args)), rollout_id, metrics):
+        for warning in _canaries_see(_canaries(flags.centred), rollout_id, metrics):
             log.warning(warning)
     return False
 
@@ -112,10 +110,9 @@ def _track(rollout_id: int, args: Any, samples: Sequence[Any], kind: str, metric
     """Into the log, and to whatever the host tracks with (wandb, TensorBoard), at the step that it counts."""
     log.info("%s %d: %s", kind, rollout_id, metrics)
     sample = next(leaves(list(samples)))
-    if track := of_host(sample, "log", *_TRACKERS):
-        count = of_host(sample, "compute_rollout_step", *_STEPS)
+    if track := tracker(sample):
         key = f"{kind}/step"
-        track(args, {**metrics, key: count(args, rollout_id) if count else rollout_id}, step_key=key)
+        track(args, {**metrics, key: tracked_step(args, sample, rollout_id)}, step_key=key)
 
 
 def _flat(name: str, value: JSON) -> dict[str, float]:

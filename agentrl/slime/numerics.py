@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.monitor.numerics import NumericsConfig, NumericsWatch
 from agentrl.slime.config import SlimeConfig
+from agentrl.slime.host import HostArgs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,20 +38,21 @@ def watch_log_probs(
     """
     import torch  # the hook runs in the trainer, which has it
 
+    flags = HostArgs.of(args)
     trainer, engine = torch.cat(list(train_log_probs)), torch.cat(list(rollout_log_probs))
     ratio = (trainer - engine).exp()
     # Under context parallelism masks are of whole responses and log-probs of a part; what nobody sampled carries 0.0.
     masks = torch.cat(list(loss_masks)).to(engine.device)
     trained = masks.bool() if len(masks) == len(engine) else engine != 0.0
     difference = torch.where(trained, (trainer - engine).abs(), 0.0).detach()
-    outside = (ratio < 1 - args.eps_clip) | (ratio > 1 + args.eps_clip_high)
+    outside = (ratio < 1 - flags.eps_clip) | (ratio > 1 + flags.eps_clip_high)
     metrics = {"logprob_diff": difference, "logprob_clipped": (outside & trained).to(ratio.dtype)}
     if trained.any():
         mean, largest = (difference.sum() / trained.sum()).item(), difference.max().item()
         for warning in _watch(SlimeConfig.from_args(args).numerics).watch("a micro-batch", mean, largest):
             log.warning(warning)
-    if args.use_tis:
-        pg_loss = pg_loss * ratio.clamp(min=args.tis_clip_low, max=args.tis_clip)
+    if flags.use_tis:
+        pg_loss = pg_loss * ratio.clamp(min=flags.tis_clip_low, max=flags.tis_clip)
     return pg_loss, list(loss_masks), metrics
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError
+from agentrl.slime.host import HostArgs
 from agentrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _EXPERTS = ("routed_experts",)
 
 def request_fields(args: Any) -> dict[str, Any]:
     """Fields of the request body that ask for routed experts. Top-p ids are asked for in slime's sampling_params."""
-    return {"return_routed_experts": True} if getattr(args, "use_rollout_routing_replay", False) else {}
+    return {"return_routed_experts": True} if HostArgs.of(args).use_rollout_routing_replay else {}
 
 
 def fill(args: Any, sample: Any, segment: Trajectory) -> None:
@@ -36,14 +37,15 @@ def fill(args: Any, sample: Any, segment: Trajectory) -> None:
 
     Raises ConfigError where the engine did not return what a flag needs.
     """
+    flags = HostArgs.of(args)
     # What is not shipped is not replayed, and an aborted request may come without what it would be replayed by.
     shipped = not sample.remove_sample and sample.status is not type(sample).Status.ABORTED
     played = _generations(segment) if shipped else []
-    if getattr(args, "rollout_top_p", 1.0) != 1.0 and hasattr(sample, "rollout_top_p_token_ids"):
-        ids, offsets = _top_p(args, sample.response_length, played)
+    if flags.replays_top_p and hasattr(sample, "rollout_top_p_token_ids"):
+        ids, offsets = _top_p(flags, sample.response_length, played)
         sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = _tensor(ids), _tensor(offsets)
-    if getattr(args, "use_rollout_routing_replay", False) and hasattr(sample, "rollout_routed_experts"):
-        experts = _routed_experts(args, len(sample.tokens) - 1, segment.prompt_length, played)
+    if flags.use_rollout_routing_replay and hasattr(sample, "rollout_routed_experts"):
+        experts = _routed_experts(flags, len(sample.tokens) - 1, segment.prompt_length, played)
         # slime's older commits and its relatives read an array here.
         sample.rollout_routed_experts = _tensor(experts) if hasattr(sample, "append_response_tokens") else experts
 
@@ -72,7 +74,7 @@ def _generations(segment: Trajectory) -> list[_Generation]:
     return found
 
 
-def _top_p(args: Any, response_length: int, generations: Sequence[_Generation]) -> tuple[Ints, Ints]:
+def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generation]) -> tuple[Ints, Ints]:
     """Ids of all nuclei, and where each token's begins, shape [response_length + 1]; unsampled tokens have none."""
     import numpy as np
 
@@ -82,12 +84,12 @@ def _top_p(args: Any, response_length: int, generations: Sequence[_Generation]) 
         ids, offsets = _ints(generation.meta, _TOP_P_IDS), _ints(generation.meta, _TOP_P_OFFSETS)
         if ids is None or offsets is None:
             raise ConfigError(
-                f"--rollout-top-p {args.rollout_top_p}: slime's trainer replays the nucleus of each token, and the "
+                f"--rollout-top-p {flags.rollout_top_p}: slime's trainer replays the nucleus of each token, and the "
                 "engine returned no top_p_token_ids; run SGLang with slime's patch, or set --rollout-top-p 1"
             )
         if len(offsets) != generation.count + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
             raise ConfigError(
-                f"--rollout-top-p {args.rollout_top_p}: the engine returned {len(ids)} top_p_token_ids and "
+                f"--rollout-top-p {flags.rollout_top_p}: the engine returned {len(ids)} top_p_token_ids and "
                 f"{len(offsets)} offsets for {generation.count} tokens; its patch does not fit slime's"
             )
         offsets = offsets[: generation.stop - generation.start + 1]
@@ -96,7 +98,7 @@ def _top_p(args: Any, response_length: int, generations: Sequence[_Generation]) 
     return np.concatenate(kept), np.cumsum(sizes, dtype=np.int32)
 
 
-def _routed_experts(args: Any, rows: int, prompt_length: int, generations: Sequence[_Generation]) -> Ints:
+def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations: Sequence[_Generation]) -> Ints:
     """Experts of each token but the last, shape [rows, num_layers, moe_router_topk].
 
     What a request returns replaces what is known of the tokens it covers: all, or those from routed_experts_start_len
@@ -104,7 +106,7 @@ def _routed_experts(args: Any, rows: int, prompt_length: int, generations: Seque
     """
     import numpy as np
 
-    layers, topk = args.num_layers, args.moe_router_topk
+    layers, topk = flags.num_layers, flags.moe_router_topk
     known = np.zeros((0, layers, topk), np.int32)
     for generation in _since_whole(generations):
         experts, start = _ints(generation.meta, _EXPERTS), _start(generation)
@@ -122,7 +124,7 @@ def _routed_experts(args: Any, rows: int, prompt_length: int, generations: Seque
         new = experts.reshape(-1, layers, topk)[: prompt_length + generation.stop - 1 - start]
         known = np.concatenate([known[:start], new])
     missing = (rows - len(known), layers, topk)
-    padding = np.arange(missing[0] * layers * topk, dtype=np.int32) % (getattr(args, "num_experts", None) or topk)
+    padding = np.arange(missing[0] * layers * topk, dtype=np.int32) % (flags.num_experts or topk)
     return np.concatenate([known, padding.reshape(missing)])
 
 

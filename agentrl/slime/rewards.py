@@ -10,14 +10,11 @@ from functools import cache
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.slime.rollouts import account, by_prompt, by_rollout, is_valid, reward_key, reward_of
+from agentrl.slime.host import HostArgs
+from agentrl.slime.rollouts import account, by_prompt, by_rollout, is_valid, reward_of
 from agentrl.types import JSON
 
 log = logging.getLogger("agentrl")
-
-_SCALED = ("grpo", "gspo", "cispo")
-_CENTRED = (*_SCALED, "reinforce_plus_plus_baseline")
-"""The advantage estimators whose rewards slime divides by a deviation, and those that it measures against a mean."""
 
 _EPSILON = 1e-6
 
@@ -41,7 +38,7 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> JSON:
             "--custom-generate-function-path agentrl.adapt, or another --custom-rm-path"
         )
     _warn_unscored()
-    key = reward_key(args, evaluation=sample.group_index is None)  # slime numbers no groups in evaluation
+    key = HostArgs.of(args).reward_name(evaluation=sample.group_index is None)  # slime numbers no groups in evaluation
     return {key: 0.0} if key else 0.0
 
 
@@ -61,26 +58,21 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
     Raises ConfigError for a reward that is no finite number, and for a sample without a group_index.
     """
-    raw = [reward_of(args, sample) for sample in samples]
-    if not compares(args):
+    flags = HostArgs.of(args)
+    raw = [reward_of(flags, sample) for sample in samples]
+    if not flags.centred:
         return raw, list(raw)
-    scaled = args.advantage_estimator in _SCALED and args.grpo_std_normalization
     prompts = by_prompt(samples)
     if None in prompts:
         raise ConfigError(
             f"sample {prompts[None][0].index} has no group_index, by which agentrl.slime.post_process_rewards tells "
             "prompts apart; your --data-source-path or --rollout-function-path must set it"
         )
-    baselines = {index: _Baseline.of(args, group, scaled=scaled) for index, group in prompts.items()}
+    baselines = {index: _Baseline.of(flags, group) for index, group in prompts.items()}
     return raw, [
         baselines[sample.group_index].advantage(value) if is_valid(sample) else 0.0
         for sample, value in zip(samples, raw, strict=True)
     ]
-
-
-def compares(args: Any) -> bool:
-    """Rewards are measured against those of the same prompt, not taken as they are."""
-    return getattr(args, "advantage_estimator", None) in _CENTRED and args.rewards_normalization
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +83,12 @@ class _Baseline:
     scale: float = 1.0
 
     @classmethod
-    def of(cls, args: Any, group: Sequence[Any], *, scaled: bool) -> _Baseline:
-        values = rollout_rewards(args, group)
+    def of(cls, flags: HostArgs, group: Sequence[Any]) -> _Baseline:
+        values = rollout_rewards(flags, group)
         if not values:
             return cls()
         # `statistics` is exact: equal rewards leave no dust that a deviation of nearly 0 would blow up.
-        scale = statistics.stdev(values) + _EPSILON if scaled and len(values) > 1 else 1.0
+        scale = statistics.stdev(values) + _EPSILON if flags.scaled and len(values) > 1 else 1.0
         return cls(statistics.mean(values), scale)
 
     def advantage(self, value: float) -> float:
@@ -105,8 +97,8 @@ class _Baseline:
 
 def rollout_rewards(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> list[float]:
     """The reward of each rollout of a prompt that counts; of a fan-out the mean of its samples."""
-    valid = [sample for sample in samples if is_valid(sample)]
+    flags, valid = HostArgs.of(args), [sample for sample in samples if is_valid(sample)]
     return [
-        statistics.mean(reward_of(args, sample, evaluation=evaluation) for sample in siblings)
+        statistics.mean(reward_of(flags, sample, evaluation=evaluation) for sample in siblings)
         for siblings in by_rollout(valid)
     ]

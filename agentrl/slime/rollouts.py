@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import METADATA_KEY
 from agentrl.types import JSON, StopReason
 
@@ -57,9 +57,9 @@ def by_rollout(samples: Iterable[Any]) -> list[list[Any]]:
     return list(found.values())
 
 
-def reward_of(args: Any, sample: Any, *, evaluation: bool = False) -> float:
+def reward_of(flags: HostArgs, sample: Any, *, evaluation: bool = False) -> float:
     """The number in `sample.reward`, by --reward-key where that is given. Raises ConfigError if there is none."""
-    key, value = reward_key(args, evaluation=evaluation), sample.reward
+    key, value = flags.reward_name(evaluation=evaluation), sample.reward
     try:
         number = float(value[key] if key else value)
     except (TypeError, ValueError, KeyError):
@@ -70,21 +70,3 @@ def reward_of(args: Any, sample: Any, *, evaluation: bool = False) -> float:
             + (f" under --reward-key {key}" if key else "; a mapping needs --reward-key")
         )
     return number
-
-
-def reward_key(args: Any, *, evaluation: bool) -> str | None:
-    """Where slime finds the number in a reward that is a mapping; None: the reward is the number."""
-    return (getattr(args, "eval_reward_key", None) if evaluation else None) or getattr(args, "reward_key", None)
-
-
-def of_host(sample: Any, name: str, *modules: str) -> Any:
-    """`name` from the first of these modules that has it, in the package that the Sample's class is from; else None.
-
-    Looked up in what is loaded instead of imported, so that slime's relatives are served by the same code.
-    """
-    for package in {cls.__module__.partition(".")[0] for cls in type(sample).__mro__}:
-        for module in modules:
-            found = getattr(sys.modules.get(f"{package}.{module}"), name, None)
-            if found is not None:
-                return found
-    return None

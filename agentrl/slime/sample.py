@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.slime.host import HostArgs
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.types import JSON, Observation, Raw, StopReason, Task
 
@@ -38,7 +39,7 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
     metadata = copy.deepcopy({key: value for key, value in (sample.metadata or {}).items() if key != METADATA_KEY})
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
     return Task(
-        prompt=_prompt(sample.prompt, rendered=_is_rendered(args, evaluation)),
+        prompt=_prompt(sample.prompt, rendered=_is_rendered(HostArgs.of(args), evaluation)),
         label=copy.deepcopy(sample.label),
         metadata=metadata,
         tools=metadata.get("tools") or (),
@@ -56,12 +57,12 @@ def _prompt(prompt: Any, *, rendered: bool) -> Observation:
     raise ConfigError(f"sample.prompt is neither text nor messages: {prompt!r:.200}; check --input-key")
 
 
-def _is_rendered(args: Any, evaluation: bool) -> bool:
-    default = bool(getattr(args, "apply_chat_template", False))
+def _is_rendered(flags: HostArgs, evaluation: bool) -> bool:
+    default = flags.apply_chat_template
     if not evaluation:
         return default
-    datasets = getattr(args, "eval_datasets", None) or ()
-    chosen = {default if (own := getattr(d, "apply_chat_template", None)) is None else bool(own) for d in datasets}
+    own = (getattr(dataset, "apply_chat_template", None) for dataset in flags.eval_datasets)
+    chosen = {default if value is None else bool(value) for value in own}
     if len(chosen) > 1:
         raise ConfigError(
             "some eval datasets set apply_chat_template and some do not, and a sample does not tell which one it is "

@@ -9,6 +9,7 @@ from typing import Any
 from agentrl.env import close_env
 from agentrl.errors import ResumeError
 from agentrl.parking import Parked, Parking
+from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import METADATA_KEY
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, StopReason
@@ -28,7 +29,7 @@ class Visit:
     """Of the last restart."""
     ticket: Mapping[str, JSON] | None = None
 
-    async def take(self, args: Any, sample: Any) -> Parked | None:
+    async def take(self, flags: HostArgs, sample: Any) -> Parked | None:
         """The episode that the sample's ticket stands for, its mask as slime left it; None if it is to start anew.
 
         Whoever gets a parked Env here is to close it: go on without another await.
@@ -48,7 +49,7 @@ class Visit:
         except ResumeError as exc:
             self.restarted(str(exc))
             return None
-        if _keep_zeros(args, sample, parked.trajectory):
+        if _keep_zeros(flags, sample, parked.trajectory):
             self.resumes += 1
             return parked
         if parked.env is not None:
@@ -88,12 +89,11 @@ def _why_no_ticket(earlier: Mapping[str, JSON]) -> str:
     return "" if nothing else "it was not parked: park_s is 0, or slime did not say that it would send it back"
 
 
-def _keep_zeros(args: Any, sample: Any, trajectory: Trajectory) -> bool:
+def _keep_zeros(flags: HostArgs, sample: Any, trajectory: Trajectory) -> bool:
     """Mask what slime has masked, by zeros in `sample.loss_mask`; False if the sample has other tokens by now."""
     length, mask = trajectory.response_length, sample.loss_mask
     if sample.tokens[: len(trajectory.tokens)] != trajectory.tokens or (length and mask and len(mask) != length):
         return False
     if length and mask:
-        flags = getattr(args, "partial_rollout", False), getattr(args, "mask_offpolicy_in_partial_rollout", False)
-        trajectory.mask_where(mask, "off_policy" if all(flags) else "host")
+        trajectory.mask_where(mask, "off_policy" if flags.masks_off_policy else "host")
     return True

@@ -16,7 +16,7 @@ from agentrl import ConfigError, TemplateError, adapt
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.env import load_env
-from agentrl.slime import _shared
+from agentrl.hosting import shared as _shared
 from agentrl.testing import call
 
 QUESTION = "the capital of France?"
@@ -449,7 +449,7 @@ def test_other_configurations_share_nothing(Sample, serve, make_args, events):
 
 DAEMON = """
 import asyncio, threading, sys
-from agentrl.slime import _shared
+from agentrl.hosting import shared as _shared
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 async def enter():

@@ -129,17 +129,17 @@ def test_template(tmp_path):
 def test_slimes_flags_become_limits():
     args = SimpleNamespace(rollout_max_context_len=4096, eval_max_context_len=8192)
     params = {"max_new_tokens": 512}
-    limits = read().episode_limits(args, params, evaluation=False)
+    limits = read().slime_limits(args, params, evaluation=False)
     assert limits == Limits(tokens=512, context=4096)
-    assert read().episode_limits(args, params, evaluation=True).context == 8192
-    turn = read(max_new_tokens="turn").episode_limits(args, params, evaluation=False)
+    assert read().slime_limits(args, params, evaluation=True).context == 8192
+    turn = read(max_new_tokens="turn").slime_limits(args, params, evaluation=False)
     assert (turn.tokens, turn.turn_tokens) == (None, 512)
 
 
 def test_an_explicit_limit_wins():
     args = SimpleNamespace(rollout_max_context_len=4096)
     config = read(limits={"tokens": 2048, "context": None, "turns": 3, "step_s": 9})
-    limits = config.episode_limits(args, {"max_new_tokens": 512}, evaluation=False)
+    limits = config.slime_limits(args, {"max_new_tokens": 512}, evaluation=False)
     assert limits == Limits(tokens=2048, context=None, turns=3, step_s=9.0)
 
 
@@ -189,7 +189,7 @@ def test_what_slime_cannot_do_to_several_samples_of_one_episode(flags, message):
 
 
 def test_nothing_bounded_by_slime():
-    assert read().episode_limits(SimpleNamespace(), {}, evaluation=False) == Limits()
+    assert read().slime_limits(SimpleNamespace(), {}, evaluation=False) == Limits()
 
 
 @pytest.mark.filterwarnings("default")

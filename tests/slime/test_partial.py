@@ -21,7 +21,7 @@ import pytest
 from agentrl import ConfigError, adapt
 from agentrl.engine import ScriptedEngine
 from agentrl.env import load_env
-from agentrl.slime import _shared
+from agentrl.hosting import shared as _shared
 from agentrl.testing import call
 
 ENV_FILE = Path(__file__).parent / "adding_env.py"

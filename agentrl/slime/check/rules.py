@@ -14,6 +14,7 @@ from agentrl.parking import way_back
 from agentrl.slime.check.finding import Finding, error, note, warning
 from agentrl.slime.check.setup import GENERATE, Setup
 from agentrl.slime.config import fan_out_problems
+from agentrl.slime.host import CENTRED
 
 POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
@@ -22,7 +23,6 @@ LOGS = {
     "--custom-eval-rollout-log-function-path": "agentrl.slime.log_eval",
 }
 _OTHER_PATHS = ("--custom-generate-function-path", "--custom-config-path")
-_GROUP_NORMALISED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 
 
 def generate_function(setup: Setup) -> Iterator[Finding]:
@@ -77,7 +77,7 @@ def routing(setup: Setup) -> Iterator[Finding]:
 def baseline(setup: Setup) -> Iterator[Finding]:
     flags = setup.flags
     estimator, samples = flags.text("--advantage-estimator"), flags.whole("--n-samples-per-prompt")
-    if estimator not in _GROUP_NORMALISED or "--disable-rewards-normalization" in flags:
+    if estimator not in CENTRED or "--disable-rewards-normalization" in flags:
         return
     strip = setup.config is not None and setup.config.thinking == "strip"  # then the rule of fan-out says it
     if "--custom-reward-post-process-path" not in flags and not strip:

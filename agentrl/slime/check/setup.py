@@ -19,6 +19,7 @@ from agentrl.env import Env, Envs
 from agentrl.errors import ConfigError
 from agentrl.slime.check.flags import Flags
 from agentrl.slime.config import CONFIG_FILE_VARIABLE, SlimeConfig
+from agentrl.slime.host import is_fully_async
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 GENERATE = "agentrl.adapt"
@@ -35,7 +36,7 @@ class Setup:
 
     @property
     def fully_async(self) -> bool:
-        return "fully_async" in (self.flags.text("--rollout-function-path") or "")
+        return is_fully_async(self.flags.text("--rollout-function-path"))
 
     @property
     def args(self) -> SimpleNamespace:

@@ -1,0 +1,1 @@
+"""What agentrl needs under any host that calls it once a sample: its configuration, and what episodes share."""

@@ -1,0 +1,120 @@
+"""The part of a host's configuration that is the same under every host: the Env, its limits, the model, the engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from agentrl.episode import RewardFn
+from agentrl.errors import ConfigError
+from agentrl.loading import load_object
+from agentrl.types import JSON, Limits
+
+CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
+
+
+class HostedConfig(BaseModel):
+    """What a host's `agentrl` mapping says. A host adds its own keys in a subclass."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    env: str | None = None
+    """`my_env.py:MyEnv` or `package.module:MyEnv`. A row's metadata["env"] wins, for the Env alone."""
+    env_config: dict[str, Any] = Field(default_factory=dict)
+    limits: dict[str, Any] = Field(default_factory=dict)
+    """Fields of `Limits`. A key given here wins over what the host's flags imply."""
+    reward: str | None = None
+    """Path of a reward function, as `env`; it replaces `Env.score`."""
+    model: str | None = None
+    """Folder of the tokenizer. Default: the host's."""
+    chat_template: str | None = None
+    """File with a chat template to use instead of the tokenizer's."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Default: the host's."""
+    engine: str | None = None
+    """URL of an SGLang server or router. Default: the host's."""
+    thinking: Literal["keep", "strip"] = "keep"
+    """Earlier thoughts that the template would drop: keep them as sampled, or strip them, which may fan one episode out
+    into several samples."""
+    park_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
+    """Seconds that an aborted episode is kept for the host to send it back. 0: never; it restarts from nothing."""
+    park_folder: str | None = Field(default=None, min_length=1)
+    """Folder for what parked episodes need. Default: a temporary one of this process, removed at its end."""
+
+    @field_validator("limits")
+    @classmethod
+    def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
+        known = [field.name for field in fields(Limits)]
+        if unknown := ", ".join(sorted(set(limits) - set(known))):
+            raise ValueError(f"unknown key {unknown}; the keys are {', '.join(known)}")
+        try:
+            valid = TypeAdapter(Limits).validate_python(limits)
+        except ValidationError as exc:
+            raise ValueError(_problems(exc)) from exc
+        return {name: getattr(valid, name) for name in limits}
+
+    @classmethod
+    def parse(cls, where: str, given: Any) -> Self:
+        """Validate the mapping that stands at `where`. Raises ConfigError."""
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {given!r}")
+        try:
+            return cls.model_validate(given)
+        except ValidationError as exc:
+            raise ConfigError(f"{where}: {_problems(exc)} (known keys: {', '.join(cls.model_fields)})") from exc
+
+    def template_text(self) -> str | None:
+        """The chat template that replaces the tokenizer's. Raises ConfigError for a file that cannot be read."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"chat_template {self.chat_template}: {exc}; name a readable Jinja file") from exc
+
+    def reward_function(self) -> RewardFn | None:
+        """The function that replaces `Env.score`. Raises ConfigError."""
+        if self.reward is None:
+            return None
+        function = load_object(self.reward)
+        if not callable(function):
+            raise ConfigError(f"reward {self.reward} is {function!r}, not a function of a Trajectory")
+        return function  # type: ignore[no-any-return]
+
+    def episode_limits(self, **implied: JSON) -> Limits:
+        """The limits that the host implies, overridden by the keys of `limits`."""
+        return Limits(**{**implied, **self.limits})
+
+
+def from_environment() -> tuple[str, Any]:
+    """A name for the configuration in the file that AGENTRL_CONFIG names, and what stands there; empty without one."""
+    if path := os.environ.get(CONFIG_FILE_VARIABLE):
+        return f"{path} (named by {CONFIG_FILE_VARIABLE})", _read(path)
+    return "", {}
+
+
+@cache
+def _read(path: str) -> Any:
+    """Once a process: a file that is edited while a run goes on must not change the run."""
+    try:
+        given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{CONFIG_FILE_VARIABLE} names {path}: {exc.strerror}; name a readable YAML file") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} (named by {CONFIG_FILE_VARIABLE}): not YAML: {' '.join(str(exc).split())}") from exc
+    return given["agentrl"] if isinstance(given, Mapping) and "agentrl" in given else given
+
+
+def _problems(exc: ValidationError) -> str:
+    """One line: each key and what is wrong with it."""
+    return "; ".join(
+        f"{'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+        for error in exc.errors()
+    )
