@@ -9,11 +9,14 @@ from typing import Any
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate, Rendered, Renderer
 from agentrl.render.cache import Cache, fingerprint, key_of
-from agentrl.render.calls import CONVENTION, Block
-from agentrl.render.certify import certify
-from agentrl.render.formats import derive, known_call
-from agentrl.render.parse import Parser, began_thinking
-from agentrl.render.probe import QUESTION, SAID, TOOL, Profile, settle
+from agentrl.render.formats.json_calls import CONVENTION
+from agentrl.render.learn.calls import derive, known_call
+from agentrl.render.learn.forms import settle
+from agentrl.render.learn.probe import QUESTION, SAID, TOOL
+from agentrl.render.learn.profile import Profile
+from agentrl.render.prove.certify import certify
+from agentrl.render.read.calls import Block
+from agentrl.render.read.parse import Parser, began_thinking
 from agentrl.render.template import Template
 from agentrl.render.turns import Context, Turns, spans
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, ToolSpec
@@ -148,7 +151,7 @@ def _block(turns: Turns) -> Block | None:
     profile = turns.profile
     if profile.called is None:
         return Block(CONVENTION)
-    stop = profile.called.sampled
+    stop = profile.called.sampled_stop
 
     def sampled(message: Message) -> str:
         return profile.thinking.behind(turns.sampled(message).removesuffix(stop))
@@ -161,10 +164,10 @@ def _frames(turns: Turns) -> list[str]:
     profile = turns.profile
     before = turns.sampled({"role": "assistant", "content": SAID}).partition(SAID)[0]
     if profile.thinking.ends_in(before) or not before.strip():
-        return [profile.said.lead.strip()]
+        return [profile.said.before_stop.strip()]
     bare = turns.template.render([QUESTION])
     prompt = turns.template.render([QUESTION], generation_prompt=True).removeprefix(bare).strip()
-    return [prompt + before.strip(), prompt, before.strip(), profile.said.lead.strip()]
+    return [prompt + before.strip(), prompt, before.strip(), profile.said.before_stop.strip()]
 
 
 def _unread(turns: Turns) -> str:

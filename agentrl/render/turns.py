@@ -8,11 +8,14 @@ from typing import Literal
 
 from agentrl.errors import TemplateError
 from agentrl.render.base import Rendered, RenderedSpan, SpanKind
-from agentrl.render.calls import CONVENTION
-from agentrl.render.lexer import is_tag, pieces
-from agentrl.render.probe import QUESTION, RESULT, Close, Profile, Tail, assistant, behind_question, tail
+from agentrl.render.formats.json_calls import CONVENTION
+from agentrl.render.learn.close import Close
+from agentrl.render.learn.probe import QUESTION, RESULT, assistant, behind_question
+from agentrl.render.learn.profile import Profile
+from agentrl.render.read.lexer import is_tag, pieces
+from agentrl.render.read.thinking import shared
+from agentrl.render.tail import Tail, tail
 from agentrl.render.template import Template
-from agentrl.render.thinking import shared
 from agentrl.types import Action, Message, ToolCall
 
 
@@ -131,11 +134,11 @@ class Turns:
         return called or self.profile.said
 
     def _up_to_stop(self, text: str, close: Close) -> str:
-        ending = close.final or close.stop
-        if not ending and close.next:
-            return text + close.next
-        if ending and text.endswith(ending + close.rest):
-            return text.removesuffix(close.rest)
+        ending = close.stop_if_last or close.stop
+        if not ending and close.next_marker:
+            return text + close.next_marker
+        if ending and text.endswith(ending + close.after_last):
+            return text.removesuffix(close.after_last)
         turn, stop, _ = text.rpartition(ending) if ending else ("", "", "")
         if not stop:
             raise self._unclosed(text)
@@ -171,9 +174,9 @@ class Turns:
         part of the close where the turn is plain text; after a call, the model wrote the call's own end.
         """
         if last and last in end.ends:
-            return end.trail
-        lead = "" if action.calls or last else self.profile.said.lead
-        return lead + end.stop + end.trail
+            return end.after_stop
+        before = "" if action.calls or last else self.profile.said.before_stop
+        return before + end.stop + end.after_stop
 
     def _shorten(
         self, new: Sequence[Message], contents: Sequence[Sequence[int]], keep: int

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import TemplateError
 from agentrl.render import Renderer, load_renderer
-from agentrl.render.lexer import Lexer
+from agentrl.render.read.lexer import Lexer
 from agentrl.render.template import Template
 from tests.render.conftest import CHATML_TOOLS, make_tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl.render.formats import KNOWN
+from agentrl.render.learn.calls import KNOWN
 from agentrl.types import Message, ToolCall
 
 

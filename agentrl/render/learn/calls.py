@@ -7,9 +7,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.render.calls import Block, JsonCalls, Unread, json_at
-from agentrl.render.lexer import Lexer, pieces
-from agentrl.render.named_calls import Arguments, AsBareKeys, AsJson, AsPairs, NamedCalls
+from agentrl.render.formats.arguments import Arguments, AsBareKeys, AsJson, AsPairs
+from agentrl.render.formats.json_calls import JsonCalls
+from agentrl.render.formats.named_calls import NamedCalls
+from agentrl.render.read.calls import Block
+from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.lexer import Lexer, pieces
 from agentrl.render.template import Template
 from agentrl.types import JSON
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agentrl.render.lexer import is_tag, loose, pieces
+from agentrl.render.read.lexer import is_tag, loose, pieces
 
 
 @dataclass(frozen=True, slots=True)

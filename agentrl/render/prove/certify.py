@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
-from agentrl.render.calls import Block
-from agentrl.render.cases import CASES, SAYS, THOUGHT, Case
+from agentrl.render.prove.cases import CASES, SAYS, THOUGHT, Case
+from agentrl.render.read.calls import Block
+from agentrl.render.read.thinking import shared
 from agentrl.render.template import Template
-from agentrl.render.thinking import shared
 from agentrl.render.turns import CONTEXTS, Turns
 from agentrl.types import Action, Message, ToolCall
 

@@ -7,10 +7,10 @@ import re
 from array import array
 from collections.abc import Sequence
 
-from agentrl.render.calls import Attempt, Block, Types, types_of
-from agentrl.render.lexer import Lexed, Lexer, is_tag, loose, pieces
+from agentrl.render.read.calls import Attempt, Block, Types, types_of
+from agentrl.render.read.lexer import Lexed, Lexer, is_tag, loose, pieces
+from agentrl.render.read.thinking import Thinking
 from agentrl.render.template import Template
-from agentrl.render.thinking import Thinking
 from agentrl.types import Action, FinishReason, ToolCall, ToolSpec
 
 

@@ -1,0 +1,1 @@
+"""How templates spell calls: one file a spelling."""

@@ -1,0 +1,75 @@
+"""What ends an assistant's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentrl.errors import TemplateError
+from agentrl.render.learn.probe import QUESTION, behind_question
+from agentrl.render.read.thinking import shared
+from agentrl.render.template import Template
+from agentrl.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """What the template writes after the last sentinel of a turn: before_stop + stop + after_stop.
+
+    The model samples up to `stop`; `before_stop` is the rest of a call's syntax, or whitespace. `stop` is empty where
+    the template ends a turn only by what follows: there the next special token ends it (GLM's `<|user|>`).
+    """
+
+    before_stop: str
+    stop: str
+    after_stop: str
+    stop_if_last: str = ""
+    """The stop token of a turn that nothing follows, where it is another one (gpt-oss' `<|return|>`)."""
+    next_marker: str = ""
+    """Where `stop` is empty: the special token that ends the turn when a message follows."""
+    after_last: str = ""
+    """What stands behind the turn's last token when nothing follows: some templates write an end of text there."""
+
+    @property
+    def sampled_stop(self) -> str:
+        """The token with which a model ends such a turn."""
+        return self.stop_if_last or self.stop or self.next_marker
+
+
+def close_of(template: Template, turn: Message, reply: Message, sentinel: str, syntax: str = "") -> Close:
+    """What ends a turn both when nothing follows (some templates then add an end of text) and when a reply does.
+
+    A special token of `syntax`, which stands between two calls, ends a call and not the turn.
+    """
+    alone = behind(template.render([QUESTION, turn]), [sentinel])
+    final = template.last_special(alone, syntax)
+    followed = template.try_render([QUESTION, turn, reply], generation_prompt=True)
+    if followed is None or sentinel not in followed:  # what ends the turn alone is all there is to go by
+        return _close_at(alone, final, alone)
+    followed = behind(followed, [sentinel])
+    common = shared(alone, followed)
+    stop = template.last_special(common, syntax)
+    if stop:
+        return _close_at(common, stop, alone)
+    following = (template.special_in(followed[len(common) :]) or ("",))[0]
+    behind_user = behind_question(template.render([QUESTION]))
+    if final and following and following in behind_user:  # it ends messages, and so this turn as `final` would
+        before, _, rest = followed.partition(following)
+        after = shared(behind_user.partition(following)[2], rest)
+        return Close(before, following, after, final, after_last=alone.rpartition(final)[2])
+    return Close(common, "", "", final, following, alone.rpartition(final)[2] if final else "")
+
+
+def _close_at(text: str, stop: str, alone: str) -> Close:
+    if not stop:
+        return Close(text, "", "")
+    before, _, after = text.partition(stop)
+    return Close(before, stop, after, after_last=alone[len(before) + len(stop) :])
+
+
+def behind(text: str, sentinels: Iterable[str]) -> str:
+    """What stands behind the first sentinel that survived, at its last place in the sampled turn."""
+    for sentinel in sentinels:
+        if sentinel in text:
+            return text[text.rindex(sentinel) + len(sentinel) :]
+    raise TemplateError("the chat template drops an assistant's turn that is followed by these messages")

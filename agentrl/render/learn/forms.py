@@ -1,0 +1,44 @@
+"""The form in which a template takes messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from agentrl.errors import TemplateError
+from agentrl.render.learn.probe import ASKED, QUESTION, SAID, THOUGHT, assistant
+from agentrl.render.template import REASONING_FIELDS, Forms, Template, breaks
+
+
+def settle(template: Template) -> Template:
+    """The template with the forms of messages that it takes.
+
+    Raises TemplateError where it cannot write a call because it breaks; one that refuses calls in its own words, or
+    leaves them out, is a template without calls.
+    """
+    errors, found = list[TemplateError](), list[Template]()
+    for form, content in product(_FORMS, ("", SAID)):
+        tried = replace(template, forms=form)
+        try:
+            text = tried.render([QUESTION, assistant(content, [ASKED])])
+        except TemplateError as exc:
+            errors.append(exc)
+        else:
+            as_python = "{'query'" in text  # a mapping that was written with Python's quotes is no JSON
+            found += [tried] if ASKED in text and not as_python else []
+            if found:
+                break
+    broken = [error for error in errors if breaks(error)]
+    if broken and not found and len(errors) == 2 * len(_FORMS):
+        raise broken[0]
+    settled = found[0] if found else template
+    for name in REASONING_FIELDS:
+        tried = replace(settled, forms=replace(settled.forms, reasoning_field=name))
+        for turn in (assistant(SAID), assistant("", [ASKED])):
+            if THOUGHT in (tried.try_render([QUESTION, {**turn, name: THOUGHT}]) or ""):
+                return tried
+    return settled
+
+
+_FORMS = (Forms(False, ""), Forms(False, None), Forms(True, ""), Forms(True, None))
+"""The likeliest first."""

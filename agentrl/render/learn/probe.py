@@ -1,0 +1,47 @@
+"""What a template is asked in order to learn it: messages whose words are found again in what it renders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.types import Message, ToolCall
+
+SAID, ASKED, THOUGHT = "zqsaid", "zqasked", "zqthought"
+"""Sentinels for what a turn says, asks and thinks: plain words survive trimming and quoting."""
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look something up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string", "description": "What to look up."}},
+            "required": ["query"],
+        },
+    },
+}
+QUESTION: Message = {"role": "user", "content": "question"}
+REPLY: Message = {"role": "user", "content": "reply"}
+RESULT: Message = {"role": "tool", "tool_call_id": "call00000", "name": "lookup", "content": "result"}
+
+
+def assistant(content: str, arguments: Sequence[str] = (), calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+    """An assistant message whose n-th call asks for `arguments[n]`, under the id and name of `calls[n]` if given."""
+    known = calls or [ToolCall(f"call0000{i}", "lookup", {}) for i in range(len(arguments))]
+    written = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name or "unknown", "arguments": {"query": value}},
+        }
+        for call, value in zip(known, arguments, strict=True)
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    return {**message, "tool_calls": written} if written else message
+
+
+def behind_question(text: str) -> str:
+    """What a template writes behind QUESTION."""
+    return text.rpartition(QUESTION["content"])[2]

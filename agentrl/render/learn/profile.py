@@ -1,0 +1,91 @@
+"""The facts of one template that probing finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentrl.errors import TemplateError
+from agentrl.render.learn.close import Close, behind, close_of
+from agentrl.render.learn.probe import ASKED, QUESTION, REPLY, RESULT, SAID, THOUGHT, assistant, behind_question
+from agentrl.render.learn.stops import named_stops
+from agentrl.render.read.thinking import Thinking
+from agentrl.render.template import Template
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The facts of one template that probing found."""
+
+    said: Close
+    called: Close | None
+    """None: the template does not write tool calls."""
+    parallel_calls: bool
+    calls_need_content: bool
+    content_after_calls: bool
+    """The template moves what a turn says behind its calls; a model says it before them."""
+    carries_orphans: bool
+    """The template shows a tool result that answers no call."""
+    thinking: Thinking
+    stop_token_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, template: Template) -> Profile:
+        """Probe the template. Raises TemplateError where an assistant's turn cannot be found or nothing ends it."""
+        text = template.render([QUESTION, assistant(SAID)])
+        if SAID not in text:
+            raise TemplateError(f"the chat template of {template.name} does not write what the assistant said")
+        said = close_of(template, assistant(SAID), REPLY, SAID)
+        if not said.sampled_stop:
+            raise TemplateError(f"the chat template of {template.name} does not close this turn: {text[-40:]!r}")
+        needs_content = ASKED not in (template.try_render([QUESTION, assistant("", [ASKED])]) or "")
+        content = SAID if needs_content else ""
+        turn = assistant(content, [ASKED])
+        writes_calls = ASKED in (template.try_render([QUESTION, turn]) or "")
+        two = template.try_render([QUESTION, assistant(content, [f"{ASKED}0", f"{ASKED}1"])]) or ""
+        between = two.partition(f"{ASKED}0")[2].partition(f"{ASKED}1")
+        syntax = between[0] if between[1] else ""
+        called = close_of(template, turn, RESULT, ASKED, syntax) if writes_calls else None
+        orphan = template.try_render([QUESTION, assistant(SAID), RESULT]) or ""
+        both = template.try_render([QUESTION, assistant(SAID, [ASKED]), RESULT]) or ""
+        return cls(
+            said=said,
+            called=called,
+            parallel_calls=bool(between[1]),
+            calls_need_content=needs_content,
+            carries_orphans=RESULT["content"] in orphan.rpartition(SAID)[2],
+            content_after_calls=0 <= both.rfind(ASKED) < both.rfind(SAID),
+            thinking=_thinking(template),
+            stop_token_ids=frozenset(_stop_ids(template, said, called)),
+        )
+
+
+def _thinking(template: Template) -> Thinking:
+    """The markers around a thought. Where the template writes none, those that most models use."""
+    field = template.forms.reasoning_field
+    for said, asked in ((SAID, ()), ("", (ASKED,))):
+        turn = assistant(said, asked)
+        text = template.try_render([QUESTION, {**turn, field: THOUGHT}]) or ""
+        if text.count(THOUGHT) != 1:
+            continue
+        before, _, after = text.partition(THOUGHT)
+        prompt = behind_question(template.render([QUESTION], generation_prompt=True))
+        return Thinking.found(behind_question(before), prompt, after.partition(SAID)[0])
+    return Thinking()
+
+
+def _stop_ids(template: Template, said: Close, called: Close | None) -> Iterable[int]:
+    """Tokens that end a turn: the tokenizer's, the template's, and those the model's folder names."""
+    tokenizer = template.tokenizer
+    if tokenizer.eos_token_id is not None:
+        yield tokenizer.eos_token_id
+    for close in filter(None, (said, called)):
+        found = template.special_in(close.sampled_stop)
+        if found is not None:
+            yield found[1]
+    if not said.stop and not said.stop_if_last:
+        text = template.try_render([QUESTION, assistant(SAID), RESULT]) or ""
+        found = template.special_in(behind(text, [SAID])) if SAID in text else None
+        if found is not None:
+            yield found[1]
+    yield from named_stops(getattr(tokenizer, "name_or_path", ""))

@@ -1,0 +1,140 @@
+"""Tool calls in a turn's text: what a format reads, and the block that calls stand in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+from agentrl.render.read.lexer import Lexed, is_tag, loose, pieces
+from agentrl.types import JSON, ToolSpec
+
+Types: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of each argument, by tool and argument: for formats that do not quote strings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A call found at `text[start:stop]`; `error` says why it is malformed."""
+
+    start: int
+    stop: int
+    raw: str
+    name: str = ""
+    arguments: Mapping[str, JSON] | None = None
+    id: str = ""
+    error: str | None = None
+
+
+class Calls(Protocol):
+    """How single calls are spelled. `read` never raises: what cannot be read is an Attempt with its error."""
+
+    @property
+    def open(self) -> str:
+        """The marker with which each call begins; may be empty."""
+        ...
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What a Lexer must tell from look-alikes."""
+        ...
+
+    def find(self, lexed: Lexed, at: int) -> int | None:
+        """Where the next call opens, from `at` on; `at` is where content begins: the start, or behind a call."""
+        ...
+
+    def read(self, lexed: Lexed, at: int, types: Types) -> Attempt:
+        """The call that opens at `at`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Calls in a row, between `open` and `close` if the format has such: `[TOOL_CALLS][` call, call `]`."""
+
+    calls: Calls
+    open: str = ""
+    close: str = ""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What a Lexer must tell from look-alikes."""
+        return tuple(filter(None, (self.open, self.close, *self.calls.markers)))
+
+    def find(self, lexed: Lexed, at: int) -> int | None:
+        """Where the next block opens; a call out of any block is one too where calls have markers of their own."""
+        mark = search(trigger(self.open), lexed, at) if self.open else None
+        found = [mark.start()] if mark else []
+        if not self.open or self.calls.open:
+            call = self.calls.find(lexed, at)
+            found += [] if call is None else [call]
+        return min(found, default=None)
+
+    def read(self, lexed: Lexed, at: int, types: Types) -> list[Attempt]:
+        """The calls of the block that opens at `at`: one at least, and never raises. The last one ends the block."""
+        opened = re.compile(_opening(self.open)).match(lexed.syntax, at) if self.open else None
+        begin = opened.end() if opened else at
+        attempts, here = list[Attempt](), begin
+        while (start := self._next(lexed, here, bool(opened))) is not None:
+            attempts.append(self.calls.read(lexed, start, types))
+            here = attempts[-1].stop
+            if not opened:
+                return attempts
+        close = re.compile(r"[\s;,]*" + _optional(self.close)).match(lexed.syntax, here) if opened else None
+        stop = close.end() if close else here
+        if not attempts:
+            end = search(trigger(self.close), lexed, begin) if self.close else None
+            stop = end.end() if end else len(lexed.text)
+            raw = lexed.text[begin : end.start() if end else stop]
+            attempts = [Attempt(at, stop, raw, error="the call cannot be read")]
+        return [*attempts[:-1], replace(attempts[-1], stop=stop)]
+
+    def _next(self, lexed: Lexed, at: int, opened: bool) -> int | None:
+        """The next call of the block: it stands right here, or at `at` itself if it has no markers."""
+        found = self.calls.find(lexed, at)
+        if found is None or (opened and lexed.syntax[at:found].strip(" \t\r\n;,")):
+            return None
+        return found
+
+
+def broken(lexed: Lexed, at: int, begin: int, seen: int, error: str, markers: tuple[str, str]) -> Attempt:
+    """An attempt that ends at its close (looked for from `seen` on), else before the next call, else with the turn."""
+    opening, close = markers
+    closed = search(loose(close), lexed, seen) if close else None
+    other = search(trigger(opening), lexed, seen) if opening else None
+    if closed and not (other and other.start() < closed.start()):
+        return Attempt(at, closed.end(), lexed.text[begin : closed.start()], error=error)
+    end = other.start() if other else len(lexed.text)
+    return Attempt(at, end, lexed.text[begin:end], error="the call is not closed" if close else error)
+
+
+def types_of(tools: Sequence[ToolSpec]) -> Types:
+    """The schemas of all arguments."""
+    functions = [tool.get("function") or tool for tool in tools]
+    return {f["name"]: (f.get("parameters") or {}).get("properties") or {} for f in functions if "name" in f}
+
+
+def trigger(marker: str) -> str:
+    """A regular expression for the part of an opening marker that gives a call away: up to its first tag."""
+    return loose(head(marker))
+
+
+def head(marker: str) -> str:
+    """The marker up to its first tag, or all of it."""
+    parts = pieces(marker)
+    first = next((i for i, piece in enumerate(parts) if is_tag(piece)), len(parts) - 1)
+    return "".join(parts[: first + 1])
+
+
+def _opening(marker: str) -> str:
+    return rf"\s*{trigger(marker)}\s*{_optional(marker[len(head(marker)) :])}"
+
+
+def _optional(marker: str) -> str:
+    """A regular expression for the marker's pieces in their order, any of which may be missing."""
+    return "".join(rf"(?:\s*{re.escape(piece)})?" for piece in pieces(marker) if not piece.isspace())
+
+
+def search(pattern: str, lexed: Lexed, at: int) -> re.Match[str] | None:
+    return re.compile(pattern).search(lexed.syntax, at) if pattern else None

@@ -1,0 +1,82 @@
+"""A rendered conversation from its sampled turn on, cut where that turn ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentrl.render.learn.close import Close, behind
+from agentrl.render.learn.probe import ASKED, QUESTION, SAID, assistant
+from agentrl.render.learn.profile import Profile
+from agentrl.render.read.thinking import shared
+from agentrl.render.template import Template
+from agentrl.types import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A rendered conversation from its sampled turn on: what closes the turn, what is new, what asks for the next."""
+
+    before_stop: str
+    stop: str
+    after_stop: str
+    observation: str
+    prompt: str
+    ends: frozenset[str] = frozenset()
+    """Stop tokens any of which ends the turn as `stop` does."""
+
+
+def tail(
+    template: Template,
+    profile: Profile,
+    calls: Sequence[ToolCall],
+    new: Sequence[Message],
+    *,
+    content: bool,
+    before: Sequence[Message] = (QUESTION,),
+) -> Tail:
+    """What the template writes behind an assistant turn with these calls, when `new` follows it.
+
+    A stand-in takes the place of the turn: the calls' ids and names are real, content and arguments are sentinels, so
+    the cost depends on `new` alone. Raises TemplateError where the template refuses, or writes no end of the turn.
+    """
+    said, asked = _fresh(new)
+    shown = calls if profile.parallel_calls else calls[:1]
+    says = content and not (shown and profile.content_after_calls)
+    turn = assistant(said if says or not shown or profile.calls_need_content else "", [asked] * len(shown), shown)
+    text = template.render([*before, turn, *new], generation_prompt=True)
+    bare = template.render([*before, turn, *new])
+    prompt = text[len(bare) :] if text.startswith(bare) else ""
+    rest = behind(text, [asked, said])
+    body = rest[: len(rest) - len(prompt)]
+    close = profile.called if asked in text and profile.called else profile.said
+    if shown:  # a call's syntax may go on behind its arguments
+        syntax = close.before_stop.replace("call00000", shown[-1].id).replace("lookup", shown[-1].name or "unknown")
+        close = replace(close, before_stop=syntax)
+    return _split(template, close, body, prompt)
+
+
+def _fresh(new: Sequence[Message]) -> tuple[str, str]:
+    """Sentinels that the new messages do not contain, whatever a tool has read."""
+    text = json.dumps([dict(message) for message in new], default=str)
+    said, asked = SAID, ASKED
+    while said in text or asked in text:
+        said, asked = f"{said}x", f"{asked}x"
+    return said, asked
+
+
+def _split(template: Template, close: Close, body: str, prompt: str) -> Tail:
+    """The text behind a turn, cut where the turn ends. Where it lacks the turn's close, nothing of it is the close."""
+    before = close.before_stop if body.startswith(close.before_stop) else shared(close.before_stop, body)
+    rest = body[len(before) :]
+    if close.stop and rest.startswith(close.stop):
+        rest = rest.removeprefix(close.stop)
+        after = close.after_stop if rest.startswith(close.after_stop) else ""
+        ends = frozenset({close.stop, close.stop_if_last} - {""})
+        return Tail(before, close.stop, after, rest.removeprefix(after), prompt, ends)
+    found = template.special_in(rest)
+    if found is not None and not close.stop:
+        stop, token, observation = rest.partition(found[0])
+        return Tail(before, stop + token, "", observation, prompt, frozenset({token}))
+    return Tail(before, "", "", rest, prompt)
