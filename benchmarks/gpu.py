@@ -131,7 +131,7 @@ def figures(summary: Summary, steps: list[dict[str, Any]], seconds: dict[str, fl
         **{name: sum(step[f"{name}_s"] for step in steps) for name in ("rollout", "train")},
     }
     return {
-        "held_out_greedy_success": {
+        "held_out_greedy_reward": {
             "before": summary.eval_start,
             "after the warm start": summary.eval_warm,
             "after RL": summary.eval_final,
@@ -206,7 +206,7 @@ def show(result: dict[str, Any]) -> None:
     table = Table("", *result["runs"], show_edge=False)
     for name in ("rollout_tokens_per_second", "train_tokens_per_second", "warm_start_tokens_per_second"):
         table.add_row(name.replace("_", " "), *(f"{run[name]:,.0f}" for run in runs))
-    for name in ("seconds", "held_out_greedy_success"):
+    for name in ("seconds", "held_out_greedy_reward"):
         for part in runs[0][name]:
             table.add_row(
                 f"{name.replace('_', ' ')}: {part.replace('_', ' ')}", *(str(run[name][part]) for run in runs)

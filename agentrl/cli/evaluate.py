@@ -114,7 +114,7 @@ def _figures(evaluation: Evaluation, samples: int) -> dict[str, Any]:
     scored = [reward for reward in best if reward > -math.inf]
     metrics = evaluation.metrics.to_json()
     return {
-        "success": metrics.pop("reward_mean"),
+        "reward_mean": metrics.pop("reward_mean"),
         **({f"best_of_{samples}": fmean(scored)} if samples > 1 and scored else {}),
         "failed": metrics.pop("failed_episodes"),
         **{name: value for name, value in metrics.items() if name not in _TRAINING},

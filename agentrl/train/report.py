@@ -72,7 +72,7 @@ class StepReport:
 
 
 def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float], file: Path) -> bool:
-    """Plot each step's reward, and held-out success where it was measured. False: matplotlib is not installed."""
+    """Plot each step's reward, and the held-out mean reward where it was measured. False: matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float],
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.plot([m["step"] for m in metrics], [m["reward_mean"] for m in metrics], label="reward, sampled")
-    held_out = [(m["step"], m["eval_success"]) for m in metrics if "eval_success" in m]
+    held_out = [(m["step"], m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
     if evals:
         held_out = [(0, evals.get("warm", evals["start"])), *held_out, (metrics[-1]["step"], evals["final"])]
         axes.plot(*zip(*held_out, strict=True), "o-", label="held out, greedy")

@@ -245,7 +245,7 @@ class Trainer:
         metrics = (await self.evaluate(name)).metrics
         self.position.evals[name] = metrics.reward_mean
         self.console.print(
-            f"held out, {name}: success {metrics.reward_mean:.3f}, {metrics.turns_mean:.1f} turns, "
+            f"held out, {name}: mean reward {metrics.reward_mean:.3f}, {metrics.turns_mean:.1f} turns, "
             f"{metrics.tool_call_rate:.0%} of {metrics.episodes} episodes call a tool",
             highlight=False,
         )
@@ -254,7 +254,7 @@ class Trainer:
         config, step, metrics = self.config, report.step, report.to_json()
         last = step == config.steps
         if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
-            metrics["eval_success"] = (await self.evaluate(step_name(step))).metrics.reward_mean
+            metrics["eval_reward_mean"] = (await self.evaluate(step_name(step))).metrics.reward_mean
         self.folder.append_metrics(metrics)
         if self._tensorboard is not None:
             for name, value in metrics.items():

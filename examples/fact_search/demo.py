@@ -93,7 +93,7 @@ def two_hops(file: Path) -> int:
 
 def results(run: Path) -> Table:
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    table = Table("held-out questions, greedy", "success", show_edge=False)
+    table = Table("held-out questions, greedy", "mean reward", show_edge=False)
     for name, key in (("before", "eval_start"), ("after the warm start", "eval_warm"), ("after RL", "eval_final")):
         table.add_row(name, f"{summary[key]:.3f}")
     return table

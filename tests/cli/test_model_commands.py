@@ -50,11 +50,11 @@ def test_train_then_everything_else(run, agentrl):
     assert (figures["episodes"], figures["failed"]) == (1, 0)
     (line,) = (run.parent / "eval.jsonl").read_text().splitlines()
     played = Trajectory.from_json(json.loads(line))
-    assert (played.task.split, played.reward) == ("eval", figures["success"])
+    assert (played.task.split, played.reward) == ("eval", figures["reward_mean"])
     assert played.stop is StopReason.DONE or max(turn.sampled_tokens for turn in played.turns) == 8
     assert figures["sampled_tokens"] == played.ledger.sampled
     assert agentrl(*args) == 0
-    assert re.search(r"success\W+\d\.\d{3}", agentrl.stdout)
+    assert re.search(r"reward mean\W+\d\.\d{3}", agentrl.stdout)
     assert agentrl(*args, "--samples", "3", "--temperature", "1", "--json", "--set", "limits.turn_tokens=2") == 0
     figures = json.loads(agentrl.stdout)
     assert figures["episodes"] == 6
@@ -88,9 +88,9 @@ def test_a_run_that_a_canary_stops_says_so_in_one_line_and_can_go_on(folder, age
 def test_eval_takes_the_runs_reward_for_its_own_env_only(run, agentrl):
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("reward: null", "reward: my_env.py:always_one"))
-    for env, success in (("my_env.py:Capitals", 1.0), ("my_env.py:Unreliable", 0.0)):
+    for env, mean in (("my_env.py:Capitals", 1.0), ("my_env.py:Unreliable", 0.0)):
         assert agentrl("eval", env, "--model", "run", "--data", "tasks.jsonl", "--json") == 0
-        assert json.loads(agentrl.stdout)["success"] == success
+        assert json.loads(agentrl.stdout)["reward_mean"] == mean
 
 
 def test_flags_win_over_the_file_and_merge_into_it(folder):

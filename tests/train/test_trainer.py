@@ -73,7 +73,7 @@ def test_a_run_leaves_all_it_promises(six_steps, tmp_path):
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_000004", "step_000006"}
     metrics = lines(run)
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
-    assert [line["step"] for line in metrics if "eval_success" in line] == [3]
+    assert [line["step"] for line in metrics if "eval_reward_mean" in line] == [3]
     for line in metrics:
         assert line["sampled_tokens"] == line["trained_tokens"] + sum(line["masked_tokens"].values()) > 0
         assert line["logprob_diff_max"] < 1e-4, "sampling and training disagree"
@@ -84,7 +84,7 @@ def test_a_run_leaves_all_it_promises(six_steps, tmp_path):
     assert stored["reward_first"] == metrics[0]["reward_mean"]
     assert {type(stored[f"eval_{name}"]) for name in ("start", "warm", "final")} == {float}
     said = console.file.getvalue()
-    assert "held out, warm: success" in said
+    assert "held out, warm: mean reward" in said
     assert "warm start 3/3" in said
     assert "rl 6/6" in said
 
