@@ -72,7 +72,7 @@ class StepReport:
 
 
 def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float], file: Path) -> bool:
-    """Plot each step's reward, and the held-out mean reward where it was measured. False: matplotlib is not installed."""
+    """Plot the reward of each step, and of the evaluations. False: matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
