@@ -7,6 +7,7 @@
     │   └── CallError         the call itself is wrong: an unknown tool, or arguments that do not fit
     ├── InfraError        the world broke, not the policy
     │   ├── EngineError       the inference engine
+    │   │   └── RequestError      this request cannot be served; asked again, it is refused again
     │   └── SandboxError      a sandbox
     ├── CanaryError       a run is not learning what it should; stopped before more time is lost
     ├── ResumeError       an aborted episode cannot go on where it stopped; it starts anew
@@ -53,6 +54,13 @@ class InfraError(AgentRLError):
 
 class EngineError(InfraError):
     """The inference engine did not answer, or refused the request."""
+
+
+class RequestError(EngineError):
+    """The engine refuses this request, and will refuse it again: too long, a parameter or token id it does not know.
+
+    A server answers it with HTTP 400. Any other EngineError may blame the engine itself.
+    """
 
 
 class SandboxError(InfraError):

@@ -11,74 +11,7 @@ from aiohttp import web
 
 from agentrl.engine import Generation, SGLangEngine
 from agentrl.errors import ConfigError, EngineError
-
-
-def answer(tokens, *, finish=None, log_probs=None, **meta):
-    scored = [[lp, token, None] for lp, token in zip(log_probs or [-0.5] * len(tokens), tokens, strict=True)]
-    meta = {"finish_reason": finish or {"type": "stop", "matched": 7}, "output_token_logprobs": scored, **meta}
-    return {"text": "", "meta_info": meta}
-
-
-class Fake:
-    """A server whose every reply is written by the test: a list of handlers, and the requests that came."""
-
-    def __init__(self, *replies):
-        self.replies = list(replies)
-        self.bodies = []
-        self.headers = []
-        self.aborts = []
-        self.info = {"context_length": 100}
-        self.workers = None
-        self.running = asyncio.Event()
-
-    async def generate(self, request):
-        self.bodies.append(await request.json())
-        self.headers.append(request.headers)
-        self.running.set()
-        reply = self.replies.pop(0)
-        if callable(reply):
-            return await reply(request)
-        status, body = reply if isinstance(reply, tuple) else (200, reply)
-        return web.json_response(body, status=status)
-
-    async def abort(self, request):
-        self.aborts.append(await request.json())
-        return web.Response()
-
-    async def get_workers(self, request):
-        if self.workers is None:
-            raise web.HTTPNotFound
-        return web.json_response({"workers": [{"url": url} for url in self.workers]})
-
-    async def server_info(self, request):
-        if self.info is None:
-            raise web.HTTPNotFound
-        return web.json_response(self.info)
-
-    @asynccontextmanager
-    async def serve(self, *, router=False):
-        app = web.Application()
-        app.router.add_post("/generate", self.generate)
-        app.router.add_get("/workers", self.get_workers)
-        if not router:
-            app.router.add_post("/abort_request", self.abort)
-            app.router.add_get("/server_info", self.server_info)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
-
-@asynccontextmanager
-async def client(url, **kwargs):
-    engine = SGLangEngine(url, **kwargs)
-    try:
-        yield engine
-    finally:
-        await engine.close()
+from tests.engine.fake_sglang import Fake, answer, client, for_ever, reset, reset_in_the_middle
 
 
 @pytest.fixture(autouse=True)
@@ -87,31 +20,16 @@ def _no_waiting(monkeypatch):
     monkeypatch.setattr(random, "uniform", lambda low, high: 0.01 * high)
 
 
-async def for_ever(request):
-    await asyncio.sleep(3600)
-
-
-async def reset(request):
-    request.transport.abort()
-    return web.Response()
-
-
-async def reset_in_the_middle(request):
-    response = web.StreamResponse(headers={"Content-Length": "1000"})
-    await response.prepare(request)
-    await response.write(b'{"text": "half')
-    request.transport.abort()
-    return response
-
-
 async def test_request_and_answer():
     reply = answer([5, 6, 7], log_probs=[-0.25, -1, 0.0], weight_version="12", cached_tokens=2, routed_experts="AAA=")
     fake = Fake(reply)
     params = {"temperature": 0.7, "stop": ("</a>",), "custom_params": {"x": 1}, "skip_special_tokens": True}
     async with fake.serve() as url, client(url, api_key="key", extra={"return_routed_experts": True}) as engine:
         generation = await engine.generate((1, 2, 3), params, session_id="s", rid="r")
+    meta = {name: value for name, value in reply["meta_info"].items() if name != "output_token_logprobs"}
+    meta["completion_tokens"] = 3
     assert generation == Generation(
-        [5, 6, 7], [-0.25, -1, 0.0], "stop", matched=7, weight_version="12", cached_tokens=2, meta=reply["meta_info"]
+        [5, 6, 7], [-0.25, -1, 0.0], "stop", matched=7, weight_version="12", cached_tokens=2, meta=meta
     )
     body = fake.bodies[0]
     assert body.pop("rid").startswith("r-")
@@ -220,17 +138,17 @@ async def test_a_refusal_is_final_and_says_why(body):
     [
         ([], "not an answer of SGLang"),
         ("ok", "not an answer of SGLang"),
-        ({"text": "no meta"}, r"not an answer of SGLang \(KeyError: 'meta_info'\): .*no meta"),
+        ({"text": "no meta"}, r"meta_info is None.*: not an answer of SGLang; .*no meta"),
         ({"meta_info": {"finish_reason": None}}, "not an answer of SGLang"),
-        ({"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-1]]}}, "not an answer"),
-        (answer([7], finish={"type": "bored"}), "unknown finish_reason 'bored'"),
+        ({"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-1]]}}, "must hold lists"),
+        (answer([7], finish={"type": "bored"}), "finish_reason.type is 'bored'"),
         (
             {"meta_info": {"finish_reason": {"type": "stop"}, "completion_tokens": 3}},
-            "3 tokens came without output_token",
+            "completion_tokens is 3, but output_token_logprobs has 0",
         ),
-        (answer([5, 6], log_probs=[-1.0, None]), r"log-prob 1 of 2 is None \(token 6\)"),
-        (answer([5, 6], log_probs=[float("nan"), -1.0]), r"log-prob 0 of 2 is nan \(token 5\)"),
-        (answer([5], log_probs=[float("-inf")]), r"log-prob 0 of 1 is -inf \(token 5\)"),
+        (answer([5, 6], log_probs=[-1.0, None]), r"output_token_logprobs\[1\]: None is no log-prob"),
+        (answer([5, 6], log_probs=[float("nan"), -1.0]), r"output_token_logprobs\[0\]: nan is no log-prob"),
+        (answer([5], log_probs=[float("-inf")]), r"output_token_logprobs\[0\]: -inf is no log-prob"),
     ],
 )
 async def test_what_cannot_be_trained_on_is_an_error(reply, message):
@@ -271,7 +189,7 @@ async def test_cancellation_reaches_the_workers_behind_a_router():
 
 
 async def test_abort_by_rid_and_abort_all_reach_the_workers(monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang.client._CONTROL_S", 0.5)
+    monkeypatch.setattr("agentrl.engine.sglang.workers.CONTROL_S", 0.5)
     monkeypatch.setattr("agentrl.engine.sglang.client._ABORT_PAUSE_S", 0.5)
     async with fleet() as (url, router, one, two), client(url) as engine:
         running = asyncio.create_task(engine.generate([1], {}, rid="r"))
@@ -310,7 +228,7 @@ async def test_an_abort_that_came_too_early_is_sent_again(rid):
 
 
 async def test_abort_gives_up_on_a_request_that_will_not_end(monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang.client._CONTROL_S", 0.2)
+    monkeypatch.setattr("agentrl.engine.sglang.workers.CONTROL_S", 0.2)
     fake = Fake(for_ever)
     async with fake.serve() as url, client(url) as engine:
         running = asyncio.create_task(engine.generate([1], {}, rid="r"))
@@ -331,7 +249,7 @@ async def test_the_ranks_of_a_server_are_one_worker():
 
 
 async def test_a_busy_router_has_the_workers_it_had(monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang.client._WORKERS_S", 0.0)
+    monkeypatch.setattr("agentrl.engine.sglang.workers._LIST_S", 0.0)
     async with fleet() as (url, router, one, _), client(url) as engine:
         await engine.abort()
         router.workers = None
@@ -352,7 +270,7 @@ async def test_a_dead_worker_does_not_keep_the_abort_from_the_others(caplog):
 
 
 async def test_a_hanging_worker_delays_cancellation_for_a_bounded_time(monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang.client._CONTROL_S", 0.2)
+    monkeypatch.setattr("agentrl.engine.sglang.workers.CONTROL_S", 0.2)
     fake = Fake(for_ever)
     fake.abort = for_ever
     async with fake.serve() as url, client(url) as engine:
@@ -478,12 +396,12 @@ async def test_the_session_of_a_loop_that_is_gone_is_dropped():
         async def once():
             await engine.generate([1], {})
             # The loop ends without a word; its socket goes with it, so that no other warning hides ours.
-            await engine._sessions[asyncio.get_running_loop()].connector.close()
+            await engine._connections.sessions[asyncio.get_running_loop()].connector.close()
 
         await asyncio.to_thread(lambda: asyncio.run(once()))
-        assert len(engine._sessions) == 1
+        assert len(engine._connections.sessions) == 1
         await engine.generate([1], {})
-        assert list(engine._sessions) == [asyncio.get_running_loop()]
+        assert list(engine._connections.sessions) == [asyncio.get_running_loop()]
         await engine.close()
 
 

@@ -102,10 +102,10 @@ async def test_two_event_loops_in_two_threads_share_an_engine(chars):
             async with asyncio.timeout(10):
                 await play(1)
                 await done.wait()
-            assert set(engine._sessions) == {here, loops["other"]}
+            assert set(engine._connections.sessions) == {here, loops["other"]}
             await engine.close()
         finally:
             loops["other"].call_soon_threadsafe(stop.set)
             await asyncio.to_thread(thread.join)
     assert results == [True] * 40
-    assert engine._sessions == {}
+    assert engine._connections.sessions == {}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import operator
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -20,7 +24,7 @@ class _Sent:
 
     def extend(self, ids: list[int]) -> bool:
         """Take over the ids after those known; False if the known ones are not a prefix of `ids`."""
-        new = ids[len(self.ids) :]
+        new = _token_ids(ids[len(self.ids) :], len(self.ids))
         self.ids += new
         if self.ids != ids:
             return False
@@ -81,3 +85,16 @@ class HistoryEncoder:
         if sent is not None:
             self._tokens -= len(sent.ids)
         return sent
+
+
+def _token_ids(ids: list[Any], at: int) -> list[int]:
+    """Plain integers: those of numpy and torch are no JSON. `at` is where `ids` begin in the prompt."""
+    if not set(map(type, ids)) - {int}:
+        return ids
+    plain = []
+    for i, token in enumerate(ids, at):
+        try:
+            plain.append(operator.index(token))
+        except TypeError as exc:
+            raise ConfigError(f"input_ids[{i}] is {token!r}, no token id") from exc
+    return plain

@@ -1,0 +1,144 @@
+"""What a server answers to /generate, and what it says of an error. No other module reads SGLang's `meta_info` raw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast, get_args
+
+from agentrl.engine.base import Generation
+from agentrl.errors import EngineError
+from agentrl.types import FinishReason
+
+_TOKEN_IDS = 2**31
+"""Tokenizers and tensors hold ids in 32 bits."""
+_ROUNDING = 1e-4
+"""The most by which a log-prob may exceed 0: what a Trajectory allows."""
+_LEAST = -1e38
+"""Below it a float32 is infinite."""
+_READ = frozenset({"output_token_logprobs", "input_token_logprobs"})
+"""Left out of `Generation.meta`: `tokens` and `log_probs` hold them, and a list for each token costs 200 bytes."""
+
+
+class _FieldError(ValueError):
+    """A field has no value that a trainer could use."""
+
+
+def read_generation(answer: bytes, where: str, vocab_size: int | None = None) -> Generation:
+    """Read and check an answer. Without `vocab_size`, any id that fits into 32 bits is taken for a token.
+
+    Raises EngineError that names the server and the field, for anything from which a trainer could not train.
+    """
+    try:
+        meta = _object(_object(json.loads(answer), "the answer").get("meta_info"), "meta_info")
+        finish_reason, matched = _finish(meta.get("finish_reason"))
+        tokens, log_probs = _scored(meta, vocab_size or _TOKEN_IDS)
+        kept = {name: value for name, value in meta.items() if name not in _READ}
+        return Generation(
+            tokens=tokens,
+            log_probs=log_probs,
+            finish_reason=finish_reason,
+            matched=matched,
+            weight_version=_version(meta.get("weight_version")),
+            cached_tokens=_count(meta, "cached_tokens") or 0,
+            meta={name: value for name, value in meta.items() if name not in _READ}
+            | {"completion_tokens": len(tokens)},
+        )
+    except _FieldError as exc:
+        raise EngineError(f"{where}: {exc}; the answer begins {_excerpt(answer)}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise EngineError(f"{where}: the answer is not JSON ({type(exc).__name__}): {_excerpt(answer)}") from exc
+
+
+def error_message(answer: bytes) -> str:
+    """What an error response says: SGLang's {"error": {"message"}}, its {"message"}, FastAPI's {"detail"}, or text."""
+    try:
+        said = json.loads(answer)
+        for key in ("error", "message", "detail"):
+            if isinstance(said, dict) and key in said:
+                said = said[key]
+        text = str(said)
+    except (ValueError, RecursionError):
+        text = answer.decode(errors="replace")
+    return " ".join(text.split())[:1000]
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _FieldError(f"{name} is {_shown(value)}, no JSON object: not an answer of SGLang")
+    return value
+
+
+def _finish(finish: Any) -> tuple[FinishReason, int | str | None]:
+    found = _object(finish, "finish_reason")
+    kind, matched = found.get("type"), found.get("matched")
+    if kind not in get_args(FinishReason):
+        raise _FieldError(f"finish_reason.type is {_shown(kind)}, none of {', '.join(get_args(FinishReason))}")
+    if isinstance(matched, bool) or not isinstance(matched, int | str | None):
+        raise _FieldError(f"finish_reason.matched is {_shown(matched)}, neither a token id nor a stop string")
+    return cast(FinishReason, kind), matched
+
+
+def _scored(meta: Mapping[str, Any], vocab_size: int) -> tuple[list[int], list[float]]:
+    """The sampled tokens and their log-probs."""
+    # Absent when a request was aborted before its first token.
+    scored = meta.get("output_token_logprobs") or []
+    if not isinstance(scored, list):
+        raise _FieldError(f"output_token_logprobs is {_shown(scored)}, no list")
+    counted = _count(meta, "completion_tokens")
+    if counted is not None and counted > len(scored):
+        raise _FieldError(
+            f"completion_tokens is {_shown(counted)}, but output_token_logprobs has {len(scored)}: "
+            "no token can be trained without its log-prob"
+        )
+    scored = scored[:counted]  # SGLang sends at least one, even where max_new_tokens is 0
+    try:
+        log_probs, tokens = [item[0] for item in scored], [item[1] for item in scored]
+    except (TypeError, IndexError, KeyError) as exc:
+        raise _FieldError("output_token_logprobs must hold lists [log_prob, token_id, ...]") from exc
+    _check_tokens(tokens, vocab_size)
+    return tokens, _checked_log_probs(log_probs)
+
+
+def _check_tokens(tokens: list[Any], vocab_size: int) -> None:
+    for i, token in enumerate(tokens):
+        if type(token) is not int or not 0 <= token < _TOKEN_IDS:
+            raise _FieldError(f"output_token_logprobs[{i}]: {_shown(token)} is no token id")
+        if token >= vocab_size:
+            raise _FieldError(f"output_token_logprobs[{i}]: token id {token} is outside the vocabulary of {vocab_size}")
+
+
+def _checked_log_probs(log_probs: list[Any]) -> list[float]:
+    for i, log_prob in enumerate(log_probs):
+        # NaN fails both comparisons.
+        if type(log_prob) not in (float, int) or not _LEAST <= log_prob <= _ROUNDING:
+            raise _FieldError(
+                f"output_token_logprobs[{i}]: {_shown(log_prob)} is no log-prob: it must be finite and at most 0"
+            )
+    return [float(log_prob) for log_prob in log_probs]
+
+
+def _count(meta: Mapping[str, Any], name: str) -> int | None:
+    value = meta.get(name)
+    if value is not None and (type(value) is not int or value < 0):
+        raise _FieldError(f"{name} is {_shown(value)}, no count")
+    return value
+
+
+def _version(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        raise _FieldError(f"weight_version is {_shown(value)}, no name")
+    return None if value is None else str(value)
+
+
+def _shown(value: Any) -> str:
+    """One short line. Integers of thousands of digits cannot be printed, nor can deep lists."""
+    if isinstance(value, int) and abs(value) >= 2**128:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, list | dict):
+        return f"a {'list' if isinstance(value, list) else 'dict'} of {len(value)}"
+    return ascii(value)[:80]
+
+
+def _excerpt(answer: bytes) -> str:
+    return ascii(" ".join(answer[:200].decode(errors="replace").split()))

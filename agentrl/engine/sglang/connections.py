@@ -1,0 +1,226 @@
+"""HTTP to a server and its workers: one aiohttp session for each event loop, credentials, certificates, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import io
+import logging
+import os
+import re
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from yarl import URL
+
+from agentrl.engine.sglang.answers import error_message
+from agentrl.errors import ConfigError, EngineError, RequestError
+
+_log = logging.getLogger(__name__)
+
+API_KEY_VARIABLE = "AGENTRL_API_KEY"
+_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+"""Overload, restarts and gateways in between. Any other error status is final."""
+_BLAMED = frozenset({400, 413, 422})
+"""The request itself cannot be served."""
+_CONNECT_S = 30.0
+_CLOSE_S = 5.0
+_NONE: Mapping[str, str] = {}
+
+
+class UnavailableError(EngineError):
+    """This attempt got no answer; another one may, after `retry_after` seconds if the server named some."""
+
+    retry_after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, and the credentials for it. `url` holds none, so it may stand in errors and logs."""
+
+    url: str
+    headers: Mapping[str, str]
+
+    @classmethod
+    def read(cls, url: str, api_key: str | None = None) -> Address:
+        """Check a URL. Without `api_key`, the one of the environment variable AGENTRL_API_KEY. Raises ConfigError."""
+        shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"engine url {shown!r} must start with http:// or https://")
+        try:
+            parsed = URL(url)
+            parsed.port  # noqa: B018 - read lazily: it raises ValueError
+        except ValueError as exc:
+            raise ConfigError(f"engine url {shown!r} cannot be read; write http://HOST:PORT") from exc
+        if parsed.host is None or parsed.query_string or parsed.fragment:
+            raise ConfigError(f"engine url {shown!r} must be http://HOST:PORT, with a path at most")
+        if parsed.user is None and parsed.password is None:
+            return cls(url.rstrip("/"), _bearer(api_key or os.environ.get(API_KEY_VARIABLE)))
+        if api_key:
+            raise ConfigError(f"engine url {shown!r} has a user name, and there is an api_key; give one of the two")
+        basic = aiohttp.BasicAuth(parsed.user or "", parsed.password or "", "utf-8").encode()
+        return cls(str(parsed.with_user(None)).rstrip("/"), {"Authorization": basic})
+
+
+def without_credentials(url: str) -> str:
+    return re.sub("//[^/]*@", "//", url, count=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """Sends requests from several event loops and threads.
+
+    aiohttp binds a session to the loop it was made in, and slime runs training and evaluation on loops of their own in
+    one process. A session holds its loop, so weak keys would keep nothing from leaking: `session` closes those of dead
+    loops, `close` the rest.
+    """
+
+    address: Address
+    limit: int
+    tls: ssl.SSLContext | bool
+    sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession]
+    _lock: threading.Lock
+    _closed: threading.Event
+
+    @classmethod
+    def to(cls, address: Address, limit: int, ca: str | Path | None) -> Connections:
+        return cls(address, limit, _tls(address, ca), {}, threading.Lock(), threading.Event())
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
+        """The body of an answer with status 200.
+
+        Raises UnavailableError where another attempt may help, TimeoutError after `timeout_s`, RequestError where the
+        request is at fault, and EngineError for all else.
+        """
+        return await self._ask("POST", url, timeout_s, body, headers)
+
+    async def get(self, url: str, timeout_s: float) -> bytes:
+        """As `post`."""
+        return await self._ask("GET", url, timeout_s)
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        timeout_s: float,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        session = await self._session()
+        try:
+            # As BytesIO a body of megabytes is written in pieces, between which other requests get their turn.
+            async with session.request(
+                method,
+                url,
+                data=None if body is None else io.BytesIO(body),
+                headers=None if body is None else {"Content-Type": "application/json", **headers},
+                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
+                allow_redirects=False,
+            ) as response:
+                answer = await response.read()
+        except aiohttp.ConnectionTimeoutError as exc:
+            raise UnavailableError(f"{url}: cannot connect: {exc}") from exc
+        except TimeoutError:
+            raise
+        except aiohttp.ClientSSLError as exc:
+            raise _tls_error(url, exc) from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            raise UnavailableError(f"{url}: {type(exc).__name__}: {exc}") from exc
+        if response.status != 200:
+            raise _status_error(url, response, answer)
+        return answer
+
+    async def _session(self) -> aiohttp.ClientSession:
+        if self._closed.is_set():
+            raise EngineError(f"the engine for {self.address.url} is closed")
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            dead = {other: self.sessions.pop(other) for other in list(self.sessions) if other.is_closed()}
+            if (session := self.sessions.get(loop)) is None:
+                connector = aiohttp.TCPConnector(limit=self.limit, ssl=self.tls)
+                session = aiohttp.ClientSession(connector=connector, headers=self.address.headers)
+                self.sessions[loop] = session
+        for other, other_session in dead.items():
+            await _close(other, other_session)
+        return session
+
+    async def close(self) -> None:
+        """Close the sessions of all event loops. Safe to call twice."""
+        self._closed.set()
+        with self._lock:
+            sessions = dict(self.sessions)
+            self.sessions.clear()
+        for loop, session in sessions.items():
+            await _close(loop, session)
+
+
+async def _close(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession) -> None:
+    """Close a session, whatever its loop does: a session may be closed by its own loop only."""
+    try:
+        if loop.is_closed() or loop is asyncio.get_running_loop():
+            await session.close()
+        elif loop.is_running():
+            closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+            await asyncio.wait([asyncio.wrap_future(closing)], timeout=_CLOSE_S)
+        else:  # stopped: it closes the session when it goes on, if it ever does
+            loop.call_soon_threadsafe(lambda: loop.create_task(session.close()))
+    except RuntimeError as exc:  # the loop has ended meanwhile
+        _log.debug("a session of an event loop that ended is left to it: %s", exc)
+
+
+def _bearer(api_key: str | None) -> Mapping[str, str]:
+    if not api_key:
+        return {}
+    if not re.fullmatch(r"[\x21-\x7e]+", api_key):
+        raise ConfigError("the engine's api_key must be printable ASCII without spaces")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def _tls(address: Address, ca: str | Path | None) -> ssl.SSLContext | bool:
+    if ca is None and not address.url.startswith("https://"):
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca)  # without `ca`: the system's, or SSL_CERT_FILE
+    except OSError as exc:  # ssl.SSLError is one
+        raise ConfigError(f"ca {str(ca)!r} is no file of certificates in PEM form: {exc.strerror or exc}") from exc
+
+
+def _tls_error(url: str, exc: aiohttp.ClientSSLError) -> EngineError:
+    """A certificate stays what it is, so only a connection that broke off is worth another attempt."""
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        return EngineError(
+            f"{url}: the server's certificate is not trusted: {exc.certificate_error}; "
+            "name its CA by SGLangEngine(ca=FILE) or the environment variable SSL_CERT_FILE"
+        )
+    if isinstance(exc.os_error, ssl.SSLEOFError):
+        return UnavailableError(f"{url}: {type(exc).__name__}: {exc}")
+    return EngineError(f"{url}: no TLS connection: {exc}; does the server speak https?")
+
+
+def _status_error(url: str, response: aiohttp.ClientResponse, answer: bytes) -> EngineError:
+    said = f"{url}: HTTP {response.status}: {error_message(answer)}"
+    if response.status in _RETRIED:
+        error = UnavailableError(said)
+        error.retry_after = _retry_after(response.headers.get("Retry-After", ""))
+        return error
+    if location := response.headers.get("Location"):
+        return EngineError(f"{said}: moved to {without_credentials(location)}; give that as the engine's url")
+    if response.status in _BLAMED:
+        doubt = "vocab" in said and "mismatch" not in said
+        return RequestError(f"{said}; tokenizer mismatch?" if doubt else said)
+    return EngineError(said)
+
+
+def _retry_after(header: str) -> float:
+    """Seconds, given as a number or as a date; 0 for anything else."""
+    if re.fullmatch(r"[0-9]{1,9}", header.strip()):
+        return float(header)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0

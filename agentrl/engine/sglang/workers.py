@@ -1,0 +1,96 @@
+"""The workers behind a URL, and what one asks of each: to abort, and how long a sequence may be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.engine.sglang.connections import Connections, UnavailableError, without_credentials
+from agentrl.errors import EngineError
+
+_log = logging.getLogger(__name__)
+
+CONTROL_S = 5.0
+"""Seconds for a control request (abort, workers, server_info): they are answered at once or not at all."""
+_LIST_S = 10.0
+"""Seconds for which a router's list of workers is believed."""
+
+
+class Workers:
+    """The servers that a router lists, or the server itself where there is no such list."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._url = connections.address.url
+        self._seen: tuple[float, list[str]] = (-math.inf, [])
+
+    async def abort(self, command: Mapping[str, Any]) -> None:
+        """Tell all workers: the router has no /abort_request, and does not say who serves what. Best effort."""
+        body = json.dumps(command).encode()
+
+        async def tell(worker: str) -> None:
+            try:
+                await self._connections.post(f"{worker}/abort_request", body, {}, CONTROL_S)
+            except EngineError as exc:
+                _log.warning("%s", exc)
+
+        try:
+            async with asyncio.timeout(CONTROL_S):
+                await asyncio.gather(*[tell(worker) for worker in await self._urls()])
+        except TimeoutError:
+            _log.warning("%s: abort of %s not confirmed within %g s", self._url, dict(command), CONTROL_S)
+
+    async def context_length(self) -> int:
+        """The least of all living workers. Raises EngineError when no worker answers, or one does not say."""
+        asked = [self._context_length_of(worker) for worker in await self._urls()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        lengths = [answer for answer in answers if isinstance(answer, int)]
+        for answer in answers:
+            if isinstance(answer, BaseException) and not (lengths and isinstance(answer, UnavailableError)):
+                raise answer
+        return min(lengths)
+
+    async def _urls(self) -> list[str]:
+        seen, workers = self._seen
+        if time.monotonic() - seen < _LIST_S:
+            return workers
+        try:
+            listed = (await self._json(f"{self._url}/workers"))["workers"]
+            # With --dp-aware a router lists each rank of a server, as http://host:port@rank.
+            urls = [re.sub(r"/?(@\d+)?$", "", worker["url"], count=1) for worker in listed]
+            workers = list(dict.fromkeys(map(without_credentials, urls)))
+        except (EngineError, KeyError, TypeError):
+            pass  # a router that is busy is believed to have the workers it had
+        workers = workers or [self._url]
+        self._seen = (time.monotonic(), workers)
+        return workers
+
+    async def _context_length_of(self, worker: str) -> int:
+        try:
+            info = await self._json(f"{worker}/server_info")
+        except EngineError:
+            info = await self._json(f"{worker}/get_server_info")  # its older name
+        # context_length is null unless set by hand; the scheduler's own bounds are always there.
+        known = [info.get(name) for name in ("max_req_input_len", "context_length", "max_total_num_tokens")]
+        lengths = [length for length in known if type(length) is int and length > 0]
+        if not lengths:
+            raise EngineError(f"{worker}/server_info names no context length; set limits.context")
+        return min(lengths)
+
+    async def _json(self, url: str) -> Mapping[str, Any]:
+        """A JSON object. Raises EngineError for whatever else comes, UnavailableError for no answer."""
+        try:
+            found = json.loads(await self._connections.get(url, CONTROL_S))
+        except TimeoutError as exc:
+            raise UnavailableError(f"{url}: no answer within {CONTROL_S:g} s") from exc
+        except (ValueError, RecursionError) as exc:
+            raise EngineError(f"{url}: not JSON: {type(exc).__name__}") from exc
+        if not isinstance(found, dict):
+            raise EngineError(f"{url}: {type(found).__name__} where a JSON object should be")
+        return found

@@ -1,0 +1,95 @@
+"""A server in SGLang's place whose every reply is written by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from agentrl.engine import SGLangEngine
+
+
+def answer(tokens, *, finish=None, log_probs=None, **meta):
+    scored = [[lp, token, None] for lp, token in zip(log_probs or [-0.5] * len(tokens), tokens, strict=True)]
+    meta = {"finish_reason": finish or {"type": "stop", "matched": 7}, "output_token_logprobs": scored, **meta}
+    return {"text": "", "meta_info": meta}
+
+
+class Fake:
+    """A server whose every reply is written by the test: a list of handlers, and the requests that came."""
+
+    def __init__(self, *replies):
+        self.replies = list(replies)
+        self.bodies = []
+        self.headers = []
+        self.aborts = []
+        self.info = {"context_length": 100}
+        self.workers = None
+        self.running = asyncio.Event()
+
+    async def generate(self, request):
+        self.bodies.append(await request.json())
+        self.headers.append(request.headers)
+        self.running.set()
+        reply = self.replies.pop(0)
+        if callable(reply):
+            return await reply(request)
+        status, body = reply if isinstance(reply, tuple) else (200, reply)
+        return web.json_response(body, status=status)
+
+    async def abort(self, request):
+        self.aborts.append(await request.json())
+        return web.Response()
+
+    async def get_workers(self, request):
+        if self.workers is None:
+            raise web.HTTPNotFound
+        return web.json_response({"workers": [{"url": url} for url in self.workers]})
+
+    async def server_info(self, request):
+        if self.info is None:
+            raise web.HTTPNotFound
+        return web.json_response(self.info)
+
+    @asynccontextmanager
+    async def serve(self, *, router=False):
+        app = web.Application()
+        app.router.add_post("/generate", self.generate)
+        app.router.add_get("/workers", self.get_workers)
+        if not router:
+            app.router.add_post("/abort_request", self.abort)
+            app.router.add_get("/server_info", self.server_info)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def client(url, **kwargs):
+    engine = SGLangEngine(url, **kwargs)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def for_ever(request):
+    await asyncio.sleep(3600)
+
+
+async def reset(request):
+    request.transport.abort()
+    return web.Response()
+
+
+async def reset_in_the_middle(request):
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"text": "half')
+    request.transport.abort()
+    return response
