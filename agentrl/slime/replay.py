@@ -68,7 +68,7 @@ def _generations(segment: Trajectory) -> list[_Generation]:
         at = min(span.start for span in sampled if span.turn == turn)
         end = max(span.stop for span in sampled if span.turn == turn)
         for meta in segment.turns[turn].meta:
-            if count := len(meta.get("output_token_logprobs") or ()):
+            if count := meta.get("completion_tokens", 0):
                 found.append(_Generation(at, min(at + count, end), count, meta))
                 at += count
     return found

@@ -21,6 +21,7 @@ class Fake:
 
     def __init__(self, *replies):
         self.replies = list(replies)
+        self.raw = []
         self.bodies = []
         self.headers = []
         self.aborts = []
@@ -29,6 +30,7 @@ class Fake:
         self.running = asyncio.Event()
 
     async def generate(self, request):
+        self.raw.append(await request.text())
         self.bodies.append(await request.json())
         self.headers.append(request.headers)
         self.running.set()
@@ -53,7 +55,7 @@ class Fake:
         return web.json_response(self.info)
 
     @asynccontextmanager
-    async def serve(self, *, router=False):
+    async def serve(self, *, router=False, tls=None):
         app = web.Application()
         app.router.add_post("/generate", self.generate)
         app.router.add_get("/workers", self.get_workers)
@@ -62,9 +64,9 @@ class Fake:
             app.router.add_get("/server_info", self.server_info)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+            yield f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
         finally:
             await runner.cleanup()
 

@@ -78,7 +78,7 @@ class Conversation:
         known: dict[str, Any] = {"finish_reason": {"type": finish}, "prompt_tokens": len(self.trajectory.tokens)}
         if count:
             known |= {
-                "output_token_logprobs": [[-1.0, token, None] for token in tokens],
+                "completion_tokens": count,
                 "top_p_token_ids": self.encode([token for nucleus in nuclei for token in nucleus]),
                 "top_p_token_offsets": self.encode(ends),
                 "routed_experts": self.encode([self.random.randrange(EXPERTS) for _ in range(rows * LAYERS * TOPK)]),
@@ -257,7 +257,7 @@ def test_what_is_not_shipped_needs_nothing_to_be_replayed_by(stop):
     play = Conversation()
     trajectory = play.three_turns()
     for turn in trajectory.turns:
-        turn.meta[:] = [{k: v for k, v in meta.items() if k == "output_token_logprobs"} for meta in turn.meta]
+        turn.meta[:] = [{k: v for k, v in meta.items() if k == "completion_tokens"} for meta in turn.meta]
     trajectory.stop = stop
     sample = filled(BOTH, trajectory)
     assert len(sample.rollout_top_p_token_offsets) == sample.response_length + 1

@@ -41,8 +41,7 @@ def read_generation(answer: bytes, where: str, vocab_size: int | None = None) ->
             matched=matched,
             weight_version=_version(meta.get("weight_version")),
             cached_tokens=_count(meta, "cached_tokens") or 0,
-            meta={name: value for name, value in meta.items() if name not in _READ}
-            | {"completion_tokens": len(tokens)},
+            meta={**kept, "completion_tokens": len(tokens)},
         )
     except _FieldError as exc:
         raise EngineError(f"{where}: {exc}; the answer begins {_excerpt(answer)}") from exc

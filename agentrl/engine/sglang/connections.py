@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import email.utils
 import io
 import logging
@@ -63,8 +64,8 @@ class Address:
             return cls(url.rstrip("/"), _bearer(api_key or os.environ.get(API_KEY_VARIABLE)))
         if api_key:
             raise ConfigError(f"engine url {shown!r} has a user name, and there is an api_key; give one of the two")
-        basic = aiohttp.BasicAuth(parsed.user or "", parsed.password or "", "utf-8").encode()
-        return cls(str(parsed.with_user(None)).rstrip("/"), {"Authorization": basic})
+        basic = base64.b64encode(f"{parsed.user or ''}:{parsed.password or ''}".encode()).decode()
+        return cls(str(parsed.with_user(None)).rstrip("/"), {"Authorization": f"Basic {basic}"})
 
 
 def without_credentials(url: str) -> str:
@@ -104,12 +105,7 @@ class Connections:
         return await self._ask("GET", url, timeout_s)
 
     async def _ask(
-        self,
-        method: str,
-        url: str,
-        timeout_s: float,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, method: str, url: str, timeout_s: float, body: bytes | None = None, headers: Mapping[str, str] = _NONE
     ) -> bytes:
         session = await self._session()
         try:
