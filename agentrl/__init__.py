@@ -27,6 +27,7 @@ from agentrl.errors import (
     TemplateError,
     ToolError,
 )
+from agentrl.options import EpisodeOptions, Host
 from agentrl.tools import tool
 from agentrl.trajectory import Ledger, Span, Trajectory
 from agentrl.types import (
@@ -58,8 +59,10 @@ __all__ = [
     "EngineError",
     "Env",
     "Envs",
+    "EpisodeOptions",
     "Failure",
     "Generation",
+    "Host",
     "InfraError",
     "Ledger",
     "LedgerError",

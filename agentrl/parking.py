@@ -21,24 +21,29 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 from uuid import UUID, uuid4
 
+from agentrl.boundary import at_boundary
 from agentrl.env import Env, close_env
 from agentrl.errors import ConfigError, ResumeError
+from agentrl.options import ParkFn
 from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Ask, StopReason
 
 log = logging.getLogger("agentrl")
 
+_unparked: set[tuple[type[Env], type[Exception]]] = set()
+"""Whose episodes could not be kept."""
+
 How: TypeAlias = Literal["alive", "snapshot", "replay"]
 Next: TypeAlias = Literal["generate", "step"]
 
-VERSION = 1
+VERSION = 2
 """Of tickets and files. One of another version is not read: its episode restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION
@@ -48,27 +53,35 @@ _WRITING_S = 3600.0
 """No file takes longer to be written."""
 
 
+@dataclass(slots=True)
+class EpisodeState:
+    """Where an episode stands: all that it needs to go on, beside the Env and those who serve it. Picklable."""
+
+    trajectory: Trajectory
+    thoughts: Thoughts | None = None
+    ask: Ask = field(default_factory=Ask)
+    """What the Env asks of the next turn."""
+    next: Next = "generate"
+    """What is to come: a generation (also the rest of an open turn), or the Env's step for the last action."""
+    stop: StopReason | None = None
+    """Why it ended, once it has; it may still have to be scored."""
+    steps: int = 0
+    """How many actions the Env has answered."""
+    played_s: float = 0.0
+    """Seconds that count towards `Limits.episode_s`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parked:
     """An aborted episode: all that `resume_episode` needs to go on where it stopped. Picklable unless it is "alive"."""
 
     how: How
-    trajectory: Trajectory
-    next: Next
-    """What is to come: a generation (also the rest of an open turn), or the Env's step for the last action."""
-    stop: StopReason | None
-    """Why it had ended, if it had: then it is only to be scored."""
-    steps: int
-    """How many actions the Env has answered."""
-    played_s: float
-    """Seconds that count towards `Limits.episode_s`."""
-    ask: Ask
-    thoughts: Thoughts | None
+    episode: EpisodeState
     rng: Any
     """State of `Env.rng`."""
     env: Env | None = None
     """Where it is "alive", and only there."""
-    state: Any = None
+    saved: Any = None
     """What `Env.snapshot` gave."""
 
 
@@ -77,6 +90,39 @@ def way_back(cls: type[Env]) -> How:
     if cls.snapshot is not Env.snapshot:
         return "snapshot"
     return "replay" if cls.deterministic else "alive"
+
+
+async def hand_over(
+    park: ParkFn | None, env: Env, state: EpisodeState, returning: Parked | None, *, timeout: float
+) -> bool:
+    """Give an aborted episode to `park`; whether the Env is to stay open. Nothing that fails here fails the episode."""
+    if park is None or not state.trajectory.length:
+        return False
+    if env.tool_errors:
+        state.trajectory.info["tool_errors"] = dict(env.tool_errors)
+    try:
+        with at_boundary("step"):
+            parked = returning or await _pack(env, state, timeout)
+            await park(parked)
+    except Exception as exc:  # noqa: BLE001 - the parking boundary: the episode restarts instead
+        _note_unparked(env, state.trajectory, exc)
+        return False
+    return parked.env is not None
+
+
+async def _pack(env: Env, state: EpisodeState, timeout: float) -> Parked:
+    how = way_back(type(env))
+    saved = await env.call(env.snapshot, timeout=timeout) if how == "snapshot" else None
+    return Parked(how, state, env.rng.getstate(), env if how == "alive" else None, saved)
+
+
+def _note_unparked(env: Env, trajectory: Trajectory, exc: Exception) -> None:
+    trajectory.info["not_parked"] = str(exc)
+    if (type(env), type(exc)) not in _unparked:
+        _unparked.add((type(env), type(exc)))
+        log.warning(
+            "an aborted episode of %s cannot be kept, and restarts. First one: %s", type(env).__name__, str(exc)
+        )
 
 
 class Parking:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agentrl.errors import ParsePolicy
-from agentrl.types import Action, Message, Observation, Raw
+from agentrl.types import Action, Message, Observation, Observed, Raw
 
 
-def as_messages(observation: Observation) -> list[Message]:
-    """The messages of an observation; Raw has none."""
+def observed(observation: Observation) -> Observed:
+    """An Env's observation, normalised: done once, where it comes in."""
     if isinstance(observation, Raw):
-        return []
+        return observation
     return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+
+
+def messages_of(observed: Observed) -> Sequence[Message]:
+    """The messages of an observation; Raw has none."""
+    return () if isinstance(observed, Raw) else observed
 
 
 def replies(action: Action, policy: ParsePolicy, capabilities: Mapping[str, bool]) -> list[Message]:
@@ -37,7 +42,7 @@ def in_call_order(messages: Sequence[Message], action: Action) -> list[Message]:
     return sorted(messages, key=lambda message: places.get(message.get("tool_call_id", ""), len(places)))
 
 
-def joined(pending: Observation, last: Observation, capabilities: Mapping[str, bool]) -> Observation:
+def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool]) -> Observed:
     """Two observations as one; where the template forbids a user after tool results, text joins the last result.
 
     Raises TypeError for Raw beside messages: text goes on in the model's turn, messages end it.
@@ -46,7 +51,6 @@ def joined(pending: Observation, last: Observation, capabilities: Mapping[str, b
         return Raw(pending.text + last.text)
     if isinstance(pending, Raw) or isinstance(last, Raw):
         raise TypeError("last_turn returned Raw after messages, or messages after Raw; return what `step` returns")
-    messages = as_messages(pending)
-    if not isinstance(last, str) or messages[-1].get("role") != "tool" or capabilities.get("user_after_tool", False):
-        return [*messages, *as_messages(last)]
-    return [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{last}"}]
+    if not isinstance(last, str) or pending[-1].get("role") != "tool" or capabilities.get("user_after_tool", False):
+        return [*pending, *messages_of(observed(last))]
+    return [*pending[:-1], {**pending[-1], "content": f"{pending[-1]['content']}\n\n{last}"}]

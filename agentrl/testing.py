@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env import Env
 from agentrl.episode import run_episode
+from agentrl.options import EpisodeOptions
 from agentrl.render.base import Renderer
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Limits, Message, Task
@@ -40,7 +41,8 @@ async def rollout(
     trajectory, as in a run. Raises AssertionError when the script itself fails or has no turn left.
     """
     renderer = renderer or tiny_renderer()
-    trajectory = await run_episode(env, task, engine=ScriptedEngine(turns, renderer), renderer=renderer, limits=limits)
+    engine, options = ScriptedEngine(turns, renderer), EpisodeOptions(limits=limits or Limits())
+    trajectory = await run_episode(env, task, engine=engine, renderer=renderer, options=options)
     failure = trajectory.failure
     if failure is not None and (failure.kind, failure.boundary) == ("bug", "engine"):
         raise AssertionError(f"the script failed: {failure.error}\n{failure.traceback}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.render.base import Rendered, Renderer
-from agentrl.replies import as_messages
+from agentrl.replies import messages_of
 from agentrl.trajectory import Trajectory
-from agentrl.types import Message, Observation, Raw
+from agentrl.types import Message, Observed, Raw
 
 
 @dataclass(slots=True)
@@ -24,21 +24,21 @@ class Thoughts:
     """How many of the model's own thoughts are no longer in the prompt."""
     raw: bool = False
 
-    def begin(self, observation: Observation) -> None:
+    def begin(self, observed: Observed) -> None:
         """The episode starts with this."""
-        self.given, self.raw = len(as_messages(observation)), isinstance(observation, Raw)
+        self.given, self.raw = len(messages_of(observed)), isinstance(observed, Raw)
 
-    def strip(self, trajectory: Trajectory, observation: Observation, renderer: Renderer) -> Rendered | None:
+    def strip(self, trajectory: Trajectory, observed: Observed, renderer: Renderer) -> Rendered | None:
         """The template's own prompt for the next turn if it drops a thought that is still there, else None.
 
         A thought is dropped if the prompt is the same without it. Nothing else that a template may write in another way
         than it was sampled (a call's spacing, say) begins a segment.
         """
-        self.raw = self.raw or isinstance(observation, Raw)
+        self.raw = self.raw or isinstance(observed, Raw)
         unwritten = self.raw or any(action.error for action in trajectory.actions)
         if unwritten or not renderer.certificate.capabilities.get("thinking", False):
             return None
-        messages = [*trajectory.messages, *as_messages(observation)]
+        messages = [*trajectory.messages, *messages_of(observed)]
         own = [i for i, message in enumerate(messages) if i >= self.given and message.get("reasoning_content")]
         before, prompt = self.dropped, None
         for i in own[before:]:

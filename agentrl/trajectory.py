@@ -85,6 +85,11 @@ class Trajectory:
         return [*self.earlier, self]
 
     @property
+    def length(self) -> int:
+        """Prompt and response."""
+        return len(self.tokens)
+
+    @property
     def response_length(self) -> int:
         return len(self.loss_mask)
 
@@ -138,6 +143,11 @@ class Trajectory:
     def truncated(self) -> bool:
         """Ended by a bound on tokens or time, not by the model or the Env."""
         return self.stop is not None and self.stop.truncated
+
+    @property
+    def is_valid(self) -> bool:
+        """Its reward says something about the policy: not failed by the environment, not aborted."""
+        return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
 
     @property
     def tool_calls(self) -> int:

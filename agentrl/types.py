@@ -34,6 +34,9 @@ class Raw:
 Observation: TypeAlias = str | Raw | Sequence[Message]
 """What an environment shows the model. A plain str is exactly one user message."""
 
+Observed: TypeAlias = Raw | Sequence[Message]
+"""An Observation as the rest of agentrl has it: a plain str has become its message."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:

@@ -173,9 +173,9 @@ def timed(seconds: dict[str, float]) -> type[Trainer]:
 
 def record(folder: Path, keys: dict[str, Any]) -> tuple[Path, Path, Path]:
     """Questions, held-out ones, and the mediocre player's demonstrations in this model's tokens."""
-    from agentrl import Envs, run_episode
-    from agentrl.engine import ScriptedEngine
+    from agentrl import Envs
     from agentrl.rollout.tasks import load_tasks
+    from agentrl.testing import rollout
     from agentrl.types import Limits
     from agentrl_envs.fact_search import mediocre, write_tasks
 
@@ -188,10 +188,7 @@ def record(folder: Path, keys: dict[str, Any]) -> tuple[Path, Path, Path]:
         async with Envs(ENV, keys.get("env_config", {})) as envs:
             limits = Limits(**keys["limits"])
             played = [
-                await run_episode(
-                    envs.make(), task, engine=ScriptedEngine(mediocre(task), renderer), renderer=renderer, limits=limits
-                )
-                for task in tasks
+                await rollout(envs.make(), task, mediocre(task), renderer=renderer, limits=limits) for task in tasks
             ]
         return [json.dumps(trajectory.to_json()) + "\n" for trajectory in played]
 

@@ -8,6 +8,7 @@ import pytest
 
 from agentrl import ConfigError, Env, Limits, StopReason, Task, Trajectory, run_episode, tool
 from agentrl.engine import ScriptedEngine
+from agentrl.options import EpisodeOptions
 from agentrl.testing import call
 
 TASK = Task(prompt="Which is the longest page?", label="none")
@@ -26,7 +27,9 @@ class Pages(Env):
 
 async def play(renderer, turns=SCRIPT, **limits) -> Trajectory:
     engine = ScriptedEngine(turns, renderer)
-    t = await run_episode(Pages(), TASK, engine=engine, renderer=renderer, limits=Limits(**limits))
+    t = await run_episode(
+        Pages(), TASK, engine=engine, renderer=renderer, options=EpisodeOptions(limits=Limits(**limits))
+    )
     assert t.failure is None, t.failure
     t.verify()
     assert t.ledger.trained == t.ledger.sampled, "a budget masks nothing"

@@ -27,6 +27,7 @@ from agentrl import (
 )
 from agentrl.engine import ScriptedEngine
 from agentrl.testing import call
+from tests.arranged import arranged
 
 TASK = Task(prompt="Capital of France?", label="Paris")
 SEARCH_THEN_ANSWER = [call("search", query="France"), "Paris"]
@@ -68,7 +69,7 @@ class Spy(ScriptedEngine):
 
 def play(renderer, turns, env=None, *, engine=None, task=TASK, **kwargs):
     engine = engine or ScriptedEngine(turns, renderer)
-    return run_episode(env or Capitals(), task, engine=engine, renderer=renderer, **kwargs)
+    return run_episode(env or Capitals(), task, engine=engine, renderer=renderer, **arranged(**kwargs))
 
 
 async def test_search_then_answer(renderer):

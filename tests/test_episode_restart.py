@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 
 import pytest
 
 from agentrl import ConfigError, Envs, InfraError, Limits, StepResult, StopReason, run_episode, tool
 from agentrl.errors import ResumeError
+from agentrl.options import Host as EpisodeHost
 from tests.test_episode_resume import ENVS, SCRIPT, TASK, Engine, Host, Replayed, Saved, Sum, closed, picture
 
 
@@ -47,7 +49,11 @@ async def test_a_parking_that_refuses(renderer):
         raise OSError(28, "No space left on device")
 
     t = await run_episode(
-        Sum(), TASK, engine=Engine(["x"], renderer), renderer=renderer, aborted=iter([False, True]).__next__, park=park
+        Sum(),
+        TASK,
+        engine=Engine(["x"], renderer),
+        renderer=renderer,
+        host=EpisodeHost(aborted=iter([False, True]).__next__, park=park),
     )
     assert t.info["not_parked"] == "OSError: [Errno 28] No space left on device"
     assert len(closed) == 1, "an Env that nobody took is closed"
@@ -60,7 +66,13 @@ async def test_cancelled_while_it_is_parked(renderer, env):
 
     aborted = iter([False, True]).__next__
     playing = asyncio.create_task(
-        run_episode(env(), TASK, engine=Engine(["x"], renderer), renderer=renderer, aborted=aborted, park=park)
+        run_episode(
+            env(),
+            TASK,
+            engine=Engine(["x"], renderer),
+            renderer=renderer,
+            host=EpisodeHost(aborted=aborted, park=park),
+        )
     )
     await asyncio.sleep(0.1)
     playing.cancel()
@@ -153,10 +165,15 @@ async def test_aborted_again_before_it_is_back(renderer, env, again):
     expected = await Host(env, Engine(SCRIPT, renderer), renderer).to_the_end()
     host = Host(env, Engine(SCRIPT, renderer), renderer, at=frozenset({6}))
     await host.play()
-    first = host.parked[0]
+    before = pickle.loads(pickle.dumps(host.parked[0]))
     host.at = frozenset({host.polls + again})
     assert (await host.resume()).stop is StopReason.ABORTED
-    assert (host.parked[1].steps, host.parked[1].next, host.parked[1].state) == (first.steps, first.next, first.state)
+    again, first = host.parked[1], before
+    assert (again.episode.steps, again.episode.next, again.saved) == (
+        first.episode.steps,
+        first.episode.next,
+        first.saved,
+    )
     assert picture(await host.resume()) == picture(expected)
     assert len(closed) == 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -21,6 +22,8 @@ from agentrl import (
 )
 from agentrl.engine import ScriptedEngine
 from agentrl.models import load_tokenizer
+from agentrl.options import EpisodeOptions
+from agentrl.options import Host as EpisodeHost
 from agentrl.parking import Parked, way_back
 from agentrl.render import load_renderer
 from agentrl.resume import resume_episode
@@ -131,18 +134,18 @@ class Host:
         return {
             "engine": self.engine,
             "renderer": self.renderer,
-            "limits": self.limits,
-            "aborted": self.aborted,
-            "park": self.park,
+            "options": EpisodeOptions(limits=self.limits, thinking=self.thinking),
+            "host": EpisodeHost(aborted=self.aborted, park=self.park),
         }
 
     def play(self):
         self.flag = False
-        return run_episode(self.env(), self.task, session_id="s", thinking=self.thinking, **self.episode)
+        return run_episode(self.env(), self.task, session_id="s", **self.episode)
 
     def resume(self, parked=None, **episode):
         self.flag = False
         parked = parked or self.parked[-1]
+        parked = replace(parked, episode=copy(parked.episode))  # which goes on, and is compared with later
         return resume_episode(parked, parked.env or self.env(), **{**self.episode, **episode})
 
     async def to_the_end(self):
@@ -203,7 +206,7 @@ async def test_an_abort_at_every_poll_of_one_episode(renderer, env):
     while t.stop is StopReason.ABORTED:
         assert len(host.parked) < 50
         # As soon as it is back and has done one thing: before that, the flag is polled so many times.
-        done = host.parked[-1].steps if host.parked and env is Replayed else 0
+        done = host.parked[-1].episode.steps if host.parked and env is Replayed else 0
         host.at = frozenset({host.polls + 3 + done + (env is not Sum and bool(host.parked))})
         t = await (host.resume() if host.parked else host.play())
     assert picture(t) == picture(expected)
@@ -292,11 +295,12 @@ async def test_time_that_it_was_parked_does_not_count(renderer):
     host = Host(Sum, Engine(SCRIPT, renderer), renderer, limits=Limits(episode_s=0.4), at=frozenset({4}))
     await host.play()
     await asyncio.sleep(0.5)
-    assert host.parked[0].played_s < 0.4
+    assert host.parked[0].episode.played_s < 0.4
     assert (await host.resume()).stop is StopReason.DONE
     host = Host(Sum, Engine(SCRIPT, renderer), renderer, limits=Limits(episode_s=0.4), at=frozenset({4}))
     await host.play()
-    t = await host.resume(replace(host.parked[0], played_s=0.5))
+    host.parked[0].episode.played_s = 0.5
+    t = await host.resume(host.parked[0])
     assert t.stop is StopReason.DEADLINE, "what was played before does"
 
 
@@ -330,7 +334,9 @@ async def test_errors_in_tools_are_counted_over_all_of_it(renderer):
 
 async def test_without_park_an_abort_before_scoring_leaves_it_unscored(renderer):
     polls = iter([False] * 11 + [True])
-    t = await run_episode(Sum(), TASK, engine=Engine(SCRIPT, renderer), renderer=renderer, aborted=lambda: next(polls))
+    t = await run_episode(
+        Sum(), TASK, engine=Engine(SCRIPT, renderer), renderer=renderer, host=EpisodeHost(aborted=lambda: next(polls))
+    )
     assert (t.stop, t.reward, len(t.turns), len(closed)) == (StopReason.ABORTED, None, 5, 1)
 
 
@@ -343,7 +349,7 @@ async def test_an_abort_that_comes_with_the_last_token_of_a_turn(renderer):
     )
     t = await host.to_the_end()
     assert [(turn.finish_reason, turn.calls) for turn in t.turns] == [("stop", ["add"]), ("stop", [])]
-    assert (host.parked[0].next, t.actions[0].matched, added) == ("step", tokens[-1], [1])
+    assert (host.parked[0].episode.next, t.actions[0].matched, added) == ("step", tokens[-1], [1])
 
 
 async def test_an_abort_that_comes_with_the_end_of_a_stop_string(renderer):

@@ -8,6 +8,7 @@ import pytest
 
 from agentrl import Ask, Env, Generation, Limits, Raw, StepResult, StopReason, Task, TemplateError, run_episode, tool
 from agentrl.engine import ScriptedEngine
+from agentrl.options import EpisodeOptions
 from agentrl.render import Renderer, load_renderer
 from agentrl.testing import call
 from tests.render.markers import template_files, tokenizer_of
@@ -63,7 +64,9 @@ def spoiled(renderer: Renderer) -> Generation:
 
 async def play(renderer, env, script, **limits):
     engine = ScriptedEngine(script, renderer)
-    t = await run_episode(env, Task(prompt="?"), engine=engine, renderer=renderer, limits=Limits(**limits))
+    t = await run_episode(
+        env, Task(prompt="?"), engine=engine, renderer=renderer, options=EpisodeOptions(limits=Limits(**limits))
+    )
     assert t.failure is None, t.failure
     t.verify()
     assert (t.ledger.trained, t.prefix_breaks) == (t.ledger.sampled, 0)

@@ -21,10 +21,10 @@ HEAVY = {"torch", "ray", "docker", "sglang", "transformers", "aiohttp", "numpy"}
 
 def test_the_public_names_are_these():
     assert " ".join(agentrl.__all__) == (
-        "Action AgentRLError Ask CallError CanaryError ConfigError Engine EngineError Env Envs Failure Generation "
-        "InfraError Ledger LedgerError Limits Message Observation ParseError ParsePolicy Raw RequestError Reward "
-        "SamplingParams SandboxError Span StepResult StopReason Task TemplateError ToolCall ToolError ToolResult "
-        "ToolSpec Trajectory adapt run_episode tool"
+        "Action AgentRLError Ask CallError CanaryError ConfigError Engine EngineError Env Envs EpisodeOptions Failure "
+        "Generation Host InfraError Ledger LedgerError Limits Message Observation ParseError ParsePolicy Raw "
+        "RequestError Reward SamplingParams SandboxError Span StepResult StopReason Task TemplateError ToolCall "
+        "ToolError ToolResult ToolSpec Trajectory adapt run_episode tool"
     )
     assert all(hasattr(agentrl, name) for name in agentrl.__all__)
 

@@ -15,10 +15,10 @@ from random import Random
 
 import pytest
 
-from agentrl import Ask, ConfigError, Env, Task, Trajectory
+from agentrl import ConfigError, Env, Task, Trajectory
 from agentrl.engine import Generation
 from agentrl.errors import ResumeError
-from agentrl.parking import Parked, Parking, _private_folder
+from agentrl.parking import EpisodeState, Parked, Parking, _private_folder
 from agentrl.render import Rendered, RenderedSpan
 
 CLOSED: list[Env] = []
@@ -43,28 +43,22 @@ def played() -> Trajectory:
     return t
 
 
-def parked(how="snapshot", env=None, state=None) -> Parked:
+def parked(how="snapshot", env=None, saved=None) -> Parked:
     return Parked(
         how=how,
-        trajectory=played(),
-        next="generate",
-        stop=None,
-        steps=0,
-        played_s=1.5,
-        ask=Ask(),
-        thoughts=None,
+        episode=EpisodeState(played(), played_s=1.5),
         rng=Random(4).getstate(),
         env=env,
-        state=state,
+        saved=saved,
     )
 
 
 async def test_a_file_is_written_whole_and_read_once(tmp_path):
     place = Parking(str(tmp_path))
-    before = parked(state={"files": b"x" * 1000})
+    before = parked(saved={"files": b"x" * 1000})
     ticket = await place.park(before, 60)
     assert ticket == {
-        "version": 1,
+        "version": 2,
         "how": "snapshot",
         "key": ticket["key"],
         "until": pytest.approx(time.time() + 60, 2),
@@ -72,11 +66,13 @@ async def test_a_file_is_written_whole_and_read_once(tmp_path):
     assert len(pickle.dumps(ticket)) < 200
     assert [path.name for path in tmp_path.iterdir()] == [f"{ticket['key']}.parked"]
     after = await Parking(str(tmp_path)).take(ticket)  # in another process, say
-    assert (after.how, after.played_s, after.state, after.rng) == ("snapshot", 1.5, before.state, before.rng)
-    assert after.trajectory.to_json() == before.trajectory.to_json()
-    assert after.trajectory.turns == before.trajectory.turns, "the engine's own meta as well: a trainer replays it"
-    after.trajectory.append_model(Generation([7], [-0.5], "stop"))
-    assert after.trajectory.prefix_breaks == 0
+    assert (after.how, after.episode.played_s, after.saved, after.rng) == ("snapshot", 1.5, before.saved, before.rng)
+    assert after.episode.trajectory.to_json() == before.episode.trajectory.to_json()
+    assert after.episode.trajectory.turns == before.episode.trajectory.turns, (
+        "the engine's own meta as well: a trainer replays it"
+    )
+    after.episode.trajectory.append_model(Generation([7], [-0.5], "stop"))
+    assert after.episode.trajectory.prefix_breaks == 0
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ResumeError, match="gone: expired, or used before"):
         await place.take(ticket)
@@ -150,7 +146,7 @@ async def test_expired_files_are_swept(tmp_path):
 async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkeypatch):
     place = Parking(str(tmp_path))
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
-        await place.park(parked(state=lambda: 0), 60)
+        await place.park(parked(saved=lambda: 0), 60)
 
     def replace(self, target):
         raise OSError(28, "No space left on device")
@@ -164,10 +160,10 @@ async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkey
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        (b"agentrl parked 2\n", "written by another version"),
+        (b"agentrl parked 1\n", "written by another version"),
         (b"", "written by another version"),
-        (b"agentrl parked 1\n\x80garbage", "cannot be read: "),
-        (b"agentrl parked 1\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
+        (b"agentrl parked 2\n\x80garbage", "cannot be read: "),
+        (b"agentrl parked 2\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
     ],
 )
 async def test_a_file_that_is_not_ours(tmp_path, written, reason):
@@ -183,13 +179,13 @@ async def test_a_file_that_is_not_ours(tmp_path, written, reason):
 @pytest.mark.parametrize(
     ("ticket", "reason"),
     [
-        ({}, "version None; this agentrl reads 1"),
-        ({"version": 2, "key": "0" * 32}, "version 2"),
-        ({"version": 1}, "names nothing: None"),
-        ({"version": 1, "key": 7}, "names nothing: 7"),
-        ({"version": 1, "key": "../secret"}, "names nothing: '../secret'"),
-        ({"version": 1, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
-        ({"version": 1, "key": "0" * 32, "how": "alive"}, "not open here"),
+        ({}, "version None; this agentrl reads 2"),
+        ({"version": 1, "key": "0" * 32}, "version 1"),
+        ({"version": 2}, "names nothing: None"),
+        ({"version": 2, "key": 7}, "names nothing: 7"),
+        ({"version": 2, "key": "../secret"}, "names nothing: '../secret'"),
+        ({"version": 2, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
+        ({"version": 2, "key": "0" * 32, "how": "alive"}, "not open here"),
     ],
 )
 async def test_a_ticket_that_is_none(tmp_path, ticket, reason):

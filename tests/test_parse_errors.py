@@ -28,6 +28,7 @@ from agentrl import (
 from agentrl.engine import ScriptedEngine
 from agentrl.replies import in_call_order, joined
 from agentrl.testing import call
+from tests.arranged import arranged
 
 BROKEN = '<tool_call>\n{"name": "search", "arg\n</tool_call>'
 UNCLOSED = '<tool_call>\n{"name": "search"'
@@ -74,7 +75,7 @@ class Incapable:
 async def play(renderer, turns, env=None, *, policy: ParsePolicy | None = Env.parse_errors, **kwargs) -> Trajectory:
     env = env or Capitals()
     env.parse_errors = policy
-    t = await run_episode(env, TASK, engine=ScriptedEngine(turns, renderer), renderer=renderer, **kwargs)
+    t = await run_episode(env, TASK, engine=ScriptedEngine(turns, renderer), renderer=renderer, **arranged(**kwargs))
     t.verify()
     assert t.prefix_breaks == 0
     return t
@@ -273,7 +274,7 @@ def test_messages_that_answer_no_call_come_last():
     ("pending", "last", "capable", "whole"),
     [
         (Raw("a"), Raw("b"), True, Raw("ab")),
-        ("a", "b", True, [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]),
+        ([{"role": "user", "content": "a"}], "b", False, [{"role": "user", "content": text} for text in "ab"]),
         ([{"role": "tool", "content": "a"}], "b", False, [{"role": "tool", "content": "a\n\nb"}]),
         (
             [{"role": "tool", "content": "a"}],

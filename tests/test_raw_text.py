@@ -10,6 +10,7 @@ from agentrl import Ask, Env, Generation, Limits, Raw, StepResult, StopReason, T
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.testing import call
+from tests.arranged import arranged
 
 DOCS = "\n\n<information>Paris is the capital of France.</information>\n\n"
 SEARCH, ANSWER = "<search>France</search>", "<answer>Paris</answer>"
@@ -58,7 +59,7 @@ def said(renderer, text, finish="stop", matched=None):
 
 async def play(renderer, turns, env=None, *, engine=None, **kwargs) -> Trajectory:
     engine = engine or ScriptedEngine(turns, renderer)
-    t = await run_episode(env or SearchR1(), TASK, engine=engine, renderer=renderer, **kwargs)
+    t = await run_episode(env or SearchR1(), TASK, engine=engine, renderer=renderer, **arranged(**kwargs))
     assert t.failure is None, t.failure
     t.verify()
     assert t.prefix_breaks == 0
@@ -239,7 +240,7 @@ class TestLastTurn:
                 return StepResult("Go on.")
 
         engine = ScriptedEngine([SEARCH], renderer)
-        t = await run_episode(Mixed(), TASK, engine=engine, renderer=renderer, limits=Limits(turns=1))
+        t = await run_episode(Mixed(), TASK, engine=engine, renderer=renderer, **arranged(limits=Limits(turns=1)))
         assert (t.failure.kind, t.failure.boundary) == ("bug", "step")
         assert "return what `step` returns" in t.failure.error
 

@@ -27,6 +27,7 @@ from agentrl.cli.show import render_trajectory
 from agentrl.engine import ScriptedEngine
 from agentrl.models import load_tokenizer
 from agentrl.monitor import RolloutMetrics
+from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
 from agentrl.testing import call
 from agentrl.train.warm_start import load_demonstrations
@@ -109,8 +110,7 @@ async def play(renderer, thinking="strip", script=SCRIPT, env=None, **limits) ->
         TASK,
         engine=engine,
         renderer=renderer,
-        limits=Limits(**{"turns": len(script), **limits}),
-        thinking=thinking,
+        options=EpisodeOptions(limits=Limits(**{"turns": len(script), **limits}), thinking=thinking),
     )
     assert t.failure is None, t.failure
     t.verify()

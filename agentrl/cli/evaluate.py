@@ -20,6 +20,7 @@ from agentrl.cli.options import Data, Device, DeviceName, EnvPath, EpisodeSettin
 from agentrl.env import Envs
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
+from agentrl.options import EpisodeOptions
 
 if TYPE_CHECKING:
     from agentrl.engine.base import SamplingParams
@@ -85,9 +86,8 @@ async def _evaluate(job: _Job) -> Evaluation:
             envs=envs,
             engine=model.engine,
             renderer=model.renderer,
-            limits=job.config.limits,
+            options=EpisodeOptions(limits=job.config.limits, thinking=job.thinking),
             reward=reward,
-            thinking=job.thinking,
         )
         with progress("episodes", len(tasks) * job.samples) as on_episode:
             groups = await run_groups(

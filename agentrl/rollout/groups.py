@@ -7,17 +7,18 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar, runtime_checkable
 
 from agentrl._concurrency import gather
 from agentrl.engine.base import Engine, SamplingParams
 from agentrl.env import Envs
-from agentrl.episode import RewardFn, run_episode
+from agentrl.episode import run_episode
 from agentrl.errors import AgentRLError, ConfigError, Failure
+from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.render.base import Renderer
 from agentrl.trajectory import Trajectory
-from agentrl.types import Limits, StopReason, Task
+from agentrl.types import Task
 
 T = TypeVar("T")
 
@@ -50,10 +51,8 @@ class Rollout:
     envs: Envs
     engine: Engine
     renderer: Renderer
-    limits: Limits = field(default_factory=Limits)
+    options: EpisodeOptions = field(default_factory=EpisodeOptions)
     reward: RewardFn | None = None
-    thinking: Literal["keep", "strip"] = "keep"
-    """Of earlier turns, where the template would drop it; see `run_episode`."""
     concurrency: int = 128
     """Episodes in flight at once."""
 
@@ -80,13 +79,17 @@ async def run_groups(
 
     async def play(seat: tuple[int, int], turn: Callable[[], AbstractContextManager[None]]) -> Trajectory:
         group, member = seat
-        given: SamplingParams = {"sampling_seed": sampling_seed(name, seed, step, group, member)}
+        params: SamplingParams = {
+            **rollout.options.sampling_params,
+            **(sampling_params or {}),
+            "sampling_seed": sampling_seed(name, seed, step, group, member),
+        }
         async with slots:
             with turn():
                 trajectory = await _play_twice(
                     rollout,
                     tasks[group],
-                    {**(sampling_params or {}), **given},
+                    params,
                     f"{name}-{step:06d}-{group:04d}-{member:03d}",
                 )
         if on_episode is not None:
@@ -110,17 +113,12 @@ def sampling_seed(*parts: str | int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def is_valid(trajectory: Trajectory) -> bool:
-    """Its reward says something about the policy: not failed by the environment, not aborted."""
-    return trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED)
-
-
 async def _play_twice(rollout: Rollout, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
     """An episode, and once more under another session id if its environment failed."""
     trajectory = await _play(rollout, task, params, session_id)
     if trajectory.failure is not None:
         trajectory = await _play(rollout, task, params, f"{session_id}-again")
-    if not is_valid(trajectory):
+    if not trajectory.is_valid:
         trajectory.mask("env_failure" if trajectory.failure is not None else "host")
     return trajectory
 
@@ -132,15 +130,13 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
         task,
         engine=rollout.engine,
         renderer=rollout.renderer,
-        limits=rollout.limits,
-        sampling_params=params,
+        options=replace(rollout.options, sampling_params=params),
         reward=rollout.reward,
-        thinking=rollout.thinking,
         session_id=session_id,
     )
     if trajectory.failure is not None and trajectory.failure.kind == "bug":
         raise BugError(trajectory.failure, session_id)
-    if is_valid(trajectory) and trajectory.reward is None:
+    if trajectory.is_valid and trajectory.reward is None:
         raise ConfigError(
             f"{type(env).__name__} gave task {task.id or task.prompt!r} no reward; "
             "write score(trajectory), give a reward in step, or name a reward function in `reward`"

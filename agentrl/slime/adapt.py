@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from agentrl._concurrency import is_cancelled
+from agentrl.engine.base import Engine, SamplingParams
 from agentrl.env import Env, Envs
 from agentrl.episode import run_episode
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
 from agentrl.hosting.shared import Shared, shared
+from agentrl.options import EpisodeOptions, Host, RewardFn
+from agentrl.render.base import Renderer
 from agentrl.resume import resume_episode
 from agentrl.slime.config import SlimeConfig
 from agentrl.slime.host import HostArgs, abort_flag
@@ -47,13 +50,13 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         from_sample(args, sample, evaluation=evaluation),
         engine=await here.engine(config.engine_url(flags), {} if evaluation else request_fields(flags)),
         renderer=renderer,
-        limits=config.slime_limits(flags, sampling_params, evaluation=evaluation),
-        # Which budget it is, the limits say.
-        sampling_params={name: value for name, value in sampling_params.items() if name != "max_new_tokens"},
+        options=_options(flags, config, sampling_params, evaluation=evaluation),
         reward=config.reward_function(),
-        aborted=abort_flag(args, sample),
-        on_turn=forget_old_experts if request_fields(flags) and not evaluation else None,
-        park=visit.park if config.park_s and not evaluation and flags.sends_aborted_again else None,
+        host=Host(
+            aborted=abort_flag(args, sample),
+            on_turn=forget_old_experts if request_fields(flags) and not evaluation else None,
+            park=visit.park if config.park_s and not evaluation and flags.sends_aborted_again else None,
+        ),
     )
     clear(sample)
     if evaluation or config.thinking == "keep":
@@ -67,8 +70,28 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
     return sample if evaluation or config.thinking == "keep" else samples
 
 
+def _options(
+    flags: HostArgs, config: SlimeConfig, sampling_params: Mapping[str, Any], *, evaluation: bool
+) -> EpisodeOptions:
+    # Which budget max_new_tokens is, the limits say.
+    params = cast(SamplingParams, {name: value for name, value in sampling_params.items() if name != "max_new_tokens"})
+    limits = config.slime_limits(flags, sampling_params, evaluation=evaluation)
+    return EpisodeOptions(limits=limits, sampling_params=params, thinking=config.thinking)
+
+
 async def _play(
-    here: Shared, config: SlimeConfig, visit: Visit, flags: HostArgs, sample: Any, task: Task, **episode: Any
+    here: Shared,
+    config: SlimeConfig,
+    visit: Visit,
+    flags: HostArgs,
+    sample: Any,
+    task: Task,
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    options: EpisodeOptions,
+    reward: RewardFn | None,
+    host: Host,
 ) -> Trajectory:
     """The episode. What breaks outside of run_episode's own boundaries is recorded as it records it."""
     session_id = getattr(sample, "session_id", None) or uuid4().hex
@@ -79,12 +102,24 @@ async def _play(
         boundary = "reset"
         if parked := await visit.take(flags, sample):
             try:
-                return await resume_episode(parked, parked.env or envs.make(), **episode)
+                back = parked.env or envs.make()
+                return await resume_episode(
+                    parked, back, engine=engine, renderer=renderer, options=options, reward=reward, host=host
+                )
             except ResumeError as exc:
                 visit.cannot_resume(str(exc))
         env = envs.make()
         boundary = "engine"
-        return await run_episode(env, task, session_id=session_id, thinking=config.thinking, **episode)
+        return await run_episode(
+            env,
+            task,
+            engine=engine,
+            renderer=renderer,
+            options=options,
+            reward=reward,
+            session_id=session_id,
+            host=host,
+        )
     except ConfigError:
         raise
     except (Exception, asyncio.CancelledError) as exc:  # slime's boundary: this would end its whole rollout

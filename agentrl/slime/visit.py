@@ -49,7 +49,7 @@ class Visit:
         except ResumeError as exc:
             self.restarted(str(exc))
             return None
-        if _keep_zeros(flags, sample, parked.trajectory):
+        if _keep_zeros(flags, sample, parked.episode.trajectory):
             self.resumes += 1
             return parked
         if parked.env is not None:

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import torch
 
-from agentrl.rollout.groups import is_valid
 from agentrl.train.config import Algorithm, Credit
 from agentrl.train.loss import group_advantages, turn_advantages
 from agentrl.trajectory import Trajectory
@@ -26,7 +25,7 @@ def credited(
     (`turn_advantages`); what `score` adds to the rewards of the steps counts as given at the end.
     """
     rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups])
-    valid = torch.tensor([[is_valid(t) for t in group] for group in groups])
+    valid = torch.tensor([[t.is_valid for t in group] for group in groups])
     found = group_advantages(rewards, valid, algorithm)
     turns = max(len(t.turns) for group in groups for t in group)
     if credit == "turn" and turns:

@@ -18,11 +18,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentrl.engine.local import LocalEngine
 from agentrl.env import Envs
-from agentrl.episode import RewardFn
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
+from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.render import load_renderer
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import Rollout, run_groups
@@ -123,12 +123,11 @@ class Trainer:
             envs=await self._stack.enter_async_context(envs),
             engine=self.engine,
             renderer=load_renderer(self.tokenizer),
-            limits=Limits(**config.limits),
+            options=EpisodeOptions(limits=Limits(**config.limits), thinking=config.thinking),
             reward=reward,
-            thinking=config.thinking,
             concurrency=config.concurrency,
         )
-        limits = self.rollout.limits
+        limits = self.rollout.options.limits
         self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
         if checkpoint is not None:
             self._restore(checkpoint)

@@ -17,6 +17,7 @@ from aiohttp import web
 from agentrl import EngineError, Env, Limits, StepResult, StopReason, Task, run_episode
 from agentrl.engine import SGLangEngine
 from agentrl.models import load_model, load_tokenizer
+from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
 
 URL, MODEL = os.environ.get("AGENTRL_SGLANG_URL", ""), os.environ.get("AGENTRL_SGLANG_MODEL", "")
@@ -79,7 +80,13 @@ async def test_episodes_agree_token_for_token(sglang, local, renderer):
         limits = Limits(turn_tokens=40, context=400)
         # What is greedy repeats itself: only stops this frequent let some episodes come to a third turn.
         params = {"temperature": 0.0, "stop_token_ids": list(range(8, 632, 2))}
-        return run_episode(Chat(), task, engine=engine, renderer=renderer, limits=limits, sampling_params=params)
+        return run_episode(
+            Chat(),
+            task,
+            engine=engine,
+            renderer=renderer,
+            options=EpisodeOptions(limits=limits, sampling_params=params),
+        )
 
     theirs = await asyncio.gather(*(play(sglang, n) for n in range(8)))
     ours = await asyncio.gather(*(play(local, n) for n in range(8)))
@@ -197,8 +204,10 @@ async def test_the_next_turn_finds_its_prefix_cached(sglang, renderer):
         Task(prompt=QUESTION),
         engine=sglang,
         renderer=renderer,
-        limits=Limits(turn_tokens=200, context=900),
-        sampling_params={"temperature": 1.0, "stop_token_ids": SOMETIMES},
+        options=EpisodeOptions(
+            limits=Limits(turn_tokens=200, context=900),
+            sampling_params={"temperature": 1.0, "stop_token_ids": SOMETIMES},
+        ),
     )
     assert (t.stop, len(t.turns)) == (StopReason.DONE, 3)
     for before, turn in zip(t.turns, t.turns[1:], strict=False):

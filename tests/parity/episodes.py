@@ -15,6 +15,7 @@ import torch
 from agentrl import Envs, InfraError, Task, Trajectory, run_episode
 from agentrl.engine import Generation, ScriptedEngine
 from agentrl.models import tiny_model
+from agentrl.options import EpisodeOptions
 from agentrl.testing import call, tiny_renderer
 from agentrl.types import Limits
 from agentrl_envs.fact_search import FactSearch, make_tasks
@@ -87,7 +88,8 @@ async def play() -> list[list[Trajectory]]:
             played = []
             for script in group:
                 engine = Judged(script, renderer, sampler)
-                t = await run_episode(envs.make(), task, engine=engine, renderer=renderer, limits=LIMITS)
+                options = EpisodeOptions(limits=LIMITS)
+                t = await run_episode(envs.make(), task, engine=engine, renderer=renderer, options=options)
                 if t.failure is not None:
                     assert t.failure.kind == "environment", t.failure.traceback
                     t.mask("env_failure")

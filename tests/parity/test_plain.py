@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from agentrl import StopReason
-from agentrl.rollout.groups import is_valid
 from tests.parity import plain
 from tests.parity.cases import CASES
 from tests.parity.embedded import LENGTH, learn, trained
@@ -15,7 +14,7 @@ def samples(groups, models, *, algorithm="grpo", tis=False):
     """One of each episode, those without a trained token included."""
     found = []
     for group in groups:
-        valid = [t for t in group if is_valid(t)]
+        valid = [t for t in group if t.is_valid]
         values = plain.advantages([t.reward for t in valid], deviation=algorithm != "dr_grpo")
         advantage = {id(t): value for t, value in zip(valid, values, strict=True)}
         for t in group:

@@ -4,6 +4,7 @@ import pytest
 
 from agentrl import Env, Envs, Generation, InfraError, Limits, StepResult, StopReason, Task
 from agentrl.errors import ConfigError, EngineError
+from agentrl.options import EpisodeOptions
 from agentrl.rollout import BugError, Evaluation, Rollout, evaluate, run_groups
 from agentrl.rollout.groups import sampling_seed
 
@@ -62,7 +63,13 @@ def tasks(n):
 async def play(engine, renderer, env=Echo, n=3, group_size=4, **kwargs):
     concurrency = kwargs.pop("concurrency", 128)
     async with Envs(env) as envs:
-        rollout = Rollout(envs=envs, engine=engine, renderer=renderer, limits=Limits(turns=2), concurrency=concurrency)
+        rollout = Rollout(
+            envs=envs,
+            engine=engine,
+            renderer=renderer,
+            options=EpisodeOptions(limits=Limits(turns=2)),
+            concurrency=concurrency,
+        )
         return await run_groups(rollout, tasks(n), group_size, **kwargs)
 
 

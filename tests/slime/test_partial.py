@@ -292,7 +292,7 @@ async def test_a_ticket_is_good_for_one_use(slime, world, env):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda s: account(s)["resume"].update(version=2), "its ticket has version 2; this agentrl reads 1"),
+        (lambda s: account(s)["resume"].update(version=9), "its ticket has version 9; this agentrl reads 2"),
         (lambda s: account(s)["resume"].update(key="../../etc/passwd"), "its ticket names nothing"),
         (lambda s: account(s).update(resume="?"), "it was not parked"),
         (lambda s: s.tokens.__setitem__(3, 7), "its tokens are not those that were parked"),
@@ -335,7 +335,7 @@ async def test_a_full_disk_is_no_error_of_the_episode(slime, world, monkeypatch,
     def write(self, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("agentrl.episode._unparked", set())
+    monkeypatch.setattr("agentrl.parking._unparked", set())
     monkeypatch.setattr(Path, "write_bytes", write)
     async with slime("Saved") as host:
         samples = [host.sample(i, slow=0.1) for i in range(4)]

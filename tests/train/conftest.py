@@ -10,6 +10,7 @@ import torch
 
 from agentrl import Envs, Trajectory, run_episode
 from agentrl.engine import ScriptedEngine
+from agentrl.options import EpisodeOptions
 from agentrl.train import TrainConfig
 from agentrl.types import Limits, Task
 
@@ -34,7 +35,9 @@ def demonstrations(tmp_path, renderer) -> Path:
         async with Envs(f"{TOY}:Toy") as envs:
             task = Task(prompt=f"say {i}", label=0.0, id=str(i))
             engine = ScriptedEngine([f"so {i}"] * 3, renderer)
-            return await run_episode(envs.make(), task, engine=engine, renderer=renderer, limits=Limits(turns=3))
+            return await run_episode(
+                envs.make(), task, engine=engine, renderer=renderer, options=EpisodeOptions(limits=Limits(turns=3))
+            )
 
     async def play_all() -> list[Trajectory]:
         return [await play(i) for i in range(20)]

@@ -1,0 +1,201 @@
+"""A conversation with a model, exact to the token: it samples a turn, then observes the answer. It knows no Env.
+
+    talk = Conversation(engine, renderer, Trajectory(), EpisodeOptions())
+    await talk.open(tools)
+    talk.begin([{"role": "user", "content": "Capital of France?"}])
+    action, stop = await talk.sample()
+    stop = stop or talk.observe([{"role": "user", "content": "And of Spain?"}])
+
+Who answers is the caller's business: an episode asks its Env.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from agentrl.boundary import at_boundary
+from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.options import EpisodeOptions
+from agentrl.render.base import Rendered, Renderer
+from agentrl.replies import messages_of
+from agentrl.thoughts import Thoughts
+from agentrl.trajectory import Trajectory
+from agentrl.types import Action, Ask, Observed, Raw, StopReason, ToolSpec
+
+_ABORT_PAUSE_S = 0.05
+"""First wait before going on after the engine dropped a request by itself, say for a weight update; then doubling."""
+
+
+class Sampled(NamedTuple):
+    """What `Conversation.sample` came to."""
+
+    action: Action | None
+    """The turn that was closed; None where none was: the turn is still open, or was not begun."""
+    stop: StopReason | None
+    """Why the conversation ends here; None: the action is to be answered."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What one model says and reads, under the limits of its options. All that happens is written to `trajectory`.
+
+    Methods raise FailedError where the engine or the template breaks.
+    """
+
+    engine: Engine
+    renderer: Renderer
+    trajectory: Trajectory
+    options: EpisodeOptions
+    aborted: Callable[[], bool] | None = None
+    """See `Host.aborted`."""
+    thoughts: Thoughts | None = None
+    """How far thoughts have been stripped; None where they are kept."""
+    context: int = 0
+    """Tokens of the longest sequence; known from `open` on."""
+
+    async def open(self) -> None:
+        """Ask the engine what it can hold."""
+        with at_boundary("engine"):
+            self.context = self.options.limits.context or await self.engine.context_length()
+
+    def use_tools(self, tools: Sequence[ToolSpec]) -> None:
+        """Tell the template which tools there are; before `begin`."""
+        self.trajectory.tools = tuple(tools)
+        with at_boundary("render"):
+            self.renderer = self.renderer.bind(self.trajectory.tools)
+
+    def begin(self, observed: Observed) -> None:
+        """The first prompt."""
+        with at_boundary("render", data=True):
+            self.trajectory.append_prompt(self.renderer.prompt(observed), messages_of(observed))
+        if self.thoughts is not None:
+            self.thoughts.begin(observed)
+
+    async def sample(self, ask: Ask = Ask()) -> Sampled:  # noqa: B008 - immutable
+        """Have the model take a turn, or finish the one that an abort left open, and read what it means."""
+        trajectory = self.trajectory
+        stop = await self._generate(ask)
+        if stop is StopReason.ABORTED or not trajectory.open:
+            return Sampled(None, stop)
+        turn = trajectory.turns[-1]
+        with at_boundary("render"):
+            action = self.renderer.parse(
+                trajectory.turn_tokens, turn.finish_reason, turn.matched, thinking=trajectory.thinking
+            )
+        trajectory.append_action(action)
+        return Sampled(action, stop)
+
+    def observe(self, observed: Observed) -> StopReason | None:
+        """Append what the model reads next. Where no turn would fit behind it, append nothing and say why to stop."""
+        trajectory, limits = self.trajectory, self.options.limits
+        with at_boundary("render", data=True):
+            stripped = self.thoughts.strip(trajectory, observed, self.renderer) if self.thoughts else None
+        if stripped is not None:
+            if len(stripped.tokens) >= self.context:
+                return StopReason.CONTEXT
+            trajectory.begin_segment(stripped, messages_of(observed))
+            return None
+        with at_boundary("render", data=True):
+            rendered = self._render(observed)
+        length = len(rendered.tokens)
+        if trajectory.length + length >= self.context:
+            return StopReason.CONTEXT
+        if limits.tokens is not None and trajectory.response_length + length >= limits.tokens:
+            return StopReason.TOKENS
+        trajectory.append_observation(rendered, messages_of(observed))
+        return None
+
+    def is_aborted(self) -> bool:
+        """The host's flag is set."""
+        return self.aborted is not None and self.aborted()
+
+    async def _generate(self, ask: Ask) -> StopReason | None:
+        """Sample until the turn is complete, through aborts that are not the host's."""
+        pause = _ABORT_PAUSE_S
+        while True:
+            if self.is_aborted():
+                return StopReason.ABORTED
+            budget, reason = self._budget(ask)
+            if budget <= 0:
+                return reason
+            generation = await self._ask_engine(ask, budget)
+            if generation.finish_reason == "length":
+                return reason
+            if generation.finish_reason == "stop":
+                return None
+            if self.aborted is None:
+                return StopReason.ABORTED
+            if not self.is_aborted():
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 1.0)
+
+    async def _ask_engine(self, ask: Ask, budget: int) -> Generation:
+        trajectory, started = self.trajectory, time.monotonic()
+        params, sent = self._sampling_params(ask, budget), trajectory.length
+        rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
+        with at_boundary("engine"):
+            generation = await self.engine.generate(
+                trajectory.tokens, params, session_id=trajectory.session_id, rid=rid
+            )
+        generation = self._stopped(_closed(generation, params["stop_token_ids"]), params.get("stop") or ())
+        trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
+        return generation
+
+    def _stopped(self, generation: Generation, stop: Sequence[str]) -> Generation:
+        """End a turn at a stop string that an abort has split, or come with: engines look in what they sample now, and
+        only if nothing else has ended it."""
+        longest = max((len(string.encode()) for string in stop), default=0)  # a token is at least a byte
+        before = self.trajectory.turn_tokens[-longest:] if longest and self.trajectory.open else []
+        given = len(generation.tokens)
+        seam = range(1, min(longest, given) + 1) if self.trajectory.open else ()
+        end = (given,) if longest and generation.finish_reason == "abort" else ()
+        for count in (*seam, *end):
+            tokens = generation.tokens[:count]
+            text = self.renderer.decode([*before, *tokens][-2 * longest :])
+            if matched := next((string for string in stop if string in text), None):
+                log_probs = generation.log_probs[:count]
+                return replace(generation, tokens=tokens, log_probs=log_probs, finish_reason="stop", matched=matched)
+        return generation
+
+    def _render(self, observed: Observed) -> Rendered:
+        action, budget = self.trajectory.actions[-1], self.options.limits.observation_tokens
+        if isinstance(observed, Raw):
+            return self.renderer.text(observed, action, budget=budget)
+        return self.renderer.bridge(self.trajectory.messages, action, observed, budget=budget)
+
+    def _budget(self, ask: Ask) -> tuple[int, StopReason]:
+        """Tokens that may be sampled now, and the reason to stop when they are used up."""
+        trajectory, limits = self.trajectory, self.options.limits
+        spent = len(trajectory.turn_tokens) if trajectory.open else 0
+        budgets = [(self.context - trajectory.length, StopReason.CONTEXT)]
+        if limits.tokens is not None:
+            budgets.append((limits.tokens - trajectory.response_length, StopReason.TOKENS))
+        caps = (limits.turn_tokens, ask.max_tokens, self.options.sampling_params.get("max_new_tokens"))
+        budgets.extend((cap - spent, StopReason.TURN_CUT) for cap in caps if cap is not None)
+        return min(budgets, key=lambda budget: budget[0])
+
+    def _sampling_params(self, ask: Ask, budget: int) -> SamplingParams:
+        given = self.options.sampling_params
+        stop_token_ids = {*(given.get("stop_token_ids") or ()), *self.renderer.stop_token_ids}
+        params: SamplingParams = {**given, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
+        if stop := [*_strings(given.get("stop")), *ask.stop]:
+            params["stop"] = stop
+        if least := given.get("min_new_tokens"):
+            params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens
+        return params
+
+
+def _closed(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:
+    """Finished, if its last token ends the turn: SGLang calls it aborted where the abort came in the same step."""
+    if generation.finish_reason == "abort" and generation.tokens and generation.tokens[-1] in stop_token_ids:
+        return replace(generation, finish_reason="stop", matched=generation.tokens[-1])
+    return generation
+
+
+def _strings(stop: Sequence[str] | str | None) -> Sequence[str]:
+    return [stop] if isinstance(stop, str) else stop or ()

@@ -1,0 +1,45 @@
+"""What an episode was worth: `Env.score` or a reward function, and the penalty for calls that could not be read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.boundary import at_boundary
+from agentrl.env import Env
+from agentrl.errors import ParsePolicy
+from agentrl.options import RewardFn
+from agentrl.trajectory import Trajectory
+from agentrl.types import Reward
+
+
+async def score(
+    env: Env, trajectory: Trajectory, reward: RewardFn | None, policy: ParsePolicy | None, *, timeout: float
+) -> None:
+    """Write the reward and its parts into the trajectory. Raises FailedError."""
+    with at_boundary("score"):
+        hook: Callable[[Trajectory], Any] = reward or env.score
+        value = await env.call(hook, trajectory, timeout=timeout)
+        given = value if isinstance(value, Reward) else Reward(value)
+        parts = {name: _finite(part, f"part {name!r} of the reward") for name, part in given.parts.items()}
+        trajectory.reward = None if value is None else _finite(given.value, "the reward")
+        trajectory.reward_parts = parts
+    _penalise(trajectory, policy.penalty if policy else 0.0)
+
+
+def _penalise(trajectory: Trajectory, penalty: float) -> None:
+    unread = sum(turn.parse_error == "structural" for turn in trajectory.turns)
+    if trajectory.reward is not None and penalty and unread:
+        trajectory.reward -= penalty * unread
+        trajectory.reward_parts = {**trajectory.reward_parts, "parse_penalty": -penalty * unread}
+
+
+def _finite(value: Any, what: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {value!r}; it must be a finite number")
+    return number
