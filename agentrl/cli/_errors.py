@@ -8,13 +8,15 @@ from contextlib import contextmanager
 
 import typer
 
+from agentrl._interrupts import Terminated
 from agentrl.errors import CanaryError, ConfigError
 
 DISK_FULL = 1
 USAGE_ERROR = 2
 CANARY = 3
 INTERRUPTED = 130
-"""128 + SIGINT, as shells report it."""
+TERMINATED = 143
+"""128 + SIGINT and 128 + SIGTERM, as shells report them."""
 
 
 @contextmanager
@@ -22,7 +24,7 @@ def one_line_errors(
     interrupted: Callable[[], str] = lambda: "nothing was written; run the command again",
 ) -> Iterator[None]:
     """Turn a ConfigError into `error: ...` and exit code 2, a full disk into 1, a CanaryError into `stopped: ...` and
-    3, Ctrl-C into 130. After the latter three, `interrupted` says how to go on.
+    3, Ctrl-C into 130, SIGTERM into 143. After the latter four, `interrupted` says how to go on.
 
     Any other exception is a bug, ours or the user's, and keeps its traceback.
     """
@@ -36,6 +38,8 @@ def one_line_errors(
         _end(f"error: {exc.strerror}: {exc.filename or 'the disk'}; free some space, then {interrupted()}", DISK_FULL)
     except CanaryError as exc:
         _end(f"stopped: {exc}; {interrupted()}", CANARY)
+    except Terminated:
+        _end(f"terminated: {interrupted()}", TERMINATED)
     except KeyboardInterrupt:
         _end(f"interrupted: {interrupted()}", INTERRUPTED)
 

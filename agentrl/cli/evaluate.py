@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, write_trajectories
 from agentrl.cli.models import open_model, run_config
@@ -68,7 +68,7 @@ def evaluate(
         job = _Job(
             env, model, data, limit, out, samples, {"temperature": temperature}, device, config, reward, thinking
         )
-        figures = _figures(asyncio.run(_evaluate(job)), samples)
+        figures = _figures(run(_evaluate(job)), samples)
     if as_json:
         typer.echo(json.dumps(figures))
     else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from agentrl._concurrency import gather
+from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig, OnEpisode, check_out, progress, write_trajectories
 from agentrl.cli.options import Data, EnvPath, EpisodeSettings, Limit, ModelName, Out
@@ -48,7 +49,7 @@ def play(
     """
     with one_line_errors():
         config = EpisodeConfig.parse(settings or ())
-        trajectories = asyncio.run(_play(env, data, player, model, limit, out, config))
+        trajectories = run(_play(env, data, player, model, limit, out, config))
     _report(trajectories, out)
 
 

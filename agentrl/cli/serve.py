@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
 
+from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.models import open_model
 from agentrl.cli.options import Device, DeviceName, ModelName
@@ -23,7 +23,7 @@ def serve(
 ) -> None:
     """Serve a model with SGLang's HTTP protocol, until Ctrl-C."""
     with one_line_errors(lambda: "the server has ended"):
-        asyncio.run(_serve(model, host, port, device))
+        run(_serve(model, host, port, device))
 
 
 async def _serve(model: str, host: str, port: int, device: DeviceName) -> None:

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
+from agentrl._interrupts import run
 from agentrl.engine.local import LocalEngine
 from agentrl.env import Envs
 from agentrl.errors import ConfigError
@@ -71,11 +72,11 @@ def train(
     kill, `resume` goes on from the last checkpoint.
     """
 
-    async def run() -> Summary:
+    async def whole() -> Summary:
         async with (trainer or Trainer)(config, resume=resume, console=console) as running:
             return await running.run()
 
-    return asyncio.run(run())
+    return run(whole())
 
 
 class Trainer:

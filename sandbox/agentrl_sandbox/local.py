@@ -20,7 +20,7 @@ from typing import BinaryIO, Self
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import CANNOT_RUN, ExecResult, FileContent
 from agentrl_sandbox.paths import absolute
-from agentrl_sandbox.process import Process, kill_marked
+from agentrl_sandbox.process import Process, kill_all
 
 _MARK = "AGENTRL_SANDBOX"
 """Environment variable by which a sandbox knows its processes, those that left their process group included."""
@@ -36,8 +36,10 @@ class LocalSandbox:
     what a model wrote; that takes a back end with containers. `trusted=True` says that you know.
 
     What it does give: a temporary folder that is the sandbox's root, an environment without your variables (PATH
-    stays; no API key is inherited), and an end: closing kills every process it started and removes the folder.
-    (Without /proc, as on macOS, a background process that redirected its output is not found, and lives on.)
+    stays; no API key is inherited), and an end: closing kills the processes it started and removes the folder.
+
+    What closing cannot find lives on: a process that dropped its environment, left the folder and lost its parent, all
+    three. Without /proc, as on macOS, it is one that outlived its command. A SIGKILL of this process closes nothing.
 
     `write_file`, `read_file` and `cwd` take paths from that root: "/workspace/x" is `<root>/workspace/x`, `..` stops
     at the root, and a symbolic link that leads out raises PermissionError. A *command* sees the host's paths, so
@@ -188,7 +190,7 @@ class LocalSandbox:
                 raise OSError(exc.errno, exc.strerror, sandbox_path) from exc
 
     def _destroy(self, root: Path) -> None:
-        kill_marked(_MARK, self.sandbox_id)
+        kill_all(_MARK, self.sandbox_id, root)
         with self._files:
             _remove(root)
 

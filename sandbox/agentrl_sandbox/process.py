@@ -105,24 +105,51 @@ class Process(asyncio.SubprocessProtocol):
         self.released.set_result(None)
 
 
-def kill_marked(variable: str, value: str) -> None:
-    """Kill all processes that inherited `variable=value` in their environment, and wait until there are none.
+def kill_all(variable: str, value: str, root: Path) -> None:
+    """Kill the processes of a sandbox that left their process group, and wait until there are none.
 
-    It finds what left its process group. It needs /proc: without one, as on macOS, it finds nothing.
+    They are those that inherited `variable=value`, those that have no terminal and work in a folder below `root`, and
+    the children of either. It needs /proc: without one, as on macOS, it finds nothing.
     """
     mark = f"{variable}={value}".encode()
     deadline = time.monotonic() + _DYING_S
-    while (pids := _marked(mark)) and time.monotonic() < deadline:
+    while (pids := belonging(mark, root)) and time.monotonic() < deadline:
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def _marked(mark: bytes) -> list[int]:
-    found = []
+def belonging(mark: bytes, root: Path) -> set[int]:
+    """The processes that `kill_all` kills. A person's shell that looks around below `root` has a terminal: not it."""
+    parents: dict[int, int] = {}
+    found: set[int] = set()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        with contextlib.suppress(OSError):  # no process, gone meanwhile, or another user's
-            if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                found.append(int(name))
+        if not name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            state, parent, terminal = _status(Path("/proc", name))
+            if state == "Z":  # dead; only its parent can bury it
+                continue
+            parents[int(name)] = parent
+            if _is_marked(Path("/proc", name), mark) or (not terminal and _works_below(Path("/proc", name), root)):
+                found.add(int(name))
+    found.discard(os.getpid())
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
     return found
+
+
+def _status(process: Path) -> tuple[str, int, int]:
+    """Its state, its parent and its terminal (0: none)."""
+    fields = (process / "stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[1]), int(fields[4])
+
+
+def _is_marked(process: Path, mark: bytes) -> bool:
+    return mark in (process / "environ").read_bytes().split(b"\0")
+
+
+def _works_below(process: Path, root: Path) -> bool:
+    folder = Path(os.readlink(process / "cwd"))
+    return folder == root or root in folder.parents

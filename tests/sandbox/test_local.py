@@ -1,9 +1,12 @@
 """LocalSandbox: real processes, real files, and nothing left of either."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import shlex
+import subprocess
+import sys
 import tempfile
 import time
 import tracemalloc
@@ -34,6 +37,15 @@ def alive(pid: int) -> bool:
 def _signal(pid: int) -> bool:
     os.kill(pid, 0)
     return True
+
+
+def processes() -> list[tuple[int, str]]:
+    """Every process with its command line."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            found.append((int(name), Path("/proc", name, "cmdline").read_text(errors="replace")))
+    return found
 
 
 async def gone(*pids: int) -> bool:
@@ -236,7 +248,7 @@ async def test_cancellation_at_any_moment_of_the_start_leaves_nothing(box):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert await released(box)
-    assert not process._marked(f"AGENTRL_SANDBOX={box.sandbox_id}".encode())
+    assert not process.belonging(f"AGENTRL_SANDBOX={box.sandbox_id}".encode(), box.root)
 
 
 async def test_the_background_lives_until_close():
@@ -261,9 +273,43 @@ async def test_close_kills_what_left_its_group(how):
     assert not alive(pid)  # close waits for their end
 
 
+@pytest.mark.skipif(not HAS_PROC, reason="detached processes are found through /proc")
+@pytest.mark.parametrize(
+    "how",
+    [
+        "env -i setsid sleep 30",
+        "mkdir sub && cd sub && env -i setsid sleep 30",
+        "env -i setsid sh -c 'cd / && exec sleep 30'; true",
+        "env -i setsid sh -c '(cd / && exec setsid sleep 30) & wait'",
+    ],
+)
+async def test_close_kills_what_dropped_its_environment(how):
+    async with LocalSandbox(trusted=True) as box:
+        name = f"30.{time.monotonic_ns()}"
+        await box.exec(f"({how.replace('30', name)}) > /dev/null 2>&1 < /dev/null & sleep 0.2", check=True)
+        sleeping = [pid for pid in processes() if pid[1] == f"sleep\0{name}\0"]
+        assert sleeping
+    assert not any(alive(pid) for pid, _ in sleeping)
+
+
+@pytest.mark.skipif(not HAS_PROC, reason="detached processes are found through /proc")
+async def test_close_spares_a_persons_shell_in_the_folder():
+    async with LocalSandbox(trusted=True) as box:
+        person, terminal = os.openpty()
+        program = [sys.executable, "-c", "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); input()"]
+        shell = subprocess.Popen(program, cwd=box.root, stdin=terminal, start_new_session=True)
+        while not process._status(Path(f"/proc/{shell.pid}"))[2]:
+            await asyncio.sleep(0.02)
+    assert alive(shell.pid)
+    shell.kill()
+    shell.wait()
+    os.close(person)
+    os.close(terminal)
+
+
 async def test_close_releases_the_pipes_that_an_unknown_process_holds():
     async with LocalSandbox(trusted=True) as box:
-        await box.exec("env -u AGENTRL_SANDBOX setsid sleep 30 & echo $! > pid; sleep 0.2", check=True)
+        await box.exec("(cd / && exec env -i setsid sleep 30) & echo $! > pid; sleep 0.2", check=True)
         pid = await pid_in(box, "pid")
     assert not box._processes
     os.kill(pid, 9)
