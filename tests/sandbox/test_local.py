@@ -5,7 +5,6 @@ import contextlib
 import errno
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -296,13 +295,18 @@ async def test_close_kills_what_dropped_its_environment(how):
 async def test_close_spares_a_persons_shell_in_the_folder():
     async with LocalSandbox(trusted=True) as box:
         person, terminal = os.openpty()
-        program = [sys.executable, "-c", "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); input()"]
-        shell = subprocess.Popen(program, cwd=box.root, stdin=terminal, start_new_session=True)
-        while not process._status(Path(f"/proc/{shell.pid}"))[2]:
-            await asyncio.sleep(0.02)
+        program = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); print('ready', flush=True); input()"
+        shell = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", program),
+            cwd=box.root,
+            stdin=terminal,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert await shell.stdout.readline() == b"ready\n"
     assert alive(shell.pid)
     shell.kill()
-    shell.wait()
+    await shell.wait()
     os.close(person)
     os.close(terminal)
 
