@@ -59,7 +59,7 @@ OTHER = {
 }
 PLAIN = {"title": "Rivers of Peru", "year": 1997, "peer_reviewed": True}
 MIXED = {"title": "1997", "tags": ["delta", "été 漢字"], "weights": {"maps": 2.5, "text": 1}, "peer_reviewed": False}
-HOSTILE = {"title": 'the "Río" {of} [Péru]: \'x\', it\'s 100 %', "tags": ['a "b"', "{c}", "d, e"]}
+HOSTILE = {"title": "the \"Río\" {of} [Péru]: 'x', it's 100 %", "tags": ['a "b"', "{c}", "d, e"]}
 LINES = {"title": "first line\nsecond\tline \\ end"}
 
 CLOSED = re.compile(r"\s*(<\|im_end\|>|<\|eot_id\|>|</s>)")
@@ -98,7 +98,10 @@ SCENARIOS = (
     Scenario("thought", (Said("There are 42 of them.", reasoning="The library knows. Count them."),)),
     Scenario(
         "thought and call",
-        (Said(reasoning="I need the library.", calls=((FIND, PLAIN),)), Said("There are 42.", reasoning="So it is 42.")),
+        (
+            Said(reasoning="I need the library.", calls=((FIND, PLAIN),)),
+            Said("There are 42.", reasoning="So it is 42."),
+        ),
     ),
 )
 NEEDED = ("answer", "one call", "two turns", "quotes")
@@ -134,14 +137,27 @@ class Report:
     def wrong(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.status in ("wrong", "refused")]
 
-    def __str__(self) -> str:
+    @property
+    def skipped(self) -> list[str]:
+        return [outcome.scenario for outcome in self.outcomes if outcome.status == "not carried"]
+
+    @property
+    def verdict(self) -> str:
+        """One line: right, or what is not; and what the template does not carry."""
         if not self.carries_tools:
-            return f"{self.name}: carries no tool conversation: {self.refusal}"
+            return f"no tool conversation: {self.refusal}"
         if self.refusal:
-            return f"{self.name}: refused: {self.refusal}"
-        skipped = [f"{o.scenario} ({o.detail[:80]})" for o in self.outcomes if o.status == "not carried"]
-        told = "; ".join(f"{outcome.scenario}: {outcome.detail}" for outcome in self.wrong)
-        return f"{self.name} ({self.level}): {told or 'right'}" + (f" [not carried: {', '.join(skipped)}]" if skipped else "")
+            return f"refused: {self.refusal}"
+        wrong = "; ".join(f"{outcome.scenario}: {outcome.detail}" for outcome in self.wrong)
+        skipped = f" [not carried: {', '.join(self.skipped)}]" if self.skipped else ""
+        return f"{self.level}: {wrong or 'right'}{skipped}"
+
+    def as_row(self) -> dict[str, Any]:
+        row = {"right": self.right, "carries_tools": self.carries_tools, "level": self.level, "refusal": self.refusal}
+        wrong = {outcome.scenario: outcome.detail for outcome in self.wrong}
+        return {
+            key: value for key, value in {**row, "wrong": wrong, "not_carried": self.skipped}.items() if value != ""
+        }
 
 
 class NotCarried(Exception):
@@ -178,7 +194,9 @@ class Template:
             for text in (False, True):
                 self.text_arguments, self.numbered_ids = text, numbered
                 try:
-                    written = self.render([USER, self.message(Said(calls=((FIND, {"title": "Zq1x"}),)), 0)], prompt=False)
+                    written = self.render(
+                        [USER, self.message(Said(calls=((FIND, {"title": "Zq1x"}),)), 0)], prompt=False
+                    )
                 except NotCarried:
                     continue
                 if "Zq1x" in written and FIND in written.rpartition("question?")[2] and not _mangled(written):
@@ -197,7 +215,11 @@ class Template:
             if "Zq3z" in written:
                 return key
         source = str(self.tokenizer.chat_template)
-        return "inline" if re.search(r"split\(['\"]</think>", source) or _opens_thought(self.render([USER], prompt=True)) else None
+        return (
+            "inline"
+            if re.search(r"split\(['\"]</think>", source) or _opens_thought(self.render([USER], prompt=True))
+            else None
+        )
 
     def message(self, said: Said, turn: int) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": said.content}
@@ -215,7 +237,9 @@ class Template:
                     "type": "function",
                     "function": {
                         "name": name,
-                        "arguments": json.dumps(arguments, ensure_ascii=False) if self.text_arguments else dict(arguments),
+                        "arguments": json.dumps(arguments, ensure_ascii=False)
+                        if self.text_arguments
+                        else dict(arguments),
                     },
                 }
                 for number, (name, arguments) in enumerate(said.calls)
@@ -287,7 +311,11 @@ USER = {"role": "user", "content": "A question?"}
 
 def _mangled(written: str) -> bool:
     """Arguments came out as Python's repr of a dict, or escaped once too often."""
-    return "{'title'" in written or '{\\\\"title' in written or ('"{\\"title' in written and '"arguments": "{' not in written)
+    return (
+        "{'title'" in written
+        or '{\\\\"title' in written
+        or ('"{\\"title' in written and '"arguments": "{' not in written)
+    )
 
 
 def _opens_thought(tail: str) -> bool:
@@ -362,8 +390,9 @@ def examine(name: str, tokenizer: Any, *, scenarios: Sequence[Scenario] = SCENAR
         return Report(name, carries_tools=False, refusal=str(exc))
     try:
         renderer = load_renderer(tokenizer)
-    except TemplateError as exc:
-        return Report(name, carries_tools=True, refusal=str(exc))
+    except Exception as exc:  # noqa: BLE001 - whatever is not a TemplateError is a crash, and shown as one
+        crash = "" if isinstance(exc, TemplateError) else f"CRASH, {type(exc).__name__}: "
+        return Report(name, carries_tools=True, refusal=f"{crash}{exc}")
     report = Report(name, carries_tools=True, level=renderer.certificate.level)
     for scenario in scenarios:
         try:
