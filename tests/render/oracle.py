@@ -199,7 +199,8 @@ class Template:
                     )
                 except NotCarried:
                     continue
-                if "Zq1x" in written and FIND in written.rpartition("question?")[2] and not _mangled(written):
+                turn = written.rpartition("question?")[2]
+                if "Zq1x" in turn and FIND in turn and not _mangled(turn):
                     self.thought = self._find_thought()
                     return self
         raise NotCarried("the template writes no call")
