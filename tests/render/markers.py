@@ -82,7 +82,7 @@ def _answered(tokenizer: Any, *more: dict[str, str]) -> str:
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "zqanswer"}, *more]
     try:
         return tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=False)
-    except JinjaError:  # some want what no tokenizer gives them
+    except (JinjaError, TypeError, KeyError, AttributeError):  # some want what no tokenizer gives them
         return ""
 
 
