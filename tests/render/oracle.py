@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 from jinja2 import TemplateError as JinjaError
@@ -172,6 +173,8 @@ class Template:
     tools: Sequence[Mapping[str, Any]] = (TOOL, OTHER)
     text_arguments: bool = False
     numbered_ids: bool = False
+    silent: str | None = ""
+    """The content of a turn that only calls."""
     thought: str | None = None
     """The key under which it takes thoughts; "inline" where they stand in the content."""
 
@@ -190,19 +193,16 @@ class Template:
 
     def settle(self) -> Template:
         """Find how it takes arguments, ids and thoughts. Raises NotCarried if it cannot write a call."""
-        for numbered in (False, True):
-            for text in (False, True):
-                self.text_arguments, self.numbered_ids = text, numbered
-                try:
-                    written = self.render(
-                        [USER, self.message(Said(calls=((FIND, {"title": "Zq1x"}),)), 0)], prompt=False
-                    )
-                except NotCarried:
-                    continue
-                turn = written.rpartition("question?")[2]
-                if "Zq1x" in turn and FIND in turn and not _mangled(turn):
-                    self.thought = self._find_thought()
-                    return self
+        for numbered, text, silent in product((False, True), (False, True), ("", None)):
+            self.numbered_ids, self.text_arguments, self.silent = numbered, text, silent
+            try:
+                written = self.render([USER, self.message(Said(calls=((FIND, {"title": "Zq1x"}),)), 0)], prompt=False)
+            except NotCarried:
+                continue
+            turn = written.rpartition("question?")[2]
+            if "Zq1x" in turn and FIND in turn and not _mangled(turn):
+                self.thought = self._find_thought()
+                return self
         raise NotCarried("the template writes no call")
 
     def _find_thought(self) -> str | None:
@@ -223,7 +223,8 @@ class Template:
         )
 
     def message(self, said: Said, turn: int) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": said.content}
+        content = said.content or (self.silent if said.calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if said.reasoning is not None:
             if self.thought is None:
                 raise NotCarried("the template knows no thoughts")
