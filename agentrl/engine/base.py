@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, Self, TypedDict
 
 from agentrl.types import FinishReason
 
@@ -65,3 +65,16 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Release connections, threads and memory. Safe to call twice."""
         ...
+
+
+class AsyncClosing:
+    """`async with` for an engine: leaving it closes it."""
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 from uuid import uuid4
 
-from agentrl.engine.base import Generation, SamplingParams
+from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
 from agentrl.types import Message
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _Session:
     """A turn that was aborted or cancelled: the length of its prompt, and all that was to be said."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(AsyncClosing):
     """Plays `turns` and obeys stop strings, stop tokens and max_new_tokens as SGLang does, else tests would lie.
 
     `turns` is one of:

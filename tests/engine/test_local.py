@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="the embedded engine needs the extra
 
 from agentrl.engine.base import Generation  # noqa: E402
 from agentrl.engine.local import LocalEngine  # noqa: E402
-from agentrl.engine.local import engine as local_module  # noqa: E402
+from agentrl.engine.local import worker as worker_module  # noqa: E402
 from agentrl.errors import ConfigError, EngineError  # noqa: E402
 from agentrl.models import tiny_model, tiny_tokenizer  # noqa: E402
 
@@ -222,7 +222,7 @@ async def test_abort_keeps_what_was_sampled_and_continuing_gives_the_same_tokens
     whole = await engine.generate(prompt(10), params)
     running = asyncio.create_task(engine.generate(prompt(10), params, session_id="s", rid="mine"))
     other = asyncio.create_task(engine.generate(prompt(11), params, rid="other"))
-    await until(lambda: any(len(r.log_probs) > 5 for r in engine._running))
+    await until(lambda: any(len(r.log_probs) > 5 for r in engine._worker._running))
     await engine.abort("mine")
     part = await running
     assert part.finish_reason == "abort"
@@ -238,7 +238,7 @@ async def test_abort_keeps_what_was_sampled_and_continuing_gives_the_same_tokens
 async def test_abort_of_all_ends_those_that_wait_too() -> None:
     engine = LocalEngine(MODEL, TOKENIZER, max_batch=2)
     tasks = [asyncio.create_task(engine.generate(prompt(i), {"ignore_eos": True})) for i in range(6)]
-    await until(lambda: any(r.log_probs for r in engine._running))
+    await until(lambda: any(r.log_probs for r in engine._worker._running))
     await engine.abort()
     answers = await asyncio.gather(*tasks)
     assert [a.finish_reason for a in answers] == ["abort"] * 6
@@ -248,18 +248,18 @@ async def test_abort_of_all_ends_those_that_wait_too() -> None:
 
 async def test_a_cancelled_caller_leaves_no_request(engine: LocalEngine) -> None:
     task = asyncio.create_task(engine.generate(prompt(12), {"ignore_eos": True}))
-    await until(lambda: bool(engine._batch.requests))
+    await until(lambda: bool(engine._worker._batch.requests))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: not engine._batch.requests and not engine._running)
+    await until(lambda: not engine._worker._batch.requests and not engine._worker._running)
     assert_exact(prompt(1), await engine.generate(prompt(1), FREE))
 
 
 async def test_close_ends_running_and_waiting_requests_with_an_error() -> None:
     engine = LocalEngine(MODEL, TOKENIZER, max_batch=2)
     tasks = [asyncio.create_task(engine.generate(prompt(i), {"ignore_eos": True})) for i in range(5)]
-    await until(lambda: bool(engine._running))
+    await until(lambda: bool(engine._worker._running))
     await engine.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(r, EngineError) and "closed" in str(r) for r in results)
@@ -362,7 +362,7 @@ async def test_a_running_request_goes_on_with_new_weights_and_leaves_no_stale_pr
     running = asyncio.create_task(
         engine.generate(prompt(31), {"ignore_eos": True, "max_new_tokens": 400}, session_id="s")
     )
-    await until(lambda: any(r.log_probs for r in engine._running))
+    await until(lambda: any(r.log_probs for r in engine._worker._running))
     engine.load_weights(weights, "1")
     answer = await running
     assert (len(answer.tokens), answer.weight_version) == (400, "1")
@@ -469,7 +469,7 @@ async def test_episodes_that_fail_or_are_cancelled_hold_nobody_up(engine: LocalE
 async def test_abort_ends_a_wave_that_waits(engine: LocalEngine) -> None:
     with engine.lockstep(3):
         tasks = [asyncio.create_task(engine.generate(prompt(i), FREE)) for i in range(2)]
-        await until(lambda: len(engine._waiting) == 2)
+        await until(lambda: len(engine._worker._waiting) == 2)
         await engine.abort()
         assert [(a.finish_reason, a.tokens) for a in await asyncio.gather(*tasks)] == [("abort", [])] * 2
 
@@ -477,7 +477,7 @@ async def test_abort_ends_a_wave_that_waits(engine: LocalEngine) -> None:
 async def test_a_stuck_wave_says_who_is_missing(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local_module, "_STUCK_S", 0.02)
+    monkeypatch.setattr(worker_module, "_STUCK_S", 0.02)
     with engine.lockstep(3), caplog.at_level(logging.WARNING):
         task = asyncio.create_task(engine.generate(prompt(1), FREE))
         await until(lambda: "1 episodes wait for their turn; of 3 alive" in caplog.text)
@@ -493,7 +493,7 @@ async def test_lockstep_is_refused_where_it_could_not_be_kept(engine: LocalEngin
         with pytest.raises(ValueError, match="promised 1"), lockstep.episode():
             raise AssertionError
     task = asyncio.create_task(engine.generate(prompt(1), {"ignore_eos": True}))
-    await until(lambda: bool(engine._running))
+    await until(lambda: bool(engine._worker._running))
     with pytest.raises(EngineError, match="idle"), engine.lockstep(1):
         raise AssertionError
     task.cancel()

@@ -2,196 +2,263 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+import logging
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from agentrl.engine.base import Generation
-from agentrl.engine.local.kv_cache import SlotCache
-from agentrl.engine.local.sampling import Sampling, draw
-from agentrl.types import FinishReason
+from agentrl.engine.local.kv_cache import SMALL_BYTES, Block, Remembered, run
+from agentrl.engine.local.request import Failed, Finished, Outcome, Request
+from agentrl.engine.local.sampling import draw
+from agentrl.errors import EngineError
+
+log = logging.getLogger(__name__)
 
 _PREFILL_TOKENS = 4096
 """Padded tokens of one prefill pass: more do not stay in a CPU's caches (benchmarks/bench_local_engine.py)."""
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """One call of `generate`, from waiting to answered. Fields below `future` belong to the worker thread."""
+@dataclass(slots=True)
+class _Group:
+    """Rows of one block; they are computed in one pass."""
 
-    input_ids: Sequence[int]
-    sampling: Sampling
-    session_id: str
-    rid: str
-    future: Future[Generation] = field(default_factory=Future)
-    aborted: bool = False
-    """Set by `abort`, from any thread."""
-    tokens: list[int] = field(default_factory=list)
-    """Prompt and response."""
-    log_probs: list[float] = field(default_factory=list)
-    cached_tokens: int = 0
-
-    def content(self) -> tuple[Any, ...]:
-        """An order of requests that does not depend on when they came, nor on random ids unless all else is equal."""
-        return tuple(self.input_ids), self.sampling.seed, self.session_id, self.rid
+    block: Block
+    rows: list[Request] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A request that has left the batch, and why."""
+class _Kept:
+    """What a session may go on from."""
 
-    request: Request
-    reason: FinishReason
-    matched: int | str | None = None
-
-
-@dataclass(slots=True)
-class _Slot:
-    """Whose tokens lie in a slot of the cache: a running request's, or those that a session may continue."""
-
-    session_id: str = ""
-    tokens: Sequence[int] = ()
-    used: int = 0
-    """When its session last left it, as a count; the smallest is taken first. 0: nobody will ask for it."""
+    tokens: Sequence[int]
+    memory: Remembered
 
 
 class Batch:
-    """Slots 0..len(requests) are running; the slots after them are free or kept for a session's next turn.
+    """Running rows, in one block of memory or, where their lengths differ much, in one for each length class.
 
     A prompt is prefilled up to its last token; that token starts the first decode step, which is the same for all rows.
-    Not thread-safe: one thread admits and steps.
+    An exception in a pass of many rows is met by passes of single rows: those that fail alone are at fault, and are
+    answered with `Failed`. Not thread-safe: one thread admits and steps.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, max_batch: int, max_context: int, eos: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_batch: int,
+        max_context: int,
+        eos: frozenset[int],
+        token_bytes: int,
+    ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._max_batch, self._max_context, self._eos = max_batch, max_context, eos
-        self._cache = SlotCache()
-        self._slots: list[_Slot] = []
-        self._clock = 0
-        self.requests: list[Request] = []
+        self._token_bytes = token_bytes
+        self._groups: dict[int, _Group] = {}
+        self._split = False
+        self._kept: dict[str, _Kept] = {}  # the least recently used first
+        self._forgetting: set[Request] = set()
+        """Running rows that computed something with other weights, and leave nothing behind."""
+
+    @property
+    def requests(self) -> list[Request]:
+        return [row for group in self._groups.values() for row in group.rows]
 
     @property
     def room(self) -> int:
         return self._max_batch - len(self.requests)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of keys and values, running and kept."""
+        kept = sum(part.nbytes for kept in self._kept.values() for part in kept.memory)
+        return kept + sum(group.block.bytes for group in self._groups.values())
+
     def forget(self) -> None:
         """Drop what is kept for sessions; running rows go on, and leave nothing."""
-        del self._slots[len(self.requests) :]
-        for slot in self._slots:
-            slot.session_id = ""
+        self._kept.clear()
+        self._forgetting.update(self.requests)
 
     def clear(self) -> None:
         """Drop everything, memory included."""
-        self.requests.clear()
-        self._slots.clear()
-        self._cache = SlotCache()
+        self._groups.clear()
+        self._kept.clear()
+        self._forgetting.clear()
+
+    # Admission
 
     @torch.inference_mode()
-    def admit(self, requests: Sequence[Request]) -> None:
-        """Take in up to `room` requests and prefill them. Where they sit depends on their content and on the slots."""
-        kept = {slot.session_id: i for i, slot in enumerate(self._slots) if slot.session_id and i >= len(self.requests)}
-        places = {request: kept.get(request.session_id, self._max_batch) for request in requests}
-        first = len(self.requests)
-        for request in sorted(requests, key=lambda r: (places[r], len(r.input_ids))):
-            self._seat(request)
-        self._prefill(first)
+    def admit(self, requests: Sequence[Request]) -> list[Failed]:
+        """Take in up to `room` requests and prefill them. Answers those that cannot be."""
+        kept = {request: self._kept.pop(request.session_id, None) for request in requests}
+        for request, found in kept.items():
+            request.tokens = list(request.input_ids)
+            if found is not None:
+                shared = _common_prefix(found.tokens, request.input_ids)
+                request.cached_tokens = request.computed = min(shared, len(request.input_ids) - 1)
+        while len(self._kept) > self.room - len(requests):
+            del self._kept[next(iter(self._kept))]
+        new = sorted(requests, key=lambda row: len(row.input_ids) - row.computed)
+        return self._enter(new, kept)
 
-    def _seat(self, request: Request) -> None:
-        """Give a request the slot after the running ones, with the keys and values its session left, if any."""
-        seat = len(self.requests)
-        found = self._find(request.session_id)
-        if found is None:
-            found = self._free()
-        self._exchange(found, seat)
-        slot = self._slots[seat]
-        if request.session_id and slot.session_id == request.session_id:
-            request.cached_tokens = min(_common_prefix(slot.tokens, request.input_ids), len(request.input_ids) - 1)
-        request.tokens = list(request.input_ids)
-        slot.session_id, slot.tokens = request.session_id, request.tokens
-        self.requests.append(request)
+    def _enter(self, new: Sequence[Request], kept: dict[Request, _Kept | None]) -> list[Failed]:
+        try:
+            self._arrange(new)
+        except RuntimeError as exc:  # too little memory: for which of them?
+            if len(new) == 1:
+                return [_failed(new[0], exc)]
+            return [failed for row in new for failed in self._enter([row], kept)]
+        firsts = {key: len(group.rows) for key, group in self._groups.items()}
+        for row in new:
+            group = self._groups[self._key(row)]
+            group.rows.append(row)
+            if found := kept[row]:
+                group.block.copy_in(len(group.rows) - 1, found.memory, row.computed)
+        failed = [failed for key, first in firsts.items() for failed in self._prefill(self._groups[key], first)]
+        for failure in failed:
+            self.remove(failure.request, failed=True)
+        return failed
 
-    def _find(self, session_id: str) -> int | None:
-        kept = range(len(self.requests), len(self._slots))
-        return next((i for i in kept if session_id and self._slots[i].session_id == session_id), None)
-
-    def _free(self) -> int:
-        """A slot that nobody will ask for, else a new one, else the least recently used."""
-        left = range(len(self.requests), len(self._slots))
-        oldest = min(left, key=lambda i: self._slots[i].used, default=None)
-        if oldest is None or (self._slots[oldest].used and len(self._slots) < self._max_batch):
-            self._slots.append(_Slot())
-            self._cache.reserve(len(self._slots), 0)
-            return len(self._slots) - 1
-        self._slots[oldest] = _Slot()
-        return oldest
-
-    def _exchange(self, a: int, b: int) -> None:
-        if a != b:
-            columns = max(len(self._slots[a].tokens), len(self._slots[b].tokens))
-            self._cache.exchange(a, b, columns)
-            self._slots[a], self._slots[b] = self._slots[b], self._slots[a]
-
-    def _prefill(self, first: int) -> None:
+    def _prefill(self, group: _Group, first: int) -> Iterator[Failed]:
         """Compute the prompts of rows from `first` on, as many rows a pass as the token budget holds."""
-        while first < len(self.requests):
+        while first < len(group.rows):
             stop, width = first, 0
-            while stop < len(self.requests):
-                request = self.requests[stop]
-                wider = max(width, len(request.input_ids) - 1 - request.cached_tokens)
+            while stop < len(group.rows):
+                row = group.rows[stop]
+                wider = max(width, len(row.input_ids) - 1 - row.computed)
                 if stop > first and wider * (stop + 1 - first) > _PREFILL_TOKENS:
                     break
                 stop, width = stop + 1, wider
             if width:
-                rows = self.requests[first:stop]
-                starts = [row.cached_tokens for row in rows]
-                new = [list(row.input_ids[row.cached_tokens : -1]) for row in rows]
-                padded = [ids + [0] * (width - len(ids)) for ids in new]
-                end = max(len(row.input_ids) - 1 for row in rows)
-                for offset in range(0, width, _PREFILL_TOKENS):
-                    ids = [row_ids[offset : offset + _PREFILL_TOKENS] for row_ids in padded]
-                    self._forward(first, ids, [start + offset for start in starts], end)
+                yield from self._prefill_pass(group, first, stop, width)
             first = stop
 
-    def _forward(self, first: int, ids: list[list[int]], starts: list[int], end: int) -> torch.Tensor:
-        """Run rows first.. over `ids` (one width), row r at positions starts[r]...; the logits of the last column.
+    def _prefill_pass(self, group: _Group, first: int, stop: int, width: int) -> Iterator[Failed]:
+        rows = group.rows[first:stop]
+        starts, end = [row.computed for row in rows], max(len(row.input_ids) - 1 for row in rows)
+        new = [row.input_ids[row.computed : -1] for row in rows]
+        padded = [ids + [0] * (width - len(ids)) for ids in new]
+        try:
+            for offset in range(0, width, _PREFILL_TOKENS):
+                ids = [row_ids[offset : offset + _PREFILL_TOKENS] for row_ids in padded]
+                at = [start + offset for start in starts]
+                run(self._model, group.block, first, ids, at, end, self._max_context)
+        except Exception as exc:  # noqa: BLE001 - the model's own code: anything may come out of it
+            if len(rows) == 1:
+                yield _failed(rows[0], exc)
+                return
+            log.warning("prefilling %d prompts failed (%s); one by one now", len(rows), _words(exc))
+            for seat in range(first, stop):
+                yield from self._prefill_pass(group, seat, seat + 1, len(new[seat - first]))
+            return
+        for row in rows:
+            row.computed = len(row.input_ids) - 1
 
-        What padding writes lies behind its row's last token, where it is overwritten before it is looked at.
+    # Memory
+
+    def _key(self, row: Request) -> int:
+        """The group that a row belongs to: 0, or the power of two that holds its tokens."""
+        return max(64, 1 << (len(row.tokens) - 1).bit_length()) if self._split else 0
+
+    def _arrange(self, new: Sequence[Request] = ()) -> None:
+        """Give every row, and room for `new` ones, a block of its length class.
+
+        One block for all is fastest, and padded to its longest row. It is split where that would more than double what
+        its rows hold.
         """
-        device, width = self._model.device, len(ids[0])
-        self._cache.reserve(len(self._slots), max(starts) + width)
-        columns = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
-        dtype = self._model.dtype
-        hidden = torch.arange(end, device=device) > columns[:, :, None]
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)
-        logits: torch.Tensor = self._model(
-            input_ids=torch.tensor(ids, device=device),
-            position_ids=columns.clamp(max=self._max_context - 1),
-            attention_mask=mask[:, None],
-            past_key_values=self._cache.select(first, first + len(ids), columns, end),
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-        return logits[:, -1]
+        rows = [*self.requests, *new]
+        longest, total = max(len(row.tokens) for row in rows), sum(len(row.tokens) for row in rows)
+        padded = len(rows) * longest
+        self._split = padded * self._token_bytes > SMALL_BYTES and padded > (1.5 if self._split else 2.0) * total
+        self._regroup()
+        sizes = {key: [len(row.tokens) for row in group.rows] for key, group in self._groups.items()}
+        for row in new:
+            sizes.setdefault(self._key(row), []).append(len(row.tokens))
+        for key, lengths in sizes.items():
+            if lengths:
+                self._group(key).block.fit(len(lengths), max(lengths), self._max_batch)
+        self._drop_empty({key for key, lengths in sizes.items() if lengths})
+
+    def _regroup(self) -> None:
+        for key, group in list(self._groups.items()):
+            for row in [row for row in group.rows if self._key(row) != key]:
+                target = self._group(self._key(row))
+                lengths = [len(row.tokens), *(len(other.tokens) for other in target.rows)]
+                target.block.fit(len(lengths), max(lengths), self._max_batch)
+                memory = group.block.copy_out(group.rows.index(row), row.computed)
+                target.block.copy_in(len(target.rows), memory, row.computed)
+                self._leave(group, row)
+                target.rows.append(row)
+
+    def _group(self, key: int) -> _Group:
+        return self._groups.setdefault(key, _Group(Block(self._token_bytes)))
+
+    def _leave(self, group: _Group, row: Request) -> None:
+        """The last row of the group takes the seat that becomes free."""
+        seat, last = group.rows.index(row), len(group.rows) - 1
+        if seat != last:
+            group.block.move(last, seat, group.rows[last].computed)
+            group.rows[seat] = group.rows[last]
+        group.rows.pop()
+
+    def _drop_empty(self, needed: set[int]) -> None:
+        """Give back blocks without rows, but for the one that the next wave of requests will want."""
+        for key, group in list(self._groups.items()):
+            if key not in needed and not group.rows and (key or self._split or group.block.bytes > SMALL_BYTES):
+                del self._groups[key]
+
+    # Decoding
 
     @torch.inference_mode()
-    def step(self) -> list[Finished]:
-        """Sample one token for each row; answers the rows that are finished by it, in the order of their slots."""
-        rows = self.requests
-        starts = [len(row.tokens) - 1 for row in rows]
-        logits = self._forward(0, [row.tokens[-1:] for row in rows], starts, max(starts) + 1)
-        tokens, log_probs = draw(logits, [row.sampling for row in rows], [start + 1 for start in starts])
-        finished = []
+    def step(self) -> list[Outcome]:
+        """Sample one token for each row; answers the rows that are finished by it."""
+        try:
+            self._arrange()
+        except RuntimeError as exc:  # no memory for the longest row to grow
+            outcomes: list[Outcome] = [_failed(max(self.requests, key=lambda row: len(row.tokens)), exc)]
+        else:
+            groups = self._groups.values()
+            outcomes = [found for group in groups for found in self._sample(group, 0, len(group.rows))]
+        for outcome in outcomes:
+            self.remove(outcome.request, failed=isinstance(outcome, Failed))
+        return outcomes
+
+    def _sample(self, group: _Group, first: int, stop: int) -> Iterator[Outcome]:
+        """One token for rows first..stop."""
+        rows = group.rows[first:stop]
+        if not rows:
+            return
+        starts = [row.computed for row in rows]
+        ids = [row.tokens[-1:] for row in rows]
+        try:
+            logits = run(self._model, group.block, first, ids, starts, max(starts) + 1, self._max_context)
+            tokens, log_probs = draw(logits, [row.sampling for row in rows], [start + 1 for start in starts])
+        except Exception as exc:  # noqa: BLE001 - the model's own code: anything may come out of it
+            if len(rows) == 1:
+                yield _failed(rows[0], exc)
+                return
+            log.warning("a forward pass of %d rows failed (%s); one by one now", len(rows), _words(exc))
+            for seat in range(first, stop):
+                yield from self._sample(group, seat, seat + 1)
+            return
         for row, token, log_prob in zip(rows, tokens, log_probs, strict=True):
-            row.tokens.append(token)
-            row.log_probs.append(log_prob)
-            if done := self._judge(row):
-                finished.append(done)
-        for done in finished:
-            self.remove(done.request)
-        return finished
+            row.computed += 1
+            if outcome := self._take(row, token, log_prob):
+                yield outcome
+
+    def _take(self, row: Request, token: int, log_prob: float) -> Outcome | None:
+        if not math.isfinite(log_prob):
+            return Failed(row, EngineError("the model's logits are not finite: are its weights damaged, or NaN?"))
+        row.tokens.append(token)
+        row.log_probs.append(log_prob)
+        try:
+            return self._judge(row)
+        except Exception as exc:  # noqa: BLE001 - the tokenizer's own code, on tokens of this row only
+            return _failed(row, exc)
 
     def _judge(self, row: Request) -> Finished | None:
         token, sampling = row.tokens[-1], row.sampling
@@ -211,15 +278,29 @@ class Batch:
         return next((stop for stop in row.sampling.stop if stop in text), None)
 
     @torch.inference_mode()
-    def remove(self, request: Request) -> None:
-        """Take a row out. Its keys and values stay for its session, in a slot behind the running ones."""
-        seat, last = self.requests.index(request), len(self.requests) - 1
-        self._clock += 1
-        slot = self._slots[seat]
-        slot.tokens, slot.used = request.tokens[:-1], self._clock if slot.session_id else 0
-        self._exchange(seat, last)
-        self.requests[seat] = self.requests[last]
-        self.requests.pop()
+    def remove(self, request: Request, *, failed: bool = False) -> None:
+        """Take a row out. Its keys and values are kept for its session, unless it failed or weights have changed."""
+        group = next(group for group in self._groups.values() if request in group.rows)
+        seat = group.rows.index(request)
+        if failed:
+            group.block.wipe(seat)
+        elif request.session_id and request not in self._forgetting:
+            self._kept.pop(request.session_id, None)
+            memory = group.block.copy_out(seat, request.computed)
+            self._kept[request.session_id] = _Kept(request.tokens[: request.computed], memory)
+        self._forgetting.discard(request)
+        self._leave(group, request)
+        self._drop_empty(set())
+
+
+def _failed(request: Request, exc: Exception) -> Failed:
+    error = EngineError(f"a forward pass failed: {_words(exc)}")
+    error.__cause__ = exc
+    return Failed(request, error)
+
+
+def _words(exc: Exception) -> str:
+    return " ".join(f"{type(exc).__name__}: {exc}".split())
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,45 +1,79 @@
-"""Key and value memory in slots, one a sequence, that any Hugging Face causal LM writes to."""
+"""Key and value memory that any Hugging Face causal LM writes to."""
 
 from __future__ import annotations
+
+from typing import Any, TypeAlias
 
 import torch
 from transformers import Cache
 
+Remembered: TypeAlias = list[torch.Tensor]
+"""The keys and values of one sequence: for each layer [heads, tokens, head size], first all keys, then all values."""
 
-class SlotCache(Cache):  # type: ignore[misc]
-    """Sequence s occupies slot s from column 0; a token's column is its position.
+SMALL_BYTES = 256 << 20
+"""Blocks up to this size are made generously and kept for later; larger ones are kept near what is needed."""
+
+
+class Block(Cache):  # type: ignore[misc]
+    """Memory for sequences of similar length: a sequence is a row, a token's column is its position.
 
     transformers' DynamicCache copies all keys and values at each step to append one column, and pads rows of unequal
-    age on the left. Here a step writes in place, rows need no padding, and a slot that is left alone remembers its
-    sequence, for the next turn of its session. Memory is [slots, heads, columns, head size] for keys and for values of
-    each layer, grown by doubling.
+    age on the left. Here a step writes in place and needs no padding on the left. Memory is [rows, heads, columns, head
+    size] for the keys and for the values of each layer. What was never written is zero: it is masked, but zero times
+    NaN would still be NaN.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, token_bytes: int = 0) -> None:
         super().__init__(layers=[])
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
-        self._slots = 1
-        self._columns = 64
+        self._token_bytes = token_bytes
+        self.rows = 0
+        self.columns = 0
 
-    def reserve(self, slots: int, columns: int) -> None:
-        """Make room for so many sequences of so many tokens; what is stored stays."""
-        if slots <= self._slots and columns <= self._columns:
-            return
-        while self._slots < slots:
-            self._slots *= 2
-        while self._columns < columns:
-            self._columns *= 2
-        self._keys = [self._grown(old) for old in self._keys]
-        self._values = [self._grown(old) for old in self._values]
+    def measure(self) -> int:
+        """Bytes of one token in all layers, after a forward pass."""
+        return sum(memory.shape[1] * memory.shape[3] * memory.element_size() for memory in self._all())
 
-    def _grown(self, old: torch.Tensor) -> torch.Tensor:
-        new = old.new_zeros(self._slots, old.shape[1], self._columns, old.shape[3])
-        new[: old.shape[0], :, : old.shape[2]] = old
-        return new
+    @property
+    def bytes(self) -> int:
+        return sum(memory.nbytes for memory in self._all())
 
-    def select(self, first: int, stop: int, columns: torch.Tensor, end: int) -> SlotCache:
-        """Direct the next forward pass: it writes to `columns` [rows, tokens] of slots first..stop, and reads up to
+    def _all(self) -> tuple[torch.Tensor, ...]:
+        return *self._keys, *self._values
+
+    def fit(self, rows: int, columns: int, most_rows: int) -> None:
+        """Make room for `rows` sequences of `columns` tokens; give memory back where less than half is needed."""
+        wanted_rows, wanted_columns = self._roomy(rows, columns, most_rows)
+        too_small = rows > self.rows or columns > self.columns
+        too_large = self.bytes > SMALL_BYTES and self.rows * self.columns > 2 * wanted_rows * wanted_columns
+        if too_large:
+            self._resize(wanted_rows, wanted_columns)
+        elif too_small:
+            self._resize(
+                wanted_rows if rows > self.rows else self.rows,
+                wanted_columns if columns > self.columns else self.columns,
+            )
+
+    def _roomy(self, rows: int, columns: int, most_rows: int) -> tuple[int, int]:
+        """Room to grow: powers of two where that is small, else a quarter more."""
+        roomy = min(_power_of_two(rows), most_rows), max(64, _power_of_two(columns))
+        if roomy[0] * roomy[1] * self._token_bytes <= SMALL_BYTES:
+            return roomy
+        return min(rows + rows // 4, most_rows), -(-(columns + columns // 4) // 64) * 64
+
+    def _resize(self, rows: int, columns: int) -> None:
+        # Layer by layer, so that no more than one of them is held twice.
+        for memories in (self._keys, self._values):
+            for layer, old in enumerate(memories):
+                new = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
+                part = old[:rows, :, :columns]
+                new[: part.shape[0], :, : part.shape[2]] = part
+                memories[layer] = new
+        self.rows, self.columns = rows, columns
+
+    def select(self, first: int, stop: int, columns: torch.Tensor, end: int) -> Block:
+        """Direct the next forward pass: it writes to `columns` [rows, tokens] of rows first..stop, and reads up to
         column `end`.
         """
         self._first, self._stop, self._end = first, stop, end
@@ -51,7 +85,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Called by each attention layer with [rows, heads, tokens, head size]; answers all that it may attend to."""
         if layer_idx == len(self._keys):
-            shape = (self._slots, key_states.shape[1], self._columns)
+            shape = (self.rows, key_states.shape[1], self.columns)
             self._keys.append(key_states.new_zeros(*shape, key_states.shape[3]))
             self._values.append(value_states.new_zeros(*shape, value_states.shape[3]))
         keys, values = self._keys[layer_idx], self._values[layer_idx]
@@ -59,13 +93,58 @@ class SlotCache(Cache):  # type: ignore[misc]
         values[self._rows, :, self._at] = value_states.transpose(1, 2)
         return keys[self._first : self._stop, :, : self._end], values[self._first : self._stop, :, : self._end]
 
-    def exchange(self, a: int, b: int, columns: int) -> None:
-        """Swap the first `columns` of two slots."""
-        for memory in (*self._keys, *self._values):
-            kept = memory[a, :, :columns].clone()
-            memory[a, :, :columns] = memory[b, :, :columns]
-            memory[b, :, :columns] = kept
+    def copy_out(self, row: int, tokens: int) -> Remembered:
+        """A copy of a row's first tokens, of that size and no more."""
+        return [memory[row, :, :tokens].clone() for memory in self._all()]
+
+    def copy_in(self, row: int, remembered: Remembered, tokens: int) -> None:
+        """Put the first tokens of what `copy_out` gave into a row."""
+        if not tokens:
+            return
+        half = len(remembered) // 2
+        for memories, parts in ((self._keys, remembered[:half]), (self._values, remembered[half:])):
+            for part in parts[len(memories) :]:  # made by another block, before this one's first forward pass
+                memories.append(part.new_zeros(self.rows, part.shape[0], self.columns, part.shape[2]))
+        for memory, part in zip(self._all(), remembered, strict=True):
+            memory[row, :, :tokens] = part[:, :tokens]
+
+    def move(self, source: int, target: int, tokens: int) -> None:
+        """Copy a row's first tokens to another row."""
+        for memory in self._all():
+            memory[target, :, :tokens] = memory[source, :, :tokens]
+
+    def wipe(self, row: int) -> None:
+        """Zero a row that may hold NaN."""
+        for memory in self._all():
+            memory[row] = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: positions are always given, never counted from here."""
         return 0
+
+
+def run(
+    model: Any, block: Block, first: int, ids: list[list[int]], starts: list[int], end: int, context: int
+) -> torch.Tensor:
+    """A forward pass of rows first.. over `ids` (one width), row r at positions starts[r]...; the last logits of each.
+
+    What padding on the right writes lies behind its row's last token, at most in column `end`, where it is overwritten
+    before it is looked at.
+    """
+    device, dtype, width = model.device, model.dtype, len(ids[0])
+    columns = (torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)).clamp(max=end)
+    hidden = torch.arange(end, device=device) > columns[:, :, None]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)
+    logits: torch.Tensor = model(
+        input_ids=torch.tensor(ids, device=device),
+        position_ids=columns.clamp(max=context - 1),
+        attention_mask=mask[:, None],
+        past_key_values=block.select(first, first + len(ids), columns, end),
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits
+    return logits[:, -1]
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,9 @@ if TYPE_CHECKING:
 
 _GREEDY_BELOW = 1e-6
 """SGLang takes a smaller temperature for greedy (sampling_params.py, _SAMPLING_EPS)."""
+
+_HOTTEST = 1e6
+"""All tokens are as good as equally likely long before; infinity is not JSON."""
 
 _HARMLESS = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval", "custom_params"}
@@ -63,23 +65,26 @@ class Sampling:
         Raises EngineError that names the parameter: an unknown one could change what is sampled, and log-probs that
         describe another distribution spoil training in silence.
         """
+        if not isinstance(params, Mapping):
+            raise EngineError(f"sampling parameters must be a mapping of names to values, not {params!r:.200}")
         given = {name: value for name, value in params.items() if value is not None and name not in _HARMLESS}
         for name, neutral in _NEUTRAL.items():
             if given.pop(name, neutral) != neutral:
                 raise EngineError(f"sampling parameter {name} is not supported by LocalEngine: leave it at {neutral!r}")
         reader = _Reader(given)
         sampling = cls(
-            seed=reader.integer("sampling_seed", secrets.randbits(63), at_least=0),
-            temperature=reader.number("temperature", 1.0, 0.0, math.inf),
+            seed=reader.integer("sampling_seed", secrets.randbits(63), at_least=0, at_most=2**63 - 1),
+            temperature=reader.number("temperature", 1.0, 0.0, _HOTTEST),
             top_p=reader.number("top_p", 1.0, 0.0, 1.0),
             top_k=reader.integer("top_k", -1, at_least=-1),
             max_new_tokens=reader.integer("max_new_tokens", -1, at_least=0) if "max_new_tokens" in given else None,
             stop=reader.strings("stop"),
             stop_token_ids=reader.token_ids("stop_token_ids"),
-            ignore_eos=bool(given.pop("ignore_eos", False)),
+            ignore_eos=reader.boolean("ignore_eos"),
         )
         if given:
-            raise EngineError(f"unknown sampling parameter {', '.join(sorted(given))}: LocalEngine cannot honour it")
+            names = ", ".join(sorted(map(str, given)))
+            raise EngineError(f"unknown sampling parameter {names}: LocalEngine cannot honour it")
         return sampling
 
 
@@ -92,27 +97,47 @@ class _Reader:
     def number(self, name: str, default: float, low: float, high: float) -> float:
         value = self._given.pop(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise EngineError(f"sampling parameter {name} must be a number from {low:g} to {high:g}, not {value!r}")
+            raise _refused(name, f"a number from {low:g} to {high:g}", value)
         return float(value)
 
-    def integer(self, name: str, default: int, *, at_least: int) -> int:
+    def integer(self, name: str, default: int, *, at_least: int, at_most: int = 2**31 - 1) -> int:
         value = self._given.pop(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-            raise EngineError(f"sampling parameter {name} must be an integer of at least {at_least}, not {value!r}")
+        if not _is_integer(value, at_least, at_most):
+            raise _refused(name, f"an integer from {at_least} to {at_most}", value)
+        return int(value)
+
+    def boolean(self, name: str) -> bool:
+        value = self._given.pop(name, False)
+        if not isinstance(value, bool):
+            raise _refused(name, "true or false", value)
         return value
 
     def strings(self, name: str) -> tuple[str, ...]:
         value = self._given.pop(name, ())
         items = (value,) if isinstance(value, str) else value
         if not isinstance(items, Sequence) or not all(isinstance(item, str) and item for item in items):
-            raise EngineError(f"sampling parameter {name} must be a list of non-empty strings, not {value!r}")
+            raise _refused(name, "a list of non-empty strings", value)
+        if any("\ud800" <= character <= "\udfff" for item in items for character in item):
+            raise _refused(name, "text without lone surrogates, which no token spells", value)
         return tuple(items)
 
     def token_ids(self, name: str) -> frozenset[int]:
         value = self._given.pop(name, ())
-        if not isinstance(value, Sequence | set | frozenset) or not all(isinstance(item, int) for item in value):
-            raise EngineError(f"sampling parameter {name} must be a list of token ids, not {value!r}")
+        if not isinstance(value, Sequence | set | frozenset) or not all(_is_integer(v, 0, 2**31 - 1) for v in value):
+            raise _refused(name, "a list of token ids", value)
         return frozenset(value)
+
+
+def _is_integer(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _refused(name: str, wanted: str, value: object) -> EngineError:
+    try:
+        shown = f"{value!r:.100}"
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        shown = "a very large integer"
+    return EngineError(f"sampling parameter {name} must be {wanted}, not {shown}")
 
 
 def uniform(seed: int, position: int) -> float:
@@ -147,7 +172,8 @@ def draw(
     cumulative = _truncate(log_probs.exp().double(), samplings).cumsum(dim=-1)
     points = [[uniform(s.seed, position)] for s, position in zip(samplings, positions, strict=True)]
     targets = torch.tensor(points, dtype=torch.float64, device=logits.device) * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, targets, right=True)
+    # NaN is found behind the last token; the row's log-prob is NaN then, and says so.
+    tokens = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[-1] - 1)
     greedy = [row for row, s in enumerate(samplings) if s.greedy]
     if greedy:
         tokens[greedy, 0] = logits[greedy].argmax(dim=-1)

@@ -1,0 +1,110 @@
+"""Can LocalEngine run this model? Asked when the engine is made, so that no log-prob is wrong in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from agentrl.engine.local.kv_cache import Block, run
+from agentrl.errors import ConfigError
+
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
+"""How configurations call the number of tokens that a layer of local attention looks back."""
+
+_REMEDY = "serve the model with SGLang and use the engine sglang"
+
+_TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
+"""Of the largest difference of two logits, as a share of their standard deviation."""
+
+
+def context_length(config: Any, wanted: int | None) -> int:
+    """The longest sequence. Raises ConfigError where the model attends or rotates otherwise within it."""
+    holds: int | None = getattr(config, "max_position_embeddings", None)
+    length = holds if wanted is None else wanted
+    if length is None:
+        raise ConfigError("the model's config has no max_position_embeddings: give LocalEngine max_context")
+    if length < 2:
+        raise ConfigError(f"max_context is {length}; it must hold a prompt and a response: 2 at least")
+    if holds is not None and length > holds:
+        raise ConfigError(f"max_context is {length}, but the model holds only {holds} positions")
+    for reaches, what in _bounds(config):
+        if length > reaches:
+            raise ConfigError(
+                f"LocalEngine batches full attention only, and {what}: "
+                f"set max_context to {reaches} or less, or {_REMEDY}"
+            )
+    return length
+
+
+def check_attention(config: Any) -> None:
+    """Raises ConfigError for kernels and layers that cannot read a Block."""
+    implementation = getattr(config, "_attn_implementation", "sdpa")
+    if implementation not in ("sdpa", "eager"):
+        raise ConfigError(f"LocalEngine cannot use {implementation}: load the model with attn_implementation='sdpa'")
+    known = {"full_attention", "sliding_attention", "chunked_attention"}
+    if others := set(getattr(config, "layer_types", None) or ()) - known:
+        raise ConfigError(f"LocalEngine cannot batch layers of {', '.join(sorted(others))}: {_REMEDY}")
+
+
+def _bounds(config: Any) -> Iterator[tuple[int, str]]:
+    """Lengths up to which the model is one of full attention and fixed rotation, each with what ends there."""
+    kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
+    if not kinds or kinds - {"full_attention", "global"}:
+        for name in _WINDOWS:
+            window = getattr(config, name, None)
+            if isinstance(window, int) and getattr(config, "use_sliding_window", True) is not False:
+                yield window, f"this model looks back {window} tokens ({name})"
+    ropes = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for rope in (ropes, *ropes.values()):
+        kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
+        if kind in ("longrope", "dynamic"):
+            original = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            reaches = int(original or config.max_position_embeddings)
+            yield reaches, f"this model rotates all of a batch otherwise behind {reaches} tokens ({kind})"
+
+
+@torch.inference_mode()
+def measure(model: Any, context: int) -> int:
+    """Compare a few tokens through the cache with a plain forward pass; the bytes of keys and values of one token.
+
+    Two rows of unequal length, the last three tokens of each decoded one by one. Raises ConfigError where they differ.
+    """
+    length = _probe_length(model.config, context)
+    lengths = (length, max(length - 5, 2))
+    vocabulary = model.config.vocab_size
+    ids = [[(17 + row * 7 + 29 * i * i) % vocabulary for i in range(length)] for row in range(2)]
+    block, decoded = Block(), min(3, lengths[1] - 1)
+    try:
+        plain = model(input_ids=torch.tensor(ids, device=model.device), use_cache=False).logits.float()
+        block.fit(2, length, 2)
+        starts = [n - decoded for n in lengths]
+        padded = [row[:start] + [0] * (starts[0] - start) for row, start in zip(ids, starts, strict=True)]
+        run(model, block, 0, padded, [0, 0], starts[0], context)
+        off = 0.0
+        for step in range(decoded):
+            at = [start + step for start in starts]
+            cached = run(model, block, 0, [[ids[row][at[row]]] for row in range(2)], at, at[0] + 1, context).float()
+            wanted = plain[[0, 1], at]
+            off = max(off, float((cached - wanted).abs().max() / wanted.std()))
+    except Exception as exc:  # the model's own code: it may accept neither our positions nor our cache
+        words = " ".join(f"{type(exc).__name__}: {exc}".split())
+        raise ConfigError(f"LocalEngine cannot batch {type(model).__name__}: {words:.300}; {_REMEDY}") from exc
+    if not bool(plain.isfinite().all()):
+        raise ConfigError(f"the logits of {type(model).__name__} are not finite: are its weights damaged, or NaN?")
+    if off > _TOLERANCE.get(model.dtype, 0.2):
+        raise ConfigError(
+            f"LocalEngine cannot batch {type(model).__name__}: its logits through a cache are off by {off:.2g} "
+            f"standard deviations from a plain forward pass; {_REMEDY}"
+        )
+    return block.measure()
+
+
+def _probe_length(config: Any, context: int) -> int:
+    """A few tokens, or more where that looks past a small window."""
+    windows = [window for name in _WINDOWS if isinstance(window := getattr(config, name, None), int)]
+    small = max((window for window in windows if window <= 256), default=0)
+    return min(context, max(12, small + 6))

@@ -1,0 +1,63 @@
+"""One call of `generate`, and how it can end."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from agentrl.engine.base import Generation
+from agentrl.engine.local.sampling import Sampling
+from agentrl.errors import EngineError
+from agentrl.types import FinishReason
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One call of `generate`, from waiting to answered. Fields below `aborted` belong to the worker thread."""
+
+    input_ids: list[int]
+    sampling: Sampling
+    session_id: str = ""
+    rid: str = ""
+    loop: asyncio.AbstractEventLoop | None = None
+    """Where its caller waits."""
+    future: Future[Generation] = field(default_factory=Future)
+    aborted: bool = False
+    """Set by `abort`, from any thread."""
+    tokens: list[int] = field(default_factory=list)
+    """Prompt and response."""
+    log_probs: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
+    computed: int = 0
+    """How many of `tokens` have their keys and values in memory."""
+
+    @property
+    def deserted(self) -> bool:
+        """Nobody waits for the answer any more: the caller was cancelled, or its event loop is closed."""
+        return self.future.cancelled() or (self.loop is not None and self.loop.is_closed())
+
+    def content(self) -> tuple[Any, ...]:
+        """An order of requests that does not depend on when they came, nor on random ids unless all else is equal."""
+        return self.input_ids, self.sampling.seed, self.session_id, self.rid
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request that has left the batch with an answer."""
+
+    request: Request
+    reason: FinishReason
+    matched: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request that has left the batch without an answer."""
+
+    request: Request
+    error: EngineError
+
+
+Outcome: TypeAlias = Finished | Failed

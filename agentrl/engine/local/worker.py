@@ -1,0 +1,238 @@
+"""The worker thread of a LocalEngine: it admits requests, steps the batch, and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager
+
+from agentrl.engine.base import Generation
+from agentrl.engine.local.batch import Batch
+from agentrl.engine.local.lockstep import Lockstep
+from agentrl.engine.local.request import Failed, Finished, Outcome, Request
+from agentrl.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+_STUCK_S = 60.0
+
+
+class Worker:
+    """Owns the batch and its thread, and knows nothing of the engine in front of it.
+
+    So an engine that nobody holds any more can be collected, though its thread is alive: that ends the thread.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.version = "0"
+        self._batch = batch
+        self._pid = os.getpid()
+        self._stepping = threading.Lock()  # held while the thread uses model or batch
+        self._wake = threading.Condition()  # guards the fields below
+        self._waiting: list[Request] = []
+        self._backlog: deque[Request] = deque()
+        self._running: set[Request] = set()
+        self._lockstep: Lockstep | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._held = 0
+        """How many wait for the thread to pause between two steps."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. The first starts the thread, as does the first after a thread that died."""
+        self._check_process()
+        with self._wake:
+            if self._closed:
+                raise EngineError("LocalEngine is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="agentrl-local-engine", daemon=True)
+                self._thread.start()
+            self._waiting.append(request)
+            self._wake.notify()
+
+    def abort(self, rid: str | None) -> None:
+        self._check_process()
+        with self._wake:
+            for request in (*self._waiting, *self._running):
+                request.aborted |= rid is None or request.rid == rid
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Tell the thread to end; does not wait for it."""
+        if os.getpid() == self._pid:  # elsewhere there is no thread, and its locks may be held for ever
+            with self._wake:
+                self._closed = True
+                self._wake.notify()
+
+    async def close(self) -> None:
+        """End the thread, and wait until it has ended. Requests that are waiting or running raise EngineError."""
+        self.stop()
+        if os.getpid() == self._pid and (thread := self._thread) is not None:
+            await asyncio.to_thread(thread.join)
+
+    @contextmanager
+    def between_steps(self) -> Iterator[Batch]:
+        """Keep the thread from its next step. Waiting for its lock alone would not do: it takes it back too soon."""
+        self._check_process()
+        with self._wake:
+            self._held += 1
+        try:
+            with self._stepping:
+                yield self._batch
+        finally:
+            with self._wake:
+                self._held -= 1
+                self._wake.notify()
+
+    @contextmanager
+    def lockstep(self, episodes: int) -> Iterator[Lockstep]:
+        """Let requests begin in waves. Raises EngineError while requests run or another lockstep is open."""
+        self._check_process()
+        with self._wake:
+            if self._lockstep is not None or self._waiting or self._running:
+                raise EngineError("lockstep begins on an idle engine: requests or another lockstep are still running")
+            self._lockstep = lockstep = Lockstep(episodes, self._notify)
+        with self.between_steps() as batch:
+            batch.clear()
+        try:
+            yield lockstep
+        finally:
+            with self._wake:
+                self._lockstep = None
+                self._wake.notify()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineError(
+                "LocalEngine was made in the process that this one was forked from, and its thread is not here: "
+                "make the engine in the process that uses it"
+            )
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
+    # The thread
+
+    def _work(self) -> None:
+        error = "LocalEngine was closed before it answered"
+        try:
+            while self._collect():
+                try:
+                    with self._stepping:
+                        self._turn()
+                except Exception as exc:  # what Batch does not pin on a row
+                    log.exception("LocalEngine: a step failed")
+                    self._fail_running(EngineError(f"a step failed: {type(exc).__name__}: {exc}"))
+        except BaseException as exc:
+            error = f"the thread of LocalEngine ended with {type(exc).__name__}: {exc}"
+            raise
+        finally:
+            with self._wake:
+                self._thread = None if not self._closed else self._thread
+                self._running.update(self._waiting)
+                self._waiting.clear()
+                self._backlog.clear()
+                left = list(self._running)
+                self._running.clear()
+            self._batch.clear()
+            for request in left:
+                _settle(request, EngineError(error))
+
+    def _collect(self) -> bool:
+        """Wait for something to do and move what may begin to the backlog. False: closed."""
+        with self._wake:
+            while not self._closed:
+                if self._held:
+                    self._wake.wait()
+                    continue
+                self._drop_waiting()
+                idle = not self._backlog and not self._batch.requests
+                if self._waiting and (self._lockstep is None or (idle and len(self._waiting) >= self._lockstep.alive)):
+                    in_order = self._waiting if self._lockstep is None else sorted(self._waiting, key=Request.content)
+                    self._backlog.extend(in_order)
+                    self._running.update(in_order)
+                    self._waiting = []
+                    return True
+                if not idle:
+                    return True
+                if not self._wake.wait(_STUCK_S) and self._waiting and self._lockstep is not None:
+                    log.warning(
+                        "lockstep: %d episodes wait for their turn; of %d alive, the rest neither ask nor leave",
+                        len(self._waiting),
+                        self._lockstep.alive,
+                    )
+            return False
+
+    def _drop_waiting(self) -> None:
+        """Answer requests aborted, and forget those that nobody waits for, before they began."""
+        for request in self._waiting:
+            if request.aborted:
+                self._answer(Finished(request, "abort"))
+        self._waiting = [request for request in self._waiting if not request.aborted and not request.deserted]
+
+    def _turn(self) -> None:
+        """Let requests leave and enter, then decode one token for each row."""
+        for request in self._batch.requests:
+            if request.aborted or request.deserted:
+                self._batch.remove(request)
+                self._answer(Finished(request, "abort"))
+        begin: list[Request] = []
+        while self._backlog and len(begin) < self._batch.room:
+            request = self._backlog.popleft()
+            if request.aborted or request.deserted:
+                self._answer(Finished(request, "abort"))
+            else:
+                begin.append(request)
+        if begin:
+            self._answer_all(self._batch.admit(begin))
+        if self._batch.requests:
+            self._answer_all(self._batch.step())
+
+    def _answer_all(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            self._answer(outcome)
+
+    def _answer(self, outcome: Outcome) -> None:
+        request = outcome.request
+        with self._wake:
+            self._running.discard(request)
+        if isinstance(outcome, Failed):
+            _settle(request, outcome.error)
+            return
+        generation = Generation(
+            request.tokens[len(request.input_ids) :],
+            request.log_probs,
+            outcome.reason,
+            outcome.matched,
+            weight_version=self.version,
+            cached_tokens=request.cached_tokens,
+        )
+        _settle(request, generation)
+
+    def _fail_running(self, error: EngineError) -> None:
+        """Fail what was begun; what waits in the queue is not at fault."""
+        self._batch.clear()
+        queued = set(self._backlog)
+        with self._wake:
+            begun = self._running - queued
+            self._running &= queued
+        for request in begun:
+            _settle(request, error)
+
+
+def _settle(request: Request, result: Generation | EngineError) -> None:
+    if request.deserted:  # a closed loop can be told nothing
+        return
+    try:
+        if isinstance(result, EngineError):
+            request.future.set_exception(result)
+        else:
+            request.future.set_result(result)
+    except InvalidStateError:
+        log.debug("request %s was cancelled by its caller", request.rid)
