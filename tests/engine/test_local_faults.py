@@ -200,11 +200,13 @@ def _threads() -> list[threading.Thread]:
 async def test_a_caller_whose_loop_is_closed_leaves_the_batch(caplog: pytest.LogCaptureFixture) -> None:
     engine = LocalEngine(tiny_model(), TOKENIZER)
     long: Any = {"ignore_eos": True, "max_new_tokens": 1000}
+    asked: list[Any] = []
 
     def ask_and_leave() -> None:
         loop = asyncio.new_event_loop()
         task = loop.create_task(engine.generate(prompt(1), long))
-        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.run_until_complete(until_true(lambda: any(r.log_probs for r in engine._worker._running)))
+        asked.extend(engine._worker._running)
         loop.close()
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
@@ -213,6 +215,7 @@ async def test_a_caller_whose_loop_is_closed_leaves_the_batch(caplog: pytest.Log
         await until_true(lambda: not engine._worker._running)
         assert len((await engine.generate(prompt(2), FREE)).tokens) == 12
         await engine.close()
+    assert [len(request.log_probs) < 1000 for request in asked] == [True]
     assert "exception calling callback" not in caplog.text
 
 

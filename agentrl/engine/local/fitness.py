@@ -58,13 +58,9 @@ def _bounds(config: Any) -> Iterator[tuple[int, str]]:
                 yield window, f"this model looks back {window} tokens ({name})"
     ropes = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for rope in (ropes, *ropes.values()):
-        kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
-        if kind in ("longrope", "dynamic"):
-            original = rope.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", None
-            )
-            reaches = int(original or config.max_position_embeddings)
-            yield reaches, f"this model rotates all of a batch otherwise behind {reaches} tokens ({kind})"
+        if isinstance(rope, Mapping) and "longrope" in (rope.get("rope_type"), rope.get("type")):
+            reaches = int(rope.get("original_max_position_embeddings") or config.original_max_position_embeddings)
+            yield reaches, f"this model rotates a whole batch otherwise once a row exceeds {reaches} tokens (longrope)"
 
 
 @torch.inference_mode()
