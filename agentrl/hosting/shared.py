@@ -39,8 +39,11 @@ class Shared:
         self._keeper = asyncio.create_task(self._keep())
         self._keeper.add_done_callback(lambda keeper: self._leave(keeper.get_loop()))
 
-    async def renderer(self, model: str, template: str | None, template_kwargs: Mapping[str, JSON]) -> Renderer:
-        key = (model, template, json.dumps(template_kwargs, sort_keys=True))
+    async def renderer(
+        self, model: str, template: str | None, template_kwargs: Mapping[str, JSON], *, trust_remote_code: bool = False
+    ) -> Renderer:
+        """`trust_remote_code`: the host has run the tokenizer's own code, so it may be run here."""
+        key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code)
         return await self._once(("renderer", *key), lambda: asyncio.to_thread(_load_once, *key))
 
     async def envs(self, path: str, config: Mapping[str, JSON]) -> Envs:
@@ -130,16 +133,16 @@ def _close_running_loops() -> None:
 _loading = threading.Lock()
 
 
-def _load_once(model: str, template: str | None, template_kwargs: str) -> Renderer:
+def _load_once(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
     """A renderer is immutable, so all loops share it; the lock keeps two of them from certifying it twice."""
     with _loading:
-        return _load(model, template, template_kwargs)
+        return _load(model, template, template_kwargs, trust_remote_code)
 
 
 @cache
-def _load(model: str, template: str | None, template_kwargs: str) -> Renderer:
+def _load(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
     from agentrl.models import load_tokenizer  # transformers takes seconds to import
     from agentrl.render import load_renderer
 
-    tokenizer = load_tokenizer(model, chat_template=template)
+    tokenizer = load_tokenizer(model, chat_template=template, trust_remote_code=trust_remote_code)
     return load_renderer(tokenizer, chat_template_kwargs=json.loads(template_kwargs))

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.models.smollm2 import smollm2_folder
 from agentrl.models.tiny import tiny_model, tiny_tokenizer
+from agentrl.models.tokenizer import load_tokenizer
 
 __all__ = ["NAMES", "load_model", "load_tokenizer", "save_model", "tiny_model", "tiny_tokenizer"]
 
 NAMES = ("tiny", "smollm2-135m")
-
-
-def load_tokenizer(model: str, *, chat_template: str | None = None) -> Any:
-    """The tokenizer of a named model or a Hugging Face folder, with a chat template. Does not import torch.
-
-    `chat_template`, as Jinja text, replaces the model's own. Raises ConfigError for an unknown name, a folder that
-    holds no model, or one without a chat template if none is given.
-    """
-    folder = None if model == "tiny" else _folder(model)
-    if folder is None:
-        tokenizer = tiny_tokenizer()
-    else:
-        tokenizer = _tokenizer_class(folder).from_pretrained(folder, local_files_only=True)
-    if chat_template is not None:
-        tokenizer.chat_template = chat_template
-    if tokenizer.chat_template is None:
-        raise ConfigError(
-            f"{folder} has no chat template: put the model's chat_template.jinja there "
-            "(a base model's folder has none: take the instruct model's)"
-        )
-    return tokenizer
 
 
 def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:
@@ -59,19 +38,6 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path) -> None:
     """Write a folder that `load_model`, SGLang and slime read: safetensors, config, tokenizer, chat template."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _tokenizer_class(folder: Path) -> Any:
-    """AutoTokenizer, unless the folder says that its tokenizer.json is all there is to know.
-
-    transformers 5 does not believe a qwen2 folder that says so, and reads the file with Qwen's own regular expression,
-    normaliser and merges: the same text, other tokens.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    config = folder / "tokenizer_config.json"
-    declared = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
-    return PreTrainedTokenizerFast if declared in ("PreTrainedTokenizerFast", "TokenizersBackend") else AutoTokenizer
 
 
 def _folder(model: str) -> Path:

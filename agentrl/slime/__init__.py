@@ -18,7 +18,8 @@ from agentrl.slime.filters import has_spread, oldest_first, prefer_spread
 from agentrl.slime.logs import log_eval, log_rollout
 from agentrl.slime.numerics import watch_log_probs
 from agentrl.slime.rewards import post_process_rewards, reward
-from agentrl.slime.sample import from_sample, to_sample
+from agentrl.slime.sample import to_sample
+from agentrl.slime.task import from_sample
 
 __all__ = [
     "SlimeConfig",

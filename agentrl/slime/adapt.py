@@ -18,9 +18,11 @@ from agentrl.options import EpisodeOptions, Host, RewardFn
 from agentrl.render.base import Renderer
 from agentrl.resume import resume_episode
 from agentrl.slime.config import SlimeConfig
+from agentrl.slime.fatal import refused, say
 from agentrl.slime.host import HostArgs, abort_flag
 from agentrl.slime.replay import fill, forget_old_experts, request_fields
-from agentrl.slime.sample import clear, from_sample, to_sample, to_samples
+from agentrl.slime.sample import clear, to_sample, to_samples
+from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 from agentrl.slime.visit import Visit
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Raw, StopReason, Task
@@ -33,27 +35,41 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
 
     A sample that slime aborted goes on where it stopped, if what was kept of it is still there. A broken environment
     gives a masked, removed sample with its cause in metadata["agentrl"]. Under `thinking: strip` training gets a list,
-    one sample for each segment. Raises ConfigError and TemplateError, which no sample could outlive, and cancellation.
-    `args` and `sampling_params` stay as they are.
+    one sample for each segment. `args` and `sampling_params` stay as they are.
+
+    Raises ConfigError and TemplateError, which no sample could outlive, and cancellation. slime's fully-async rollout
+    would swallow the first two, so there the sample carries the error instead, and ends the run (see `fatal`).
     """
-    config, flags = SlimeConfig.from_args(args), HostArgs.of(args)
+    flags = HostArgs.of(args)
+    try:
+        return await _adapt(args, flags, sample, sampling_params, evaluation)
+    except ConfigError as exc:
+        say(exc)
+        if evaluation or not flags.fully_async:
+            raise
+        return refused(sample, exc)
+
+
+async def _adapt(args: Any, flags: HostArgs, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool) -> Any:
+    config = SlimeConfig.from_args(args)
+    sample.metadata = metadata_of(sample)
     _refuse(flags, sample, config, evaluation=evaluation)
-    here = shared()
+    here, aborted = shared(), abort_flag(args, sample)
     visit = Visit(here.parking(config.park_folder), config.park_s)
-    renderer = await here.renderer(config.model_path(flags), config.template_text(), config.template_kwargs(flags))
+    renderer = await _renderer(here, flags, config, sample, evaluation=evaluation, slime_is_there=aborted is not None)
     trajectory = await _play(
         here,
         config,
         visit,
         flags,
         sample,
-        from_sample(args, sample, evaluation=evaluation),
+        from_sample(flags, sample, evaluation=evaluation),
         engine=await here.engine(config.engine_url(flags), {} if evaluation else request_fields(flags)),
         renderer=renderer,
         options=_options(flags, config, sampling_params, evaluation=evaluation),
         reward=config.reward_function(),
         host=Host(
-            aborted=abort_flag(args, sample),
+            aborted=aborted,
             on_turn=forget_old_experts if request_fields(flags) and not evaluation else None,
             park=visit.park if config.park_s and not evaluation and flags.sends_aborted_again else None,
         ),
@@ -68,6 +84,19 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         if not evaluation:
             fill(flags, one, segment)
     return sample if evaluation or config.thinking == "keep" else samples
+
+
+async def _renderer(
+    here: Shared, flags: HostArgs, config: SlimeConfig, sample: Any, *, evaluation: bool, slime_is_there: bool
+) -> Renderer:
+    model, kwargs = config.model_path(flags), config.chat_template_kwargs
+    return await here.renderer(
+        model,
+        config.template_text(),
+        template_kwargs(flags, sample, evaluation=evaluation) if kwargs is None else kwargs,
+        # slime has loaded --hf-checkpoint with whatever code lies there.
+        trust_remote_code=slime_is_there and model == flags.hf_checkpoint,
+    )
 
 
 def _options(

@@ -74,6 +74,7 @@ class SlimeConfig(HostedConfig):
         return f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
 
     def template_kwargs(self, args: Any) -> dict[str, Any]:
+        """Of training. An evaluation data set, or a sample, may have its own: see `task.template_kwargs`."""
         given = self.chat_template_kwargs
         return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if given is None else dict(given)
 

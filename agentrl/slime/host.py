@@ -110,10 +110,46 @@ class HostArgs:
     def has_reward_model(self, sample: Any) -> bool:
         """slime would score this sample if it has no reward."""
         paths = getattr(sample, "custom_rm_path", None), self.custom_rm_path
-        return bool(any(paths) or (sample.metadata or {}).get("rm_type") or self.rm_type)
+        metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
+        return bool(any(paths) or metadata.get("rm_type") or self.rm_type)
 
 
 _NAMES = tuple(field.name for field in fields(HostArgs))
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What slime does with the prompts of a data set."""
+
+    rendered: bool
+    """It has rendered them: --apply-chat-template."""
+    template_kwargs: Mapping[str, Any]
+
+
+def eval_renderings(flags: HostArgs, sample: Any, default: Rendering) -> list[Rendering]:
+    """Of the evaluation data sets that a sample may be from, by what slime copies from a data set to its samples."""
+    fitting = [dataset for dataset in flags.eval_datasets if _may_hold(dataset, sample)]
+    return [
+        Rendering(
+            default.rendered if (rendered := getattr(dataset, "apply_chat_template", None)) is None else bool(rendered),
+            default.template_kwargs
+            if (kwargs := getattr(dataset, "apply_chat_template_kwargs", None)) is None
+            else kwargs,
+        )
+        for dataset in fitting or flags.eval_datasets
+    ]
+
+
+def _may_hold(dataset: Any, sample: Any) -> bool:
+    """slime: rollout/sglang_rollout.py, eval_rollout_single_dataset, and EvalDatasetConfig.inject_metadata."""
+    paths = {"custom_generate_function_path": "generate_function_path", "custom_rm_path": "custom_rm_path"}
+    if any(getattr(dataset, its, None) != getattr(sample, own, None) for its, own in paths.items()):
+        return False
+    metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
+    injected = dict(getattr(dataset, "metadata_overrides", None) or {})
+    if (rm_type := getattr(dataset, "rm_type", None)) is not None:
+        injected.setdefault("rm_type", rm_type)
+    return all(key in metadata and metadata[key] == value for key, value in injected.items())
 
 
 def is_fully_async(rollout_function_path: str | None) -> bool:

@@ -14,7 +14,7 @@ from agentrl.types import JSON, StopReason
 
 def account(sample: Any) -> Mapping[str, JSON]:
     """What `adapt` noted of the episode; empty where another generate function made the sample."""
-    found = (sample.metadata or {}).get(METADATA_KEY)
+    found = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
@@ -62,6 +62,8 @@ def reward_of(flags: HostArgs, sample: Any, *, evaluation: bool = False) -> floa
     key, value = flags.reward_name(evaluation=evaluation), sample.reward
     try:
         number = float(value[key] if key else value)
+    except ConfigError:  # of a sample that could not be played: this is what it is for
+        raise
     except (TypeError, ValueError, KeyError):
         number = math.nan
     if not math.isfinite(number):

@@ -1,4 +1,4 @@
-"""slime's Sample to a Task, and a Trajectory to a Sample that every path of slime accepts."""
+"""A Trajectory to a slime Sample that every path of slime accepts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.slime.host import HostArgs
 from agentrl.trajectory import Trajectory, Turn
-from agentrl.types import JSON, Observation, Raw, StopReason, Task
+from agentrl.types import JSON, StopReason
 
 METADATA_KEY = "agentrl"
 """The one key that is written into `sample.metadata`; all others are the user's."""
@@ -28,47 +27,6 @@ _STATUS: Mapping[StopReason, str] = {
     StopReason.FAILED: "FAILED",
 }
 """Names of slime's Sample.Status. Out of turns, or too often unreadable, is the policy's doing; a cut is not."""
-
-
-def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
-    """The Task in a Sample; nothing in it is shared with the sample. Raises ConfigError for a prompt it cannot read.
-
-    A prompt that slime's --apply-chat-template has rendered becomes Raw. The seed is the prompt's, so that a group
-    faces one world; in evaluation, where slime numbers no groups, each sample has its own, the same in every run.
-    """
-    metadata = copy.deepcopy({key: value for key, value in (sample.metadata or {}).items() if key != METADATA_KEY})
-    group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
-    return Task(
-        prompt=_prompt(sample.prompt, rendered=_is_rendered(HostArgs.of(args), evaluation)),
-        label=copy.deepcopy(sample.label),
-        metadata=metadata,
-        tools=metadata.get("tools") or (),
-        id="" if index is None else str(index),
-        seed=group if group is not None else index or 0,
-        split="eval" if evaluation else "train",
-    )
-
-
-def _prompt(prompt: Any, *, rendered: bool) -> Observation:
-    if isinstance(prompt, str):
-        return Raw(prompt) if rendered else prompt
-    if isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt):
-        return copy.deepcopy(list(prompt))
-    raise ConfigError(f"sample.prompt is neither text nor messages: {prompt!r:.200}; check --input-key")
-
-
-def _is_rendered(flags: HostArgs, evaluation: bool) -> bool:
-    default = flags.apply_chat_template
-    if not evaluation:
-        return default
-    own = (getattr(dataset, "apply_chat_template", None) for dataset in flags.eval_datasets)
-    chosen = {default if value is None else bool(value) for value in own}
-    if len(chosen) > 1:
-        raise ConfigError(
-            "some eval datasets set apply_chat_template and some do not, and a sample does not tell which one it is "
-            "from; set it to false for all of them: agentrl renders prompts itself"
-        )
-    return chosen.pop() if chosen else default
 
 
 def clear(sample: Any) -> None:
@@ -213,7 +171,8 @@ def _account(trajectory: Trajectory) -> dict[str, JSON]:
 def _write_account(sample: Any, account: Mapping[str, JSON]) -> None:
     """Into a new mapping, for samples may share theirs; in JSON's types, for slime pickles it and people read it."""
     plain = {key: _plain(value) for key, value in account.items()}
-    _write(sample, metadata={**(sample.metadata or {}), METADATA_KEY: plain})
+    own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
+    _write(sample, metadata={**own, METADATA_KEY: plain})
 
 
 def _plain(value: Any) -> JSON:

@@ -11,6 +11,7 @@ from agentrl.errors import ResumeError
 from agentrl.parking import Parked, Parking
 from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import METADATA_KEY
+from agentrl.slime.task import metadata_of
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, StopReason
 
@@ -34,7 +35,7 @@ class Visit:
 
         Whoever gets a parked Env here is to close it: go on without another await.
         """
-        earlier = (sample.metadata or {}).get(METADATA_KEY)
+        earlier = metadata_of(sample).get(METADATA_KEY)
         if not isinstance(earlier, Mapping):
             return None
         self.resumes, self.restarts = earlier.get("resumes", 0), earlier.get("restarts", 0)

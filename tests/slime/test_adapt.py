@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -269,12 +270,6 @@ async def test_a_prompt_of_messages_and_one_that_is_rendered(Sample, serve, make
         ({"thinking": "strip"}, {"group_rm": True}, {}, r"remove --group-rm, which"),
         (
             {"thinking": "strip"},
-            {"rollout_function_path": "x.fully_async.f"},
-            {},
-            r"remove --rollout-function-path",
-        ),
-        (
-            {"thinking": "strip"},
             {"dynamic_sampling_filter_path": "slime.a.b"},
             {},
             r"replace --dynamic-sampling-filter-path",
@@ -303,6 +298,61 @@ async def test_a_template_that_cannot_be_rendered_is_raised(Sample, make_args, t
     file.write_text("{{ raise_exception('never') }}")
     with pytest.raises(TemplateError):
         await adapt(make_args(chat_template=str(file)), question(Sample), PARAMS)
+
+
+async def test_metadata_as_json_text(Sample, serve, make_args):
+    async with serve() as (_, url):
+        sample = await adapt(make_args(url), question(Sample, metadata='{"x": 1}'), PARAMS)
+    assert (sample.reward, sample.metadata["x"]) == (1.0, 1)
+    assert sample.metadata["agentrl"]["stop"] == "done"
+
+
+@pytest.mark.parametrize("metadata", ["nonsense", "[]", 3])
+async def test_metadata_of_no_use(Sample, make_args, metadata):
+    with pytest.raises(ConfigError, match=r"sample.metadata is .*--metadata-key"):
+        await adapt(make_args(), question(Sample, metadata=metadata), PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "evaluation", "expected"),
+    [
+        (None, {"a": 1}, True, {"a": 1}),
+        ({"b": 2}, None, True, {"b": 2}),
+        ({"b": 2}, {"a": 1}, False, {"b": 2}),
+        (None, None, True, {}),
+    ],
+)
+async def test_whose_template_kwargs(Sample, serve, make_args, monkeypatch, given, own, evaluation, expected):
+    asked = []
+    renderer = _shared.Shared.renderer
+
+    async def noted(self, model, template, template_kwargs, **kwargs):
+        asked.append((dict(template_kwargs), kwargs))
+        return await renderer(self, model, template, {})
+
+    monkeypatch.setattr(_shared.Shared, "renderer", noted)
+    datasets = [SimpleNamespace(apply_chat_template_kwargs=own)]
+    async with serve() as (_, url):
+        args = make_args(url, args={"apply_chat_template_kwargs": given, "eval_datasets": datasets})
+        await adapt(args, question(Sample), PARAMS, evaluation=evaluation)
+        args.agentrl["chat_template_kwargs"] = {"c": 3}
+        await adapt(args, question(Sample), PARAMS, evaluation=evaluation)
+    assert [kwargs for kwargs, _ in asked] == [expected, {"c": 3}]
+    assert not any(kwargs["trust_remote_code"] for _, kwargs in asked), "no slime has run the tokenizer's code"
+
+
+@pytest.mark.parametrize(("model", "trusted"), [(None, True), ("tiny", True), ("other", False)])
+async def test_code_of_a_tokenizer_that_slime_has_run(host, make_args, monkeypatch, model, trusted):
+    class Asked(Exception):
+        pass
+
+    async def noted(self, *args, trust_remote_code):
+        assert trust_remote_code is trusted
+        raise Asked
+
+    monkeypatch.setattr(_shared.Shared, "renderer", noted)
+    with pytest.raises(Asked):
+        await adapt(make_args(model=model), question(host.Sample), PARAMS)
 
 
 # Aborts and cancellation

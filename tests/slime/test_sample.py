@@ -15,6 +15,7 @@ from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.render import Rendered, RenderedSpan, load_renderer
 from agentrl.slime import from_sample, to_sample
 from agentrl.slime.sample import clear, to_samples
+from agentrl.slime.task import template_kwargs
 from agentrl.trajectory import Trajectory
 from agentrl.types import Action, Raw, StopReason
 from tests import test_thinking
@@ -410,8 +411,70 @@ def test_eval_datasets_decide_for_themselves_who_renders(Sample, flags, rendered
 def test_eval_datasets_that_disagree_are_refused(Sample):
     datasets = [SimpleNamespace(apply_chat_template=True), SimpleNamespace(apply_chat_template=None)]
     args = SimpleNamespace(apply_chat_template=False, eval_datasets=datasets)
-    with pytest.raises(ConfigError, match="some eval datasets set apply_chat_template"):
+    with pytest.raises(ConfigError, match=r"eval datasets differ in apply_chat_template.*metadata_overrides"):
         from_sample(args, Sample(prompt="p"), evaluation=True)
+    assert from_sample(args, Sample(prompt=MESSAGES), evaluation=True).prompt == MESSAGES, "messages are never rendered"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "fields"),
+    [
+        ({}, {"custom_generate_function_path": "agentrl.adapt"}, {"generate_function_path": "agentrl.adapt"}),
+        ({"custom_generate_function_path": "slime.generate"}, {}, {}),
+        ({"custom_rm_path": "their.rm"}, {}, {}),
+        ({"rm_type": "math"}, {"rm_type": "f1"}, {"metadata": {"rm_type": "f1"}}),
+        (
+            {"metadata_overrides": {"dataset": "a"}},
+            {"metadata_overrides": {"dataset": "b"}},
+            {"metadata": {"dataset": "b", "x": 1}},
+        ),
+    ],
+)
+def test_only_the_eval_dataset_of_the_sample_decides(Sample, theirs, ours, fields):
+    their_kwargs, own = {"apply_chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": False}
+    datasets = [
+        SimpleNamespace(apply_chat_template=True, **their_kwargs, **theirs),
+        SimpleNamespace(apply_chat_template=False, apply_chat_template_kwargs=own, **ours),
+    ]
+    args = SimpleNamespace(apply_chat_template=False, apply_chat_template_kwargs=None, eval_datasets=datasets)
+    sample = Sample(prompt="p", metadata=fields.get("metadata", {}))
+    sample.generate_function_path = fields.get("generate_function_path")
+    assert from_sample(args, sample, evaluation=True).prompt == "p"
+    assert template_kwargs(args, sample, evaluation=True) == own
+    assert template_kwargs(args, sample, evaluation=False) == {}
+
+
+def test_template_kwargs_of_eval_datasets_that_disagree_are_refused(Sample):
+    datasets = [SimpleNamespace(apply_chat_template_kwargs=kwargs) for kwargs in ({"a": 1}, None)]
+    args = SimpleNamespace(eval_datasets=datasets)
+    with pytest.raises(ConfigError, match=r"differ in apply_chat_template_kwargs.*chat_template_kwargs"):
+        template_kwargs(args, Sample(prompt="p"), evaluation=True)
+
+
+def test_a_samples_own_template_kwargs_win(Sample):
+    sample = Sample(prompt="p")
+    sample.apply_chat_template_kwargs = {"enable_thinking": False}
+    args = SimpleNamespace(apply_chat_template_kwargs={"enable_thinking": True})
+    assert template_kwargs(args, sample, evaluation=False) == {"enable_thinking": False}
+
+
+def test_metadata_and_tools_may_be_json_text(Sample):
+    spec = {"type": "function", "function": {"name": "f"}}
+    task = from_sample(ARGS, Sample(prompt="p", metadata=json.dumps({"x": 1, "tools": json.dumps([spec])})))
+    assert (task.metadata["x"], list(task.tools)) == (1, [spec])
+
+
+@pytest.mark.parametrize("metadata", ["text", "[1]", "[" * 100_000, 7, [("a", 1)]], ids=range(5))
+def test_metadata_that_is_no_mapping_is_refused(Sample, metadata):
+    with pytest.raises(ConfigError, match=r"sample.metadata is .*--metadata-key") as excinfo:
+        from_sample(ARGS, Sample(prompt="p", metadata=metadata))
+    assert len(str(excinfo.value)) < 400
+
+
+@pytest.mark.parametrize("tools", ["search", {"type": "function"}, ["search"], 7, "{}"])
+def test_tools_that_are_no_list_are_refused(Sample, tools):
+    with pytest.raises(ConfigError, match=r"metadata\['tools'\] is .*give a list"):
+        from_sample(ARGS, Sample(prompt="p", metadata={"tools": tools}))
 
 
 @pytest.mark.parametrize("prompt", [None, 7, [], ["text"], [{"content": "no role"}]])

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.slime.check.finding import Finding, error, note, warning
 from agentrl.slime.check.flags import Flags
 from agentrl.slime.check.setup import Setup, open_env
-from agentrl.slime.sample import from_sample
+from agentrl.slime.task import from_sample
 
 ROWS = 100
 """How many rows of a file are read."""

@@ -1,0 +1,95 @@
+"""Tokenizers: those of named models, of folders, and of names that the Hugging Face cache holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.models.smollm2 import smollm2_folder
+from agentrl.models.tiny import tiny_tokenizer
+
+_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "config.json")
+"""A folder with none of these holds no tokenizer."""
+
+
+def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a named model, a folder or a cached name such as Qwen/Qwen3-4B. Does not import torch.
+
+    `chat_template`, as Jinja text, replaces the model's own. `trust_remote_code` runs Python files that come with the
+    tokenizer; nobody is ever asked whether to. Raises ConfigError for an unknown name, a folder that holds no
+    tokenizer, or one without a chat template if none is given.
+    """
+    folder = None if model == "tiny" else _folder(model)
+    tokenizer = tiny_tokenizer() if folder is None else _read(folder, trust_remote_code)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"{folder} has no chat template: put the model's chat_template.jinja there "
+            "(a base model's folder has none: take the instruct model's)"
+        )
+    return tokenizer
+
+
+def _read(folder: Path, trust_remote_code: bool) -> Any:
+    kind = _tokenizer_class(folder)
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as exc:  # the tokenizer boundary: damaged files raise anything
+        problem = " ".join(str(exc).split())
+        if "trust_remote_code" in problem:
+            raise ConfigError(
+                f"{folder}: this tokenizer is Python code of its own, which agentrl runs only where slime has run it "
+                "already, for --hf-checkpoint; convert it to a tokenizer.json"
+            ) from exc
+        raise ConfigError(
+            f"{folder}: its tokenizer cannot be read: {type(exc).__name__}: {problem:.300}; copy its files anew"
+        ) from exc
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """AutoTokenizer, unless the folder says that its tokenizer.json is all there is to know, or has nothing else.
+
+    transformers 5 does not believe a qwen2 folder that says so, and reads the file with Qwen's own regular expression,
+    normaliser and merges: the same text, other tokens.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    config = folder / "tokenizer_config.json"
+    try:
+        said = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{config}: not readable as JSON: {exc}") from exc
+    declared = said.get("tokenizer_class")
+    nothing_else = not declared and "auto_map" not in said and not (folder / "config.json").is_file()
+    if declared in ("PreTrainedTokenizerFast", "TokenizersBackend") or nothing_else:
+        return PreTrainedTokenizerFast
+    return AutoTokenizer
+
+
+def _folder(model: str) -> Path:
+    if model == "smollm2-135m":
+        return smollm2_folder()
+    folder = Path(model)
+    if not folder.is_dir():
+        return _cached(model)
+    if not any((folder / name).is_file() for name in _FILES):
+        raise ConfigError(f"{folder} holds no tokenizer: it has none of {', '.join(_FILES)}")
+    return folder
+
+
+def _cached(name: str) -> Path:
+    """The folder that the Hugging Face cache has for a name; slime's own loading of --hf-checkpoint fills it."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    known = f"unknown model {name!r}: use tiny, smollm2-135m or the folder of a Hugging Face model"
+    try:
+        found = [path for file in _FILES if isinstance(path := try_to_load_from_cache(name, file), str)]
+    except HFValidationError as exc:
+        raise ConfigError(known) from exc
+    if not found:
+        raise ConfigError(f"{known}; agentrl downloads nothing: run `hf download {name}` if it is a name on the hub")
+    return Path(found[0]).parent

@@ -1,0 +1,53 @@
+"""An error of the configuration ends the run, also where slime would swallow it.
+
+slime's rollout and its evaluation end with what a generate function raises. Its fully-async rollout logs that, drops
+the group and draws the next prompt, for ever. There the sample goes on to slime with a reward that cannot be read: the
+rollout completes, and whoever first reads a reward of it (slime's metrics, its conversion, a hook) raises the error.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Never
+
+from agentrl.errors import ConfigError, Failure
+from agentrl.slime.sample import clear, to_sample
+from agentrl.trajectory import Trajectory
+from agentrl.types import StopReason, Task
+
+log = logging.getLogger("agentrl")
+
+_said: set[str] = set()
+
+
+class NoReward:
+    """The reward of a sample that could not be played. Whatever is done with it raises ConfigError."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"NoReward({self.message!r})"
+
+    def _read(self, *_: Any) -> Never:
+        raise ConfigError(self.message)
+
+    __float__ = __int__ = __index__ = __round__ = __getitem__ = __len__ = __lt__ = __le__ = __gt__ = __ge__ = _read
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _read
+
+
+def say(error: ConfigError) -> None:
+    """One line at error level, once a process: a host may show a traceback of many, or drop it."""
+    if (text := str(error)) not in _said:
+        _said.add(text)
+        log.error("the run cannot go on: %s", text)
+
+
+def refused(sample: Any, error: ConfigError) -> Any:
+    """The sample of an episode that the configuration does not allow: failed, masked, and without a reward."""
+    trajectory = Trajectory(Task(prompt=""), session_id=getattr(sample, "session_id", None) or "")
+    trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(error, "share")
+    clear(sample)
+    to_sample(trajectory, sample, decode=lambda _: "")
+    sample.reward = NoReward(str(error))
+    return sample

@@ -1,0 +1,96 @@
+"""slime's Sample to a Task. All that is read of a sample's own content is read here."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.slime.host import HostArgs, Rendering, eval_renderings
+from agentrl.slime.sample import METADATA_KEY
+from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
+
+
+def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
+    """The Task in a Sample; nothing in it is shared with the sample. Raises ConfigError for what it cannot read.
+
+    A prompt that slime's --apply-chat-template has rendered becomes Raw. The seed is the prompt's, so that a group
+    faces one world; in evaluation, where slime numbers no groups, each sample has its own, the same in every run.
+    """
+    metadata = copy.deepcopy({key: value for key, value in metadata_of(sample).items() if key != METADATA_KEY})
+    group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
+    return Task(
+        prompt=_prompt(args, sample, evaluation=evaluation),
+        label=copy.deepcopy(sample.label),
+        metadata=metadata,
+        tools=_tools(metadata.get("tools")),
+        id="" if index is None else str(index),
+        seed=group if group is not None else index or 0,
+        split="eval" if evaluation else "train",
+    )
+
+
+def metadata_of(sample: Any) -> Mapping[str, JSON]:
+    """The sample's metadata, which a data set may hold as JSON text. Raises ConfigError if it is no mapping."""
+    given = sample.metadata
+    found = {} if given is None else _parsed(given)
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"sample.metadata is {given!r:.200}: give an object, or JSON text of one; see --metadata-key")
+    return found
+
+
+def template_kwargs(args: Any, sample: Any, *, evaluation: bool) -> Mapping[str, Any]:
+    """What slime would render this sample with: its own arguments, else its evaluation data set's, else the flag's."""
+    if own := getattr(sample, "apply_chat_template_kwargs", None):
+        return dict(own)
+    chosen = [rendering.template_kwargs for rendering in _renderings(args, sample, evaluation)]
+    return dict(_same(chosen, "apply_chat_template_kwargs", "set `chat_template_kwargs` under `agentrl`"))
+
+
+def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
+    prompt = sample.prompt
+    if isinstance(prompt, str):
+        chosen = [rendering.rendered for rendering in _renderings(args, sample, evaluation)]
+        remedy = "set it to false for all of them (agentrl renders prompts itself)"
+        return Raw(prompt) if _same(chosen, "apply_chat_template", remedy) else prompt
+    if isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt):
+        return copy.deepcopy(list(prompt))
+    raise ConfigError(f"sample.prompt is neither text nor messages: {prompt!r:.200}; check --input-key")
+
+
+def _renderings(args: Any, sample: Any, evaluation: bool) -> Sequence[Rendering]:
+    """How the prompt was rendered; several where slime does not tell which data set the sample is from."""
+    flags = HostArgs.of(args)
+    own = Rendering(flags.apply_chat_template, flags.apply_chat_template_kwargs or {})
+    return (eval_renderings(flags, sample, own) if evaluation else ()) or [own]
+
+
+def _same(chosen: Sequence[Any], name: str, remedy: str) -> Any:
+    if any(value != chosen[0] for value in chosen):
+        raise ConfigError(
+            f"eval datasets differ in {name}, and a sample does not tell which of them it is from; {remedy}, or give "
+            "each a mark of its own, as `metadata_overrides: {dataset: NAME}`"
+        )
+    return chosen[0]
+
+
+def _tools(given: Any) -> Sequence[ToolSpec]:
+    """A row's tools: a list, or JSON text of one."""
+    found = _parsed(given.tolist() if hasattr(given, "tolist") else given)
+    if found is None or found == "":
+        return ()
+    if not isinstance(found, list | tuple) or not all(isinstance(spec, Mapping) for spec in found):
+        raise ConfigError(f"metadata['tools'] is {given!r:.200}: give a list of tools, or JSON text of one")
+    return found
+
+
+def _parsed(given: Any) -> Any:
+    """What JSON text says; all else, and text that is no JSON, as it is."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        return given

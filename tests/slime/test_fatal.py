@@ -1,0 +1,99 @@
+"""What the configuration does not allow ends the run in every rollout of slime's, with one line."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+
+import pytest
+
+from agentrl import ConfigError, adapt
+from agentrl.slime import fatal, post_process_rewards
+from agentrl.slime.fatal import NoReward
+from tests.slime.test_adapt import PARAMS, question
+
+FULLY_ASYNC = {"rollout_function_path": "slime.rollout.fully_async_rollout.generate_rollout_fully_async"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch):
+    monkeypatch.setattr(fatal, "_said", set())
+
+
+@pytest.fixture
+def broken_env(tmp_path):
+    def write(text):
+        file = tmp_path / "broken_env.py"
+        file.write_text(f"from agentrl import Env\n{text}\n")
+        return f"{file}:Broken"
+
+    return write
+
+
+soon = pytest.mark.xfail(strict=False, reason="waits for the Env to say so")
+
+IMPORTS = {
+    "a variable that is not set": "import os\nos.environ['MISSING_HERE']",
+    "a name that a module lacks": "from json import nosuch",
+    "any exception": "raise RuntimeError('no licence')",
+    "an exit": "raise SystemExit(3)",
+    "no class": "",
+}
+
+
+@soon
+@pytest.mark.parametrize("text", IMPORTS.values(), ids=IMPORTS)
+@pytest.mark.parametrize("evaluation", [False, True])
+async def test_an_import_that_fails_ends_the_run(Sample, make_args, broken_env, caplog, text, evaluation):
+    args = make_args(env=broken_env(text))
+    for _ in range(2):
+        with pytest.raises(ConfigError) as excinfo:
+            await adapt(args, question(Sample), PARAMS, evaluation=evaluation)
+    assert "broken_env.py" in str(excinfo.value)
+    said = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.getMessage() for record in said] == [f"the run cannot go on: {excinfo.value}"], "once"
+    assert "\n" not in said[0].getMessage()
+
+
+SHARE = """
+class Broken(Env):
+    @classmethod
+    def share(cls, config):
+        return config["nothing"]
+    def step(self, action): ...
+"""
+
+
+@soon
+async def test_a_bug_in_share_ends_the_run(Sample, make_args, serve, broken_env):
+    async with serve() as (_, url):
+        with pytest.raises(ConfigError, match=r"share.*KeyError"):
+            await adapt(make_args(url, env=broken_env(SHARE)), question(Sample), PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"env": "nowhere:Env"}, "no module 'nowhere'"),
+        ({"limits": {"turn": 1}}, "unknown key turn"),
+        ({"thinking": "strip"}, "remove --rollout-function-path"),
+        ({"reward": "json:nothing"}, "has no 'nothing'"),
+    ],
+)
+async def test_slimes_fully_async_rollout_gets_a_sample_that_ends_the_run(Sample, make_args, config, message):
+    args = make_args(args=FULLY_ASYNC, **config)
+    sample = await adapt(args, question(Sample, group_index=1, index=1), PARAMS)
+    assert (sample.status, sample.remove_sample, sample.loss_mask) == (Sample.Status.FAILED, True, [0])
+    assert message in sample.metadata["agentrl"]["failure"]["error"]
+    for read in (float, round, lambda r: r - 1.0, lambda r: r["key"], lambda r: r < 1):
+        with pytest.raises(ConfigError, match=message):
+            read(sample.reward)
+    args.advantage_estimator, args.rewards_normalization = "grpo", True
+    with pytest.raises(ConfigError, match=message):
+        post_process_rewards(args, [sample])
+
+
+def test_the_reward_that_cannot_be_read_can_be_copied_and_dumped():
+    reward = NoReward("no environment")
+    assert repr(pickle.loads(pickle.dumps(copy.deepcopy(reward)))) == "NoReward('no environment')"
