@@ -1,14 +1,21 @@
-"""A thread for blocking hooks, and waiting for many coroutines at once."""
+"""A thread for blocking hooks, deadlines that leave out its queue, and waiting for many coroutines at once."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from contextvars import ContextVar, Token, copy_context
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from agentrl.errors import InfraError
 
 T = TypeVar("T")
+log = logging.getLogger("agentrl")
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -21,54 +28,167 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
+class Deadline:
+    """`asyncio.timeout` whose clock can be stopped: a function does not spend its time in a queue."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds, self._timeout = seconds, asyncio.timeout(seconds)
+        self._open = False
+        self._token: Token[Deadline | None] | None = None
+        self.queued = False
+        """It expired before the thread was free for its function."""
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self._open, self._token = True, _deadline.set(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open = False
+        if self._token is not None:
+            _deadline.reset(self._token)
+        await self._timeout.__aexit__(kind, exc, traceback)
+
+    def expired(self) -> bool:
+        return self._timeout.expired()
+
+    def said(self) -> str:
+        waited = "waited for an earlier call, which still runs, for" if self.queued else "took longer than"
+        return f"{waited} {self._seconds:g} s"
+
+    def left(self) -> float | None:
+        """Seconds until it expires; None where it does not."""
+        when = self._timeout.when() if self._open and not self.expired() else None
+        return None if when is None else when - asyncio.get_running_loop().time()
+
+    def set(self, seconds: float | None) -> None:
+        """Expire in so many seconds, or not at all. One that is over stays over."""
+        if self._open and not self.expired():
+            self._timeout.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
+
+
+_deadline: ContextVar[Deadline | None] = ContextVar("agentrl_deadline", default=None)
+
+
+class _Job(Generic[T]):
+    """A function on its way through a Worker. The event loop owns it; the thread only reads."""
+
+    def __init__(self, function: Callable[[], T], *, always: bool) -> None:
+        self.function, self.always = function, always
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = self.loop.create_future()
+        self.context = copy_context()
+        self.given_up = False
+        self.deadline = _deadline.get()
+        self.left = self.deadline.left() if self.deadline else None
+
+    def stop_clock(self) -> None:
+        if self.deadline is not None and self.left is not None:
+            self.deadline.set(None)
+
+    def start_clock(self) -> None:
+        if self.deadline is not None and self.left is not None:
+            self.deadline.set(self.left)
+
+
 class Worker:
     """One daemon thread, started on first use, that runs blocking functions one at a time and in order.
 
     One thread an owner, because sqlite connections and synchronous browsers are bound to theirs; a daemon, because a
     function that never returns must not keep the process alive (`ThreadPoolExecutor` would join it at exit).
+
+    The clock of the `Deadline` that a function runs under stands still while the thread works for others. It goes on
+    where one of those has outlived its own deadline: nobody knows when the thread will be free again.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._pending: list[_Job[Any]] = []
+        """Jobs in the order of the queue. The thread works on the first."""
         self._thread: threading.Thread | None = None
+        self._stopped = False
 
-    async def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """The function's result or exception. When cancelled, a function not yet started never starts."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+    async def run(self, function: Callable[[], T], *, always: bool = False) -> T:
+        """The function's result or exception. When cancelled, a function not yet started never starts, unless `always`.
 
-        def settle(method: Callable[[Any], None], value: Any) -> None:
-            if not future.done():
-                method(value)
-
-        def report(method: Callable[[Any], None], value: Any) -> None:
-            if not loop.is_closed():  # the episode is long gone
-                loop.call_soon_threadsafe(settle, method, value)
-
-        def job() -> None:
-            if future.cancelled():
-                return
-            try:
-                result = function(*args, **kwargs)
-            except BaseException as exc:  # noqa: BLE001 - the thread boundary: it is raised where it is awaited
-                report(future.set_exception, _carriable(exc))
-            else:
-                report(future.set_result, result)
-
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
+        Raises InfraError if the thread cannot be started; a later call tries again.
+        """
+        if self._stopped:
+            raise RuntimeError(f"{self._name} is closed; its thread has ended")
+        self._start()
+        job = _Job(function, always=always)
+        if self._pending and not self._pending[0].given_up:
+            job.stop_clock()
+        self._pending.append(job)
         self._jobs.put(job)
-        return await future
+        try:
+            return await job.future
+        finally:
+            if job in self._pending:
+                self._give_up(job)
 
     def stop(self) -> None:
         """Let the thread end after the jobs it has; does not wait."""
+        self._stopped = True
         self._jobs.put(None)
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            raise InfraError(f"{self._name}: {exc}; this process has too many threads") from exc
+        self._thread = thread
+
+    def _give_up(self, job: _Job[Any]) -> None:
+        job.given_up = True
+        if job is self._pending[0]:
+            self._restart_clocks()
+            return
+        if job.deadline is not None:
+            job.deadline.queued = job.deadline.expired()
+        if not job.always:
+            self._pending.remove(job)
+
+    def _restart_clocks(self) -> None:
+        """Of the first job, which runs now; of all, if nobody waits for the first any longer."""
+        for job in self._pending if self._pending[0].given_up else self._pending[:1]:
+            job.start_clock()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            if job.given_up and not job.always:
+                self._report(job)
+                continue
+            try:
+                result = job.context.run(job.function)
+            except BaseException as exc:  # noqa: BLE001 - the thread boundary: it is raised where it is awaited
+                self._report(job, exc=_carriable(exc))
+            else:
+                self._report(job, result)
+
+    def _report(self, job: _Job[Any], result: Any = None, exc: BaseException | None = None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, the episode long gone
+            job.loop.call_soon_threadsafe(self._settle, job, result, exc)
+
+    def _settle(self, job: _Job[Any], result: Any, exc: BaseException | None) -> None:
+        if job in self._pending:
+            self._pending.remove(job)
+        if self._pending:
+            self._restart_clocks()
+        if job.future.done():
+            if job.always and exc is not None:
+                log.warning("%s: a hook that nobody waited for any longer failed", self._name, exc_info=exc)
+            return
+        if exc is None:
+            job.future.set_result(result)
+        else:
+            job.future.set_exception(exc)
 
 
 def _carriable(exc: BaseException) -> BaseException:
@@ -79,6 +199,9 @@ def _carriable(exc: BaseException) -> BaseException:
 
 
 def is_cancelled() -> bool:
-    """The running task is to end, and not just something that it waited for."""
+    """The running task is to end, and not just something that it waited for.
+
+    It says so of the host's tasks, in which no hook of an Env runs: what a hook cancels is a task of its own.
+    """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

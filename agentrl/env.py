@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from agentrl._concurrency import Worker, gather
-from agentrl.errors import CallError, ConfigError, InfraError, ParseError, ParsePolicy, ToolError
-from agentrl.loading import load_object
-from agentrl.tools import Tool, collect_tools
+from agentrl._concurrency import is_cancelled
+from agentrl._resources import Resources
+from agentrl.env_config import validated_config
+from agentrl.errors import AgentRLError, ConfigError, InfraError, ParsePolicy
+from agentrl.loading import cause, load_object
+from agentrl.runtime import Runtime
+from agentrl.tool_calls import exec_own_tool, run_calls
+from agentrl.tools import Tool, collect_tools, is_tool, normal_spec, tool_name
 from agentrl.types import (
     JSON,
     Action,
     Ask,
     Limits,
     MaybeAwait,
-    Message,
     Observation,
     Reward,
     StepResult,
@@ -41,12 +43,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
-HOOKS = frozenset(
+_HOOKS = frozenset(
     {
-        *("ask", "parse_errors", "share", "tools", "reset", "step", "exec_tool", "last_turn", "score", "close"),
-        *("snapshot", "restore", "deterministic", "run_tools", "enter", "call"),
+        *("share", "tools", "reset", "step", "exec_tool", "last_turn", "score", "close", "snapshot", "restore"),
+        "run_tools",
     }
 )
+"""Methods that a subclass may replace by its own."""
+_SETTINGS: Mapping[str, UnionType | type] = {"ask": Ask, "parse_errors": ParsePolicy | None, "deterministic": bool}
+_KEPT: Mapping[str, str] = {
+    "config": "env_config fills it in: annotate it, without a value (`config: MyConfig`)",
+    "shared": "what `share` makes is put there: annotate it, without a value",
+    "task": "the episode's Task is put there",
+    "rng": "the episode's random numbers are put there",
+    "enter": "hooks own resources by it",
+    "call": "hooks call blocking functions by it",
+}
+"""Names that agentrl fills in itself, and why."""
 
 
 class Env:
@@ -73,28 +86,29 @@ class Env:
     deterministic: ClassVar[bool] = False
     """The same actions always get the same answers, and repeating them harms nobody: an episode that was aborted may go
     on in a fresh Env, in which its recorded actions are executed again. Not asked where there is a `snapshot`."""
-    _tools: ClassVar[Mapping[str, Tool]] = {}
+    _agentrl_tools: ClassVar[Mapping[str, Tool]] = {}
+    _agentrl: Runtime
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in HOOKS:
-            if hasattr(vars(cls).get(name), "__agentrl_tool__"):
-                raise ConfigError(
-                    f"{cls.__name__}: a tool method named {name!r} hides a hook; use @tool(name={name!r})"
-                )
-        cls._tools = collect_tools(cls)
+        _refuse_names(cls)
+        cls._agentrl_tools = collect_tools(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        env = super().__new__(cls)
+        env._agentrl = Runtime(cls.__name__, _OWN)
+        return env
 
     def __init__(self, config: BaseModel | Mapping[str, JSON] | None = None, *, shared: Any = None) -> None:
-        self.config = _validated_config(type(self), config)
+        self.config = validated_config(type(self), config)
         self.shared = shared
-        self.limits = Limits()
-        self.tool_errors: dict[str, int] = {}
-        """Unexpected exceptions in tools, counted by type. A bug hides here when this is not empty."""
-        self.call_errors: list[ParseError] = []
-        """Calls of the last action that named no tool or had arguments that do not fit."""
-        self._resources = AsyncExitStack()
-        self._thread = Worker(f"env-{type(self).__name__}")
-        self._alone = asyncio.Lock()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOOKS and not callable(value):
+            raise ConfigError(
+                f"{type(self).__name__} sets self.{name} to {value!r}, but Env.{name} is a hook; choose another name"
+            )
+        super().__setattr__(name, value)
 
     # Hooks
 
@@ -108,7 +122,7 @@ class Env:
 
     def tools(self) -> Sequence[ToolSpec]:
         """Asked once after reset. Default: the @tool methods, then the task's own."""
-        return [*(tool.spec for tool in self._tools.values()), *self.task.tools]
+        return [*(tool.spec for tool in self._agentrl_tools.values()), *map(normal_spec, self.task.tools)]
 
     def reset(self, task: Task, /) -> MaybeAwait[Observation]:
         """The first observation. Default: the task's prompt."""
@@ -121,7 +135,7 @@ class Env:
     def exec_tool(self, call: ToolCall, /) -> MaybeAwait[ToolResult | JSON]:
         """Execute one call. Default: the @tool method of that name, its arguments validated. Raise ToolError to answer
         the model with an error, CallError where the call is to blame, InfraError when the world broke."""
-        return self._exec_own_tool(call)
+        return exec_own_tool(self, call)
 
     def last_turn(self, reason: StopReason, /) -> MaybeAwait[Observation | None]:
         """Asked when `Limits.turns` is reached: an observation, joined to the pending one, buys exactly one more turn,
@@ -133,7 +147,7 @@ class Env:
 
         Default: the sum of the rewards that steps gave; None, unscored, if none did.
         """
-        return _sum(trajectory.step_rewards)
+        return sum(trajectory.step_rewards) if trajectory.step_rewards else None
 
     def close(self) -> MaybeAwait[None]:
         """Called on every path, also when reset was cancelled half-way. Rarely needed: see `enter`."""
@@ -158,127 +172,70 @@ class Env:
 
     async def run_tools(self, action: Action) -> StepResult:
         """Execute the action's calls concurrently and answer them in the order called; done when there are none."""
-        if not action.calls:
-            return StepResult(done=True)
-        results = await gather(self._answer(call) for call in action.calls)
-        return StepResult(
-            [_tool_message(call, result) for call, result in zip(action.calls, results, strict=True)],
-            reward=_sum([result.reward for result in results if result.reward is not None]),
-            done=any(result.done for result in results),
-        )
+        return await run_calls(self, action.calls) if action.calls else StepResult(done=True)
 
     async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
         """Own a resource until this Env is closed, also when the caller is cancelled while it opens."""
-        return await self._resources.enter_async_context(resource)
+        return await self._agentrl.enter(resource)
 
-    async def call(self, hook: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
-        """Run a hook as the episode does: `async def` on the loop, plain `def` in this Env's thread.
+    async def call(self, function: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
+        """Call a function that may block in this Env's thread, which runs one at a time; an `async def` in this task.
 
-        Raises TimeoutError naming the hook after `timeout` seconds. A thread cannot be stopped: a plain `def` that
-        outlives its deadline keeps this Env's thread until it returns.
+        Raises TimeoutError naming it after `timeout` seconds, the wait for the thread left out. A thread cannot be
+        stopped: a function that outlives its deadline keeps it until it returns.
         """
-        name = getattr(hook, "__name__", str(hook))
-        try:
-            async with asyncio.timeout(timeout):
-                blocking = not inspect.iscoroutinefunction(hook) and not _is_default(hook)
-                result = await self._thread.run(hook, *args) if blocking else hook(*args)
-                return await result if inspect.isawaitable(result) else result
-        except TimeoutError as exc:
-            if not exc.args and timeout is not None:
-                raise TimeoutError(f"{type(self).__name__}.{name} took longer than {timeout:g} s") from exc
-            raise
-
-    # Called by the episode
-
-    def begin(self, task: Task, limits: Limits) -> None:
-        """Bind this Env to its only episode. Raises RuntimeError on a second one: Envs are single-use."""
-        if hasattr(self, "task"):
-            raise RuntimeError(f"{type(self).__name__} was used before; an Env is made anew for each episode")
-        self.task, self.limits, self.rng = task, limits, Random(task.seed)
-
-    async def end(self) -> None:
-        """`close`, then the resources entered, newest first, then the thread; each also when another fails."""
-        try:
-            await self.call(self.close)
-        finally:
-            self._thread.stop()
-            await self._resources.aclose()
-
-    async def _answer(self, call: ToolCall) -> ToolResult:
-        """A call's result, or its error as text for the model. InfraError passes: the world broke."""
-        if call.error is not None:
-            return ToolResult(f"Error: {call.error}")
-        own = self._tools.get(call.name)
-        timeout = own.timeout if own and own.timeout else self.limits.tool_s
-        alone = self._alone if own and not own.parallel else contextlib.nullcontext()
-        try:
-            async with alone:
-                result = await self.call(self.exec_tool, call, timeout=timeout)
-        except ToolError as exc:
-            if isinstance(exc, CallError):
-                self.call_errors.append(ParseError("content", str(exc)))
-            return ToolResult(f"Error: {exc}")
-        except InfraError:
-            raise
-        except TimeoutError:
-            return ToolResult(f"Error: {call.name} took longer than {timeout:g} s")
-        except Exception as exc:  # noqa: BLE001 - the tool boundary: the model reads the error, and it is counted
-            self._count_error(call, exc)
-            return ToolResult(f"Error: {type(exc).__name__}: {exc}")
-        return result if isinstance(result, ToolResult) else ToolResult(result)
-
-    async def _exec_own_tool(self, call: ToolCall) -> ToolResult | JSON:
-        tool = self._tools.get(call.name)
-        if tool is None:
-            known = ", ".join(spec["function"]["name"] for spec in self.tools())
-            raise CallError(f"there is no tool {call.name!r}; the tools are: {known or 'none'}")
-        method, arguments = getattr(self, tool.attribute), tool.validate(call.arguments)
-        if inspect.iscoroutinefunction(method):
-            return await method(**arguments)
-        return await self._thread.run(method, **arguments)
-
-    def _count_error(self, call: ToolCall, exc: Exception) -> None:
-        kind = f"{call.name}:{type(exc).__name__}"
-        self.tool_errors[kind] = self.tool_errors.get(kind, 0) + 1
-        seen = (type(self), kind)
-        if seen not in _logged:
-            _logged.add(seen)
-            log.warning(
-                "tool %s of %s raised; the model reads the error. First one:",
-                call.name,
-                type(self).__name__,
-                exc_info=exc,
-            )
+        return await self._agentrl.call(function, *args, timeout=timeout)
 
 
-_logged: set[tuple[type, str]] = set()
+_OWN = frozenset(member for member in vars(Env).values() if inspect.isfunction(member))
+"""Env's own hooks never block, and open nothing."""
+
+
+def runtime(env: Env) -> Runtime:
+    """What an episode keeps beside its Env, and calls its hooks by."""
+    return env._agentrl
+
+
+def begin_env(env: Env, task: Task, limits: Limits) -> None:
+    """Bind an Env to its only episode. Raises RuntimeError on a second one: Envs are single-use."""
+    if hasattr(env, "task"):
+        raise RuntimeError(f"{type(env).__name__} was used before; an Env is made anew for each episode")
+    env.task, env._agentrl.limits = task, limits
+    env.rng = env._agentrl.rng = Random(task.seed)
+
+
+def offered_tools(env: Env) -> tuple[ToolSpec, ...]:
+    """What the model may call, as chat templates take it. Raises ConfigError for a tool that nobody would execute."""
+    offered = tuple(map(normal_spec, env.tools()))
+    _refuse_unknown(type(env), offered)
+    return offered
+
+
+def _refuse_unknown(cls: type[Env], offered: Iterable[ToolSpec]) -> None:
+    unknown = [name for name in map(tool_name, offered) if name not in cls._agentrl_tools]
+    if unknown and cls.exec_tool is Env.exec_tool and cls.step is Env.step:
+        raise ConfigError(
+            f"{cls.__name__} cannot execute the tool {unknown[0]!r} that it offers; "
+            "write exec_tool(call), or a @tool method of that name"
+        )
 
 
 async def close_env(env: Env) -> Exception | None:
     """Close an Env and wait for it, also while being cancelled. Its error is logged and returned, not raised."""
-    try:
-        await _uncancelled(asyncio.wait_for(env.end(), env.limits.close_s))
-    except Exception as exc:  # the close boundary: the episode's result stands
-        log.warning("closing %s failed", type(env).__name__, exc_info=exc)
-        return exc
-    return None
-
-
-async def _uncancelled(awaitable: Awaitable[Any]) -> None:
-    """Await to the end, holding back cancellation until then."""
-    task, cancelled = asyncio.ensure_future(awaitable), False
-    while not task.done():
+    closing, cancelled = asyncio.create_task(env._agentrl.close(env.close)), None
+    while not closing.done():
         try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        if not task.cancelled() and (exc := task.exception()):
-            log.warning("closing an Env failed", exc_info=exc)
-        raise asyncio.CancelledError
-    if task.cancelled():  # from within, as by a task that it cancelled and awaited: no news for the host
-        raise InfraError("closing was cancelled from within")
-    task.result()
+            await asyncio.wait([closing])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    error = asyncio.CancelledError() if closing.cancelled() else closing.exception()
+    if error is not None:
+        log.warning("closing %s failed", type(env).__name__, exc_info=error)
+    if cancelled is not None:
+        raise cancelled
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return error
 
 
 class Envs:
@@ -293,31 +250,59 @@ class Envs:
 
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
         self.cls = load_env(env) if isinstance(env, str) else env
-        if not self.cls._tools and self.cls.step is Env.step and self.cls.tools is Env.tools:
+        if not self.cls._agentrl_tools and self.cls.step is Env.step and self.cls.tools is Env.tools:
             raise ConfigError(
                 f"{self.cls.__name__} has neither tools nor a step: nothing could ever happen; "
                 "add a method with @tool, or override step(action)"
             )
         if (self.cls.snapshot is Env.snapshot) != (self.cls.restore is Env.restore):
             raise ConfigError(f"{self.cls.__name__} writes one of snapshot and restore without the other; write both")
-        self.config = _validated_config(self.cls, config)
+        self.config = validated_config(self.cls, config)
         self.shared: Any = None
-        self._stack = AsyncExitStack()
+        self._resources = Resources(patience=60.0)  # Envs that still wait for their host are closed before
 
     async def __aenter__(self) -> Self:
-        shared = self.cls.share(self.config)
-        if inspect.isawaitable(shared):
-            shared = await shared
-        if isinstance(shared, AbstractAsyncContextManager):
-            shared = await self._stack.enter_async_context(shared)
-        self.shared = shared
+        try:
+            self.shared = await self._resources.enter(_sharing(self.cls, self.config))
+        except AgentRLError:
+            raise
+        except (TimeoutError, ConnectionError, asyncio.CancelledError) as exc:
+            if isinstance(exc, asyncio.CancelledError) and is_cancelled():
+                raise
+            raise InfraError(f"{self.cls.__name__}.share: {cause(exc)}") from exc
+        except Exception as exc:  # the boundary of `share`: without what it makes, no episode can be played
+            raise ConfigError(f"{self.cls.__name__}.share failed: {cause(exc)}") from exc
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+        errors = await self._resources.close()
+        if errors:
+            raise errors[0]
+
+    def check(self, task: Task) -> None:
+        """Raises ConfigError for a task whose own tools nobody would execute."""
+        if self.cls.tools is Env.tools:
+            _refuse_unknown(self.cls, map(normal_spec, task.tools))
 
     def make(self) -> Env:
-        return self.cls(self.config, shared=self.shared)
+        """An Env for one episode. Raises ConfigError where the class has an `__init__` that leaves out Env's own."""
+        env = self.cls(self.config, shared=self.shared)
+        if not hasattr(env, "config"):
+            raise ConfigError(f"{self.cls.__name__}.__init__ has to call super().__init__(config, shared=shared)")
+        return env
+
+
+@asynccontextmanager
+async def _sharing(cls: type[Env], config: Any) -> AsyncIterator[Any]:
+    """What `share` makes, in one task from its first line to its last."""
+    shared = cls.share(config)
+    if inspect.isawaitable(shared):
+        shared = await shared
+    if isinstance(shared, AbstractAsyncContextManager):
+        async with shared as entered:
+            yield entered
+    else:
+        yield shared
 
 
 def load_env(path: str) -> type[Env]:
@@ -328,29 +313,21 @@ def load_env(path: str) -> type[Env]:
     return found
 
 
-def _validated_config(cls: type[Env], config: BaseModel | Mapping[str, JSON] | None) -> Any:
-    hint = get_type_hints(cls).get("config", Any)
-    if not (isinstance(hint, type) and issubclass(hint, BaseModel)) or isinstance(config, hint):
-        return {} if config is None else config
-    try:
-        return hint.model_validate(config or {})
-    except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'env_config'}: {e['msg'].lower()}" for e in exc.errors()
-        )
-        known = ", ".join(hint.model_fields)
-        raise ConfigError(f"env_config of {cls.__name__}: {problems} (known keys: {known})") from exc
-
-
-def _is_default(hook: Callable[..., Any]) -> bool:
-    """Env's own hooks never block, so they need no thread."""
-    return getattr(hook, "__func__", hook) is vars(Env).get(getattr(hook, "__name__", ""))
-
-
-def _sum(rewards: Sequence[float]) -> float | None:
-    return sum(rewards) if rewards else None
-
-
-def _tool_message(call: ToolCall, result: ToolResult) -> Message:
-    content = result.content if isinstance(result.content, str) else json.dumps(result.content, ensure_ascii=False)
-    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+def _refuse_names(cls: type[Env]) -> None:
+    """Names that mean something to agentrl may not be taken for something else. Raises ConfigError."""
+    for name, value in vars(cls).items():
+        marked = is_tool(value)
+        if marked and (name in _HOOKS or name in _KEPT or name in _SETTINGS):
+            raise ConfigError(
+                f"{cls.__name__}: a tool method named {name!r} hides Env.{name}; "
+                f"give it another name, and @tool(name={name!r}) for the model"
+            )
+        if name in _KEPT:
+            raise ConfigError(f"{cls.__name__}.{name} hides Env.{name}: {_KEPT[name]}; choose another name")
+        if name in _HOOKS and not callable(value) and not isinstance(value, staticmethod | classmethod):
+            raise ConfigError(f"{cls.__name__}.{name} is {value!r}, but Env.{name} is a hook; choose another name")
+        if name == "share" and inspect.isfunction(value):
+            raise ConfigError(f"{cls.__name__}.share is called on the class: write @classmethod above it")
+        if name in _SETTINGS and not isinstance(value, _SETTINGS[name] | property):
+            wanted = getattr(_SETTINGS[name], "__name__", _SETTINGS[name])
+            raise ConfigError(f"{cls.__name__}.{name} is {value!r}; it must be {wanted}")

@@ -13,7 +13,7 @@ from typing import Self
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.conversation import Conversation
 from agentrl.engine.base import Engine
-from agentrl.env import Env, close_env
+from agentrl.env import Env, begin_env, close_env, offered_tools, runtime
 from agentrl.errors import ParsePolicy
 from agentrl.options import EpisodeOptions, Host, ParkFn, RewardFn
 from agentrl.parking import EpisodeState, Parked, hand_over
@@ -102,13 +102,13 @@ class Episode:
         finally:
             if not kept and (error := await close_env(self.env)):
                 trajectory.info["close_error"] = f"{type(error).__name__}: {error}"
-        if self.env.tool_errors:
-            trajectory.info["tool_errors"] = dict(self.env.tool_errors)
+        if errors := runtime(self.env).tool_errors:
+            trajectory.info["tool_errors"] = dict(errors)
         return trajectory
 
     async def begin(self) -> None:
         """Bind the Env to the task."""
-        self.env.begin(self.state.trajectory.task, self.talk.options.limits)
+        begin_env(self.env, self.state.trajectory.task, self.talk.options.limits)
 
     async def _stop(self) -> StopReason:
         """Play, then score; why it ended. Raises FailedError."""
@@ -150,8 +150,10 @@ class Episode:
         env, trajectory = self.env, self.state.trajectory
         await self.talk.open()
         with at_boundary("reset"):
-            first: Observation = await env.call(env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s)
-            tools = tuple(env.tools())
+            first: Observation = await runtime(env).hook(
+                env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
+            )
+            tools = offered_tools(env)
         self.talk.use_tools(tools)
         with at_boundary("render", data=True):
             read = observed(first)
@@ -185,7 +187,7 @@ class Episode:
             read = observed(result.observation) if not result.done else ()
         state.steps += 1
         turn.env_s, turn.reward = time.monotonic() - started, result.reward
-        if env.call_errors:
+        if runtime(env).call_errors:
             turn.parse_error = turn.parse_error or "content"
         if policy and policy.mask and turn.parse_error == "structural":
             trajectory.mask("malformed", turn=len(trajectory.turns) - 1)
@@ -202,13 +204,13 @@ class Episode:
     async def _answer(self, action: Action) -> StepResult:
         """The Env's answer; under a ParsePolicy, calls that could not be read are answered here instead."""
         env, said = self.env, list[Message]()
-        env.call_errors.clear()
+        runtime(env).call_errors.clear()
         if self.policy and action.error:
             said = replies(action, self.policy, self.talk.renderer.certificate.capabilities)
             if len(said) == len(action.calls):
                 return StepResult(said)
         seen = replace(action, calls=tuple(call for call in action.calls if call.error is None)) if said else action
-        result: StepResult = await env.call(env.step, seen, timeout=self.talk.options.limits.step_s)
+        result: StepResult = await runtime(env).hook(env.step, seen, timeout=self.talk.options.limits.step_s)
         if not isinstance(result, StepResult):
             raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
         if not said or result.done or isinstance(result.observation, Raw):
@@ -223,7 +225,7 @@ class Episode:
         if turns > limits.turns:
             return None
         with at_boundary("step"):
-            last = await env.call(env.last_turn, StopReason.TURNS, timeout=limits.step_s)
+            last = await runtime(env).hook(env.last_turn, StopReason.TURNS, timeout=limits.step_s)
             return None if last is None else joined(pending, last, self.talk.renderer.certificate.capabilities)
 
     @property

@@ -1,21 +1,31 @@
-"""Objects by path: `file.py:name` or `package.module:name`."""
+"""Objects by path: `file.py:name` or `package.module:name`; and what an exception of a user's code says in one line."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from agentrl.errors import ConfigError
+
+_NOT_THE_USERS = tuple(
+    {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent), "<frozen"}
+)
 
 
 def load_object(path: str, kind: type = object) -> Any:
     """The object at `file.py:name`, `package.module:name` or `package.module.name`.
 
-    Raises ConfigError; where the module has no such name, it lists the subclasses of `kind` that are there.
+    Raises ConfigError, whatever the import raises; where the module has no such name, it lists the subclasses of `kind`
+    that are there.
     """
     separator = ":" if ":" in path else "."
     module_path, _, name = path.rpartition(separator)
@@ -24,24 +34,44 @@ def load_object(path: str, kind: type = object) -> Any:
         raise ConfigError(f"{path!r} names no object; write {file}:NAME or package.module:NAME")
     module = _load_file(Path(module_path)) if module_path.endswith(".py") else _load_module(module_path, path)
     if not hasattr(module, name):
-        known = ", ".join(n for n, v in vars(module).items() if _is_subclass(v, kind))
-        raise ConfigError(f"{module_path} has no {name!r}" + (f"; it has: {known}" if known else ""))
+        known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
+        names = known or [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(
+            f"{module_path} has no {name!r}{_close(name, names)}" + (f"; it has: {', '.join(known)}" if known else "")
+        )
     return getattr(module, name)
 
 
-def _load_module(module_path: str, path: str) -> Any:
+def cause(exc: BaseException) -> str:
+    """`file:line: Type: text`, of the innermost line that the user wrote; in one line."""
+    text = " ".join(str(exc).split())
+    said = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith("<frozen")]
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    if not (own or frames):
+        return said
+    frame = (own or frames)[-1]
+    return f"{_short(frame.filename)}:{frame.lineno}: {said}"
+
+
+def _load_module(module_path: str, path: str) -> ModuleType:
     try:
         return importlib.import_module(module_path)
+    except ConfigError:
+        raise
     except ModuleNotFoundError as exc:
         if exc.name is None or not (module_path == exc.name or module_path.startswith(f"{exc.name}.")):
             raise ConfigError(f"{path}: importing {module_path} failed: {exc}; install what it needs") from exc
         raise ConfigError(f"{path}: there is no module {module_path!r}; is it installed, or on PYTHONPATH?") from exc
+    except (Exception, SystemExit) as exc:  # the import boundary: any code may run in there
+        raise ConfigError(f"{path}: importing {module_path} failed: {_import_cause(exc)}") from exc
 
 
-def _load_file(file: Path) -> Any:
+def _load_file(file: Path) -> ModuleType:
     """Import a file under a name made of its path, so that two files called env.py do not meet, and pickling works."""
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file; give its path from here, {Path.cwd()}")
+        near = _close(file.name, (found.name for found in file.parent.glob("*.py")))
+        raise ConfigError(f"{file}: no such file{near}; give its path from here, {Path.cwd()}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
@@ -56,12 +86,29 @@ def _load_file(file: Path) -> Any:
         spec.loader.exec_module(module)
     except BaseException as exc:
         del sys.modules[name]
-        if isinstance(exc, SyntaxError):
-            raise ConfigError(f"{exc.filename}:{exc.lineno}: {exc.msg}") from exc
         if isinstance(exc, ModuleNotFoundError):
             raise ConfigError(f"{file}: {exc}; install it, or put it on PYTHONPATH") from exc
-        raise
+        if isinstance(exc, ConfigError) or not isinstance(exc, Exception | SystemExit):
+            raise
+        raise ConfigError(_import_cause(exc)) from exc
     return module
+
+
+def _import_cause(exc: BaseException) -> str:
+    if isinstance(exc, SyntaxError):
+        return f"{_short(exc.filename or '')}:{exc.lineno}: {exc.msg}"
+    return cause(exc)
+
+
+def _close(name: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(names), 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _short(file: str) -> str:
+    """From here, if it lies below; so a message reads as the user's own words did."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def _is_subclass(found: Any, kind: type) -> bool:

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeAlias, cast
 from uuid import UUID, uuid4
 
 from agentrl.boundary import at_boundary
-from agentrl.env import Env, close_env
+from agentrl.env import Env, close_env, runtime
 from agentrl.errors import ConfigError, ResumeError
 from agentrl.options import ParkFn
 from agentrl.thoughts import Thoughts
@@ -98,8 +98,8 @@ async def hand_over(
     """Give an aborted episode to `park`; whether the Env is to stay open. Nothing that fails here fails the episode."""
     if park is None or not state.trajectory.length:
         return False
-    if env.tool_errors:
-        state.trajectory.info["tool_errors"] = dict(env.tool_errors)
+    if errors := runtime(env).tool_errors:
+        state.trajectory.info["tool_errors"] = dict(errors)
     try:
         with at_boundary("step"):
             parked = returning or await _pack(env, state, timeout)
@@ -112,8 +112,8 @@ async def hand_over(
 
 async def _pack(env: Env, state: EpisodeState, timeout: float) -> Parked:
     how = way_back(type(env))
-    saved = await env.call(env.snapshot, timeout=timeout) if how == "snapshot" else None
-    return Parked(how, state, env.rng.getstate(), env if how == "alive" else None, saved)
+    saved = await runtime(env).hook(env.snapshot, timeout=timeout) if how == "snapshot" else None
+    return Parked(how, state, runtime(env).rng.getstate(), env if how == "alive" else None, saved)
 
 
 def _note_unparked(env: Env, trajectory: Trajectory, exc: Exception) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine, Generation
-from agentrl.env import Env
+from agentrl.env import Env, runtime
 from agentrl.episode import Episode
 from agentrl.errors import ResumeError
 from agentrl.options import EpisodeOptions, Host, RewardFn
@@ -56,12 +56,13 @@ async def _return(episode: Episode, parked: Parked) -> None:
 async def _restore(episode: Episode, parked: Parked) -> bool:
     """The Env as it was, or one made of its snapshot; True."""
     env, limits = episode.env, episode.talk.options.limits
+    kept = runtime(env)
     if parked.env is None:
         await episode.begin()
-        env.rng.setstate(parked.rng)
-        env.tool_errors.update(parked.episode.trajectory.info.get("tool_errors", {}))
-        await env.call(env.restore, parked.saved, timeout=limits.reset_s)
-    env.limits = limits
+        kept.rng.setstate(parked.rng)
+        kept.tool_errors.update(parked.episode.trajectory.info.get("tool_errors", {}))
+        await kept.hook(env.restore, parked.saved, timeout=limits.reset_s)
+    kept.limits = limits
     return True
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.boundary import at_boundary
-from agentrl.env import Env
+from agentrl.env import Env, runtime
 from agentrl.errors import ParsePolicy
 from agentrl.options import RewardFn
 from agentrl.trajectory import Trajectory
@@ -20,7 +20,7 @@ async def score(
     """Write the reward and its parts into the trajectory. Raises FailedError."""
     with at_boundary("score"):
         hook: Callable[[Trajectory], Any] = reward or env.score
-        value = await env.call(hook, trajectory, timeout=timeout)
+        value = await runtime(env).hook(hook, trajectory, timeout=timeout)
         given = value if isinstance(value, Reward) else Reward(value)
         parts = {name: _finite(part, f"part {name!r} of the reward") for name, part in given.parts.items()}
         trajectory.reward = None if value is None else _finite(given.value, "the reward")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints, overload
 
 import docstring_parser
@@ -15,6 +16,9 @@ from agentrl.errors import CallError, ConfigError
 from agentrl.types import JSON, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__agentrl_tool__"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +38,29 @@ def tool(f: Any = None, /, **options: Any) -> Any:
     """Offer a method of an Env to the model.
 
     The tool's description is the docstring's text, an argument's is its line under `Args:`. `timeout` is in seconds and
-    replaces `Limits.tool_s`. With `parallel=False` the tool never overlaps another call of the same episode; a plain
-    `def` tool never does in any case. An argument without a type hint is a ConfigError when the class is made.
+    replaces `Limits.tool_s`; the wait for earlier calls is left out. With `parallel=False` the tool never overlaps
+    another call of the same turn: it waits for those before it, and those after it wait. A plain `def` tool never
+    overlaps another plain one. An argument without a type hint is a ConfigError when the class is made.
     """
 
     def mark(function: F) -> F:
-        function.__agentrl_tool__ = ToolOptions(**options)  # type: ignore[attr-defined]
+        if not isinstance(function, FunctionType | staticmethod | classmethod):
+            raise ConfigError(f"@tool marks a method, not {function!r}; put it directly above a `def`")
+        function.__agentrl_tool__ = ToolOptions(**options)  # type: ignore[union-attr]
         return function
 
     return mark if f is None else mark(f)
+
+
+def is_tool(member: object) -> bool:
+    """`member`, as it stands in a class, is marked with @tool, above or below a @staticmethod or @classmethod."""
+    return _options(member) is not None
+
+
+def _options(member: object) -> ToolOptions | None:
+    inner = getattr(member, "__func__", None)
+    found = getattr(member, _MARK, None) or getattr(inner, _MARK, None)
+    return found if isinstance(found, ToolOptions) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,57 +83,109 @@ class Tool:
             problems = "; ".join(
                 f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg'].lower()}" for e in exc.errors()
             )
-            known = ", ".join(self.arguments.model_fields) or "none"
+            known = ", ".join(field.alias or name for name, field in self.arguments.model_fields.items()) or "none"
             raise CallError(f"invalid arguments for {self.name}: {problems} (it takes: {known})") from exc
-        return {name: getattr(model, name) for name in self.arguments.model_fields}
+        return {field.alias or name: getattr(model, name) for name, field in self.arguments.model_fields.items()}
 
 
 def collect_tools(cls: type) -> dict[str, Tool]:
     """The @tool methods of a class by tool name, in order of definition, base classes first.
 
-    Raises ConfigError for an argument without a type hint, and for two tools of one name.
+    A method that replaces a tool stays one, with or without @tool; anything else of that name, such as None, takes it
+    away. Raises ConfigError for a tool that cannot be offered as it is, and for two of one name.
     """
     found: dict[str, Tool] = {}
     attributes = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
     for attribute in attributes:
-        function = getattr(cls, attribute, None)
-        options = getattr(function, "__agentrl_tool__", None)
-        if function is None or options is None:
+        members = [vars(base)[attribute] for base in cls.__mro__ if attribute in vars(base)]
+        options = next(filter(None, map(_options, members)), None)
+        if options is None or not isinstance(members[0], FunctionType | staticmethod | classmethod):
             continue
-        made = _make_tool(cls, attribute, function, options)
+        made = _make_tool(cls, attribute, members, options)
         if made.name in found:
             raise ConfigError(f"{cls.__name__} has two tools named {made.name!r}; rename one with @tool(name=...)")
         found[made.name] = made
     return found
 
 
-def _make_tool(cls: type, attribute: str, function: Callable[..., Any], options: ToolOptions) -> Tool:
-    name, where = options.name or attribute, f"{cls.__name__}.{attribute}"
-    doc = docstring_parser.parse(inspect.getdoc(function) or "")
+def tool_name(spec: ToolSpec) -> str:
+    return str(spec["function"]["name"])
+
+
+def normal_spec(spec: Any) -> ToolSpec:
+    """A tool as chat templates take it; one without the wrapping `function` is wrapped. Raises ConfigError."""
+    function = spec.get("function", spec) if isinstance(spec, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ConfigError(
+            f"{spec!r:.80} is no tool; write "
+            '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
+        )
+    if not isinstance(function.get("parameters", {}), Mapping):
+        raise ConfigError(
+            f'tool {function["name"]}: "parameters" is no JSON schema, but {function["parameters"]!r:.80}'
+        )
+    if function is not spec:
+        return spec if spec.get("type") == "function" else {**spec, "type": "function"}
+    return {"type": "function", "function": {key: value for key, value in spec.items() if key != "type"}}
+
+
+def _make_tool(cls: type, attribute: str, members: Sequence[Any], options: ToolOptions) -> Tool:
+    name, where = options.name or attribute, f"tool {cls.__name__}.{attribute}"
+    function = getattr(members[0], "__func__", members[0])
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{where} yields; return its whole result at once")
+    doc = docstring_parser.parse(next(filter(None, (inspect.getdoc(member) for member in members)), ""))
     described = {param.arg_name: param.description for param in doc.params}
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except NameError as exc:
-        raise ConfigError(f"tool {where}: type hint cannot be resolved: {exc}; import it at module level") from exc
     fields: dict[str, Any] = {}
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ConfigError(f"tool {where}: *{parameter.name} has no JSON schema; name each argument")
-        if parameter.name not in hints:
-            raise ConfigError(
-                f"tool {where}: argument {parameter.name!r} has no type hint; write `{parameter.name}: str`, say"
-            )
+    for number, parameter in enumerate(_parameters(where, members[0], function)):
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (_describe(hints[parameter.name], described.get(parameter.name)), default)
+        hint = _describe(_hint(where, function, parameter), described.get(parameter.name))
+        # Fields of names that pydantic has no use for; the argument's own may start with _ or mean something to it.
+        fields[f"argument_{number}"] = (Annotated[hint, Field(alias=parameter.name)], default)
     try:
         config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
         arguments = create_model(f"{name}_arguments", __config__=config, **fields)
         schema = arguments.model_json_schema()
     except (PydanticUserError, NameError) as exc:
-        raise ConfigError(f"tool {where}: no JSON schema for its arguments: {str(exc).splitlines()[0]}") from exc
+        raise ConfigError(f"{where}: no JSON schema for its arguments: {str(exc).splitlines()[0]}") from exc
     description = "\n\n".join(filter(None, (doc.short_description, doc.long_description)))
     spec = {"name": name, "description": description, "parameters": _plain(schema)}
     return Tool(name, attribute, {"type": "function", "function": spec}, arguments, options.timeout, options.parallel)
+
+
+def _parameters(where: str, member: object, function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """What the model is to give: all but `self` or `cls`."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not isinstance(member, staticmethod):
+        if not parameters or parameters[0].kind not in _POSITIONAL:
+            raise ConfigError(f"{where} takes no `self`; add it, or @staticmethod")
+        del parameters[0]
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigError(f"{where}: *{parameter.name} has no JSON schema; name each argument")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ConfigError(
+                f"{where}: tools are called by argument names; take the `/` behind {parameter.name!r} out"
+            )
+        if parameter.annotation is parameter.empty:
+            raise ConfigError(
+                f"{where}: argument {parameter.name!r} has no type hint; write `{parameter.name}: str`, say"
+            )
+    return parameters
+
+
+def _hint(where: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The hint of this parameter alone: what a tool returns may be known to a type checker only."""
+    plain = inspect.unwrap(function)
+    alone = FunctionType(_nothing.__code__, getattr(plain, "__globals__", {}))
+    alone.__annotations__ = {parameter.name: parameter.annotation}
+    try:
+        return get_type_hints(alone, include_extras=True)[parameter.name]
+    except NameError as exc:
+        raise ConfigError(f"{where}: type hint cannot be resolved: {exc}; import it at module level") from exc
+
+
+def _nothing() -> None: ...
 
 
 def _describe(hint: Any, description: str | None) -> Any:

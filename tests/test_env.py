@@ -25,7 +25,7 @@ from agentrl import (
     ToolResult,
     tool,
 )
-from agentrl.env import load_env
+from agentrl.env import begin_env, load_env, runtime
 
 
 class Tools(Env):
@@ -71,8 +71,12 @@ class Tools(Env):
 
 def begun(cls: type[Env] = Tools, **limits: float) -> Env:
     env = cls()
-    env.begin(Task(seed=7), Limits(**limits))
+    begin_env(env, Task(seed=7), Limits(**limits))
     return env
+
+
+async def end(env: Env) -> None:
+    await runtime(env).close(env.close)
 
 
 def calls(*named: tuple[str, dict]) -> Action:
@@ -103,7 +107,7 @@ async def test_tools_marked_alone_and_plain_functions_never_overlap():
     assert env.most == 1
     assert len(env.threads) == 1
     assert threading.get_ident() not in env.threads
-    await env.end()
+    await end(env)
 
 
 async def test_a_blocking_tool_does_not_stall_the_loop():
@@ -114,7 +118,7 @@ async def test_a_blocking_tool_does_not_stall_the_loop():
         await asyncio.sleep(0.01)
         ticks += 1
     assert ticks > 5
-    await env.end()
+    await end(env)
 
 
 async def test_a_failing_tool_answers_the_model(caplog):
@@ -129,7 +133,7 @@ async def test_a_failing_tool_answers_the_model(caplog):
         "Error: slow took longer than 0.05 s",
     ]
     assert said[4].startswith("Error: there is no tool 'nope'; the tools are: wait, alone,")
-    assert env.tool_errors == {"fail:KeyError": 2}
+    assert runtime(env).tool_errors == {"fail:KeyError": 2}
     assert caplog.text.count("raised; the model reads the error") <= 1  # the first traceback only
 
 
@@ -170,10 +174,10 @@ async def test_hooks_run_in_a_thread_or_on_the_loop_and_under_a_deadline():
             await asyncio.sleep(30)
 
     env = begun(Mixed)
-    assert await env.call(env.score, None) == 1.0
+    assert await runtime(env).hook(env.score, None) == 1.0
     with pytest.raises(TimeoutError, match=r"Mixed\.reset took longer than 0\.01 s"):
-        await env.call(env.reset, env.task, timeout=0.01)
-    await env.end()
+        await runtime(env).hook(env.reset, env.task, timeout=0.01)
+    await end(env)
 
 
 async def test_exceptions_cross_the_thread_whole_even_stop_iteration():
@@ -183,10 +187,10 @@ async def test_exceptions_cross_the_thread_whole_even_stop_iteration():
 
     env = begun(Odd)
     with pytest.raises(ZeroDivisionError, match="here"):
-        await env.call(env.score, ZeroDivisionError("here"))
+        await runtime(env).hook(env.score, ZeroDivisionError("here"))
     with pytest.raises(RuntimeError, match="StopIteration in a thread"):
-        await env.call(env.score, StopIteration())
-    await env.end()
+        await runtime(env).hook(env.score, StopIteration())
+    await end(env)
 
 
 async def test_resources_are_released_newest_first_also_when_close_fails():
@@ -211,9 +215,9 @@ async def test_resources_are_released_newest_first_also_when_close_fails():
             raise RuntimeError("close broke")
 
     env = begun(Owner)
-    await env.call(env.reset, env.task)
+    await runtime(env).hook(env.reset, env.task)
     with pytest.raises(RuntimeError, match="close broke"):
-        await env.end()
+        await end(env)
     assert log == ["open a", "open b", "hook", "close b", "close a"]
 
 
@@ -221,7 +225,7 @@ def test_an_env_is_single_use_and_its_world_is_seeded():
     env = begun()
     assert env.rng.random() == begun().rng.random()
     with pytest.raises(RuntimeError, match="made anew for each episode"):
-        env.begin(Task(), Limits())
+        begin_env(env, Task(), Limits())
 
 
 class Config(BaseModel, extra="forbid"):
@@ -304,7 +308,7 @@ def test_envs_are_found_in_files_and_modules(tmp_path, monkeypatch):
     [
         ("nowhere.py:Env", "nowhere.py: no such file"),
         ("agentrl.env:Nothing", "agentrl.env has no 'Nothing'"),
-        ("agentrl.env:json", "not a subclass of agentrl.Env"),
+        ("agentrl.env:asyncio", "not a subclass of agentrl.Env"),
         ("no_such_package.env:X", "there is no module 'no_such_package.env'"),
         ("Capitals", "names no object; write my_env.py:NAME"),
         ("envs/my_env.py:", "names no object; write envs/my_env.py:NAME"),

@@ -53,7 +53,7 @@ def renderer(request) -> Renderer:
 
 def spoiled(renderer: Renderer) -> Generation:
     """A call with one token left out, so that it cannot be read."""
-    tokens = renderer.bind([made.spec for made in Capitals._tools.values()]).encode(SEARCH)
+    tokens = renderer.bind([made.spec for made in Capitals._agentrl_tools.values()]).encode(SEARCH)
     for place in reversed(range(1, len(tokens) - 1)):
         without = [*tokens[:place], *tokens[place + 1 :]]
         action = renderer.parse(without, "stop", without[-1])

@@ -259,7 +259,7 @@ def test_a_policy_must_allow_one_error():
 
 def test_hooks_and_settings_may_not_be_hidden_by_a_tool():
     for name in ("ask", "parse_errors", "last_turn"):
-        with pytest.raises(ConfigError, match=f"a tool method named '{name}' hides a hook"):
+        with pytest.raises(ConfigError, match=f"a tool method named '{name}' hides Env.{name}"):
             type("Hides", (Env,), {name: tool(lambda self: "")})
 
 

@@ -41,11 +41,11 @@ class Toolbox(Env):
 
 
 def parameters(name: str) -> dict:
-    return Toolbox._tools[name].spec["function"]["parameters"]
+    return Toolbox._agentrl_tools[name].spec["function"]["parameters"]
 
 
 def test_schema_from_hints_and_docstring():
-    assert Toolbox._tools["search"].spec == {
+    assert Toolbox._agentrl_tools["search"].spec == {
         "type": "function",
         "function": {
             "name": "search",
@@ -63,18 +63,18 @@ def test_schema_from_hints_and_docstring():
 
 
 def test_options_literals_and_nested_models():
-    shut = Toolbox._tools["close"]
+    shut = Toolbox._agentrl_tools["close"]
     assert (shut.attribute, shut.timeout, shut.parallel) == ("shut", 5.0, False)
     assert parameters("close")["properties"]["door"] == {"enum": ["front", "back"], "type": "string"}
     assert parameters("close")["properties"]["note"]["description"] == "Why."
     assert parameters("travel")["$defs"]["Place"]["required"] == ["city"]
-    assert list(Toolbox._tools) == ["search", "close", "travel"]
+    assert list(Toolbox._agentrl_tools) == ["search", "close", "travel"]
 
 
 def test_arguments_are_validated_and_converted():
-    found = Toolbox._tools["travel"].validate({"to": {"city": "Lyon"}, "stops": ["Dijon"]})
+    found = Toolbox._agentrl_tools["travel"].validate({"to": {"city": "Lyon"}, "stops": ["Dijon"]})
     assert found == {"to": Place(city="Lyon"), "stops": ["Dijon"]}
-    assert Toolbox._tools["search"].validate({"query": "x"}) == {"query": "x", "limit": 3}
+    assert Toolbox._agentrl_tools["search"].validate({"query": "x"}) == {"query": "x", "limit": 3}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_arguments_are_validated_and_converted():
 )
 def test_wrong_arguments_say_what_is_wrong_and_what_is_known(arguments, says):
     with pytest.raises(ToolError, match=r"invalid arguments for search: .*\(it takes: query, limit\)") as caught:
-        Toolbox._tools["search"].validate(arguments)
+        Toolbox._agentrl_tools["search"].validate(arguments)
     assert says in str(caught.value)
 
 
@@ -101,8 +101,8 @@ def test_tools_are_inherited_and_overridden():
 
         travel = None  # type: ignore[assignment]
 
-    assert list(More._tools) == ["search", "close"]
-    assert "words" in More._tools["search"].spec["function"]["parameters"]["properties"]
+    assert list(More._agentrl_tools) == ["search", "close"]
+    assert "words" in More._agentrl_tools["search"].spec["function"]["parameters"]["properties"]
 
 
 def test_an_argument_without_a_hint_is_refused_when_the_class_is_made():
@@ -135,7 +135,7 @@ def test_star_arguments_unknown_hints_and_unspeakable_types_are_refused():
 
 
 def test_a_tool_may_not_hide_a_hook_or_another_tool():
-    with pytest.raises(ConfigError, match="a tool method named 'close' hides a hook"):
+    with pytest.raises(ConfigError, match=r"a tool method named .close. hides Env\.close"):
 
         class Hides(Env):
             @tool

@@ -79,7 +79,7 @@ async def _evaluate(job: _Job) -> Evaluation:
     from agentrl.rollout import Evaluation, Rollout, load_tasks, run_groups
 
     envs, reward = Envs(job.env, job.config.env_config), load_object(job.reward) if job.reward else None
-    tasks = load_tasks(job.data, split="eval")[: job.limit]
+    tasks = load_tasks(job.data, split="eval", check=envs.check)[: job.limit]
     check_out(job.out, job.data)
     async with open_model(job.model, job.device) as model, envs:
         rollout = Rollout(

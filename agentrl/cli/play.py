@@ -75,7 +75,8 @@ async def _play(
     from agentrl.render import load_renderer
     from agentrl.rollout import load_tasks
 
-    envs, start, tasks = Envs(env, config.env_config), load_player(player), load_tasks(data, split="train")[:limit]
+    envs, start = Envs(env, config.env_config), load_player(player)
+    tasks = load_tasks(data, split="train", check=envs.check)[:limit]
     check_out(out, data)
     renderer = load_renderer(load_tokenizer(model))
     async with envs:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 from agentrl.errors import ConfigError
+from agentrl.tools import normal_spec
 from agentrl.types import JSON, Task
 
 _KEYS: Mapping[str, type | tuple[type, ...]] = {
@@ -25,10 +27,14 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
 _NAMES: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object", int: "a whole number"}
 
 
-def load_tasks(path: str | Path, *, split: Literal["train", "eval"]) -> list[Task]:
+def load_tasks(
+    path: str | Path, *, split: Literal["train", "eval"], check: Callable[[Task], None] | None = None
+) -> list[Task]:
     """Read one Task a line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
 
-    A row without an id is named by its line; one without a seed gets a world of its own, the same in every run.
+    A row without an id is named by its line; one without a seed gets a world of its own, the same in every run. `check`
+    may refuse a task by a ConfigError.
+
     Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used.
     """
     path = Path(path)
@@ -40,6 +46,9 @@ def load_tasks(path: str | Path, *, split: Literal["train", "eval"]) -> list[Tas
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     tasks.append(_task(line, f"{path}:{number}", f"{path.stem}-{number}", split))
+                    if check is not None:
+                        with _at(f"{path}:{number}"):
+                            check(tasks[-1])
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{path}: not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8 JSONL") from exc
     if not tasks:
@@ -57,16 +66,26 @@ def _task(line: str, where: str, name: str, split: Literal["train", "eval"]) -> 
     if not isinstance(row, dict):
         raise ConfigError(f'{where}: {_kind(row)}, not an object; write {{"prompt": ...}}')
     _check(row, where)
+    with _at(where):
+        tools = tuple(map(normal_spec, row.get("tools", ())))
     identity = str(row.get("id", name))
     return Task(
         prompt=row["prompt"],
         label=row.get("label"),
         metadata=row.get("metadata", {}),
-        tools=row.get("tools", ()),
+        tools=tools,
         id=identity,
         seed=row.get("seed", zlib.crc32(identity.encode())),
         split=split,
     )
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as exc:
+        raise ConfigError(f"{where}: {exc}") from exc
 
 
 def _check(row: Mapping[str, JSON], where: str) -> None:

@@ -169,7 +169,7 @@ def _refuse(flags: HostArgs, sample: Any, config: SlimeConfig, *, evaluation: bo
 
 
 def _check_prompt(task: Task, envs: Envs) -> None:
-    has_tools = bool(envs.cls._tools) or envs.cls.tools is not Env.tools
+    has_tools = bool(envs.cls._agentrl_tools) or envs.cls.tools is not Env.tools
     if has_tools and isinstance(task.prompt, Raw):
         raise ConfigError(
             f"remove --apply-chat-template: it renders prompts before the tools of {envs.cls.__name__} are known, "

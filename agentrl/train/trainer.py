@@ -42,7 +42,7 @@ from agentrl.train.warm_start import (
     warm_start_schedule,
 )
 from agentrl.trajectory import Trajectory, total_ledger
-from agentrl.types import Limits
+from agentrl.types import Limits, Task
 
 Groups = list[list[Trajectory]]
 
@@ -110,8 +110,8 @@ class Trainer:
         self.folder.check(config, resume=self._resume)
         envs = Envs(config.env, config.env_config)
         reward = _load_reward(config.reward)
-        self.stream = TaskStream(load_tasks(config.data, split="train"), config.seed)
-        self.eval_tasks = load_tasks(config.eval_data, split="eval")[: config.eval_tasks] if config.eval_data else []
+        self.stream = TaskStream(load_tasks(config.data, split="train", check=envs.check), config.seed)
+        self.eval_tasks = _eval_tasks(config, envs)
         checkpoint = self.folder.latest_checkpoint() if self._resume else None
         self._load_model(checkpoint)
         if config.warm_start is not None:
@@ -345,6 +345,12 @@ def _device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda is asked for, and torch sees no GPU; use cpu or auto")
     return name
+
+
+def _eval_tasks(config: TrainConfig, envs: Envs) -> list[Task]:
+    if not config.eval_data:
+        return []
+    return load_tasks(config.eval_data, split="eval", check=envs.check)[: config.eval_tasks]
 
 
 def _load_reward(path: str | None) -> RewardFn | None:

@@ -12,13 +12,16 @@ def write(path, *lines):
     return path
 
 
+TOOL = {"type": "function", "function": {"name": "look"}}
+
+
 def test_reads_every_key_and_fills_in_the_rest(tmp_path):
-    full = {"prompt": [{"role": "user", "content": "hi"}], "label": 3, "metadata": {"a": 1}, "tools": [{}], "id": 7}
+    full = {"prompt": [{"role": "user", "content": "hi"}], "label": 3, "metadata": {"a": 1}, "tools": [TOOL], "id": 7}
     data = write(tmp_path / "d.jsonl", {**full, "seed": 5}, "\n", {"prompt": "plain"}, {"prompt": "plain"})
 
     first, second, third = load_tasks(data, split="eval")
 
-    assert first == Task(prompt=full["prompt"], label=3, metadata={"a": 1}, tools=[{}], id="7", seed=5, split="eval")
+    assert first == Task(prompt=full["prompt"], label=3, metadata={"a": 1}, tools=(TOOL,), id="7", seed=5, split="eval")
     assert (second.prompt, second.id, second.label, dict(second.metadata)) == ("plain", "d-3", None, {})
     assert second.seed != third.seed, "rows without a seed get worlds of their own"
     assert load_tasks(data, split="eval")[1].seed == second.seed

@@ -26,6 +26,7 @@ class Lookup(Env):
     task with metadata["odd"] only every second sample does any of that.
     """
 
+    config: dict[str, int]
     shared: dict[str, str]
 
     @classmethod

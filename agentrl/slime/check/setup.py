@@ -64,7 +64,7 @@ class Setup:
 
     @property
     def has_tools(self) -> bool:
-        return self.env is not None and (bool(self.env._tools) or self.env.tools is not Env.tools)
+        return self.env is not None and (bool(self.env._agentrl_tools) or self.env.tools is not Env.tools)
 
     @property
     def model_folder(self) -> Path | None:

@@ -1,0 +1,287 @@
+"""Tasks that own what belongs to a task: async context managers, and the hooks of one Env.
+
+A cancel scope, and so a task group, must be exited by the task that entered it, and cancels that task when it fails.
+The task of an episode is neither there until the end (an Env may wait for its host and be closed later), nor may it be
+cancelled by anybody but the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context, copy_context
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_abandoned: set[asyncio.Task[Any]] = set()
+"""Tasks that nobody waits for any longer. The event loop itself holds its tasks weakly."""
+
+
+class OwnTask:
+    """A task, made on first use, that runs coroutines one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+        self._queue: asyncio.Queue[_Call[Any] | None] = asyncio.Queue()
+
+    async def run(self, coroutine: Awaitable[T], *, patience: float | None = None) -> T:
+        """The coroutine's result or exception. When cancelled, it is cancelled, and waited for.
+
+        One that ignores its cancellation for `patience` seconds is abandoned.
+        """
+        if self._task is asyncio.current_task():
+            return await coroutine
+        if self._task is None or self._task.done():
+            self._queue = asyncio.Queue()
+            self._task = asyncio.create_task(self._work(self._queue), name=self._name)
+        call = _Call(coroutine, self._task)
+        self._queue.put_nowait(call)
+        try:
+            return await waited_for(call.future, call.cancel, patience=patience)
+        finally:
+            if not call.future.done():
+                abandon(self._task)
+                self._task = None
+
+    async def stop(self) -> None:
+        """End the task when what it runs has ended; wait for it."""
+        if self._task is not None and not self._task.done():
+            self._queue.put_nowait(None)
+            await asyncio.wait([self._task])
+        self._task = None
+
+    async def _work(self, queue: asyncio.Queue[_Call[Any] | None]) -> None:
+        while (call := await self._next(queue)) is not None:
+            if await call.run():
+                return
+
+    async def _next(self, queue: asyncio.Queue[_Call[Any] | None]) -> _Call[Any] | None:
+        try:
+            return await queue.get()
+        except asyncio.CancelledError:
+            return await outlive(queue.get(), _LAST_MOMENT_S)
+
+
+class _Call(Generic[T]):
+    def __init__(self, coroutine: Awaitable[T], task: asyncio.Task[None]) -> None:
+        self._coroutine, self._task = coroutine, task
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.future.add_done_callback(_seen)
+        self._begun, self._cancels = False, 0
+
+    def cancel(self) -> None:
+        self._cancels += 1
+        if self._begun:
+            self._task.cancel()
+
+    async def run(self) -> bool:
+        """Whether the task is of no more use: somebody else has cancelled it, and may do so again at any time."""
+        if self._cancels:
+            if inspect.iscoroutine(self._coroutine):
+                self._coroutine.close()
+            self.future.set_exception(asyncio.CancelledError())
+            return False
+        self._begun = True
+        try:
+            result = await self._coroutine
+        except BaseException as exc:
+            self.future.set_exception(exc)
+            if isinstance(exc, KeyboardInterrupt | SystemExit):
+                raise
+        else:
+            self.future.set_result(result)
+        for _ in range(self._cancels):
+            self._task.uncancel()
+        return self._task.cancelling() > 0
+
+
+class Resources:
+    """Async context managers, each entered, kept and exited by a task of its own."""
+
+    def __init__(self, patience: float = 1.0) -> None:
+        self._patience = patience
+        """Seconds in which their owner is to begin closing them once the event loop ends; then they end themselves."""
+        self._closing = asyncio.Event()
+        self._opening: set[_Holding[Any]] = set()
+        self._held: list[_Holding[Any]] = []
+
+    async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
+        """The value it gives. When cancelled, the opening is cancelled, and waited for."""
+        holding = _Holding(resource, self._closing, self._patience)
+        self._opening.add(holding)
+        try:
+            value, context = await waited_for(holding.entered, holding.task.cancel)
+        finally:
+            self._opening.discard(holding)
+            if holding.is_held():
+                self._held.append(holding)
+        for variable in context:  # what it has set is to be seen by the hooks that come, as if it ran here
+            if holding.before.get(variable, _UNSET) is not context[variable]:
+                variable.set(context[variable])
+        return value
+
+    def begin_close(self) -> None:
+        """Their owner is there and will close them: they wait for it, also while the event loop ends."""
+        self._closing.set()
+
+    async def close(self) -> list[BaseException]:
+        """Exit them, newest first. When cancelled, exiting is cancelled, and waited for. Returns what they raised."""
+        self.begin_close()
+        errors = list[BaseException]()
+        while self._held:
+            holding = self._held.pop()
+            holding.leave()
+            await waited_for(holding.task, holding.task.cancel, raises=False)
+            errors += holding.error()
+        return errors
+
+    async def release(self, until: float, seconds: float, then: Callable[[], None]) -> list[BaseException]:
+        """Exit them, newest first, until that time of the loop; then leave the rest behind, to end by themselves.
+
+        Those still get `seconds` more, in which nobody waits for them, and are cancelled. `then` is called when the
+        last one has ended or was given up. Returns what they raised.
+        """
+        loop, held = asyncio.get_running_loop(), [*self._opening, *reversed(self._held)]
+        self._opening, self._held = set(), []
+        for holding in held:
+            asked = loop.time()
+            holding.leave()
+            await asyncio.wait([holding.task], timeout=max(0.0, until - asked))
+            if asked < until and not holding.task.done():
+                holding.late = True
+                holding.task.cancel()
+        if any(not holding.task.done() for holding in held):
+            await asyncio.wait([holding.task for holding in held], timeout=min(seconds, _LAST_MOMENT_S))
+        pending = [holding.task for holding in held if not holding.task.done()]
+        if pending:
+            abandon(asyncio.create_task(_end(pending, seconds, then)), *pending)
+        else:
+            then()
+        late = [holding.name for holding in held if holding.late or not holding.task.done()]
+        errors = [error for holding in held if holding.task.done() and not holding.late for error in holding.error()]
+        if late:
+            errors.append(TimeoutError(f"{', '.join(late)}: not released within close_s, {seconds:g} s; left behind"))
+        return errors
+
+
+class _Holding(Generic[T]):
+    def __init__(self, resource: AbstractAsyncContextManager[T], closing: asyncio.Event, patience: float) -> None:
+        self._resource, self._closing, self._patience = resource, closing, patience
+        self._leave = asyncio.Event()
+        function = getattr(resource, "func", None)  # of a generator under @asynccontextmanager
+        self.name: str = getattr(function, "__qualname__", type(resource).__qualname__)
+        self.entered: asyncio.Future[tuple[T, Context]] = asyncio.get_running_loop().create_future()
+        self.entered.add_done_callback(_seen)
+        self.late = False
+        self.before = copy_context()
+        self.task = asyncio.create_task(self._hold(), name=f"resource {self.name}")
+
+    async def _hold(self) -> None:
+        try:
+            async with self._resource as value:
+                if not self.entered.done():
+                    self.entered.set_result((value, copy_context()))
+                await self._wait()
+        except BaseException as exc:
+            if self.entered.done():
+                raise
+            self.entered.set_exception(exc)
+
+    async def _wait(self) -> None:
+        try:
+            await self._leave.wait()
+        except asyncio.CancelledError:
+            await outlive(self._closing.wait(), self._patience)
+            await self._leave.wait()
+
+    def leave(self) -> None:
+        self._leave.set()
+        if not self.entered.done():
+            self.task.cancel()
+
+    def is_held(self) -> bool:
+        return self.entered.done() and not self.entered.cancelled() and self.entered.exception() is None
+
+    def error(self) -> list[BaseException]:
+        if self.task.cancelled():
+            return [asyncio.CancelledError(f"{self.name} was cancelled from within")]
+        error = self.task.exception()
+        return [error] if error else []
+
+
+async def outlive(coming: Coroutine[Any, Any, T], patience: float) -> T:
+    """Get over one cancellation of the running task, for what its owner sends within `patience` seconds.
+
+    An event loop that ends cancels all its tasks at once, once. Owners then close what they own, in order. A cancel
+    scope whose inside has failed insists: it cancels again at once.
+    """
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+    try:
+        async with asyncio.timeout(patience):
+            return await coming
+    except TimeoutError:
+        raise asyncio.CancelledError from None
+
+
+async def waited_for(
+    future: asyncio.Future[T], cancel: Callable[[], object], *, patience: float | None = None, raises: bool = True
+) -> T:
+    """The result of `future` once it is there. A cancellation is passed on by `cancel`, and raised after that.
+
+    For no longer than `patience` seconds after the cancellation, if given.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future], timeout=patience if cancelled else None)
+            if cancelled and not future.done():
+                break
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+            cancel()
+    if cancelled is not None:
+        raise cancelled
+    if not raises and (future.cancelled() or future.exception()):
+        return None  # type: ignore[return-value]
+    return future.result()
+
+
+def abandon(*tasks: asyncio.Task[Any]) -> None:
+    """Wait no longer for tasks; what they raise is of no interest."""
+    for task in tasks:
+        _abandoned.add(task)
+        task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    _seen(task)
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging an exception that nobody asked for."""
+    if not future.cancelled():
+        future.exception()
+
+
+async def _end(tasks: list[asyncio.Task[None]], seconds: float, then: Callable[[], None]) -> None:
+    try:
+        _, pending = await asyncio.wait(tasks, timeout=seconds)
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=seconds)
+    finally:
+        then()
+
+
+_LAST_MOMENT_S = 1.0
+"""For resources that were not asked to leave before the time was over, and for one that was cancelled."""
+
+_UNSET = object()

@@ -1,0 +1,118 @@
+"""Runtime: what an episode keeps beside its Env, and how it calls the Env's hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+from agentrl._concurrency import Deadline, Worker
+from agentrl._resources import OwnTask, Resources
+from agentrl.errors import InfraError, ParseError
+from agentrl.types import Limits, MaybeAwait
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """The thread, the task, the resources and the limits of one Env.
+
+    A hook written `async def` runs in the Env's task, a plain one in its thread; both are made on first use. So
+    whatever belongs to a task or a thread may be opened in `reset` and closed in `close`, and what a hook cancels is
+    never the task of the host. What agentrl wrote itself (`inline`) needs neither.
+    """
+
+    def __init__(self, name: str, inline: frozenset[Callable[..., Any]] = frozenset()) -> None:
+        self.name = name
+        self.limits = Limits()
+        self.rng = Random()
+        self.tool_errors: dict[str, int] = {}
+        """Unexpected exceptions in tools, counted by tool and type. A bug hides here when this is not empty."""
+        self.first_tool_error: Exception | None = None
+        self.call_errors: list[ParseError] = []
+        """Calls of the last action that named no tool or had arguments that do not fit."""
+        self._inline = inline
+        self._resources = Resources()
+        self._thread = Worker(f"env-{name}")
+        self._task = OwnTask(f"env-{name}")
+
+    async def hook(self, hook: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
+        """Call a hook as the episode does. Raises TimeoutError naming the hook after `timeout` seconds.
+
+        A thread cannot be stopped: a plain `def` that outlives its deadline keeps the Env's thread until it returns. An
+        `async def` that ignores its cancellation for `Limits.close_s` is left behind.
+        """
+        return await self._in_time(hook, timeout, self._run(hook, args, self._in_task))
+
+    async def call(self, function: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
+        """Call a function from within a hook: `async def` in the running task, plain `def` in the Env's thread."""
+        return await self._in_time(function, timeout, self._run(function, args))
+
+    async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
+        return await self._resources.enter(resource)
+
+    async def close(self, hook: Callable[[], MaybeAwait[None]]) -> None:
+        """Call the `close` hook, exit the resources, newest first, then end task and thread; each whatever fails.
+
+        All of it has `Limits.close_s` together. What is not over by then is left behind, and the thread ends after it.
+        Raises the errors met: the only one as it is, several as an ExceptionGroup.
+        """
+        loop, seconds = asyncio.get_running_loop(), self.limits.close_s
+        self._resources.begin_close()
+        until, errors = loop.time() + seconds, list[BaseException]()
+        try:
+            await self._in_time(hook, seconds, self._run(hook, (), self._in_task, always=True))
+        except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the close boundary: the resources come next
+            errors.append(exc)
+        errors += await self._resources.release(until, seconds, self._thread.stop)
+        await self._task.stop()
+        found = [_closing_error(error) for error in errors]
+        if len(found) == 1:
+            raise found[0]
+        if found:
+            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(_one_line, found)), found)
+
+    async def _in_task(self, coroutine: Awaitable[T]) -> T:
+        return await self._task.run(coroutine, patience=self.limits.close_s)
+
+    async def _in_time(self, hook: Callable[..., Any], timeout: float | None, running: Coroutine[Any, Any, T]) -> T:
+        if timeout is None:
+            return await running  # under the deadline of whoever called, if there is one
+        try:
+            async with Deadline(timeout) as deadline:
+                return await running
+        except TimeoutError as exc:
+            if not deadline.expired():
+                raise
+            raise TimeoutError(f"{self.name}.{getattr(hook, '__name__', hook)} {deadline.said()}") from exc
+
+    async def _run(
+        self,
+        hook: Callable[..., MaybeAwait[T]],
+        args: tuple[Any, ...],
+        run: Callable[[Awaitable[T]], Awaitable[T]] | None = None,
+        *,
+        always: bool = False,
+    ) -> T:
+        inline = getattr(hook, "__func__", None) in self._inline
+        if inline or inspect.iscoroutinefunction(hook.func if isinstance(hook, partial) else hook):
+            result = hook(*args)
+        else:
+            result = await self._thread.run(partial(hook, *args), always=always)
+        if not inspect.isawaitable(result):
+            return result
+        return await (result if inline or run is None else run(result))
+
+
+def _closing_error(error: BaseException) -> Exception:
+    if isinstance(error, asyncio.CancelledError):  # by a task that the hook cancelled and awaited: no news for the host
+        return InfraError("closing was cancelled from within")
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,107 @@
+"""The tool calls of one action: executed, and answered in the order called."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agentrl._concurrency import Deadline, gather
+from agentrl.errors import CallError, InfraError, ParseError, ToolError
+from agentrl.tools import tool_name
+from agentrl.types import JSON, Message, StepResult, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from agentrl.env import Env
+
+log = logging.getLogger("agentrl")
+
+_logged: set[tuple[type, str]] = set()
+
+
+async def run_calls(env: Env, calls: Sequence[ToolCall]) -> StepResult:
+    """Execute calls concurrently; one of a tool with `parallel=False` waits for those before, and the next for it."""
+    tools = env._agentrl_tools
+    messages, rewards, done = list[Message](), list[float](), False
+    for _, batch in itertools.groupby(
+        enumerate(calls), lambda at: at[0] if at[1].name in tools and not tools[at[1].name].parallel else -1
+    ):
+        for message, result in await gather(_answer(env, call) for _, call in batch):
+            messages.append(message)
+            done = done or result.done
+            if result.reward is not None:
+                rewards.append(_reward(message["name"], result.reward))
+    return StepResult(messages, reward=sum(rewards) if rewards else None, done=done)
+
+
+async def exec_own_tool(env: Env, call: ToolCall) -> ToolResult | JSON:
+    """Execute the @tool method that a call names. Raises CallError where there is none, or its arguments do not fit."""
+    tool = env._agentrl_tools.get(call.name)
+    if tool is None:
+        known = ", ".join(map(tool_name, env.tools()))
+        raise CallError(f"there is no tool {call.name!r}; the tools are: {known or 'none'}")
+    method = partial(getattr(env, tool.attribute), **tool.validate(call.arguments))
+    return await env._agentrl.call(method)
+
+
+async def _answer(env: Env, call: ToolCall) -> tuple[Message, ToolResult]:
+    """A call's result, or its error as text for the model. InfraError passes: the world broke."""
+    runtime, own = env._agentrl, env._agentrl_tools.get(call.name)
+    if call.error is not None:
+        return _error(call, call.error)
+    deadline = Deadline((own and own.timeout) or runtime.limits.tool_s)
+    try:
+        async with deadline:
+            result = await runtime.call(env.exec_tool, call)
+        result = result if isinstance(result, ToolResult) else ToolResult(result)
+        return _message(call, result.content), result
+    except ToolError as exc:
+        if isinstance(exc, CallError):
+            runtime.call_errors.append(ParseError("content", str(exc)))
+        return _error(call, str(exc))
+    except InfraError:
+        raise
+    except Exception as exc:  # noqa: BLE001 - the tool boundary: the model reads the error, and it is counted
+        if deadline.expired() and isinstance(exc, TimeoutError):
+            return _error(call, f"{call.name} {deadline.said()}")
+        _count(env, call, exc)
+        return _error(call, f"{type(exc).__name__}: {exc}")
+
+
+def _message(call: ToolCall, content: JSON) -> Message:
+    if not isinstance(content, str):
+        try:
+            content = json.dumps(content, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise TypeError(f"{call.name} returned {type(content).__name__}, which is no JSON: {exc}") from exc
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+
+
+def _error(call: ToolCall, text: str) -> tuple[Message, ToolResult]:
+    return _message(call, f"Error: {text}"), ToolResult("")
+
+
+def _reward(name: str, reward: float) -> float:
+    """Raises ValueError for what is no number: a bug of the Env, of which the model is to know nothing."""
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"tool {name} gave the reward {reward!r}; it must be a finite number")
+    return number
+
+
+def _count(env: Env, call: ToolCall, exc: Exception) -> None:
+    runtime, kind = env._agentrl, f"{call.name}:{type(exc).__name__}"
+    runtime.tool_errors[kind] = runtime.tool_errors.get(kind, 0) + 1
+    runtime.first_tool_error = runtime.first_tool_error or exc
+    if (type(env), kind) not in _logged:
+        _logged.add((type(env), kind))
+        log.warning(
+            "tool %s of %s raised; the model reads the error. First one:", call.name, runtime.name, exc_info=exc
+        )
