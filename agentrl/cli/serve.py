@@ -17,18 +17,34 @@ ENDPOINTS = ("/generate", "/health", "/model_info", "/server_info", "/workers", 
 
 def serve(
     model: ModelName,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)] = 30000,
     device: Device = DeviceName.AUTO,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Answer only requests with 'Authorization: Bearer KEY'.",
+            envvar="AGENTRL_API_KEY",
+            show_envvar=True,
+        ),
+    ] = None,
 ) -> None:
-    """Serve a model with SGLang's HTTP protocol, until Ctrl-C."""
+    """Serve a model with SGLang's HTTP protocol, until Ctrl-C.
+
+    Without a key, everyone who reaches the port may generate, abort and change the weights: by default that is this
+    machine's users. Web pages are refused by their Origin, and names other than this machine's by the Host header. With
+    a key, everything but /health needs it; agentrl's client sends the one in AGENTRL_API_KEY. slime and SGLang's router
+    send none: keep their ports in a private network. See docs/serve.md.
+    """
     with one_line_errors(lambda: "the server has ended"):
-        run(_serve(model, host, port, device))
+        run(_serve(model, host, port, device, api_key))
 
 
-async def _serve(model: str, host: str, port: int, device: DeviceName) -> None:
-    from agentrl.engine.sglang.server import serve as serve_engine  # aiohttp takes 0.2 s to import
+async def _serve(model: str, host: str, port: int, device: DeviceName, api_key: str | None) -> None:
+    from agentrl.engine.sglang.access import Access  # aiohttp takes 0.2 s to import
+    from agentrl.engine.sglang.server import serve as serve_engine
 
+    Access(host, api_key)  # what cannot be is said before a model is loaded
     async with open_model(model, device) as opened:
         try:
             await serve_engine(
@@ -38,6 +54,7 @@ async def _serve(model: str, host: str, port: int, device: DeviceName) -> None:
                 model_name=model,
                 encode=lambda text: opened.tokenizer.encode(text, add_special_tokens=False),
                 decode=opened.renderer.decode,
+                api_key=api_key,
                 on_ready=lambda url: typer.echo(f"{model} at {url}, Ctrl-C ends it: {' '.join(ENDPOINTS)}"),
             )
         except OSError as exc:

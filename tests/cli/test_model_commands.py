@@ -132,6 +132,34 @@ def test_serve_speaks_sglangs_protocol_until_interrupted(start):
     assert (process.returncode, stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--host", ""), "error: host '' would listen at every address; write 0.0.0.0 if that is meant"),
+        (("--api-key", ""), "error: the api key must be printable ASCII without spaces, and not empty"),
+    ],
+)
+def test_what_serve_cannot_be_is_said_before_a_model_is_loaded(agentrl, options, said):
+    assert agentrl("serve", "--model", "no-such-model", *options) == 2
+    assert agentrl.stderr.strip() == said
+
+
+def test_serve_warns_of_a_server_that_others_reach(start):
+    process = start("serve", "--model", "tiny", "--port", "0", "--device", "cpu", "--host", "0.0.0.0")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("tiny at http://0.0.0.0:")
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert re.search(r"listening at 0\.0\.0\.0 without a key: .*--api-key", stderr)
+
+
+def test_serve_says_whom_it_trusts(agentrl):
+    assert agentrl("serve", "--help") == 0
+    said = " ".join(agentrl.stdout.split())
+    for words in ("AGENTRL_API_KEY", "everyone who reaches the port", "docs/serve.md"):
+        assert words in said
+
+
 def test_a_port_that_is_taken_is_named(agentrl):
     import socket
 

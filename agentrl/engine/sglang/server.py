@@ -8,50 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from aiohttp import web
 
 from agentrl.engine.base import Engine, Generation, SamplingParams
-from agentrl.errors import ConfigError, EngineError
+from agentrl.engine.sglang.access import Access, Handler, exposure, guard
+from agentrl.engine.sglang.bodies import GenerateBody, UpdateBody, read_json
+from agentrl.errors import ConfigError, EngineError, RequestError
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_log = logging.getLogger(__name__)
 
-_BODY_BYTES = 256 << 20
-_MAX_NEW_TOKENS = 128  # SGLang's default
-
-# What an Engine obeys, and the types JSON may bring it in.
-_OBEYED: Mapping[str, tuple[type, ...]] = {
-    "temperature": (float, int),
-    "top_p": (float, int),
-    "top_k": (int,),
-    "max_new_tokens": (int,),
-    "stop": (str, list),
-    "stop_token_ids": (list,),
-    "sampling_seed": (int,),
-}
-# They change only `text`, or nothing here.
-_IGNORED = frozenset({"skip_special_tokens", "no_stop_trim", "spaces_between_special_tokens", "custom_params"})
-# What SGLang takes besides, at the values that mean nothing.
-_NEUTRAL: Mapping[str, Any] = {
-    "min_p": 0.0,
-    "min_new_tokens": 0,
-    "n": 1,
-    "ignore_eos": False,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
-
-
-class _RequestError(Exception):
-    """The client's mistake: HTTP 400 with this text."""
+_BODY_BYTES = 32 << 20
+"""Three million token ids."""
+_TOKEN_CHARACTERS = 256
+"""More than a token has, spaces in a row included: a longer text than this times the context is refused unread."""
 
 
 class _Server:
@@ -70,6 +49,8 @@ class _Server:
         self._decode = decode
         self._running: dict[str, int] = {}
         """Prompt tokens of each request, by rid."""
+        # One thread, so that a long text does not stop the server, and no two use the tokenizer at once.
+        self._encoding = ThreadPoolExecutor(1, "agentrl-tokenizer")
         self._paused = False
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         """Requests that came while generation was paused: true lets them start, false aborts them."""
@@ -96,27 +77,27 @@ class _Server:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         start = time.perf_counter()
-        body = await _json(request)
-        input_ids = self._input_ids(body)
-        sampling_params = _sampling_params(body.get("sampling_params"))
-        await self._fit(len(input_ids), sampling_params)
-        rid = body.get("rid") or uuid4().hex
-        if not isinstance(rid, str):
-            raise _RequestError("rid must be a string")
+        body = GenerateBody.read(read_json(await request.read()))
+        input_ids = body.input_ids if body.text is None else await self._encoded(body.text)
+        assert input_ids is not None
+        await self._fit(len(input_ids), body.sampling_params)
+        rid = body.rid or uuid4().hex
         if rid in self._running:
-            raise _RequestError(f"Duplicate request ID detected: {rid}")
+            raise RequestError(f"Duplicate request ID detected: {rid}")
         session_id = request.headers.get("X-SMG-Routing-Key", "")
         self._running[rid] = len(input_ids)
         try:
             if await self._may_start(rid):
-                generation = await self._engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+                generation = await self._engine.generate(
+                    input_ids, body.sampling_params, session_id=session_id, rid=rid
+                )
             else:
                 generation = Generation((), (), "abort")
         finally:
             del self._running[rid]
-        answer = self._answer(generation, rid, len(input_ids), bool(body.get("return_logprob")))
+        answer = self._answer(generation, rid, len(input_ids), body.return_logprob)
         answer["meta_info"]["e2e_latency"] = time.perf_counter() - start
-        return await _stream(request, answer) if body.get("stream") else web.json_response(answer)
+        return await _stream(request, answer) if body.stream else web.json_response(answer)
 
     async def _may_start(self, rid: str) -> bool:
         if not self._paused:
@@ -134,25 +115,25 @@ class _Server:
                 turn.set_result(False)
         await self._engine.abort(rid)
 
-    def _input_ids(self, body: Mapping[str, Any]) -> list[int]:
-        ids = body.get("input_ids")
-        if ids is None and isinstance(text := body.get("text"), str):
-            if self._encode is None:
-                raise _RequestError("this server has no tokenizer: send input_ids instead of text")
-            ids = list(self._encode(text))
-        if not isinstance(ids, list) or not ids or set(map(type, ids)) != {int} or min(ids) < 0:
-            raise _RequestError("input_ids must be one non-empty list of token ids (this server takes no batches)")
+    async def _encoded(self, text: str) -> list[int]:
+        if self._encode is None:
+            raise RequestError("this server has no tokenizer: send input_ids instead of text")
+        if len(text) > _TOKEN_CHARACTERS * (context := await self._engine.context_length()):
+            raise RequestError(f"a text of {len(text)} characters does not fit into the context of {context} tokens")
+        ids = list(await asyncio.get_running_loop().run_in_executor(self._encoding, self._encode, text))
+        if not ids:
+            raise RequestError("the tokenizer makes no token of this text")
         return ids
 
     async def _fit(self, prompt: int, sampling_params: SamplingParams) -> None:
         """SGLang's own rule and words: it does not shorten what was asked for."""
         context, new = await self._engine.context_length(), sampling_params["max_new_tokens"]
         if prompt >= context:
-            raise _RequestError(
+            raise RequestError(
                 f"The input ({prompt} tokens) is longer than the model's context length ({context} tokens)."
             )
         if prompt + new > context:
-            raise _RequestError(
+            raise RequestError(
                 f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested "
                 f"a total of {prompt + new} tokens: {prompt} tokens from the input messages and {new} tokens for the "
                 "completion."
@@ -239,20 +220,20 @@ class _Server:
         return web.json_response([one])
 
     async def abort_request(self, request: web.Request) -> web.Response:
-        body = await _json(request)
+        body = read_json(await request.read())
         rid = body.get("rid")
         if body.get("abort_all"):
             await self.abort()
         elif isinstance(rid, str) and rid:
             await self.abort(rid)
         else:
-            raise _RequestError('abort_request takes {"rid": "..."} or {"abort_all": true}')
+            raise RequestError('abort_request takes {"rid": "..."} or {"abort_all": true}')
         return web.Response()
 
     async def pause_generation(self, request: web.Request) -> web.Response:
         """What slime sends before a weight update: running requests are aborted, new ones wait."""
-        if (mode := (await _json(request)).get("mode", "abort")) != "abort":
-            raise _RequestError(f'pause_generation: mode {mode!r} is not supported here, only "abort"')
+        if (mode := read_json(await request.read()).get("mode", "abort")) != "abort":
+            raise RequestError(f'pause_generation: mode {mode!r} is not supported here, only "abort"')
         self._paused = True
         await self._engine.abort()
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
@@ -270,78 +251,49 @@ class _Server:
 
     async def update_weights_from_disk(self, request: web.Request) -> web.Response:
         """Take over the weights of a Hugging Face folder; generations that run go on with them."""
-        body = await _json(request)
-        path, load = body.get("model_path"), getattr(self._engine, "load_weights", None)
-        version = body.get("weight_version") or getattr(self._engine, "weight_version", "default")
-        if load is None or not isinstance(path, str):
-            raise _RequestError('update_weights_from_disk takes {"model_path": "FOLDER"}, and an engine with weights')
+        body = UpdateBody.read(read_json(await request.read()))
+        load = getattr(self._engine, "load_weights", None)
+        if load is None:
+            raise RequestError("update_weights_from_disk: this engine has no weights")
+        version = body.weight_version or getattr(self._engine, "weight_version", "default")
 
         def update() -> None:
             from agentrl.models import load_model  # torch, which an engine with weights has
 
-            if not Path(path).is_dir():  # "tiny" would be a model too
-                raise ConfigError(f"update_weights_from_disk: {path} is no folder")
-            load(load_model(path).state_dict(), str(version))
+            if not Path(body.model_path).is_dir():  # "tiny" would be a model too
+                raise ConfigError("no folder")
+            load(load_model(body.model_path).state_dict(), str(version))
 
         try:
             await asyncio.to_thread(update)
-        except EngineError as exc:  # another model's: the request is to blame, not the engine
-            raise _RequestError(f"{path}: {exc}") from exc
+        except Exception as exc:  # the folder's boundary: one answer, so that nobody learns which folders exist
+            _log.warning("update_weights_from_disk %r: %s: %s", body.model_path, type(exc).__name__, exc)
+            raise RequestError(
+                "update_weights_from_disk: model_path is no folder with weights of this model; see the server's log"
+            ) from exc
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
+
+    def stop_encoding(self) -> None:
+        self._encoding.shutdown(wait=False, cancel_futures=True)
 
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors in SGLang's form."""
+    """Errors in SGLang's form. 400 blames the request, and clients do not repeat it; 500 the engine."""
     try:
         return await handler(request)
-    except (_RequestError, ConfigError) as exc:
-        return web.json_response({"error": {"message": str(exc)}}, status=400)
+    except (RequestError, ConfigError) as exc:
+        status, message = 400, str(exc)
     except EngineError as exc:
-        return web.json_response({"error": {"message": str(exc)}}, status=500)
-
-
-async def _json(request: web.Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.read())
-    except ValueError as exc:
-        raise _RequestError(f"the body is not JSON: {exc}") from exc
-    if not isinstance(body, dict):
-        raise _RequestError("the body must be a JSON object")
-    return body
-
-
-def _sampling_params(given: Any) -> SamplingParams:
-    """Take over what an Engine obeys; null means not given, as slime sends it."""
-    if not isinstance(given, dict | None):
-        raise _RequestError("sampling_params must be an object")
-    params: dict[str, Any] = {"max_new_tokens": _MAX_NEW_TOKENS}
-    for name, value in (given or {}).items():
-        if value is None or name in _IGNORED or (name in _NEUTRAL and value == _NEUTRAL[name]):
-            continue
-        if name not in _OBEYED:
-            raise _RequestError(f"sampling_params.{name}={value!r} is not supported by this server")
-        if not isinstance(value, _OBEYED[name]) or isinstance(value, bool):
-            raise _RequestError(f"sampling_params.{name} has the wrong type: {value!r}")
-        params[name] = value
-    params["stop"] = [stop] if isinstance(stop := params.get("stop", []), str) else stop
-    params["stop_token_ids"] = params.get("stop_token_ids", [])
-    for name, kind in (("stop", str), ("stop_token_ids", int)):
-        if not all(type(item) is kind and item != "" for item in params[name]):
-            raise _RequestError(f"sampling_params.{name} must be a list of {kind.__name__}, none empty")
-    _check_ranges(params)
-    return cast(SamplingParams, params)
-
-
-def _check_ranges(params: Mapping[str, Any]) -> None:
-    if params["max_new_tokens"] < 0:
-        raise _RequestError(f"max_new_tokens must be at least 0, got {params['max_new_tokens']}.")
-    if params.get("temperature", 1.0) < 0:
-        raise _RequestError(f"temperature must be non-negative, got {params['temperature']}.")
-    if not 0 < params.get("top_p", 1.0) <= 1:
-        raise _RequestError(f"top_p must be in (0, 1], got {params['top_p']}.")
-    if (top_k := params.get("top_k", -1)) != -1 and top_k < 1:
-        raise _RequestError(f"top_k must be -1 (disable) or at least 1, got {top_k}.")
+        status, message = 500, str(exc)
+    except web.HTTPRequestEntityTooLarge:
+        status, message = 413, f"the body has more than {_BODY_BYTES} bytes"
+    except web.HTTPException:
+        raise
+    except Exception as exc:  # noqa: BLE001 - the boundary of a request: no other suffers from it
+        _log.exception("%s", request.path)
+        status, message = 500, f"{type(exc).__name__}: {exc}"
+    return web.json_response({"error": {"message": message}}, status=status)
 
 
 async def _stream(request: web.Request, answer: Mapping[str, Any]) -> web.StreamResponse:
@@ -359,21 +311,26 @@ def create_app(
     model_name: str,
     encode: Callable[[str], Sequence[int]] | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
+    host: str = "127.0.0.1",
+    api_key: str | None = None,
 ) -> web.Application:
     """The endpoints as an aiohttp application; the engine stays the caller's to close.
 
     Run it with `handler_cancellation=True`, as `running_server` does, or a client that goes away leaves its generation
-    running. Without `encode` requests must bring input_ids; without `decode` the `text` of answers is empty.
+    running. Without `encode` requests must bring input_ids; without `decode` the `text` of answers is empty. `host` is
+    the name it is reached by: docs/serve.md says who may use it.
     """
-    app = web.Application(middlewares=[_errors], client_max_size=_BODY_BYTES)
     server = _Server(engine, model_name, encode, decode)
+    access = guard(Access(host, api_key))
+    app = web.Application(middlewares=[access, _errors], client_max_size=_BODY_BYTES)
     app.add_routes(server.routes())
 
-    async def abort_all(_: web.Application) -> None:
+    async def end(_: web.Application) -> None:
+        server.stop_encoding()
         await server.abort()
 
     # Connections are waited for after this signal: what is running ends here, and its client gets what there is.
-    app.on_shutdown.append(abort_all)
+    app.on_shutdown.append(end)
     return app
 
 
@@ -386,12 +343,16 @@ async def running_server(
     model_name: str = "agentrl",
     encode: Callable[[str], Sequence[int]] | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
+    api_key: str | None = None,
 ) -> AsyncIterator[str]:
     """Serve while the context lasts, and yield the server's URL. Port 0 takes a free one.
 
-    At the end running generations are aborted, and their clients get what there is. Raises OSError for a taken port.
+    At the end running generations are aborted, and their clients get what there is. Raises OSError for a taken port,
+    ConfigError for a host or key that cannot be.
     """
-    app = create_app(engine, model_name=model_name, encode=encode, decode=decode)
+    app = create_app(engine, model_name=model_name, encode=encode, decode=decode, host=host, api_key=api_key)
+    if warning := exposure(host, api_key):
+        _log.warning("%s", warning)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=5.0, access_log=None)
     await runner.setup()
     try:
@@ -409,6 +370,7 @@ async def serve(
     model_name: str = "agentrl",
     encode: Callable[[str], Sequence[int]] | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
+    api_key: str | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM (so: in the main thread), or cancellation. `on_ready` is told the URL."""
@@ -417,8 +379,9 @@ async def serve(
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:
         loop.add_signal_handler(number, stop.set)
+    serving = running_server(engine, host, port, model_name=model_name, encode=encode, decode=decode, api_key=api_key)
     try:
-        async with running_server(engine, host, port, model_name=model_name, encode=encode, decode=decode) as url:
+        async with serving as url:
             if on_ready is not None:
                 on_ready(url)
             await stop.wait()

@@ -1,0 +1,109 @@
+"""Who may use the server: those who know the key, or all who reach it, but no web page. docs/serve.md says it."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from yarl import URL
+
+from agentrl.errors import ConfigError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_OPEN = frozenset({"/health", "/health_generate"})
+"""Asked by routers and supervisors, who have no key. They tell nothing."""
+_WEIGHTS = frozenset({"/update_weights_from_disk"})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The rules of one server that listens at `host`. Raises ConfigError for a host or key that cannot be."""
+
+    host: str
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ConfigError("host '' would listen at every address; write 0.0.0.0 if that is meant")
+        if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]+", self.api_key):
+            raise ConfigError("the api key must be printable ASCII without spaces, and not empty")
+
+    def refusal(self, request: web.Request) -> tuple[int, str] | None:
+        """The status and reason for which a request is turned away."""
+        if self.api_key is None:
+            reason = self._page(request)
+        else:
+            reason = None if request.path in _OPEN else self._stranger(request, self.api_key)
+        if reason is None and request.path in _WEIGHTS and request.content_type != "application/json":
+            reason = 415, "weights are changed by a request of Content-Type application/json"
+        return reason
+
+    def _stranger(self, request: web.Request, api_key: str) -> tuple[int, str] | None:
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if hmac.compare_digest(given, f"Bearer {api_key}".encode()):
+            return None
+        return 401, (
+            "this server wants its API key as 'Authorization: Bearer KEY'; agentrl sends what "
+            "SGLangEngine(api_key=...) or the environment variable AGENTRL_API_KEY names"
+        )
+
+    def _page(self, request: web.Request) -> tuple[int, str] | None:
+        """A page in a browser on this machine or network, which reaches what its author cannot."""
+        host = request.headers.get("Host")
+        if host is not None and not self._knows(host):
+            return 403, (
+                "this server goes by another name than the Host header says, as in DNS rebinding; "
+                "use its IP address, start it with --host NAME, or give it an --api-key"
+            )
+        origin = request.headers.get("Origin")
+        foreign = origin is not None and origin != f"{request.scheme}://{host}"
+        if foreign or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return 403, "this server takes no requests from a web page of another origin"
+        return None
+
+    def _knows(self, host_header: str) -> bool:
+        """An address, or a name of this machine: no name that a stranger could point here."""
+        try:
+            name = URL(f"http://{host_header}").host or ""
+        except ValueError:
+            return False
+        own = socket.gethostname().lower()
+        return _is_address(name) or name in {"localhost", self.host.lower(), own, own.partition(".")[0]} - {""}
+
+
+def exposure(host: str, api_key: str | None) -> str | None:
+    """A warning, where others than this machine's users may use the server and change its weights."""
+    if api_key is not None or host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
+        return None
+    return (
+        f"listening at {host} without a key: whoever reaches it may generate, abort and change the weights; "
+        "give it an --api-key, or keep the port behind a firewall"
+    )
+
+
+def guard(access: Access) -> Middleware:
+    """The rules as a middleware."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if (refused := access.refusal(request)) is None:
+            return await handler(request)
+        status, reason = refused
+        return web.json_response({"error": {"message": reason}}, status=status)
+
+    return check
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,243 @@
+"""The bodies of requests to the server, read strictly: what is not served is refused by name, never ignored."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self, cast
+
+from agentrl.engine.base import SamplingParams
+from agentrl.errors import RequestError
+
+_MAX_NEW_TOKENS = 128  # SGLang's default
+_TOKEN_IDS = 2**31
+_GREEDY_BELOW = 1e-6  # SGLang's
+_HOTTEST = 1e6
+_STOPS, _STOP_CHARACTERS = 256, 65_536
+"""Each step of each request looks for all its stop strings, on everybody's time."""
+
+# What an Engine obeys, and the types JSON may bring it in.
+_OBEYED: Mapping[str, tuple[type, ...]] = {
+    "temperature": (float, int),
+    "top_p": (float, int),
+    "top_k": (int,),
+    "max_new_tokens": (int,),
+    "stop": (str, list),
+    "stop_token_ids": (list,),
+    "sampling_seed": (int,),
+}
+# They change only `text`, or nothing here.
+_TEXT_ONLY = frozenset({"skip_special_tokens", "no_stop_trim", "spaces_between_special_tokens", "stream_interval"})
+# What SGLang takes besides, at the values that mean nothing.
+_PARAMETER_DEFAULTS: Mapping[str, Any] = {
+    "min_p": 0.0,
+    "min_new_tokens": 0,
+    "n": 1,
+    "ignore_eos": False,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+_SERVED = frozenset({"text", "input_ids", "sampling_params", "return_logprob", "stream", "rid"})
+# Of the fields of SGLang's GenerateReqInput, those that route, label or log a request and leave its answer as it is.
+_HARMLESS = frozenset(
+    {
+        "cache_salt", "conversation_id", "custom_labels", "data_parallel_rank", "external_trace_header", "extra_key",
+        "kv_hints", "log_metrics", "modalities", "no_logs", "priority", "received_time", "routed_dp_rank",
+        "routing_key", "session_id",
+    }
+)  # fmt: skip
+_DEFAULTS: Mapping[str, Any] = {"logprob_start_len": -1, "top_logprobs_num": 0, "routed_experts_start_len": 0}
+_UPDATE_HARMLESS = frozenset({"flush_cache", "is_async", "recapture_cuda_graph", "token_step", "torch_empty_cache"})
+
+
+def read_json(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request. Raises RequestError."""
+    try:
+        body = json.loads(raw, parse_constant=_refuse_constant)
+    except RecursionError as exc:
+        raise RequestError("the body is nested too deeply") from exc
+    except ValueError as exc:
+        raise RequestError(f"the body is not JSON: {exc}") from exc
+    if not isinstance(body, dict):
+        raise RequestError("the body must be a JSON object")
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateBody:
+    """What /generate is asked. Either `text` or `input_ids` is there."""
+
+    text: str | None
+    input_ids: list[int] | None
+    sampling_params: SamplingParams
+    rid: str | None
+    return_logprob: bool
+    stream: bool
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        """Raises RequestError that names the field."""
+        _refuse_unserved(body, _SERVED, _HARMLESS, _DEFAULTS)
+        text, input_ids = body.get("text"), body.get("input_ids")
+        if text is not None and input_ids is not None:
+            raise RequestError("either text or input_ids, not both")
+        rid = body.get("rid")
+        if rid is not None and not (isinstance(rid, str) and rid):
+            raise RequestError("rid must be a string, and not empty")
+        return cls(
+            text=None if text is None else _text(text),
+            input_ids=_token_ids(input_ids) if text is None else None,
+            sampling_params=read_sampling_params(body.get("sampling_params")),
+            rid=rid,
+            return_logprob=_flag(body, "return_logprob"),
+            stream=_flag(body, "stream"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateBody:
+    """What /update_weights_from_disk is asked."""
+
+    model_path: str
+    weight_version: str | None
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        """Raises RequestError that names the field."""
+        served = frozenset({"model_path", "weight_version"})
+        _refuse_unserved(body, served, _UPDATE_HARMLESS, {"load_format": "auto"})
+        path, version = body.get("model_path"), body.get("weight_version")
+        if not isinstance(path, str) or not path:
+            raise RequestError('update_weights_from_disk takes {"model_path": "FOLDER"}')
+        if not isinstance(version, str | None):
+            raise RequestError("weight_version must be a string")
+        return cls(path, version)
+
+
+def read_sampling_params(given: Any) -> SamplingParams:
+    """Take over what an Engine obeys; null means not given, as slime sends it. Raises RequestError."""
+    if not isinstance(given, dict | None):
+        raise RequestError("sampling_params must be an object")
+    params: dict[str, Any] = {"max_new_tokens": _MAX_NEW_TOKENS}
+    for name, value in (given or {}).items():
+        if value is None or name in _TEXT_ONLY or _is_default(_PARAMETER_DEFAULTS, name, value):
+            continue
+        if name not in _OBEYED and _is_empty(value):
+            continue
+        if name not in _OBEYED:
+            raise RequestError(f"sampling_params.{name}={_shown(value)} is not supported by this server")
+        if not isinstance(value, _OBEYED[name]) or isinstance(value, bool):
+            raise RequestError(f"sampling_params.{name} has the wrong type: {_shown(value)}")
+        params[name] = value
+    params["stop"] = _stops(params.get("stop", []))
+    params["stop_token_ids"] = _stop_token_ids(params.get("stop_token_ids", []))
+    _check_ranges(params)
+    if params.get("temperature", 1.0) < _GREEDY_BELOW:
+        params["temperature"] = 0.0
+    return cast(SamplingParams, params)
+
+
+def _check_ranges(params: Mapping[str, Any]) -> None:
+    """SGLang's rules and words, and bounds where 64 bits or a float32 end."""
+    if params["max_new_tokens"] < 0:
+        raise RequestError(f"max_new_tokens must be at least 0, got {params['max_new_tokens']}.")
+    temperature = params.get("temperature", 1.0)
+    if not 0 <= temperature <= _HOTTEST:
+        raise RequestError(f"temperature must be non-negative and at most {_HOTTEST:g}, got {_shown(temperature)}.")
+    if not 0 < params.get("top_p", 1.0) <= 1:
+        raise RequestError(f"top_p must be in (0, 1], got {_shown(params['top_p'])}.")
+    if (top_k := params.get("top_k", -1)) != -1 and not 1 <= top_k < 2**31:
+        raise RequestError(f"top_k must be -1 (disable) or at least 1 and below 2**31, got {_shown(top_k)}.")
+    if not 0 <= (seed := params.get("sampling_seed", 0)) < 2**63:
+        raise RequestError(f"sampling_seed must be in [0, 2**63 - 1], got {_shown(seed)}.")
+
+
+def _stops(given: str | list[Any]) -> list[str]:
+    stops = [given] if isinstance(given, str) else given
+    if not all(isinstance(stop, str) and stop for stop in stops):
+        raise RequestError("sampling_params.stop must be a list of str, none empty")
+    if len(stops) > _STOPS or sum(map(len, stops)) > _STOP_CHARACTERS:
+        raise RequestError(f"sampling_params.stop holds more than {_STOPS} strings or {_STOP_CHARACTERS} characters")
+    for stop in stops:
+        _check_encodable("sampling_params.stop", stop)
+    return stops
+
+
+def _stop_token_ids(given: Sequence[Any]) -> list[int]:
+    if not all(type(token) is int and 0 <= token < _TOKEN_IDS for token in given):
+        raise RequestError("sampling_params.stop_token_ids must be a list of int, each the id of a token")
+    return list(given)
+
+
+def _text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise RequestError("text must be one string (this server takes no batches)")
+    if not text:
+        raise RequestError("text is empty: there is nothing to continue")
+    _check_encodable("text", text)
+    return text
+
+
+def _token_ids(ids: Any) -> list[int]:
+    if not isinstance(ids, list) or not ids or set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= _TOKEN_IDS:
+        raise RequestError("input_ids must be one non-empty list of token ids (this server takes no batches)")
+    return ids
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise RequestError(f"{name} must be true or false")
+    return bool(value)
+
+
+def _check_encodable(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise RequestError(f"{name} holds a lone surrogate, which no tokenizer knows") from exc
+
+
+def _refuse_unserved(
+    body: Mapping[str, Any], served: Set[str], harmless: Set[str], defaults: Mapping[str, Any]
+) -> None:
+    for name, value in body.items():
+        if (
+            name not in served
+            and name not in harmless
+            and not _is_empty(value)
+            and not _is_default(defaults, name, value)
+        ):
+            raise RequestError(f"{_shown(name)} is not served here and would change the answer; leave it out")
+
+
+def _is_empty(value: Any) -> bool:
+    """How SGLang spells "not given"."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def _is_default(defaults: Mapping[str, Any], name: str, value: Any) -> bool:
+    return name in defaults and type(value) in (int, float, str, bool) and value == defaults[name]
+
+
+def _shown(value: Any) -> str:
+    """One short line. Integers of thousands of digits cannot be printed, nor can deep lists."""
+    if isinstance(value, list | dict):
+        return f"a {'list' if isinstance(value, list) else 'dict'} of {len(value)}"
+    if isinstance(value, int) and not math.isfinite(_float(value)):
+        return f"an integer of {value.bit_length()} bits"
+    return ascii(value)[:80]
+
+
+def _float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise RequestError(f"{name} is no JSON")
