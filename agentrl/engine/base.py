@@ -50,7 +50,8 @@ class Engine(Protocol):
         """Continue `input_ids`.
 
         `session_id` names the episode (routing, prefix cache), `rid` this request (abort). A caller that is cancelled
-        leaves no request running. Raises EngineError when there is no answer to be had.
+        leaves no request running. Raises EngineError when there is no answer to be had, and of these RequestError when
+        the request is to blame, so that asking again cannot help.
         """
         ...
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="the embedded engine needs the extra
 from agentrl.engine.base import Generation  # noqa: E402
 from agentrl.engine.local import LocalEngine  # noqa: E402
 from agentrl.engine.local import worker as worker_module  # noqa: E402
-from agentrl.errors import ConfigError, EngineError  # noqa: E402
+from agentrl.errors import ConfigError, EngineError, RequestError  # noqa: E402
 from agentrl.models import tiny_model, tiny_tokenizer  # noqa: E402
 
 TOKENIZER = tiny_tokenizer()
@@ -463,7 +463,7 @@ async def test_episodes_that_fail_or_are_cancelled_hold_nobody_up(engine: LocalE
         async with asyncio.timeout(30):
             results = await asyncio.gather(*map(play, range(8)), return_exceptions=True)
     assert [r for r in results if isinstance(r, int)] == [0, 4, 6, 7]
-    assert [type(results[i]) for i in (1, 2, 3, 5)] == [KeyError, KeyError, TimeoutError, EngineError]
+    assert [type(results[i]) for i in (1, 2, 3, 5)] == [KeyError, KeyError, TimeoutError, RequestError]
 
 
 async def test_abort_ends_a_wave_that_waits(engine: LocalEngine) -> None:

@@ -18,7 +18,7 @@ from agentrl.engine.local.lockstep import Lockstep
 from agentrl.engine.local.request import Request
 from agentrl.engine.local.sampling import Sampling
 from agentrl.engine.local.worker import Worker
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import ConfigError, EngineError, RequestError
 
 
 class LocalEngine(AsyncClosing):
@@ -67,7 +67,7 @@ class LocalEngine(AsyncClosing):
         sampling = Sampling.read(sampling_params)
         ids = self._read(input_ids)
         if not isinstance(session_id, str) or not isinstance(rid, str):
-            raise EngineError(f"session_id and rid must be strings, not {session_id!r:.50} and {rid!r:.50}")
+            raise RequestError(f"session_id and rid must be strings, not {session_id!r:.50} and {rid!r:.50}")
         if sampling.max_new_tokens == 0:
             return Generation([], [], "length", weight_version=self.weight_version)
         request = Request(ids, sampling, session_id, rid, asyncio.get_running_loop())
@@ -79,13 +79,17 @@ class LocalEngine(AsyncClosing):
         try:
             ids = list(map(operator.index, input_ids))
         except TypeError as exc:
-            raise EngineError(f"the prompt must be a list of token ids: {exc}") from exc
+            raise RequestError(f"the prompt must be a list of token ids: {exc}") from exc
         if not ids:
-            raise EngineError("the prompt is empty: an engine needs at least one token to continue")
+            raise RequestError("the prompt is empty: an engine needs at least one token to continue")
         if len(ids) >= self._context:
-            raise EngineError(f"the prompt has {len(ids)} tokens; the context holds {self._context}, response included")
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; the context holds {self._context}, response included"
+            )
         if not 0 <= min(ids) <= max(ids) < self._vocabulary:
-            raise EngineError(f"the prompt has a token id outside the model's vocabulary of {self._vocabulary}")
+            raise RequestError(
+                f"the prompt has a token id outside the model's vocabulary of {self._vocabulary}: tokenizer mismatch?"
+            )
         return ids
 
     async def abort(self, rid: str | None = None) -> None:

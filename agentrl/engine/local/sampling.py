@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import EngineError
+from agentrl.errors import RequestError
 
 if TYPE_CHECKING:
     import torch
@@ -62,15 +62,17 @@ class Sampling:
     def read(cls, params: Mapping[str, Any]) -> Sampling:
         """Check `params`. None is absent; without `sampling_seed` a fresh one is drawn.
 
-        Raises EngineError that names the parameter: an unknown one could change what is sampled, and log-probs that
+        Raises RequestError that names the parameter: an unknown one could change what is sampled, and log-probs that
         describe another distribution spoil training in silence.
         """
         if not isinstance(params, Mapping):
-            raise EngineError(f"sampling parameters must be a mapping of names to values, not {params!r:.200}")
+            raise RequestError(f"sampling parameters must be a mapping of names to values, not {params!r:.200}")
         given = {name: value for name, value in params.items() if value is not None and name not in _HARMLESS}
         for name, neutral in _NEUTRAL.items():
             if given.pop(name, neutral) != neutral:
-                raise EngineError(f"sampling parameter {name} is not supported by LocalEngine: leave it at {neutral!r}")
+                raise RequestError(
+                    f"sampling parameter {name} is not supported by LocalEngine: leave it at {neutral!r}"
+                )
         reader = _Reader(given)
         sampling = cls(
             seed=reader.integer("sampling_seed", secrets.randbits(63), at_least=0, at_most=2**63 - 1),
@@ -84,7 +86,7 @@ class Sampling:
         )
         if given:
             names = ", ".join(sorted(map(str, given)))
-            raise EngineError(f"unknown sampling parameter {names}: LocalEngine cannot honour it")
+            raise RequestError(f"unknown sampling parameter {names}: LocalEngine cannot honour it")
         return sampling
 
 
@@ -132,12 +134,12 @@ def _is_integer(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-def _refused(name: str, wanted: str, value: object) -> EngineError:
+def _refused(name: str, wanted: str, value: object) -> RequestError:
     try:
         shown = f"{value!r:.100}"
     except ValueError:  # Python prints no integer of more than 4,300 digits
         shown = "a very large integer"
-    return EngineError(f"sampling parameter {name} must be {wanted}, not {shown}")
+    return RequestError(f"sampling parameter {name} must be {wanted}, not {shown}")
 
 
 def uniform(seed: int, position: int) -> float:

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from agentrl.engine.base import Generation, SamplingParams
+from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
 from agentrl.engine.sglang import workers
 from agentrl.engine.sglang.answers import read_generation
 from agentrl.engine.sglang.connections import Address, Connections, UnavailableError
@@ -62,7 +62,7 @@ class _Request:
             pass
 
 
-class SGLangEngine:
+class SGLangEngine(AsyncClosing):
     """Generates with an SGLang server or router at `url`. Safe to use from several event loops and threads.
 
     `timeout` is in seconds, for the whole answer of one attempt. `retries` counts further attempts after refused or
@@ -104,12 +104,6 @@ class SGLangEngine:
         self._requests: dict[int, _Request] = {}
         self._abandoned: set[asyncio.Task[None]] = set()
         self._context_length: int | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
