@@ -83,7 +83,7 @@ def check_out(out: Path | None, data: Path) -> None:
 
 def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:
     """One a line, all or nothing."""
-    from agentrl.train.run_folder import write_atomically
+    from agentrl.train.files import write_atomically
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, "".join(json.dumps(trajectory.to_json()) + "\n" for trajectory in trajectories))

@@ -38,6 +38,9 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, such as limits.turns=4.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    accept_changed_data: Annotated[
+        bool, typer.Option("--accept-changed-data", help="Go on although rows of the data file have changed.")
+    ] = False,
 ) -> None:
     """Train a model in an environment by reinforcement learning.
 
@@ -66,7 +69,7 @@ def train(
         train_config = build_config(config, merge(given, parse_settings(settings or ())), resume=resume)
         with needs_torch():
             from agentrl.train import train as run
-        run(train_config, resume=resume)
+        run(train_config, resume=resume, accept_changed_data=accept_changed_data)
     _say_what_next(train_config)
 
 

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -138,15 +139,19 @@ class TaskStream:
         return taken
 
     def state_dict(self) -> dict[str, JSON]:
-        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "data_hash": self._data_hash()}
+        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Raises ConfigError if the tasks or the seed are not those of then."""
-        if state["data_hash"] != self._data_hash():
-            raise ConfigError("the tasks are not those the run began with; restore the data file, or begin a new run")
+    def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
+        """Go on where `state_dict` was taken. Raises ConfigError if the seed or, unless accepted, a task changed."""
+        changes = self._changes(state.get("rows"))
+        if changes and not accept_changes:
+            raise ConfigError(
+                f"{changes} since the run began; restore the data file, or add --accept-changed-data to go on with it "
+                "as it is"
+            )
         if state["seed"] != self._seed:
             raise ConfigError(f"the run began with seed {state['seed']}, not {self._seed}; restore it, or begin anew")
-        self._epoch, self._position = state["epoch"], state["position"]
+        self._epoch, self._position = state["epoch"], min(state["position"], len(self._tasks))
         self._order = self._shuffled()
 
     def _shuffled(self) -> list[int]:
@@ -154,8 +159,24 @@ class TaskStream:
         Random(f"{self._seed}/{self._epoch}").shuffle(order)
         return order
 
-    def _data_hash(self) -> str:
-        digest = hashlib.sha256()
-        for task in self._tasks:
-            digest.update(json.dumps(asdict(task), sort_keys=True, default=str).encode())
-        return digest.hexdigest()[:16]
+    def _rows(self) -> str:
+        """Eight hexadecimal digits for each task: few, as every checkpoint holds them."""
+        rows = (json.dumps(asdict(task), sort_keys=True, default=str) for task in self._tasks)
+        return "".join(hashlib.sha256(row.encode(errors="surrogatepass")).hexdigest()[:_DIGITS] for row in rows)
+
+    def _changes(self, before: str | None) -> str:
+        """Which rows are not as they were, in words; "" where all are, or nobody knows."""
+        now = self._rows()
+        if before is None or before == now:
+            return ""
+        old, new = ([rows[i : i + _DIGITS] for i in range(0, len(rows), _DIGITS)] for rows in (before, now))
+        if len(old) != len(new):
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+            return f"the data file had {len(old)} rows and has {len(new)}, other ones from row {same + 1} on,"
+        changed = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+        named = ", ".join(f"{i + 1} (id {self._tasks[i].id})" for i in changed[:_NAMED])
+        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        return f"{len(changed)} of {len(new)} rows of the data file changed, row {named}{more},"
+
+
+_DIGITS, _NAMED = 8, 5

@@ -72,6 +72,7 @@ class Learner:
         pairs = zip(model.parameters(), self.masters, strict=True)
         self._rounded: list[tuple[Tensor, Tensor]] = [(p, master) for p, master in pairs if p is not master]
         self.optimizer = AdamW(self.masters, config.learning_rate, _BETAS, weight_decay=0.0, fused=True)
+        self.schedule = Schedule(config.lr_warmup_steps, config.lr_final, config.steps)
         self.reference: Any = None
         """A model with the weights at the start of RL, where kl_coef asks for one."""
 
@@ -81,7 +82,7 @@ class Learner:
         Raises DivergedError before the weights are touched by a loss that is not finite.
         """
         config = self.config
-        set_learning_rate(self.optimizer, rl_schedule(step, config))
+        set_learning_rate(self.optimizer, self.schedule.at(step))
         update = Update(self.optimizer.param_groups[0]["lr"])
         shuffled = list(rows) if config.tis_clip is None else self.weigh(rows, config.tis_clip, update)
         random.Random(f"{config.seed}/{step}").shuffle(shuffled)
@@ -182,12 +183,8 @@ class Learner:
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "masters": [master for _, master in self._rounded],
-            "python_rng": random.getstate(),
-            "torch_rng": torch.get_rng_state(),
         }
-        if self.device.type == "cuda":
-            state["cuda_rng"] = torch.cuda.get_rng_state(self.device)
-        return state
+        return {**state, **random_states(self.device)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(dict(state["optimizer"]))
@@ -199,10 +196,40 @@ class Learner:
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)
 
 
-def rl_schedule(step: int, config: TrainConfig) -> float:
-    """Share of the learning rate at a step from 1: a linear rise, and a linear fall to `lr_final` at the last."""
-    rise = min(1.0, step / max(config.lr_warmup_steps, 1))
-    return rise * (1 - (1 - config.lr_final) * min(1.0, step / max(config.steps, 1)))
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The learning rate of RL as a share of the highest: a linear rise, then a linear fall until the last step."""
+
+    rise: int
+    final: float
+    steps: int
+    since: int = 0
+    """The fall began after this step,"""
+    share: float = 1.0
+    """at this share."""
+
+    def at(self, step: int) -> float:
+        """The share at a step, counted from 1."""
+        return min(1.0, step / max(self.rise, 1)) * self._fall(step)
+
+    def until(self, steps: int, *, at: int) -> Schedule:
+        """For a run that goes on after step `at` with another number of steps: from there the fall takes a new slope.
+
+        The learning rate never jumps. Where the fall is over already, it stays at `final`.
+        """
+        return self if steps == self.steps else replace(self, steps=steps, since=at, share=self._fall(at))
+
+    def _fall(self, step: int) -> float:
+        done = min(1.0, (step - self.since) / max(self.steps - self.since, 1))
+        return self.share + (self.final - self.share) * done
+
+
+def random_states(device: torch.device) -> dict[str, Any]:
+    """The states of the process's random number generators."""
+    states: dict[str, Any] = {"python_rng": random.getstate(), "torch_rng": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda_rng"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def set_learning_rate(optimizer: Optimizer, share: float) -> None:

@@ -9,9 +9,11 @@ reference/                    the weights at the start of RL, if KL is measured
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import json
+import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,12 +21,14 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.train.config import TrainConfig
+from agentrl.train.files import about_folder, damage, sync, write_atomically, write_folder
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON
 
+log = logging.getLogger("agentrl")
+
 KEEP_CHECKPOINTS = 2
-_FULL_BYTES = 1 << 20
-"""A disk with less free space is what a failed write failed for."""
+_STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
@@ -44,6 +48,8 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.reference = path / "reference"
+        self._lock: int | None = None
+        self._made = False
 
     def check(self, config: TrainConfig, *, resume: bool) -> None:
         """Raises ConfigError if this folder cannot take the run, or cannot go on with it. Writes nothing."""
@@ -64,21 +70,62 @@ class RunFolder:
                 f"--resume: {key} was {before[key]!r} and is now {now[key]!r}; restore it, or begin a new run"
             )
 
+    def lock(self) -> None:
+        """Keep every other process out, until `unlock` or the end of this one. Raises ConfigError if one is in."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ConfigError(
+                f"--out {self.path}: another process is training in this folder; wait for its end, or end it"
+            ) from None
+        except OSError as exc:  # a file system without locks
+            log.warning("%s cannot be locked (%s): let no other process train in it", self.path, exc.strerror)
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def create(self, config: TrainConfig) -> None:
-        self.trajectories.mkdir(parents=True, exist_ok=True)
+        """Make what is missing, and lock the folder unless it is locked. Raises ConfigError."""
+        if self._lock is None:
+            self._made = not self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            self.check(config, resume=False)  # another process may have been faster
+        self.trajectories.mkdir(exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
         write_atomically(self.path / "config.yaml", config.to_yaml())
+
+    def discard(self) -> None:
+        """Take everything back, so that the next try finds the folder as it was before `create`."""
+        for path in list(self.path.iterdir()):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if self._made:
+            self.path.rmdir()
 
     def append_metrics(self, metrics: Mapping[str, JSON]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The steps so far; a last line that a kill cut short is left out."""
+        """The steps so far; a last line that a kill cut short is left out. Raises ConfigError for another bad line."""
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+        found = []
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                found.append(json.loads(line))
+            except ValueError as exc:
+                raise ConfigError(f"{self.metrics}:{number}: not JSON ({exc}); delete this line") from exc
+        return found
 
     def write_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
         lines = [json.dumps(trajectory.to_json(), ensure_ascii=False) + "\n" for trajectory in trajectories]
@@ -90,40 +137,70 @@ class RunFolder:
         Raises OSError (ENOSPC) when the disk is full; the checkpoints before it stay.
         """
         target = self.checkpoints / step_name(step)
-        _replace_folder(target, write)
-        for old in self._complete()[:-KEEP_CHECKPOINTS]:
-            shutil.rmtree(old)
+        if self.metrics.exists():
+            sync(self.metrics)
+        write_folder(target, write, step=step)
+        steps = self._steps()
+        for old in steps:
+            # What is newer could not be read, or this one would not have been written.
+            if old > step or old not in sorted(s for s in steps if s <= step)[-KEEP_CHECKPOINTS:]:
+                shutil.rmtree(self.checkpoints / step_name(old))
         return target
 
-    def save_model(self, target: Path, write: Callable[[Path], None]) -> None:
-        """Let `write` fill `target`, one of this folder's, complete or not at all."""
-        _replace_folder(target, write)
+    def save_model(self, target: Path, step: int, write: Callable[[Path], None]) -> None:
+        """Let `write` fill `target`, one of this folder's, complete or not at all, with the weights after a step."""
+        write_folder(target, write, step=step)
 
-    def latest_checkpoint(self) -> Path | None:
-        complete = self._complete()
-        return complete[-1] if complete else None
+    def latest_checkpoint(self, warn: Callable[[str], None] = log.warning) -> Path | None:
+        """The newest one that is whole; `warn` hears of those that are not. Raises ConfigError if none is whole."""
+        return self._whole([self.checkpoints / step_name(step) for step in self._steps()[::-1]], warn)
+
+    def newest_weights(self) -> Path | None:
+        """The final weights, or those of a checkpoint if the run has gone on since. Raises ConfigError if damaged."""
+        found = [(step, self.checkpoints / step_name(step)) for step in self._steps()]
+        if self.model.exists():
+            found.append((about_folder(self.model).get("step", -1), self.model))
+        found.sort(key=lambda weights: weights[0])
+        return self._whole([folder for _, folder in found[::-1]], log.warning)
 
     def rewind(self, step: int) -> None:
         """Forget what happened after `step`: it will happen again."""
         lines = [json.dumps(metrics) + "\n" for metrics in self.read_metrics() if metrics["step"] <= step]
         write_atomically(self.metrics, "".join(lines))
         for file in self.trajectories.glob("step_*.jsonl"):
-            if file.stem > step_name(step):
+            if (of_file := _step_of(file.stem)) is not None and of_file > step:
                 file.unlink()
+        for left in self.checkpoints.glob(".step_*"):  # by a kill
+            shutil.rmtree(left)
 
-    def _complete(self) -> list[Path]:
-        return sorted(self.checkpoints.glob("step_*"))
+    def _steps(self) -> list[int]:
+        """The steps that there are checkpoints of, in order. What has another name is the user's."""
+        if not self.checkpoints.is_dir():
+            return []
+        found = [_step_of(path.name) for path in self.checkpoints.iterdir() if path.is_dir()]
+        return sorted(step for step in found if step is not None)
+
+    def _whole(self, folders: Iterable[Path], warn: Callable[[str], None]) -> Path | None:
+        broken = []
+        for folder in folders:
+            if (why := damage(folder)) is None:
+                return folder
+            broken.append(f"{folder} is damaged: {why}")
+            warn(f"{broken[-1]}; taking the one before")
+        if broken:
+            raise ConfigError(f"{broken[0]}, and so is every other; begin a new run")
+        return None
 
 
 def model_folder(path: str | Path) -> Path:
-    """The weights in a run folder: final, else of the latest checkpoint. Any other path is returned as it is.
+    """The newest weights in a run folder. Any other path is returned as it is.
 
-    Raises ConfigError if the run has neither yet.
+    Raises ConfigError if the run has none yet, or all are damaged.
     """
     run = RunFolder(Path(path))
     if not (run.path / "config.yaml").exists():
         return run.path
-    found = run.model if run.model.exists() else run.latest_checkpoint()
+    found = run.newest_weights()
     if found is None:
         raise ConfigError(f"{path} holds a run without a checkpoint yet; go on with it: agentrl train --resume")
     return found
@@ -133,24 +210,6 @@ def step_name(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def write_atomically(file: Path, text: str) -> None:
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, file)
-
-
-def _replace_folder(target: Path, write: Callable[[Path], None]) -> None:
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
-    temporary.mkdir(parents=True)
-    try:
-        write(temporary)
-    except Exception as exc:  # torch and safetensors tell of a full disk each in words of their own
-        full = shutil.disk_usage(target.parent).free < _FULL_BYTES
-        shutil.rmtree(temporary, ignore_errors=True)
-        if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from exc
-        raise
-    if target.exists():
-        shutil.rmtree(target)
-    os.rename(temporary, target)
+def _step_of(name: str) -> int | None:
+    found = _STEP.fullmatch(name)
+    return int(found[1]) if found and step_name(int(found[1])) == name else None

@@ -9,11 +9,13 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from rich.console import Console
+from torch.optim import Optimizer
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl._interrupts import run
@@ -26,15 +28,16 @@ from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.render import load_renderer
 from agentrl.rollout.evaluate import Evaluation, evaluate
-from agentrl.rollout.groups import Rollout, run_groups
+from agentrl.rollout.groups import BugError, Rollout, run_groups
 from agentrl.rollout.tasks import TaskStream, load_tasks
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import credited
-from agentrl.train.learner import DivergedError, Learner, set_learning_rate
+from agentrl.train.files import write_atomically
+from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.progress import Progress
 from agentrl.train.report import StepReport, Summary, draw_curve
-from agentrl.train.run_folder import RunFolder, model_folder, step_name, write_atomically
+from agentrl.train.run_folder import RunFolder, model_folder, step_name
 from agentrl.train.warm_start import (
     demonstration_batches,
     load_demonstrations,
@@ -54,6 +57,7 @@ class Position:
     step: int = 0
     started: bool = False
     """The warm start, if any, is over."""
+    warm_steps: int = 0
     seconds: float = 0.0
     evals: dict[str, float] = field(default_factory=dict)
 
@@ -62,6 +66,7 @@ def train(
     config: TrainConfig,
     *,
     resume: bool = False,
+    accept_changed_data: bool = False,
     trainer: type[Trainer] | None = None,
     console: Console | None = None,
 ) -> Summary:
@@ -69,11 +74,13 @@ def train(
 
     Raises ConfigError before anything is written, BugError for a bug in the Env, DivergedError for a loss that is not
     finite, and CanaryError where nothing can be learned or engine and trainer disagree. After any of them, and after a
-    kill, `resume` goes on from the last checkpoint.
+    kill, `resume` goes on from the last checkpoint; after Ctrl-C and SIGTERM from where it stood. A run that fails so
+    before its first step leaves no folder. `accept_changed_data`: go on although rows of the data file have changed.
     """
 
     async def whole() -> Summary:
-        async with (trainer or Trainer)(config, resume=resume, console=console) as running:
+        kind = trainer or Trainer
+        async with kind(config, resume=resume, accept_changed_data=accept_changed_data, console=console) as running:
             return await running.run()
 
     return run(whole())
@@ -82,27 +89,45 @@ def train(
 class Trainer:
     """One run. `async with Trainer(config) as trainer: await trainer.run()`; every method is a seam to override."""
 
-    def __init__(self, config: TrainConfig, *, resume: bool = False, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        resume: bool = False,
+        accept_changed_data: bool = False,
+        console: Console | None = None,
+    ) -> None:
         self.config = config
         self.console = console or Console()
         self.folder = RunFolder(config.out)
         self.position = Position()
         self.canaries = Canaries(config.canaries) if config.canaries else None
         self.numerics = NumericsWatch(config.numerics) if config.numerics else None
-        self._resume = resume
+        self._resume, self._created = resume, False
+        self._accept_changed_data = accept_changed_data
+        self._kept: tuple[int, int, bool] | None = None
+        """The position of the last checkpoint: steps of RL, of the warm start, and whether RL has begun."""
         self._stack = AsyncExitStack()
         self._counted = time.monotonic()
 
     async def __aenter__(self) -> Self:
         try:
             await self.setup()
-        except BaseException:
-            await self._stack.aclose()
+        except BaseException as exc:
+            await self._close(exc)
             raise
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        await self._close(exc)
+
+    async def _close(self, exc: BaseException | None) -> None:
+        """Close what is open. What failed before anything was learned leaves no folder in the way of the next try."""
         await self._stack.aclose()
+        nothing_learned = self.position.step == self.position.warm_steps == 0
+        if isinstance(exc, ConfigError | BugError) and self._created and nothing_learned:
+            self.folder.discard()
+        self.folder.unlock()
 
     async def setup(self) -> None:
         """Load and check everything; only then make the run folder. Raises ConfigError."""
@@ -112,9 +137,11 @@ class Trainer:
         reward = _load_reward(config.reward)
         self.stream = TaskStream(load_tasks(config.data, split="train", check=envs.check), config.seed)
         self.eval_tasks = _eval_tasks(config, envs)
-        checkpoint = self.folder.latest_checkpoint() if self._resume else None
+        checkpoint = self._find_checkpoint() if self._resume else None
+        state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
-        if config.warm_start is not None:
+        self.warm_optimizers: list[Optimizer] = []
+        if config.warm_start is not None and not self.position.started:
             vocabulary = self.learner.model.config.vocab_size
             self.demonstrations = load_demonstrations(config.warm_start.demonstrations, vocabulary)
             self.warm_optimizers = make_optimizers(self.learner.model, self.learner.masters, config.warm_start)
@@ -130,45 +157,58 @@ class Trainer:
         )
         limits = self.rollout.options.limits
         self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
-        if checkpoint is not None:
-            self._restore(checkpoint)
+        if checkpoint is not None and state is not None:
+            self._restore(checkpoint, state)
+        self._settle()
         self.folder.create(config)
+        self._created = not self._resume
         if self._resume:
             self.folder.rewind(self.position.step)
-            where = f"going on after step {self.position.step}" if checkpoint else "no checkpoint yet: beginning anew"
+            where = f"going on {self._where()}" if checkpoint else "no checkpoint yet: beginning anew"
             self.console.print(where, highlight=False)
         self._tensorboard = _tensorboard(self.folder.path / "tensorboard", self.position.step)
         if self._tensorboard is not None:
             self._stack.callback(self._tensorboard.close)
 
     async def run(self) -> Summary:
-        """Everything, from where the run stands."""
+        """Everything, from where the run stands. What is interrupted writes a checkpoint first."""
+        try:
+            return await self._run()
+        except asyncio.CancelledError:
+            self._keep()
+            raise
+
+    async def _run(self) -> Summary:
         config, position = self.config, self.position
         if not position.started:
-            await self._evaluate_and_keep("start")
+            if "start" not in position.evals:
+                await self._evaluate_and_keep("start")
             if config.warm_start is not None:
                 await self.warm_start()
-                await self._evaluate_and_keep("warm")
+                if "warm" not in position.evals:
+                    await self._evaluate_and_keep("warm")
             self._begin_rl()
         with Progress(self.console, "rl", config.steps, done=position.step) as progress:
             while position.step < config.steps:
                 await self._finish_step(await self.step(position.step + 1), progress)
         await self._evaluate_and_keep("final")
-        self.folder.save_model(self.folder.model, self._save_model)
+        self.folder.save_model(self.folder.model, position.step, self._save_model)
         return self._summarise()
 
     async def warm_start(self) -> None:
         """Imitate the demonstrations."""
         config = self.config.warm_start
         assert config is not None
-        tokens, began = 0, time.monotonic()
-        with Progress(self.console, "warm start", config.steps) as progress:
+        self._settle()
+        tokens, began, done = 0, time.monotonic(), self.position.warm_steps
+        with Progress(self.console, "warm start", config.steps, done=done) as progress:
             batches = demonstration_batches(self.demonstrations, config, self.config.seed)
-            for step, rows in enumerate(batches, 1):
+            for step, rows in enumerate(islice(batches, done, None), done + 1):
                 for optimizer in self.warm_optimizers:
                     set_learning_rate(optimizer, warm_start_schedule(step, config.steps))
                 loss = self.learner.imitate(rows, self.warm_optimizers, config.micro_batch_tokens)
                 tokens += sum(len(row.tokens) for row in rows)
+                self.position.warm_steps = step
                 progress.show(step, loss=loss, tokens_s=tokens / (time.monotonic() - began))
                 await asyncio.sleep(0)  # lets Ctrl-C in
         self.warm_optimizers = []
@@ -253,8 +293,16 @@ class Trainer:
     async def _finish_step(self, report: StepReport, progress: Progress) -> None:
         config, step, metrics = self.config, report.step, report.to_json()
         last = step == config.steps
-        if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
-            metrics["eval_reward_mean"] = (await self.evaluate(step_name(step))).metrics.reward_mean
+        try:
+            if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
+                metrics["eval_reward_mean"] = (await self.evaluate(step_name(step))).metrics.reward_mean
+        finally:  # weights that have changed belong to a step that is done, though its evaluation was interrupted
+            self._record(report, metrics, progress)
+        if step % config.checkpoint_every == 0 or last:
+            self.checkpoint()
+
+    def _record(self, report: StepReport, metrics: dict[str, Any], progress: Progress) -> None:
+        step = report.step
         self.folder.append_metrics(metrics)
         if self._tensorboard is not None:
             for name, value in metrics.items():
@@ -266,9 +314,8 @@ class Trainer:
         for warning in warnings:
             progress.note(f"warning: {warning}")
         self.position.step = step
+        self._settle()
         progress.show(step, reward=metrics["reward_mean"], tokens_s=metrics["tokens_per_second"])
-        if step % config.checkpoint_every == 0 or last:
-            self.checkpoint()
 
     # Coming back
 
@@ -278,11 +325,44 @@ class Trainer:
 
         def write(path: Path) -> None:
             self._save_model(path)
-            torch.save(self.learner.state_dict(), path / "optimizer.pt")
-            state = {"position": asdict(self.position), "data": self.stream.state_dict()}
+            warm = [optimizer.state_dict() for optimizer in self.warm_optimizers]
+            torch.save({**self.learner.state_dict(), **self._settled_rng, "warm": warm}, path / "optimizer.pt")
+            schedule = asdict(self.learner.schedule)
+            state = {"position": asdict(self.position), "data": self._settled_data, "schedule": schedule}
             (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
 
         self.folder.save_checkpoint(self.position.step, write)
+        self._kept = self._mark()
+
+    def _settle(self) -> None:
+        """Note what the next step changes before it changes any weight: a checkpoint is of the end of a step."""
+        self._settled_data = self.stream.state_dict()
+        self._settled_rng = random_states(self.learner.device)
+
+    def _keep(self) -> None:
+        """A checkpoint of what has been learned since the last one."""
+        if self._mark() not in (self._kept, (0, 0, False)):
+            self.checkpoint()
+            self.console.print(f"checkpoint written {self._where()}", highlight=False)
+
+    def _mark(self) -> tuple[int, int, bool]:
+        return self.position.step, self.position.warm_steps, self.position.started
+
+    def _where(self) -> str:
+        warm, position = self.config.warm_start, self.position
+        if position.started or warm is None:
+            return f"after step {position.step}"
+        return f"in the warm start, after {position.warm_steps} of {warm.steps} steps"
+
+    def _find_checkpoint(self) -> Path | None:
+        self.folder.lock()
+        return self.folder.latest_checkpoint(lambda text: self.console.print(f"warning: {text}", highlight=False))
+
+    def _read_state(self, checkpoint: Path) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        self.position = Position(**state["position"])
+        self.stream.load_state_dict(state["data"], accept_changes=self._accept_changed_data)
+        return state
 
     def _load_model(self, checkpoint: Path | None) -> None:
         disable_progress_bar()  # transformers', at each load and save: ours is the one to watch
@@ -305,17 +385,22 @@ class Trainer:
     def _begin_rl(self) -> None:
         """What KL is measured against is the weights as they are now; and now is the first checkpoint."""
         if self.config.kl_coef > 0:
-            self.folder.save_model(self.folder.reference, self._save_model)
+            self.folder.save_model(self.folder.reference, 0, self._save_model)
             self.learner.reference = self._load(str(self.folder.reference))
         self.position.started = True
+        self._settle()
         self.checkpoint()
 
-    def _restore(self, checkpoint: Path) -> None:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        self.position = Position(**state["position"])
-        self.stream.load_state_dict(state["data"])
-        self.learner.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
-        if self.config.kl_coef > 0:
+    def _restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
+        if "schedule" in state:
+            schedule = Schedule(**state["schedule"])
+            self.learner.schedule = schedule.until(self.config.steps, at=self.position.step)
+        learned = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+        self.learner.load_state_dict(learned)
+        for optimizer, of_warm_start in zip(self.warm_optimizers, learned.get("warm", ()), strict=False):
+            optimizer.load_state_dict(of_warm_start)
+        self._kept = self._mark()
+        if self.config.kl_coef > 0 and self.position.started:
             self.learner.reference = self._load(str(self.folder.reference))
         self.engine.weight_version = str(self.position.step)
 

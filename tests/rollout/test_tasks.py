@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,31 @@ def test_goes_on_exactly_where_it_was_saved(taken):
 def test_take_may_exceed_an_epoch():
     counts = ids(TaskStream(tasks(2), seed=0).take(4))
     assert counts.count("0") == counts.count("1") == 2
+
+
+def test_says_which_rows_changed_and_goes_on_if_that_is_accepted():
+    saved = TaskStream(tasks(9), seed=0)
+    saved.take(4)
+    state = json.loads(json.dumps(saved.state_dict()))
+    corrected = [replace(task, label="new") if task.id in ("2", "7") else task for task in tasks(9)]
+
+    stream = TaskStream(corrected, seed=0)
+    with pytest.raises(ConfigError) as error:
+        stream.load_state_dict(state)
+    assert str(error.value) == (
+        "2 of 9 rows of the data file changed, row 3 (id 2), 8 (id 7), since the run began; restore the data file, or "
+        "add --accept-changed-data to go on with it as it is"
+    )
+    stream.load_state_dict(state, accept_changes=True)
+    assert ids(stream.take(20)) == ids(saved.take(20)), "the order is that of before"
+
+    with pytest.raises(ConfigError, match=r"changed, row 1 .*, 5 .id 4. and 4 more, since"):
+        TaskStream([replace(task, label="new") for task in tasks(9)], seed=0).load_state_dict(state)
+    with pytest.raises(ConfigError, match="the data file had 9 rows and has 3, other ones from row 4 on, since"):
+        TaskStream(tasks(3), seed=0).load_state_dict(state)
+    fewer = TaskStream(tasks(3), seed=0)
+    fewer.load_state_dict(state, accept_changes=True)
+    assert sorted(ids(fewer.take(3))) == ["0", "1", "2"]
 
 
 def test_refuses_other_data_and_another_seed():

@@ -7,7 +7,7 @@ import torch
 
 from agentrl.models import tiny_model
 from agentrl.train.batch import Row
-from agentrl.train.learner import DivergedError, Learner, rl_schedule
+from agentrl.train.learner import DivergedError, Learner, Schedule
 
 
 def rows(learner, n=8):
@@ -249,14 +249,29 @@ def test_nothing_to_learn_from_changes_nothing(make_config):
 
 
 def test_the_learning_rate_rises_and_falls_linearly(make_config):
-    config = make_config(steps=100, lr_warmup_steps=4, lr_final=0.1)
+    schedule = Schedule(rise=4, final=0.1, steps=100)
 
-    assert rl_schedule(2, config) == pytest.approx(0.5 * (1 - 0.9 * 0.02))
-    assert rl_schedule(50, config) == pytest.approx(0.55)
-    assert rl_schedule(100, config) == pytest.approx(0.1)
+    assert schedule.at(2) == pytest.approx(0.5 * (1 - 0.9 * 0.02))
+    assert schedule.at(50) == pytest.approx(0.55)
+    assert schedule.at(100) == pytest.approx(0.1)
     assert make(make_config, steps=100, lr_final=0.1).learn([], step=100, normaliser=1).learning_rate == pytest.approx(
         3e-5
     )
+
+
+def test_the_learning_rate_does_not_jump_when_a_run_gets_other_steps():
+    schedule = Schedule(rise=4, final=0.1, steps=10)
+
+    assert schedule.until(10, at=5) == schedule
+    finished = schedule.until(20, at=10)
+    assert [finished.at(step) for step in (10, 11, 20)] == pytest.approx([0.1, 0.1, 0.1])
+    longer = schedule.until(20, at=5)
+    assert [longer.at(step) for step in (5, 6, 20)] == pytest.approx([0.55, 0.52, 0.1])
+    shorter = schedule.until(7, at=5)
+    assert [shorter.at(step) for step in (5, 6, 7)] == pytest.approx([0.55, 0.325, 0.1])
+    again = longer.until(30, at=15)
+    assert again.at(15) == longer.at(15)
+    assert (again.at(30), schedule.until(4, at=5).at(5)) == (pytest.approx(0.1), pytest.approx(0.55))
 
 
 @pytest.mark.parametrize("made", [make, half])

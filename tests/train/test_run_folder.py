@@ -6,7 +6,7 @@ import pytest
 
 from agentrl import Trajectory
 from agentrl.errors import ConfigError
-from agentrl.train import model_folder
+from agentrl.train import files, model_folder
 from agentrl.train.run_folder import RunFolder, step_name
 
 
@@ -14,7 +14,8 @@ from agentrl.train.run_folder import RunFolder, step_name
 def folder(tmp_path, make_config):
     folder = RunFolder(tmp_path / "run")
     folder.create(make_config())
-    return folder
+    yield folder
+    folder.unlock()
 
 
 def touch(path):
@@ -70,7 +71,7 @@ def test_a_checkpoint_may_be_written_again(folder):
     folder.save_checkpoint(1, touch)
     folder.save_checkpoint(1, lambda path: (path / "new").touch())
 
-    assert [file.name for file in folder.latest_checkpoint().iterdir()] == ["new"]
+    assert {file.name for file in folder.latest_checkpoint().iterdir()} == {"new", "files.json"}
 
 
 def test_rewinding_forgets_what_came_after(folder):
@@ -105,7 +106,7 @@ def test_a_run_folder_stands_for_its_newest_weights(folder, tmp_path):
     folder.save_checkpoint(3, touch)
     assert model_folder(folder.path) == folder.checkpoints / "step_000003"
 
-    folder.save_model(folder.model, touch)
+    folder.save_model(folder.model, 3, touch)
     assert model_folder(str(folder.path)) == folder.model
 
 
@@ -126,3 +127,128 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(tmp_path, monkeypatch):
 
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(folder.checkpoints / "step_000002"))
     assert list(folder.checkpoints.iterdir()) == [first]
+
+
+def test_only_its_own_names_are_checkpoints(folder):
+    for name in ("step_best", "step_7", "step_0000009", "step_000099.bak"):
+        (folder.checkpoints / name).mkdir()
+    (folder.checkpoints / "step_000098").touch()
+    for step in (1, 2, 999_999, 1_000_000):
+        folder.save_checkpoint(step, touch)
+
+    assert folder.latest_checkpoint() == folder.checkpoints / "step_1000000"
+    kept = {path.name for path in folder.checkpoints.iterdir()}
+    assert {name for name in kept if name not in ("step_000098",)} == {
+        *("step_best", "step_7", "step_0000009", "step_000099.bak"),
+        *("step_999999", "step_1000000"),
+    }
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(file):
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1, *file.read_bytes()[1:]]))
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda c: cut(c / "config.json"), "config.json is not as it was written"),
+        (lambda c: flip(c / "config.json"), "config.json is not as it was written"),
+        (lambda c: (c / "config.json").unlink(), "config.json: No such file or directory"),
+        (lambda c: (c / "files.json").write_text("{"), "files.json cannot be read"),
+    ],
+    ids=["cut short", "a bit flipped", "gone", "no list of files"],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(folder, caplog, harm, says):
+    first, second = (folder.save_checkpoint(step, touch) for step in (4, 6))
+    harm(second)
+
+    warnings = []
+    assert folder.latest_checkpoint(warnings.append) == model_folder(folder.path) == first
+    assert warnings == [f"{second} is damaged: {says}; taking the one before"] == caplog.messages
+
+    folder.save_checkpoint(5, touch)
+    assert {path.name for path in folder.checkpoints.iterdir()} == {"step_000004", "step_000005"}
+
+    harm(first)
+    harm(folder.checkpoints / "step_000005")
+    with pytest.raises(ConfigError, match=r"step_000005 is damaged: .*, and so is every other; begin a new run"):
+        folder.latest_checkpoint()
+
+
+def test_the_newest_weights_are_taken_final_or_not(folder):
+    folder.save_checkpoint(3, touch)
+    folder.save_model(folder.model, 3, touch)
+    assert model_folder(folder.path) == folder.model
+
+    folder.save_checkpoint(5, touch)  # the run goes on
+    assert model_folder(folder.path) == folder.checkpoints / "step_000005"
+
+    folder.save_model(folder.model, 6, lambda path: (path / "new").touch())
+    assert model_folder(folder.path) == folder.model
+    assert {path.name for path in folder.model.iterdir()} == {"new", "files.json"}
+    assert not [path for path in folder.path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_is_replaced_on_any_system(folder, monkeypatch, exchange):
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    folder.save_model(folder.model, 1, touch)
+    folder.save_model(folder.model, 2, lambda path: (path / "new").touch())
+    assert {path.name for path in folder.model.iterdir()} == {"new", "files.json"}
+    assert not list(folder.path.glob(".model*"))
+
+
+def test_it_is_on_the_disk_before_it_has_its_name(folder, monkeypatch):
+    done = []
+    monkeypatch.setattr(files, "sync", lambda path: done.append(path.name))
+    monkeypatch.setattr(files, "_take_place", lambda temporary, target: done.append("rename"))
+
+    folder.save_checkpoint(1, lambda path: ((path / "sub").mkdir(), (path / "sub" / "weights").touch()))
+
+    before = done[: done.index("rename")]
+    assert {"weights", "sub", "files.json", ".step_000001.tmp"} == set(before)
+    assert done[-2:] == ["rename", "checkpoints"]
+
+
+def test_one_process_at_a_time(folder, make_config, tmp_path):
+    second = RunFolder(folder.path)
+    with pytest.raises(ConfigError, match="another process is training in this folder; wait for its end, or end it"):
+        second.lock()
+    folder.unlock()
+    second.lock()
+    second.unlock()
+
+
+def test_two_that_begin_at_once(tmp_path, make_config):
+    first, second = RunFolder(tmp_path / "both"), RunFolder(tmp_path / "both")
+    first.check(make_config(), resume=False)
+    second.check(make_config(), resume=False)
+    first.create(make_config())
+    with pytest.raises(ConfigError, match="another process is training"):
+        second.create(make_config())
+    first.unlock()
+    with pytest.raises(ConfigError, match="holds another run"):
+        second.create(make_config())
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_is_discarded_was_never_there(tmp_path, make_config, there):
+    folder = RunFolder(tmp_path / "new")
+    if there:
+        folder.path.mkdir()
+    folder.create(make_config())
+    folder.save_checkpoint(0, touch)
+    folder.discard()
+    assert folder.path.exists() == there
+    folder.check(make_config(), resume=False)
+
+
+def test_a_damaged_line_of_metrics_is_named(folder):
+    folder.metrics.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
+    with pytest.raises(ConfigError, match=r"metrics.jsonl:2: not JSON .*; delete this line"):
+        folder.read_metrics()

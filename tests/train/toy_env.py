@@ -46,6 +46,13 @@ class Buggy(Toy):
         raise KeyError("oops")
 
 
+class Unscored(Toy):
+    """Forgets to return the reward."""
+
+    def score(self, trajectory):
+        super().score(trajectory)
+
+
 def even(trajectory):
     """A reward function."""
     return float(trajectory.tokens[-1] % 2 == 0)

@@ -1,0 +1,125 @@
+"""Files and folders that are there whole or not at all, also after a kill or a power cut."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_FULL_BYTES = 1 << 20
+"""A disk with less free space is what a failed write failed for."""
+_MANIFEST = "files.json"
+"""In each folder that `write_folder` writes: what it is of, and size and checksum of every file."""
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def write_atomically(file: Path, text: str) -> None:
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    os.replace(temporary, file)
+    sync(file.parent)
+
+
+def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> None:
+    """Let `write` fill a folder, which takes its name only once it is complete and on the disk.
+
+    `about` is kept with it, for `about_folder`. Raises OSError (ENOSPC) when the disk is full; what stood in its place
+    stays then.
+    """
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
+    temporary.mkdir(parents=True)
+    try:
+        write(temporary)
+        manifest = json.dumps({**about, "files": _sums(temporary)}, indent=1)
+        (temporary / _MANIFEST).write_text(manifest, encoding="utf-8")
+        for path in (*temporary.rglob("*"), temporary):
+            sync(path)
+    except Exception as exc:  # torch and safetensors tell of a full disk each in words of their own
+        full = shutil.disk_usage(target.parent).free < _FULL_BYTES
+        shutil.rmtree(temporary, ignore_errors=True)
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from exc
+        raise
+    _take_place(temporary, target)
+    sync(target.parent)
+
+
+def about_folder(folder: Path) -> dict[str, Any]:
+    """What `write_folder` was told of it; empty where that cannot be read."""
+    try:
+        found = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a folder that `write_folder` wrote: a file that is missing or has changed; None: nothing."""
+    if not (folder / _MANIFEST).exists():  # of an earlier version: a folder without its name was not complete then
+        return None
+    expected = about_folder(folder).get("files")
+    if not isinstance(expected, Mapping):
+        return f"{_MANIFEST} cannot be read"
+    for name, of_file in expected.items():
+        try:
+            if _sum(folder / name) != of_file:
+                return f"{name} is not as it was written"
+        except OSError as exc:
+            return f"{name}: {exc.strerror}"
+    return None
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # of a folder, on some network disks
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _sums(folder: Path) -> dict[str, list[int]]:
+    return {str(path.relative_to(folder)): _sum(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _sum(file: Path) -> list[int]:
+    """Size and CRC-32."""
+    size = checksum = 0
+    with file.open("rb") as source:
+        while block := source.read(1 << 20):
+            size, checksum = size + len(block), zlib.crc32(block, checksum)
+    return [size, checksum]
+
+
+def _take_place(temporary: Path, target: Path) -> None:
+    if not target.exists():
+        os.rename(temporary, target)
+        return
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if _exchange(temporary, target):
+        old = temporary
+    else:  # for an instant nothing has the name; whoever looks then takes the checkpoint before
+        os.rename(target, old)
+        os.rename(temporary, target)
+    shutil.rmtree(old)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Two names swap what they stand for, in one step. False where the system cannot: only Linux has it."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    names = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
+    return bool(renameat2(*names, _RENAME_EXCHANGE) == 0)
