@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
 
 from agentrl._concurrency import is_cancelled
 from agentrl.errors import Boundary, ConfigError, Failure, LedgerError, ResumeError, TemplateError
+
+watcher: ContextVar[Callable[[Boundary], contextlib.AbstractContextManager[Any]] | None] = ContextVar(
+    "agentrl_boundary_watcher", default=None
+)
+"""What a host opens around each crossing in its task, say a span of its traces."""
 
 
 class FailedError(Exception):
@@ -24,8 +31,10 @@ def at_boundary(name: Boundary, *, data: bool = False) -> Iterator[None]:
 
     `data`: what is rendered is an episode's own, so that a TemplateError is about it and not about the template.
     """
+    watch = watcher.get()
     try:
-        yield
+        with contextlib.nullcontext() if watch is None else watch(name):
+            yield
     except (ConfigError, LedgerError, ResumeError, FailedError) as exc:
         if not (data and isinstance(exc, TemplateError)):
             raise

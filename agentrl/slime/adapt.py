@@ -21,8 +21,9 @@ from agentrl.slime.config import SlimeConfig
 from agentrl.slime.fatal import refused, say
 from agentrl.slime.host import HostArgs, abort_flag
 from agentrl.slime.replay import fill, forget_old_experts, request_fields
-from agentrl.slime.sample import clear, to_sample, to_samples
+from agentrl.slime.sample import ROUNDS_KEY, clear, to_sample, to_samples
 from agentrl.slime.task import from_sample, metadata_of, template_kwargs
+from agentrl.slime.trace import traced
 from agentrl.slime.visit import Visit
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Raw, StopReason, Task
@@ -57,23 +58,25 @@ async def _adapt(args: Any, flags: HostArgs, sample: Any, sampling_params: Mappi
     here, aborted = shared(), abort_flag(args, sample)
     visit = Visit(here.parking(config.park_folder), config.park_s)
     renderer = await _renderer(here, flags, config, sample, evaluation=evaluation, slime_is_there=aborted is not None)
-    trajectory = await _play(
-        here,
-        config,
-        visit,
-        flags,
-        sample,
-        from_sample(flags, sample, evaluation=evaluation),
-        engine=await here.engine(config.engine_url(flags), {} if evaluation else request_fields(flags)),
-        renderer=renderer,
-        options=_options(flags, config, sampling_params, evaluation=evaluation),
-        reward=config.reward_function(),
-        host=Host(
-            aborted=aborted,
-            on_turn=forget_old_experts if request_fields(flags) and not evaluation else None,
-            park=visit.park if config.park_s and not evaluation and flags.sends_aborted_again else None,
-        ),
-    )
+    engine = await here.engine(config.engine_url(flags), {} if evaluation else request_fields(flags))
+    with traced(sample, engine) as engine:
+        trajectory = await _play(
+            here,
+            config,
+            visit,
+            flags,
+            sample,
+            from_sample(flags, sample, evaluation=evaluation),
+            engine=engine,
+            renderer=renderer,
+            options=_options(flags, config, sampling_params, evaluation=evaluation),
+            reward=config.reward_function(),
+            host=Host(
+                aborted=aborted,
+                on_turn=forget_old_experts if request_fields(flags) and not evaluation else None,
+                park=visit.park if config.park_s and not evaluation and flags.sends_aborted_again else None,
+            ),
+        )
     clear(sample)
     if evaluation or config.thinking == "keep":
         samples = [to_sample(trajectory, sample, decode=renderer.decode, account=visit.account())]
@@ -83,6 +86,8 @@ async def _adapt(args: Any, flags: HostArgs, sample: Any, sampling_params: Mappi
         _settle_reward(flags, one, trajectory.reward_parts, evaluation=evaluation, siblings=len(samples))
         if not evaluation:
             fill(flags, one, segment)
+        if flags.log_multi_turn and not evaluation:
+            one.metadata[ROUNDS_KEY] = len({span.turn for span in segment.spans if span.kind == "sampled"})
     return sample if evaluation or config.thinking == "keep" else samples
 
 

@@ -37,6 +37,7 @@ class HostArgs:
     mask_offpolicy_in_partial_rollout: bool = False
     dynamic_sampling_filter_path: str = ""
     load_debug_rollout_data: str | None = None
+    log_multi_turn: bool = False
 
     rollout_max_context_len: int | None = None
     eval_max_context_len: int | None = None

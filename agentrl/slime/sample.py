@@ -14,6 +14,8 @@ from agentrl.types import JSON, StopReason
 
 METADATA_KEY = "agentrl"
 """The one key that is written into `sample.metadata`; all others are the user's."""
+ROUNDS_KEY = "round_number"
+"""Under --log-multi-turn this one as well: slime's metrics read the turns of an episode there."""
 
 _STATUS: Mapping[StopReason, str] = {
     StopReason.DONE: "COMPLETED",
@@ -90,6 +92,8 @@ def to_samples(
     _number(sample)
     segments = trajectory.segments
     siblings = [*(copy.deepcopy(sample) for _ in trajectory.earlier), sample]
+    for sibling in siblings[:-1]:
+        vars(sibling).pop("trace", None)  # slime counts each request that it finds there
     for i, (segment, sibling) in enumerate(zip(segments, siblings, strict=True)):
         whole = segment is trajectory
         _write_tokens(segment, trajectory, sibling, decode)

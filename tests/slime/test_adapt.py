@@ -307,6 +307,18 @@ async def test_metadata_as_json_text(Sample, serve, make_args):
     assert sample.metadata["agentrl"]["stop"] == "done"
 
 
+@pytest.mark.parametrize(
+    ("asked", "evaluation", "rounds"), [(True, False, 2), (True, True, None), (False, False, None)]
+)
+async def test_the_number_of_rounds_for_slimes_metrics(Sample, serve, make_args, asked, evaluation, rounds):
+    async with serve() as (_, url):
+        args = make_args(url, args={"log_multi_turn": asked})
+        sample = await adapt(args, question(Sample), PARAMS, evaluation=evaluation)
+        failed = await adapt(args, question(Sample, metadata={"break": "reset", "how": "bug"}), PARAMS)
+    assert sample.metadata.get("round_number") == rounds
+    assert failed.metadata.get("round_number") == (0 if asked else None), "slime reads it of every sample"
+
+
 @pytest.mark.parametrize("metadata", ["nonsense", "[]", 3])
 async def test_metadata_of_no_use(Sample, make_args, metadata):
     with pytest.raises(ConfigError, match=r"sample.metadata is .*--metadata-key"):

@@ -202,10 +202,10 @@ def test_an_eval_dataset_has_its_own_settings(renderer, tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     asked = []
 
-    async def play(env, task, *, limits, sampling_params, session_id, **_):
+    async def play(env, task, *, options, session_id, **_):
         trajectory = Trajectory(task, session_id=session_id)
         trajectory.stop, trajectory.reward = StopReason.DONE, 1.0
-        asked.append((limits, sampling_params))
+        asked.append((options.limits, options.sampling_params))
         return trajectory
 
     monkeypatch.setattr("agentrl.slime.adapt.run_episode", play)

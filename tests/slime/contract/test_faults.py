@@ -17,12 +17,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentrl import ConfigError
 from agentrl.engine import sglang
 from agentrl.slime import logs
 from tests.slime.conftest import ENV_FILE
 from tests.slime.contract.conftest import FULLY_ASYNC, starting
-from tests.slime.contract.test_aborts import rollout_function
 
 GROUP = 4
 
@@ -203,30 +201,3 @@ def test_metrics_name_the_causes(outcome):
     assert outcome.metrics.failed_episodes == expected.total()
     assert outcome.metrics.tool_errors == {"capital:KeyError": 3 * (GROUP // 2)}
     assert math.isfinite(outcome.metrics.reward_mean)
-
-
-@pytest.mark.parametrize("config", [{"env": "nowhere:Env"}, {"limits": {"turn": 1}}], ids=["env", "limits"])
-@pytest.mark.parametrize(
-    ("mode", "hooks"),
-    [
-        pytest.param("sync", False, marks=pytest.mark.path("a wrong configuration ends the run: sync")),
-        pytest.param("fully-async", False, marks=pytest.mark.path("a wrong configuration ends the run: fully-async")),
-        pytest.param("fully-async", True, marks=pytest.mark.path("a wrong configuration ends the run: fully-async")),
-    ],
-)
-def test_a_wrong_configuration_ends_the_run(host, start, rows, config, mode, hooks):
-    path = "agentrl.slime.post_process_rewards" if hooks else None
-    run = start(
-        rows(),
-        agentrl=config,
-        rollout_function_path=rollout_function(host, mode),
-        custom_reward_post_process_path=path,
-    )
-    with pytest.raises(ConfigError, match="nowhere" if "env" in config else "unknown key turn"):
-        run.train()
-
-
-@pytest.mark.path("a wrong configuration ends the run: evaluation")
-def test_a_wrong_configuration_ends_an_evaluation(start, rows):
-    with pytest.raises(ConfigError, match="nowhere"):
-        start(rows(), agentrl={"env": "nowhere:Env"}).evaluate()

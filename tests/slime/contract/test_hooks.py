@@ -129,6 +129,6 @@ def test_fan_out_is_refused_at_the_first_call(host, quiz, flag):
     }[flag]
     path = args.pop("rollout_function_path", None)
     run = quiz(custom_reward_post_process_path="agentrl.slime.post_process_rewards", **args)
-    run.args.rollout_function_path = path  # only named: what a worker raises, slime's fully-async keeps to itself
+    run.args.rollout_function_path = path  # only named
     with pytest.raises(ConfigError, match=r"thinking: strip"):
-        run.samples()
+        run.train()

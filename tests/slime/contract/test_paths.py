@@ -58,6 +58,20 @@ def test_what_reaches_the_ranks(host, start, rows):
         assert len({tuple(rank["num_microbatches"]) for rank in ranks}) == 1
 
 
+@pytest.mark.path("trace spans")
+def test_slimes_request_metrics(host, start, rows):
+    run = start(rows(), log_multi_turn=True)
+    samples, data, _ = run.train()
+    traces = [getattr(sample, "trace", None) for sample in samples]
+    host.need(all(traces), "traces")
+    for trace in traces:
+        ended = [event["name"] for event in trace["events"] if event["type"] == "span_end"]
+        assert [ended.count(name) for name in ("env_reset", "sglang_generate", "env_step", "env_score")] == [1, 2, 2, 1]
+    assert data["round_number"] == [2] * 8
+    metrics = host.metrics.compute_perf_metrics_from_samples(run.args, samples, 1.0)
+    assert metrics["request/e2e_latency/mean"] > 0
+
+
 @pytest.mark.path("session affinity")
 def test_the_samples_own_session_routes(host, start, rows):
     policy = {"router_policy": "consistent_hashing", "sglang_router_policy": "consistent_hashing"}

@@ -1,0 +1,62 @@
+"""An episode among slime's trace spans: each request to the engine as slime's own, and each hook of the Env.
+
+slime computes its request metrics (latency, queue time, throughput) from the spans called `sglang_generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.boundary import watcher
+from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.errors import Boundary
+from agentrl.slime.host import of_host
+
+_MODULES = "observability.trace_utils", "utils.trace_utils"
+_HOOKS: Mapping[Boundary, str] = {"reset": "env_reset", "step": "env_step", "score": "env_score"}
+
+
+@contextmanager
+def traced(sample: Any, engine: Engine) -> Iterator[Engine]:
+    """While it is open, the hooks of the task's episode are spans of the sample, and so are the engine's requests."""
+    span = of_host(sample, "trace_span", *_MODULES)
+    if span is None:
+        yield engine
+        return
+    token = watcher.set(lambda name: span(sample, _HOOKS[name]) if name in _HOOKS else nullcontext())
+    try:
+        yield _Traced(engine, sample, span, of_host(sample, "build_sglang_meta_trace_attrs", *_MODULES))
+    finally:
+        watcher.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """An engine whose requests are spans."""
+
+    engine: Engine
+    sample: Any
+    span: Callable[..., Any]
+    attributes: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+    ) -> Generation:
+        asked = {"max_new_tokens": sampling_params.get("max_new_tokens"), "prompt_tokens": len(input_ids)}
+        with self.span(self.sample, "sglang_generate", attrs=asked) as span:
+            generation = await self.engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+            if self.attributes is not None and hasattr(span, "update"):
+                span.update(self.attributes(generation.meta))
+        return generation
+
+    async def abort(self, rid: str | None = None) -> None:
+        await self.engine.abort(rid)
+
+    async def context_length(self) -> int:
+        return await self.engine.context_length()
+
+    async def close(self) -> None:
+        await self.engine.close()
