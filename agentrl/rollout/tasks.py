@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, Literal
 
 from agentrl.errors import ConfigError
+from agentrl.rollout.jsonl import read_jsonl
 from agentrl.tools import normal_spec
 from agentrl.types import JSON, Task
 
@@ -42,28 +43,17 @@ def load_tasks(
     if not path.is_file():
         raise ConfigError(f"{path}: no such data file; give a JSONL file with one task a line")
     tasks: list[Task] = []
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    tasks.append(_task(line, f"{path}:{number}", f"{path.stem}-{number}", split))
-                    if check is not None:
-                        with _at(f"{path}:{number}"):
-                            check(tasks[-1])
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path}: not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8 JSONL") from exc
+    for number, row in read_jsonl(path, "give a JSONL file with one task a line"):
+        tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split))
+        if check is not None:
+            with _at(f"{path}:{number}"):
+                check(tasks[-1])
     if not tasks:
         raise ConfigError(f'{path}: no task in it; write one JSON object a line, such as {{"prompt": "..."}}')
     return tasks
 
 
-def _task(line: str, where: str, name: str, split: Literal["train", "eval"]) -> Task:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as exc:
-        raise ConfigError(
-            f"{where}: not valid JSON ({exc.msg}, column {exc.colno}); write one object on one line"
-        ) from exc
+def _task(row: JSON, where: str, name: str, split: Literal["train", "eval"]) -> Task:
     if not isinstance(row, dict):
         raise ConfigError(f'{where}: {_kind(row)}, not an object; write {{"prompt": ...}}')
     _check(row, where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from agentrl.errors import ConfigError, LedgerError
+from agentrl.rollout.jsonl import read_jsonl
 from agentrl.train.batch import Row
 from agentrl.train.config import WarmStartConfig
 from agentrl.trajectory import Trajectory
@@ -38,23 +38,22 @@ def load_demonstrations(path: Path, vocabulary: int) -> list[Demonstration]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file of demonstrations; record some as Trajectory.to_json, one a line")
     found: list[Demonstration] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                trajectory = Trajectory.from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
-                reason = f"{type(exc).__name__}: {exc}"
-                raise ConfigError(f"{path}:{number}: not a trajectory ({reason}); record it again") from exc
-            highest = max((token for segment in trajectory.segments for token in segment.tokens), default=0)
-            if highest >= vocabulary:
-                raise ConfigError(
-                    f"{path}:{number}: token {highest} is beyond the model's {vocabulary}; "
-                    "record it with this model's tokenizer"
-                )
-            for segment in trajectory.segments:
-                if any(segment.loss_mask):
-                    mask = [0] * segment.prompt_length + segment.loss_mask
-                    found.append(Demonstration(segment.tokens, mask))
+    for number, row in read_jsonl(path, "record some as Trajectory.to_json, one a line"):
+        try:
+            trajectory = Trajectory.from_json(row)
+        except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
+            reason = f"{type(exc).__name__}: {exc}"
+            raise ConfigError(f"{path}:{number}: not a trajectory ({reason}); record it again") from exc
+        highest = max((token for segment in trajectory.segments for token in segment.tokens), default=0)
+        if highest >= vocabulary:
+            raise ConfigError(
+                f"{path}:{number}: token {highest} is beyond the model's {vocabulary}; "
+                "record it with this model's tokenizer"
+            )
+        for segment in trajectory.segments:
+            if any(segment.loss_mask):
+                mask = [0] * segment.prompt_length + segment.loss_mask
+                found.append(Demonstration(segment.tokens, mask))
     if not found:
         raise ConfigError(f"{path}: no demonstration with a token to imitate; record some")
     return found

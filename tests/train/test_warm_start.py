@@ -32,7 +32,15 @@ def test_reads_what_the_player_wrote(demonstrations):
     assert len(found[0].mask) == len(found[0].tokens)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"version": 1}', '{"version": 99}'])
+def test_names_the_line_that_is_no_json(demonstrations):
+    with demonstrations.open("a") as file:
+        file.write("{\n")
+
+    with pytest.raises(ConfigError, match=r"demonstrations\.jsonl:21: not valid JSON \(.+\); write one object on one"):
+        load_demonstrations(demonstrations, 4096)
+
+
+@pytest.mark.parametrize("line", ["[]", '{"version": 1}', '{"version": 99}'])
 def test_names_the_line_that_is_no_trajectory(demonstrations, line):
     with demonstrations.open("a") as file:
         file.write(line + "\n")
