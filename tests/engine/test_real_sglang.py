@@ -212,3 +212,17 @@ async def test_the_next_turn_finds_its_prefix_cached(sglang, renderer):
     assert (t.stop, len(t.turns)) == (StopReason.DONE, 3)
     for before, turn in zip(t.turns, t.turns[1:], strict=False):
         assert turn.cached_tokens >= before.prompt_tokens + before.sampled_tokens - 2
+
+
+async def test_nothing_asked_is_nothing_sampled(sglang, prompt):
+    """SGLang sends the log-prob of one token all the same."""
+    generation = await sglang.generate(prompt, {"temperature": 1.0, "max_new_tokens": 0})
+    assert (list(generation.tokens), generation.finish_reason) == ([], "length")
+
+
+async def test_what_is_typed_and_what_is_left_as_it_came(sglang, prompt):
+    generation = await sglang.generate(prompt, {"temperature": 1.0, "max_new_tokens": 5, "ignore_eos": True})
+    assert generation.weight_version == "default"
+    assert generation.meta["completion_tokens"] == len(generation.tokens) == len(generation.log_probs) == 5
+    assert generation.meta["prompt_tokens"] == len(prompt)
+    assert "output_token_logprobs" not in generation.meta
