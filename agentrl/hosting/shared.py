@@ -52,17 +52,19 @@ class Shared:
 
         return await self._once(("envs", path, json.dumps(config, sort_keys=True, default=str)), make)
 
-    async def engine(self, url: str, extra: Mapping[str, JSON]) -> Engine:
-        """`extra` goes into each request, see SGLangEngine."""
+    async def engine(self, url: str, extra: Mapping[str, JSON], *, model: str = "") -> Engine:
+        """`extra` goes into each request, see SGLangEngine. `model` is the folder of what the engine serves: token ids
+        that this model does not have are errors."""
 
         async def make() -> Engine:
             from agentrl.engine.sglang import SGLangEngine  # aiohttp is paid by whoever uses it
+            from agentrl.models.vocabulary import vocabulary_size
 
-            engine = SGLangEngine(url, extra=extra)
+            engine = SGLangEngine(url, extra=extra, vocab_size=vocabulary_size(model) if model else None)
             self._stack.push_async_callback(engine.close)
             return engine
 
-        return await self._once(("engine", url, json.dumps(extra, sort_keys=True)), make)
+        return await self._once(("engine", url, json.dumps(extra, sort_keys=True), model), make)
 
     def parking(self, folder: str | None) -> Parking:
         if folder not in self._parkings:

@@ -58,7 +58,8 @@ async def _adapt(args: Any, flags: HostArgs, sample: Any, sampling_params: Mappi
     here, aborted = shared(), abort_flag(args, sample)
     visit = Visit(here.parking(config.park_folder), config.park_s)
     renderer = await _renderer(here, flags, config, sample, evaluation=evaluation, slime_is_there=aborted is not None)
-    engine = await here.engine(config.engine_url(flags), {} if evaluation else request_fields(flags))
+    extra = {} if evaluation else request_fields(flags)
+    engine = await here.engine(config.engine_url(flags), extra, model=flags.hf_checkpoint or "")
     with traced(sample, engine) as engine:
         trajectory = await _play(
             here,

@@ -11,9 +11,14 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl import Env, Limits, StepResult, Task, run_episode
 from agentrl.engine import Generation
 from agentrl.engine.sglang.answers import read_generation
 from agentrl.errors import EngineError
+from agentrl.models import tiny_tokenizer
+from agentrl.models.vocabulary import vocabulary_size
+from agentrl.options import EpisodeOptions
+from agentrl.render import load_renderer
 from agentrl.types import FinishReason
 from tests.engine.fake_sglang import Fake, answer, client
 
@@ -227,3 +232,57 @@ def test_whatever_a_server_says_is_a_generation_or_an_engine_error(data):
     else:
         said = "" if can_be_trained_on(generation) else f"not to be trained on: {generation}"
     assert not said or (said.startswith(f"{SERVER}/generate: ") and "\n" not in said)
+
+
+# In an episode
+
+
+class Chat(Env):
+    async def step(self, action):
+        return StepResult("Go on.", done=True)
+
+    async def score(self, trajectory):
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        answer([5, None]),
+        answer([5, "6"]),
+        answer([5, 6.0]),
+        answer([5, -7]),
+        answer([5, 2**70]),
+        answer([5, 632]),
+        answer([5, 6], log_probs=[-0.5, 3.5]),
+        answer([5, 6], log_probs=[-0.5, math.nan]),
+        answer([5, 6], completion_tokens=3),
+    ],
+)
+async def test_what_a_server_gets_wrong_is_the_environments_failure_and_trains_nothing(reply):
+    tokenizer = tiny_tokenizer()
+    fake = Fake(reply)
+    async with fake.serve() as url, client(url, vocab_size=len(tokenizer)) as engine:
+        options = EpisodeOptions(limits=Limits(context=400))
+        task = Task(prompt="capital of France?")
+        trajectory = await run_episode(Chat(), task, engine=engine, renderer=load_renderer(tokenizer), options=options)
+    assert trajectory.failure is not None
+    assert (trajectory.failure.kind, trajectory.failure.boundary) == ("environment", "engine")
+    assert url in trajectory.failure.error
+    assert sum(trajectory.loss_mask) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"vocab_size": 100}, 100),
+        ({"text_config": {"vocab_size": 200}}, 200),
+        ({"vocab_size": "many"}, None),
+        ({}, None),
+        ([], None),
+    ],
+)
+def test_the_vocabulary_is_known_by_the_models_configuration(tmp_path, config, expected):
+    assert vocabulary_size(str(tmp_path)) is None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert vocabulary_size(str(tmp_path)) == expected
