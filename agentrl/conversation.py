@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from agentrl.boundary import at_boundary
 from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.errors import LedgerError
 from agentrl.options import EpisodeOptions
 from agentrl.render.base import Rendered, Renderer
 from agentrl.replies import messages_of
@@ -82,7 +83,7 @@ class Conversation:
         stop = await self._generate(ask)
         if stop is StopReason.ABORTED or not trajectory.open:
             return Sampled(None, stop)
-        turn = trajectory.turns[-1]
+        turn = trajectory.segment.turns[-1]
         with at_boundary("render"):
             action = self.renderer.parse(
                 trajectory.turn_tokens, turn.finish_reason, turn.matched, thinking=trajectory.thinking
@@ -140,7 +141,7 @@ class Conversation:
         rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
         with at_boundary("engine"):
             generation = await self.engine.generate(
-                trajectory.tokens, params, session_id=trajectory.session_id, rid=rid
+                trajectory.segment.ids, params, session_id=trajectory.session_id, rid=rid
             )
         generation = self._stopped(_closed(generation, params["stop_token_ids"]), params.get("stop") or ())
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
@@ -163,7 +164,9 @@ class Conversation:
         return generation
 
     def _render(self, observed: Observed) -> Rendered:
-        action, budget = self.trajectory.actions[-1], self.options.limits.observation_tokens
+        action, budget = self.trajectory.last_action, self.options.limits.observation_tokens
+        if action is None:
+            raise LedgerError("an observation answers an action, and there is none")
         if isinstance(observed, Raw):
             return self.renderer.text(observed, action, budget=budget)
         return self.renderer.bridge(self.trajectory.messages, action, observed, budget=budget)

@@ -162,16 +162,18 @@ class Episode:
 
     async def _turn(self) -> StopReason | None:
         """One turn of the model and the Env's answer to it, or what is left of it; why the episode ends, or None."""
-        state, stop = self.state, None
+        state, stop, action = self.state, None, None
         if state.next == "generate":
             action, stop = await self.talk.sample(state.ask)
             if action is None:
                 return stop
         if stop is None:
             state.next = "step"
+            action = action or state.trajectory.last_action
+            assert action is not None
             if self.talk.is_aborted():
                 return StopReason.ABORTED
-            stop = await self.step(state.trajectory.actions[-1])
+            stop = await self.step(action)
             state.next = "generate"
         if self.host.on_turn is not None:
             self.host.on_turn(state.trajectory)

@@ -95,5 +95,5 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
 
 def _begins(recorded: Trajectory, again: Trajectory) -> bool:
     """The last segment of `again` is how that segment of `recorded` begins; the others were compared as they grew."""
-    segments = recorded.segments[len(again.earlier) :]
-    return bool(segments) and again.tokens == segments[0].tokens[: len(again.tokens)]
+    segments = recorded.segments[len(again.segments) - 1 :]
+    return bool(segments) and again.segment.ids == segments[0].ids[: again.length]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from agentrl.types import FinishReason
+from agentrl.engine.base import Generation
+from agentrl.types import JSON, FinishReason
 
 Source: TypeAlias = Literal["sampled", "observation", "scaffold"]
 Author: TypeAlias = Literal["model", "env", "template"]
@@ -40,6 +41,10 @@ class Span:
         return _SOURCES[self.kind]
 
     @property
+    def trained(self) -> bool:
+        return self.kind == "sampled" and self.masked is None
+
+    @property
     def author(self) -> Author:
         return _AUTHORS[self.source]
 
@@ -65,6 +70,23 @@ class Turn:
     reward: float | None = None
     meta: list[Mapping[str, Any]] = field(default_factory=list)
     """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""
+
+    def add(self, generation: Generation, *, prompt_tokens: int, seconds: float) -> None:
+        """Count a generation; more than one where an abort came between."""
+        self.prompt_tokens += prompt_tokens
+        self.sampled_tokens += len(generation.tokens)
+        self.cached_tokens += generation.cached_tokens
+        self.finish_reason, self.matched = generation.finish_reason, generation.matched
+        self.generate_s += seconds
+        self.meta.append(generation.meta)
+        if generation.weight_version is not None:
+            self.weight_versions.append(generation.weight_version)
+
+    def to_json(self) -> dict[str, JSON]:
+        """All but `meta`."""
+        data = asdict(replace(self, meta=[]))
+        del data["meta"]
+        return data
 
 
 @dataclass(frozen=True, slots=True)

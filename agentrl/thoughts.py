@@ -35,7 +35,7 @@ class Thoughts:
         than it was sampled (a call's spacing, say) begins a segment.
         """
         self.raw = self.raw or isinstance(observed, Raw)
-        unwritten = self.raw or any(action.error for action in trajectory.actions)
+        unwritten = self.raw or any(action.error for action in trajectory.said)
         if unwritten or not renderer.certificate.capabilities.get("thinking", False):
             return None
         messages = [*trajectory.messages, *messages_of(observed)]

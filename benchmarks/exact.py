@@ -80,7 +80,7 @@ def run_agentrl(tokenizer: Any, turns: Sequence[Turn], renderer: Renderer) -> Ou
             trajectory.append_model(Generation(tokens[:half], [-1.0] * half, "abort"))
         matched = tokens[-1] if turn.finish == "stop" else None
         rest = Generation(tokens[half:], [-1.0] * (len(tokens) - half), turn.finish, matched)
-        trajectory.append_model(rest, prompt_tokens=len(trajectory.tokens))
+        trajectory.append_model(rest, prompt_tokens=trajectory.length)
         action = renderer.parse(trajectory.turn_tokens, turn.finish, matched, thinking=trajectory.thinking)
         trajectory.append_action(action)
         new = turn.messages([c.id for c in action.calls])
@@ -92,7 +92,7 @@ def run_agentrl(tokenizer: Any, turns: Sequence[Turn], renderer: Renderer) -> Ou
             trajectory.append_observation(renderer.bridge(trajectory.messages, action, new), new)
     trajectory.verify()
     ledger = trajectory.ledger
-    return Outcome(ledger.sampled, ledger.trained, 1, len(trajectory.tokens))
+    return Outcome(ledger.sampled, ledger.trained, 1, trajectory.length)
 
 
 def contenders(tokenizer: Any, *, known: bool) -> Mapping[str, Run | str]:

@@ -58,7 +58,7 @@ class Episode:
     def turn(self) -> tuple[Action, list[Message], Rendered]:
         """One turn in agentrl, whole: record, parse, bridge, record."""
         trajectory, generation = self.trajectory, self.generation
-        trajectory.append_model(generation, prompt_tokens=len(trajectory.tokens))
+        trajectory.append_model(generation, prompt_tokens=trajectory.length)
         matched = generation.matched
         action = self.renderer.parse(trajectory.turn_tokens, "stop", matched, thinking=trajectory.thinking)
         trajectory.append_action(action)
@@ -78,7 +78,7 @@ class Episode:
 
     def grow(self, tokens: int) -> Step:
         """Play until a next turn begins with this many tokens, and play that one."""
-        while len(self.trajectory.tokens) < tokens:
+        while self.trajectory.length < tokens:
             self.step()
         return self.step()
 
@@ -187,7 +187,7 @@ def book_keeping(tokenizer: Any, renderer: Renderer) -> list[dict[str, Any]]:
 
 def request(encoder: HistoryEncoder, trajectory: Trajectory) -> bytes:
     """The body of the next request to the engine."""
-    return _body(encoder.encode("s", trajectory.tokens), FIELDS)
+    return _body(encoder.encode("s", trajectory.segment.ids), FIELDS)
 
 
 def whole_turns(tokenizer: Any, renderer: Renderer) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ def whole_turns(tokenizer: Any, renderer: Renderer) -> list[dict[str, Any]]:
     for size, tokens in SIZES.items():
         episode, encoder = Episode(tokenizer, renderer), HistoryEncoder()
         episode.grow(tokens)
-        encoder.encode("s", episode.trajectory.tokens)
+        encoder.encode("s", episode.trajectory.segment.ids)
         turns, requests = list[float](), list[float]()
         for _ in range(ROUNDS):
             turns.append(milliseconds(episode.turn))

@@ -124,7 +124,7 @@ def trained(t: Trajectory) -> list[int]:
 
 async def test_kept_thoughts_are_one_segment(thinker):
     t, _ = await play(thinker, "keep")
-    assert t.segments == [t]
+    assert len(t.segments) == 1
     assert trained(t) == [token for action in t.actions for token in action.tokens]
 
 
@@ -134,12 +134,12 @@ async def test_a_segment_begins_where_the_template_drops_a_thought_and_nowhere_e
         "I ask the oracle.", "It is not a.", "Then b.", None, "Was it c?",
     ]  # fmt: skip
     # A tool's answer drops nothing; the guesses a and b are answered by the user; before the last, nothing was thought.
-    assert [len(s.actions) for s in t.earlier] == [2, 1]
-    assert [{span.turn for span in s.spans} for s in t.segments] == [{0, 1}, {0}, {3, 4}]
+    assert [len(s.actions) for s in t.segments] == [2, 1, 2]
+    assert [{span.turn for span in s.spans} for s in t.segments] == [{0, 1}, {0}, {0, 1}]
     assert (len(t.turns), len(t.actions), t.stop) == (5, 5, StopReason.TURNS)
     assert t.step_rewards == [0.5] * 4
     # What the engine was sent is what each segment holds.
-    sent = [s.tokens[: turn.prompt_tokens] for s, n in zip(t.segments, (0, 0, 3), strict=True) for turn in s.turns[n:]]
+    sent = [s.tokens[: turn.prompt_tokens] for s in t.segments for turn in s.turns]
     assert engine.requests == sent
 
 
@@ -175,7 +175,7 @@ async def test_survives_json_and_reads_what_was_written_before_there_were_segmen
     del old["earlier"]
     assert Trajectory.from_json(old).to_json() == kept.to_json()
     data["earlier"][0]["loss_mask"][0] = 0
-    with pytest.raises(LedgerError, match="mixed"):
+    with pytest.raises(LedgerError, match="loss_mask is not what the spans say"):
         Trajectory.from_json(data)
 
 
@@ -222,12 +222,12 @@ async def test_a_template_without_thoughts_never_splits(renderer):
     stripped, _ = await play(renderer, "strip", script)
     kept, _ = await play(renderer, "keep", script)
     assert not renderer.certificate.capabilities["thinking"]
-    assert (stripped.earlier, stripped.tokens) == ([], kept.tokens)
+    assert (len(stripped.segments), stripped.tokens) == (1, kept.tokens)
 
 
 @pytest.mark.parametrize("script", [["a", "b", "c"], [call("oracle", letter="a"), "b", "c"]])
 async def test_without_a_thought_there_is_nothing_to_strip(thinker, script):
-    assert (await play(thinker, "strip", script))[0].earlier == []
+    assert len((await play(thinker, "strip", script))[0].segments) == 1
 
 
 async def test_what_messages_do_not_say_is_kept(thinker):
@@ -236,22 +236,22 @@ async def test_what_messages_do_not_say_is_kept(thinker):
             return StepResult(Raw(" and so")) if len(action.content) > 1 else await super().step(action)
 
     script = [think("Hm.", "first"), think("Well.", "b"), "c"]
-    assert (await play(thinker, "strip", script, Texts()))[0].earlier == []
+    assert len((await play(thinker, "strip", script, Texts()))[0].segments) == 1
     broken = think("Hm.", "<tool_call>\n{oracle\n</tool_call>")
     t, _ = await play(thinker, "strip", [broken, think("Well.", "b"), "c"])
     assert t.actions[0].error is not None
-    assert t.earlier == []
+    assert len(t.segments) == 1
 
 
 async def test_a_stripped_prompt_that_leaves_no_room_ends_the_episode(thinker):
     t, _ = await play(thinker)
-    stripped = t.earlier[1].prompt_length
-    assert stripped < len(t.earlier[0].tokens)
-    whole, _ = await play(thinker, context=len(t.earlier[0].tokens) + 1)
+    stripped = t.segments[1].prompt_length
+    assert stripped < len(t.segments[0].tokens)
+    whole, _ = await play(thinker, context=len(t.segments[0].tokens) + 1)
     assert len(whole.segments) > 1, "what is stripped fits where what is kept would not"
     long = [think("x", "a" * 200), "b"]
     t, _ = await play(thinker, script=long, context=(await play(thinker, script=long))[0].prompt_length)
-    assert (t.stop, t.earlier) == (StopReason.CONTEXT, [])
+    assert (t.stop, len(t.segments)) == (StopReason.CONTEXT, 1)
 
 
 async def test_limits_tokens_bounds_each_segment(thinker):

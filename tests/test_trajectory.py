@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -211,19 +212,27 @@ def test_every_sequence_of_appends_balances(turns, mask_all):
     assert Trajectory.from_json(t.to_json()).to_json() == t.to_json()
 
 
-class OnlyGrows(list):
-    """A list that lets nobody read what it holds, so that any cost beyond the new tokens is an error."""
+class OnlyGrows(array):
+    """An array that lets nobody read what it held at first, so that any cost beyond the new tokens is an error."""
+
+    def __new__(cls, typecode, held):
+        made = super().__new__(cls, typecode, held)
+        made.held = len(made)
+        return made
 
     def _refuse(self, *args):
         raise AssertionError("the history was read")
 
-    __iter__ = __getitem__ = __eq__ = copy = index = count = _refuse
+    __iter__ = __eq__ = tolist = index = count = _refuse
+
+    def __getitem__(self, at):
+        return super().__getitem__(at) if isinstance(at, slice) and at.start >= self.held else self._refuse()
 
 
 def test_an_append_touches_only_the_new_tokens():
     t = two_turns()
     t.append_observation(rendered(1, 2, 1))
-    t.tokens, t.loss_mask, t.log_probs = OnlyGrows(t.tokens), OnlyGrows(t.loss_mask), OnlyGrows(t.log_probs)
+    t.segment.ids, t.segment._log_probs = OnlyGrows("i", t.segment.ids), OnlyGrows("f", t.segment._log_probs)
     t.append_model(generation(50))
     t.append_action(action())
     t.append_observation(rendered(1, 200, 3))
@@ -236,9 +245,9 @@ def test_a_prompt_that_is_rewritten_after_it_was_sent_is_a_prefix_break():
     t = two_turns()
     t.mask("malformed", turn=0)
     assert t.prefix_breaks == 0
-    t.tokens[7] += 1  # of the first turn's sampled tokens, so in the second prompt only
+    t.segment.ids[7] += 1  # of the first turn's sampled tokens, so in the second prompt only
     assert t.prefix_breaks == 1
-    t.tokens[0] += 1
+    t.segment.ids[0] += 1
     assert t.prefix_breaks == 2
 
 
@@ -247,7 +256,7 @@ def test_a_trajectory_that_goes_on_from_json_goes_on_counting():
     t.append_observation(rendered(1, 2, 3))
     t.append_model(generation(2))
     assert t.prefix_breaks == 0
-    t.tokens[0] += 1
+    t.segment.ids[0] += 1
     assert t.prefix_breaks == 1
 
 

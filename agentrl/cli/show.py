@@ -18,6 +18,7 @@ from rich.text import Text
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.models import open_renderer, run_config, weights_of
 from agentrl.errors import ConfigError, LedgerError
+from agentrl.segment import Segment
 from agentrl.trajectory import Span, Trajectory, total_ledger
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
@@ -78,14 +79,14 @@ def render_trajectory(trajectory: Trajectory, decode: Decode) -> TrajectoryView:
     return TrajectoryView(trajectory, decode)
 
 
-def _pieces(trajectory: Trajectory, decode: Decode) -> Iterator[_Piece]:
-    at = trajectory.prompt_length
-    yield _Piece("prompt", _visible(decode(trajectory.tokens[:at])))
-    for role, spans in groupby(trajectory.spans, key=_role):
+def _pieces(segment: Segment, decode: Decode) -> Iterator[_Piece]:
+    at, tokens = segment.prompt_length, segment.tokens
+    yield _Piece("prompt", _visible(decode(tokens[:at])))
+    for role, spans in groupby(segment.spans, key=_role):
         start = at
         for span in spans:
             at += span.stop - span.start
-        yield _Piece(role, _visible(decode(trajectory.tokens[start:at])))
+        yield _Piece(role, _visible(decode(tokens[start:at])))
 
 
 def _role(span: Span) -> Role:

@@ -70,7 +70,8 @@ class ScriptedEngine(AsyncClosing):
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
         """Play the next turn. Raises AssertionError when the script has none left: the test's bug, not the world's."""
-        self.requests.append(list(input_ids))
+        input_ids = list(input_ids)
+        self.requests.append(input_ids)
         if isinstance(self._turns, Sequence | Generator):
             return await self._generate_next(self._session(session_id), input_ids, sampling_params, rid)
         turn = self._turns(input_ids)

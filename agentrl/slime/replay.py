@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError
+from agentrl.segment import Segment
 from agentrl.slime.host import HostArgs
 from agentrl.trajectory import Trajectory
 
@@ -32,7 +33,7 @@ def request_fields(args: Any) -> dict[str, Any]:
     return {"return_routed_experts": True} if HostArgs.of(args).use_rollout_routing_replay else {}
 
 
-def fill(args: Any, sample: Any, segment: Trajectory) -> None:
+def fill(args: Any, sample: Any, segment: Segment) -> None:
     """Write into a training sample, made of this segment, what slime's flags have it replay; nothing without them.
 
     Raises ConfigError where the engine did not return what a flag needs.
@@ -60,7 +61,7 @@ class _Generation:
     meta: Mapping[str, Any]
 
 
-def _generations(segment: Trajectory) -> list[_Generation]:
+def _generations(segment: Segment) -> list[_Generation]:
     """The requests that sampled tokens, in order. Those of one turn lie side by side; only its last may be cut."""
     found: list[_Generation] = []
     sampled = [span for span in segment.spans if span.kind == "sampled"]
@@ -136,7 +137,7 @@ def _since_whole(generations: Sequence[_Generation]) -> Sequence[_Generation]:
 
 def forget_old_experts(trajectory: Trajectory) -> None:
     """After each turn: experts that a later request returned anew, which would be the square of an episode's length."""
-    turns = trajectory.turns[sum(len(segment.turns) for segment in trajectory.earlier) :]
+    turns = trajectory.segment.turns
     seen = [(turn, i) for turn in turns for i in range(len(turn.meta))]
     last = max((n for n, (turn, i) in enumerate(seen) if _covers_all(turn.meta[i])), default=0)
     for turn, i in seen[:last]:

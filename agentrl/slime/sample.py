@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.segment import Segment
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.types import JSON, StopReason
 
@@ -70,7 +71,7 @@ def to_sample(
 
     Of a trajectory in several segments, the tokens are the last one's, as evaluation wants it; `to_samples` keeps all.
     """
-    _write_tokens(trajectory, trajectory, sample, decode)
+    _write_tokens(trajectory.segment, trajectory, sample, decode)
     _write_counts(trajectory.turns, sample)
     _write_account(sample, {**_account(trajectory), **(account or {})})
     return sample
@@ -91,13 +92,13 @@ def to_samples(
     """
     _number(sample)
     segments = trajectory.segments
-    siblings = [*(copy.deepcopy(sample) for _ in trajectory.earlier), sample]
+    siblings = [*(copy.deepcopy(sample) for _ in segments[1:]), sample]
     for sibling in siblings[:-1]:
         vars(sibling).pop("trace", None)  # slime counts each request that it finds there
     for i, (segment, sibling) in enumerate(zip(segments, siblings, strict=True)):
-        whole = segment is trajectory
+        whole = segment is trajectory.segment
         _write_tokens(segment, trajectory, sibling, decode)
-        _write_counts(_own_turns(segment), sibling)
+        _write_counts(segment.turns, sibling)
         told = {**_account(trajectory), **(account or {})} if whole else _outcome(trajectory)
         own = {"segment": i, "segments": len(segments), "ledger": asdict(segment.ledger)}
         _write_account(sibling, {**told, **own})
@@ -117,16 +118,14 @@ def _number(sample: Any) -> None:
         raise ConfigError("thinking: strip needs sample.index: let the data source number its samples, as slime's does")
 
 
-def _write_tokens(
-    segment: Trajectory, episode: Trajectory, sample: Any, decode: Callable[[Sequence[int]], str]
-) -> None:
+def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Callable[[Sequence[int]], str]) -> None:
     """A segment's tokens and what is trained of them, and the reward and status of its episode."""
     stop = episode.stop or StopReason.FAILED
     failed = stop is StopReason.FAILED
     if failed:
         episode.mask("env_failure")
-    tokens = list(segment.tokens) or [0]
-    response, loss_mask, log_probs = segment.response, list(segment.loss_mask), list(segment.log_probs)
+    tokens = segment.tokens or [0]
+    response, loss_mask, log_probs = segment.response, segment.loss_mask, segment.log_probs
     if not response:
         # slime's loss reads tokens[-response_length:], which at 0 is everything: a masked dummy stands in.
         tokens, loss_mask, log_probs = [*tokens, tokens[-1]], [0], [0.0]
@@ -141,11 +140,6 @@ def _write_tokens(
         remove_sample=failed,
         status=type(sample).Status[_STATUS[stop]],
     )
-
-
-def _own_turns(segment: Trajectory) -> Sequence[Turn]:
-    """The turns of this segment alone: the last one lists the whole episode's."""
-    return segment.turns[sum(len(earlier.turns) for earlier in segment.earlier) :]
 
 
 def _outcome(trajectory: Trajectory) -> dict[str, JSON]:

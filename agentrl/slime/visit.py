@@ -93,7 +93,7 @@ def _why_no_ticket(earlier: Mapping[str, JSON]) -> str:
 def _keep_zeros(flags: HostArgs, sample: Any, trajectory: Trajectory) -> bool:
     """Mask what slime has masked, by zeros in `sample.loss_mask`; False if the sample has other tokens by now."""
     length, mask = trajectory.response_length, sample.loss_mask
-    if sample.tokens[: len(trajectory.tokens)] != trajectory.tokens or (length and mask and len(mask) != length):
+    if sample.tokens[: trajectory.length] != trajectory.tokens or (length and mask and len(mask) != length):
         return False
     if length and mask:
         trajectory.mask_where(mask, "off_policy" if flags.masks_off_policy else "host")

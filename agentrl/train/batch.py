@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.segment import Segment
 from agentrl.train.loss import token_log_probs
 from agentrl.trajectory import Trajectory
 
@@ -28,17 +29,17 @@ class Row:
     """What a token of this row counts in the loss, beside a token of another."""
 
     @classmethod
-    def of(cls, trajectory: Trajectory, advantages: Sequence[float], share: float = 1.0) -> Row | None:
+    def of(cls, segment: Segment, advantages: Sequence[float], share: float = 1.0) -> Row | None:
         """The loss_mask tokens of one segment, each with the advantage of its turn; None if there is none."""
-        turns = [span.turn for span in trajectory.spans for _ in range(span.start, span.stop)]
-        trained = [i for i, mask in enumerate(trajectory.loss_mask) if mask]
+        trained = [(span.turn, i) for span in segment.spans if span.trained for i in range(span.start, span.stop)]
         if not trained:
             return None
+        log_probs = segment.log_probs
         return cls(
-            trajectory.tokens,
-            [trajectory.prompt_length + i for i in trained],
-            [advantages[turns[i]] for i in trained],
-            [trajectory.log_probs[i] for i in trained],
+            segment.ids,
+            [segment.prompt_length + i for _, i in trained],
+            [advantages[turn] for turn, _ in trained],
+            [log_probs[i] for _, i in trained],
             share,
         )
 
@@ -50,11 +51,7 @@ class Row:
 
 def episode_rows(trajectory: Trajectory, advantages: Sequence[float], share: float = 1.0) -> list[Row]:
     """A row for each segment of an episode that has tokens to train; `advantages` are of the episode's turns."""
-    rows, first = list[Row | None](), 0
-    for segment in trajectory.earlier:
-        rows.append(Row.of(segment, advantages[first:], share))  # its turns are counted anew
-        first += len(segment.turns)
-    rows.append(Row.of(trajectory, advantages, share))
+    rows = [Row.of(segment, own, share) for segment, own in trajectory.by_segment(advantages)]
     return [row for row in rows if row is not None]
 
 

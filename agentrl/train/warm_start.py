@@ -44,16 +44,16 @@ def load_demonstrations(path: Path, vocabulary: int) -> list[Demonstration]:
         except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
             reason = f"{type(exc).__name__}: {exc}"
             raise ConfigError(f"{path}:{number}: not a trajectory ({reason}); record it again") from exc
-        highest = max((token for segment in trajectory.segments for token in segment.tokens), default=0)
+        highest = max((token for segment in trajectory.segments for token in segment.ids), default=0)
         if highest >= vocabulary:
             raise ConfigError(
                 f"{path}:{number}: token {highest} is beyond the model's {vocabulary}; "
                 "record it with this model's tokenizer"
             )
         for segment in trajectory.segments:
-            if any(segment.loss_mask):
+            if segment.ledger.trained:
                 mask = [0] * segment.prompt_length + segment.loss_mask
-                found.append(Demonstration(segment.tokens, mask))
+                found.append(Demonstration(segment.ids, mask))
     if not found:
         raise ConfigError(f"{path}: no demonstration with a token to imitate; record some")
     return found

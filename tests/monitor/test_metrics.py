@@ -51,12 +51,12 @@ async def test_every_metric(played):
 
 
 async def test_a_prefix_break_is_counted_where_it_is(played):
-    played[0][0].tokens[2] += 1
+    played[0][0].segment.ids[2] += 1
     assert RolloutMetrics.of_groups(played).prefix_breaks == 2, "both of its prompts held that token"
 
 
 async def test_a_token_that_is_neither_trained_nor_masked_is_a_bug(played):
-    played[0][0]._trained -= 1
+    played[0][0].segment._trained -= 1
     with pytest.raises(LedgerError, match=r"sampled \d+ != trained \d+ \+ masked \{\}"):
         RolloutMetrics.of_groups(played)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from array import array
 from types import SimpleNamespace
 
 import pytest
@@ -82,10 +83,12 @@ def test_recorded_log_probs_of_masked_tokens_are_not_read(groups):
     trainer = Trainer(config())
     changed = copy.deepcopy(groups)
     for t in [t for group in changed for t in group]:
-        t.log_probs = [x if mask else -7.0 for x, mask in zip(t.log_probs, t.loss_mask, strict=True)]
+        sampled = [mask for mask, source in zip(t.loss_mask, t.sources, strict=True) if source == "sampled"]
+        held = t.segment._log_probs
+        t.segment._log_probs = array("f", [x if mask else -7.0 for x, mask in zip(held, sampled, strict=True)])
 
     assert trainer.rows(changed) == trainer.rows(groups)
-    changed[0][0].log_probs[0] -= 1.0
+    changed[0][0].segment._log_probs[0] -= 1.0
     assert trainer.rows(changed) != trainer.rows(groups)
 
 

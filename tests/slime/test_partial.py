@@ -59,7 +59,7 @@ class Accounted(ScriptedEngine):
         self.asked[session_id].append(list(input_ids))
         await asyncio.sleep(self.queue_s * self._random.random())
         said = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
-        log_probs = [-1e-6 * next(self._unique) for _ in said.tokens]
+        log_probs = [-next(self._unique) / 2**20 for _ in said.tokens]
         said = replace(said, log_probs=log_probs, weight_version=version)
         self.handed_out[session_id].append(said)
         return said

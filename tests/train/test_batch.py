@@ -28,10 +28,10 @@ def two_turns() -> Trajectory:
 
 
 def test_a_row_holds_the_loss_mask_tokens_and_reads_no_further_than_it_must():
-    row = Row.of(two_turns(), [1.5, -0.5])
+    row = Row.of(two_turns().segment, [1.5, -0.5])
 
     assert [row.tokens[i] for i in row.positions] == [20, 21, 40]
-    assert list(row.log_probs) == [-0.5, -0.6, -0.7]
+    assert list(row.log_probs) == pytest.approx([-0.5, -0.6, -0.7])
     assert row.weights == [1.5, 1.5, -0.5], "each token has its turn's"
     assert row.length == 7  # all tokens but the last, which nothing follows
 
@@ -59,11 +59,11 @@ def test_a_segment_is_credited_with_its_own_turns():
 def test_a_masked_turn_is_left_out_and_a_masked_trajectory_is_no_row():
     trajectory = two_turns()
     trajectory.mask("off_policy", turn=1)
-    row = Row.of(trajectory, [1.0, 1.0])
+    row = Row.of(trajectory.segment, [1.0, 1.0])
     assert ([row.tokens[i] for i in row.positions], row.length) == ([20, 21], 4)
 
     trajectory.mask("host")
-    assert Row.of(trajectory, [1.0, 1.0]) is None
+    assert Row.of(trajectory.segment, [1.0, 1.0]) is None
 
 
 def rows_of_lengths(*lengths):
@@ -105,7 +105,7 @@ def test_log_probs_equal_those_of_each_row_alone_without_padding(model):
 
 def test_gradients_at_loss_mask_zero_are_exactly_zero(model):
     """Of all logits, only those that predict a loss_mask token move the loss."""
-    row = Row.of(two_turns(), [1.0, 1.0])
+    row = Row.of(two_turns().segment, [1.0, 1.0])
     logits = model(input_ids=torch.tensor([row.tokens[: row.length]])).logits.detach().requires_grad_()
 
     def stand_in(input_ids, use_cache, logits_to_keep):

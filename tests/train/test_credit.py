@@ -8,7 +8,7 @@ from agentrl.types import StopReason
 
 def episode(reward, *steps, stop=StopReason.DONE):
     trajectory = Trajectory()
-    trajectory.turns = [Turn(reward=step) for step in steps]
+    trajectory.segment.turns = [Turn(reward=step) for step in steps]
     trajectory.reward, trajectory.stop = reward, stop
     return trajectory
 

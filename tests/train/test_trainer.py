@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 
 import pytest
 import torch
@@ -397,7 +398,8 @@ class Skewed(Trainer):
     async def collect(self, step):
         groups = await super().collect(step)
         for trajectory in (trajectory for group in groups for trajectory in group):
-            trajectory.log_probs = [log_prob * (1.3 if step == 2 else 1.0) for log_prob in trajectory.log_probs]
+            skewed = [log_prob * (1.3 if step == 2 else 1.0) for log_prob in trajectory.segment._log_probs]
+            trajectory.segment._log_probs = array("f", skewed)
         return groups
 
 
@@ -426,7 +428,7 @@ async def test_each_segment_is_a_row_with_its_episodes_advantage(make_config):
     """Two episodes, one of them in two segments; no model is needed to see what would be learned from."""
 
     def said(trajectory, *tokens):
-        trajectory.append_model(Generation(list(tokens), [-token / 100 for token in tokens], "stop"))
+        trajectory.append_model(Generation(list(tokens), [-token / 128 for token in tokens], "stop"))
         trajectory.append_action(Action("", "", tokens=tokens))
 
     prompt = Rendered((10, 11, 12), (RenderedSpan("prompt", 0, 3),))
@@ -442,6 +444,7 @@ async def test_each_segment_is_a_row_with_its_episodes_advantage(make_config):
 
     assert flat == 0
     assert [[row.tokens[i] for i in row.positions] for row in rows] == [[20, 21], [50, 51], [20, 21]]
-    assert [list(row.log_probs) for row in rows] == [[-0.2, -0.21], [-0.5, -0.51], [-0.2, -0.21]]
+    log_probs = [[-token / 128 for token in tokens] for tokens in ([20, 21], [50, 51], [20, 21])]
+    assert [list(row.log_probs) for row in rows] == log_probs
     assert rows[0].weights == rows[1].weights
     assert rows[0].weights[0] == -rows[2].weights[0] > 0
