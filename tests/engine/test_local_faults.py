@@ -143,11 +143,12 @@ async def test_damaged_weights_answer_nobody_and_leave_nothing_behind() -> None:
             keys.fill_(float("nan"))
         for temperature in (0, 1):
             with pytest.raises(EngineError, match="not finite"):
-                await engine.generate(prompt(1), {**FREE, "temperature": temperature})
+                await engine.generate(prompt(1, 200), {**FREE, "temperature": temperature})
         with torch.no_grad():
             norm.copy_(kept)
             keys.zero_()
-        again = await engine.generate(prompt(1), {**FREE, "temperature": 0})
+        longer = engine.generate(prompt(2, 100), FREE)  # the shorter row is read past its end, where it is masked
+        again, _ = await asyncio.gather(engine.generate(prompt(1), {**FREE, "temperature": 0}), longer)
         assert again.tokens == good.tokens, "the keys of the damaged rows are masked, and NaN would show through"
 
 
