@@ -24,21 +24,26 @@ class EpisodeConfig:
 
     env_config: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    engine_config: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, pairs: Sequence[str], defaults: Mapping[str, Any] | None = None) -> Self:
+    def parse(
+        cls, pairs: Sequence[str], defaults: Mapping[str, Any] | None = None, *, with_engine: bool = False
+    ) -> Self:
         """Read `--set` pairs over `defaults` ({"env_config", "limits"}). Raises ConfigError."""
+        known = ("env_config", "limits", "engine_config") if with_engine else ("env_config", "limits")
         settings = merge(defaults or {}, parse_settings(pairs))
         for key, value in settings.items():
-            if key not in ("env_config", "limits"):
-                raise ConfigError(f"--set: unknown key {key!r}; here it is env_config.KEY=VALUE or limits.KEY=VALUE")
+            if key not in known:
+                keys = " or ".join(f"{name}.KEY=VALUE" for name in known)
+                raise ConfigError(f"--set: unknown key {key!r}; here it is {keys}")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
         limits = settings.get("limits", {})
         if unknown := [key for key in limits if key not in Limits.__slots__]:
             raise ConfigError(f"--set: unknown key limits.{unknown[0]}; the keys are {', '.join(Limits.__slots__)}")
         try:
-            return cls(settings.get("env_config", {}), Limits(**limits))
+            return cls(settings.get("env_config", {}), Limits(**limits), settings.get("engine_config", {}))
         except TypeError as exc:
             raise ConfigError(f"--set limits: {exc}; limits are numbers") from exc
 

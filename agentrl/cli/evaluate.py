@@ -16,7 +16,7 @@ from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, write_trajectories
 from agentrl.cli.models import open_model, run_config
-from agentrl.cli.options import Data, Device, DeviceName, EnvPath, EpisodeSettings, Limit, ModelName, Out
+from agentrl.cli.options import Data, Device, DeviceName, EngineName, EnvPath, EpisodeSettings, Limit, ModelName, Out
 from agentrl.env import Envs
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
@@ -37,6 +37,7 @@ class _Job:
     samples: int
     sampling_params: SamplingParams
     device: DeviceName
+    engine: str
     config: EpisodeConfig
     reward: str | None
     thinking: Literal["keep", "strip"]
@@ -51,6 +52,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
     samples: Annotated[int, typer.Option(help="Episodes of each task.", min=1)] = 1,
     device: Device = DeviceName.AUTO,
+    engine: EngineName = "local",
     settings: EpisodeSettings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -64,9 +66,20 @@ def evaluate(
             raise ConfigError(f"--samples {samples} at --temperature 0 are all the same; add --temperature 1")
         trained_with = _trained_with(model, env)
         reward, thinking = trained_with.pop("reward", None), trained_with.pop("thinking", "keep")
-        config = EpisodeConfig.parse(settings or (), trained_with)
+        config = EpisodeConfig.parse(settings or (), trained_with, with_engine=True)
         job = _Job(
-            env, model, data, limit, out, samples, {"temperature": temperature}, device, config, reward, thinking
+            env,
+            model,
+            data,
+            limit,
+            out,
+            samples,
+            {"temperature": temperature},
+            device,
+            engine,
+            config,
+            reward,
+            thinking,
         )
         figures = _figures(run(_evaluate(job)), samples)
     if as_json:
@@ -81,7 +94,7 @@ async def _evaluate(job: _Job) -> Evaluation:
     envs, reward = Envs(job.env, job.config.env_config), load_object(job.reward) if job.reward else None
     tasks = load_tasks(job.data, split="eval", check=envs.check)[: job.limit]
     check_out(job.out, job.data)
-    async with open_model(job.model, job.device) as model, envs:
+    async with open_model(job.model, job.device, job.engine, job.config.engine_config) as model, envs:
         rollout = Rollout(
             envs=envs,
             engine=model.engine,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,39 +11,51 @@ from typing import TYPE_CHECKING, Any
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentrl.engine.local import LocalEngine
+    from agentrl.engine.base import Engine
     from agentrl.render.base import Renderer
     from agentrl.train.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model in this process, with what its text needs."""
+    """A model and an engine that runs it, with what its text needs."""
 
-    engine: LocalEngine
+    engine: Engine
     renderer: Renderer
     tokenizer: Any
 
 
 @asynccontextmanager
-async def open_model(name: str, device: str) -> AsyncIterator[OpenModel]:
-    """Load `name`, certify its template, and start an engine. Raises ConfigError."""
+async def open_model(
+    name: str, device: str, engine: str = "local", engine_config: Mapping[str, Any] | None = None
+) -> AsyncIterator[OpenModel]:
+    """Certify the template of `name` and start an engine, for which the weights are loaded where it wants them.
+
+    Raises ConfigError.
+    """
+    from agentrl.engine.table import EngineParts, open_engine
+
     folder = weights_of(name)
     renderer, tokenizer = open_renderer(folder)
+    parts = EngineParts(tokenizer, renderer, lambda: _load(folder, device))
     with needs_torch():
-        import torch
+        opened = open_engine(engine, parts, engine_config or {})
+    try:
+        yield OpenModel(opened, renderer, tokenizer)
+    finally:
+        await opened.close()
 
-        from agentrl.engine.local import LocalEngine
-        from agentrl.models import load_model
+
+def _load(folder: str, device: str) -> Any:
+    import torch
+
+    from agentrl.models import load_model
+
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch sees no GPU; use cpu or auto")
-    engine = LocalEngine(load_model(folder, device=device), tokenizer)
-    try:
-        yield OpenModel(engine, renderer, tokenizer)
-    finally:
-        await engine.close()
+    return load_model(folder, device=device)
 
 
 def open_renderer(name: str) -> tuple[Renderer, Any]:

@@ -23,6 +23,14 @@ Data: TypeAlias = Annotated[Path, typer.Option(help="Tasks, one JSON object a li
 Limit: TypeAlias = Annotated[int | None, typer.Option(help="Only the first N tasks.", min=1)]
 Out: TypeAlias = Annotated[Path | None, typer.Option(help="Write the trajectories here, one a line.")]
 Device: TypeAlias = Annotated[DeviceName, typer.Option(help="Where the model runs; auto takes a GPU if there is one.")]
+EngineName: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="local, sglang, scripted, or the path of your own; --set engine_config.KEY=VALUE configures it "
+        "(of sglang: url). Any but local takes only tokenizer and chat template from --model.",
+    ),
+]
 EpisodeSettings: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="env_config.KEY=VALUE or limits.KEY=VALUE; may be repeated."),

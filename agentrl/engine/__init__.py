@@ -5,14 +5,23 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.engine.base import Engine, Generation, SamplingParams, TrainedEngine
 from agentrl.engine.scripted import ScriptedEngine, Turn
 
 if TYPE_CHECKING:
     from agentrl.engine.local import LocalEngine
     from agentrl.engine.sglang import SGLangEngine
 
-__all__ = ["Engine", "Generation", "LocalEngine", "SGLangEngine", "SamplingParams", "ScriptedEngine", "Turn"]
+__all__ = [
+    "Engine",
+    "Generation",
+    "LocalEngine",
+    "SGLangEngine",
+    "SamplingParams",
+    "ScriptedEngine",
+    "TrainedEngine",
+    "Turn",
+]
 
 # aiohttp takes 0.2 s to import and torch more than a second: paid by whoever uses them.
 _LAZY = {"LocalEngine": "agentrl.engine.local", "SGLangEngine": "agentrl.engine.sglang"}

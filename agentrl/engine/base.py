@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypedDict
+from typing import Any, Protocol, Self, TypedDict, runtime_checkable
 
 from agentrl.types import FinishReason
 
@@ -65,6 +65,18 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release connections, threads and memory. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class TrainedEngine(Engine, Protocol):
+    """An engine that takes over the weights that are being trained: LocalEngine."""
+
+    def load_weights(self, weights: Mapping[str, Any], version: str) -> None:
+        """Answer with these weights, a state dict, from now on, and report them as `version`.
+
+        A session's prefix computed with other weights is used no more.
+        """
         ...
 
 

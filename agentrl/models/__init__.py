@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.models.folder import load_folder, read_weights
 from agentrl.models.smollm2 import smollm2_folder
 from agentrl.models.tiny import tiny_model, tiny_tokenizer
 from agentrl.models.tokenizer import load_tokenizer
 
-__all__ = ["NAMES", "load_model", "load_tokenizer", "save_model", "tiny_model", "tiny_tokenizer"]
+__all__ = ["NAMES", "load_model", "load_tokenizer", "read_weights", "save_model", "tiny_model", "tiny_tokenizer"]
 
 NAMES = ("tiny", "smollm2-135m")
 
@@ -18,19 +19,14 @@ NAMES = ("tiny", "smollm2-135m")
 def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:
     """The causal LM of a named model or a Hugging Face folder, in eval mode. `seed` is of tiny's random weights.
 
-    Raises ConfigError for an unknown name or dtype, or a folder that holds no model.
+    Raises ConfigError for an unknown name or dtype, or a folder that holds no model, or not all of its weights.
     """
     import torch
 
     torch_dtype = getattr(torch, dtype, None)
     if not isinstance(torch_dtype, torch.dtype):
         raise ConfigError(f"unknown dtype {dtype!r}: use float32, bfloat16 or float16")
-    if model == "tiny":
-        loaded = tiny_model(seed)
-    else:
-        from transformers import AutoModelForCausalLM
-
-        loaded = AutoModelForCausalLM.from_pretrained(_folder(model), local_files_only=True)
+    loaded = tiny_model(seed) if model == "tiny" else load_folder(_folder(model))
     return loaded.to(device=device, dtype=torch_dtype).eval()
 
 

@@ -60,6 +60,10 @@ class TrainConfig(_Config):
     """Dotted path of a reward function that replaces `Env.score`."""
     model: str = "tiny"
     """A model's name, or a Hugging Face folder."""
+    engine: str = "local"
+    """What samples: local, or the path of an engine that takes over weights."""
+    engine_config: dict[str, Any] = Field(default_factory=dict)
+    """What the engine is made with; of local: max_batch and max_context."""
     data: Path
     """JSONL of tasks to train on."""
     eval_data: Path | None = None

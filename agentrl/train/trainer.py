@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl._interrupts import run
-from agentrl.engine.local import LocalEngine
+from agentrl.engine.base import TrainedEngine
+from agentrl.engine.table import EngineParts, open_engine
 from agentrl.env import Envs
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
@@ -27,6 +28,7 @@ from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.render import load_renderer
+from agentrl.render.base import Renderer
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout, run_groups
 from agentrl.rollout.tasks import TaskStream, load_tasks
@@ -145,12 +147,12 @@ class Trainer:
             vocabulary = self.learner.model.config.vocab_size
             self.demonstrations = load_demonstrations(config.warm_start.demonstrations, vocabulary)
             self.warm_optimizers = make_optimizers(self.learner.model, self.learner.masters, config.warm_start)
-        self.engine = LocalEngine(self.learner.model, self.tokenizer, max_batch=config.concurrency)
-        self._stack.push_async_callback(self.engine.close)
+        renderer = load_renderer(self.tokenizer)
+        self.engine = self._open_engine(renderer)
         self.rollout = Rollout(
             envs=await self._stack.enter_async_context(envs),
             engine=self.engine,
-            renderer=load_renderer(self.tokenizer),
+            renderer=renderer,
             options=EpisodeOptions(limits=Limits(**config.limits), thinking=config.thinking),
             reward=reward,
             concurrency=config.concurrency,
@@ -212,7 +214,7 @@ class Trainer:
                 progress.show(step, loss=loss, tokens_s=tokens / (time.monotonic() - began))
                 await asyncio.sleep(0)  # lets Ctrl-C in
         self.warm_optimizers = []
-        self.engine.weight_version = "0"
+        self._hand_over("0")
 
     async def step(self, step: int) -> StepReport:
         """One step of RL: roll out, learn, hand over the weights."""
@@ -250,7 +252,7 @@ class Trainer:
             update = self.learner.learn(rows, step=step, normaliser=normaliser)
         except DivergedError as exc:
             raise DivergedError(f"step {step}: {exc}. The last good weights: {model_folder(self.folder.path)}") from exc
-        self.engine.weight_version = str(step)
+        self._hand_over(str(step))
         return {"zero_advantage_groups": zero_advantage_groups, **update.metrics()}
 
     def rows(self, groups: Groups) -> tuple[list[Row], int]:
@@ -370,6 +372,18 @@ class Trainer:
         self.tokenizer = load_tokenizer(source)
         self.learner = Learner(self._load(source), self.config)
 
+    def _open_engine(self, renderer: Renderer) -> TrainedEngine:
+        parts = EngineParts(self.tokenizer, renderer, lambda: self.learner.model, self.config.concurrency)
+        engine = open_engine(self.config.engine, parts, self.config.engine_config)
+        self._stack.push_async_callback(engine.close)
+        if not isinstance(engine, TrainedEngine):
+            raise ConfigError(f"engine {self.config.engine} cannot take over the weights that are trained: use local")
+        return engine
+
+    def _hand_over(self, version: str) -> None:
+        """The engine samples with the learner's weights from now on, under this name."""
+        self.engine.load_weights(self.learner.model.state_dict(), version)
+
     def _load(self, source: str) -> Any:
         config = self.config
         model = load_model(source, device=_device(config.device), dtype=config.dtype, seed=config.seed)
@@ -402,7 +416,7 @@ class Trainer:
         self._kept = self._mark()
         if self.config.kl_coef > 0 and self.position.started:
             self.learner.reference = self._load(str(self.folder.reference))
-        self.engine.weight_version = str(self.position.step)
+        self._hand_over(str(self.position.step))
 
     def _summarise(self) -> Summary:
         self._count_seconds()

@@ -71,6 +71,25 @@ def test_train_then_everything_else(run, agentrl):
     assert yaml.safe_load((run / "config.yaml").read_text())["steps"] == 2
 
 
+def test_eval_plays_with_any_engine(folder, agentrl):
+    (folder / "script.py").write_text("def say(ids):\n    return 'Paris'\n")
+    args = ("eval", "my_env.py:Capitals", "--model", "tiny", "--data", "tasks.jsonl", "--json")
+    assert agentrl(*args, "--engine", "scripted", "--set", "engine_config.turns=script.py:say") == 0, agentrl.stderr
+    figures = json.loads(agentrl.stdout)
+    assert (figures["reward_mean"], figures["episodes"]) == (0.5, 2), "right of France, wrong of Peru"
+    assert agentrl(*args, "--engine", "sglang") == 2
+    assert "engine sglang: engine_config.url is missing" in agentrl.stderr
+    assert agentrl(*args, "--engine", "vllm") == 2
+    assert "unknown engine 'vllm': use local, sglang, scripted or a path" in agentrl.stderr
+
+
+def test_train_refuses_by_name_an_engine_that_takes_no_weights(folder, agentrl):
+    command = ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run")
+    assert agentrl(*command, "--set", "engine=sglang", "--set", "engine_config.url=http://127.0.0.1:9") == 2
+    assert "engine sglang cannot take over the weights that are trained: use local" in agentrl.stderr
+    assert not (folder / "run").exists()
+
+
 def test_a_run_that_a_canary_stops_says_so_in_one_line_and_can_go_on(folder, agentrl):
     (folder / "small.yaml").write_text(SMALL)
     command = ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run", "--config", "small.yaml")

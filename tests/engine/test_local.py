@@ -385,6 +385,28 @@ def test_weights_that_do_not_fit_change_nothing() -> None:
     assert model.model.embed_tokens.weight.abs().sum() > 0
 
 
+async def test_a_head_of_its_own_is_not_dropped_where_the_model_ties_it() -> None:
+    engine, weights = LocalEngine(tiny_model(), TOKENIZER), tiny_model(seed=5).state_dict()
+    with pytest.raises(EngineError, match=r"lm_head.weight and model.embed_tokens.weight differ, and this model ties"):
+        engine.load_weights({**weights, "lm_head.weight": weights["lm_head.weight"] + 1}, "1")
+    with pytest.raises(EngineError, match=r"model.layers.2.x.weight .1 such.: the model has no such tensor"):
+        engine.load_weights({**weights, "model.layers.2.x.weight": torch.zeros(1)}, "1")
+    assert engine.weight_version == "0"
+    del weights["lm_head.weight"]
+    engine.load_weights(weights, "1")
+    assert engine.weight_version == "1"
+
+
+async def test_buffers_are_weights_too_and_the_models_own_tensors_stay() -> None:
+    model = tiny_model()
+    model.model.register_buffer("bias_of_experts", torch.zeros(3))
+    engine = LocalEngine(model, TOKENIZER)
+    engine.load_weights({**model.state_dict(), "model.bias_of_experts": torch.ones(3)}, "1")
+    assert model.model.bias_of_experts.tolist() == [1.0, 1.0, 1.0]
+    engine.load_weights(model.state_dict(), "2")
+    assert engine.weight_version == "2"
+
+
 # Lockstep
 
 

@@ -345,13 +345,19 @@ async def test_serve_until_a_signal(http, chars):
         await post(http, f"{url}/generate", {"input_ids": [1]})
 
 
-async def test_weights_from_disk(http, tmp_path):
+async def test_weights_from_disk(http, tmp_path, caplog):
     pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
     from agentrl.engine.local import LocalEngine
     from agentrl.models import save_model, tiny_model, tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     save_model(tiny_model(1), tokenizer, tmp_path / "new")
+    save_model(tiny_model(1), tokenizer, tmp_path / "half")
+    weights = load_file(tmp_path / "half" / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "half" / "model.safetensors", metadata={"format": "pt"})
     engine = LocalEngine(tiny_model(0), tokenizer)
     prompt, params = tokenizer.encode("capital of"), {"temperature": 0, "max_new_tokens": 8}
     async with running_server(engine, decode=tokenizer.decode) as url:
@@ -363,14 +369,20 @@ async def test_weights_from_disk(http, tmp_path):
         after = (await post(http, f"{url}/generate", body))[1]["meta_info"]
         refused = [
             await post(http, f"{url}/update_weights_from_disk", wrong)
-            for wrong in ({}, {"model_path": str(tmp_path)}, {"model_path": "tiny"})
+            for wrong in (
+                {},
+                {"model_path": str(tmp_path)},
+                {"model_path": "tiny"},
+                {"model_path": str(tmp_path / "half")},
+            )
         ]
     fresh = LocalEngine(tiny_model(1), tokenizer)
     expected = await fresh.generate(prompt, params)
     await asyncio.gather(engine.close(), fresh.close())
     assert after["weight_version"] == "7"
     assert [token for _, token, _ in after["output_token_logprobs"]] == list(expected.tokens)
-    assert [status for status, _ in refused] == [400, 400, 400]
+    assert [status for status, _ in refused] == [400] * 4
+    assert "model.norm.weight missing" in caplog.text
 
 
 async def test_an_engine_without_weights_refuses_them(http, chars):

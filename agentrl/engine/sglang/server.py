@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -258,11 +257,9 @@ class _Server:
         version = body.weight_version or getattr(self._engine, "weight_version", "default")
 
         def update() -> None:
-            from agentrl.models import load_model  # torch, which an engine with weights has
+            from agentrl.models import read_weights  # torch, which an engine with weights has
 
-            if not Path(body.model_path).is_dir():  # "tiny" would be a model too
-                raise ConfigError("no folder")
-            load(load_model(body.model_path).state_dict(), str(version))
+            load(read_weights(body.model_path), str(version))
 
         try:
             await asyncio.to_thread(update)

@@ -1,0 +1,72 @@
+"""Engines by name: `local`, `sglang`, `scripted`, or a path to one of your own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl.engine.base import Engine
+from agentrl.errors import ConfigError
+from agentrl.loading import load_object
+
+if TYPE_CHECKING:
+    from agentrl.engine.scripted import ScriptedEngine
+    from agentrl.render.base import Renderer
+
+ENGINES: Mapping[str, str] = {
+    "local": "agentrl.engine.local:LocalEngine",
+    "sglang": "agentrl.engine.sglang:SGLangEngine",
+    "scripted": "agentrl.engine.table:scripted_engine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What is at hand: an engine is given those that its parameters name."""
+
+    tokenizer: Any
+    renderer: Renderer
+    model: Callable[[], Any]
+    """Loads it; called only for an engine that asks."""
+    max_batch: int | None = None
+    """Sequences that will run at the same time, where that is known."""
+
+
+def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Engine:
+    """The engine `name`: a name of ENGINES, or the path of a class or function that makes one.
+
+    It is called with the keys of `config`, and with those of `parts` that it has a parameter for. Raises ConfigError
+    for an unknown name or key, and for a key that is missing.
+    """
+    if name not in ENGINES and not set(name) & {".", ":"}:
+        raise ConfigError(f"unknown engine {name!r}: use {', '.join(ENGINES)} or a path such as my_engine.py:MyEngine")
+    make = load_object(ENGINES.get(name, name))
+    if not callable(make):
+        raise ConfigError(f"engine {name}: {make!r} is neither a class nor a function")
+    parameters = inspect.signature(make).parameters
+    given = dict(config)
+    for part in ("tokenizer", "renderer", "max_batch"):
+        if part in parameters and getattr(parts, part) is not None:
+            given.setdefault(part, getattr(parts, part))
+    own = [key for key in parameters if key not in ("model", "tokenizer", "renderer")]
+    if unknown := [key for key in config if key not in parameters]:
+        raise ConfigError(f"engine {name}: unknown key engine_config.{unknown[0]}; the keys are {', '.join(own)}")
+    for key in own:
+        if key not in given and parameters[key].default is inspect.Parameter.empty:
+            raise ConfigError(f"engine {name}: engine_config.{key} is missing")
+    if "model" in parameters:
+        given.setdefault("model", parts.model())
+    found: Engine = make(**given)
+    return found
+
+
+def scripted_engine(
+    turns: str | Sequence[Any], renderer: Renderer, seconds: float = 0.0, context_length: int = 1 << 20
+) -> ScriptedEngine:
+    """A ScriptedEngine; `turns` may be the path of a function of the input ids."""
+    from agentrl.engine.scripted import ScriptedEngine
+
+    script = load_object(turns) if isinstance(turns, str) else turns
+    return ScriptedEngine(script, renderer, seconds=seconds, context_length=context_length)

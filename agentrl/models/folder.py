@@ -1,0 +1,85 @@
+"""A causal LM from a Hugging Face folder: all of its weights, or ConfigError."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError
+
+_OLD_BUFFERS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
+
+
+def load_folder(folder: Path) -> Any:
+    """The model as its configuration describes it, with the weights that lie beside it.
+
+    transformers initialises at random what it does not find and drops what does not fit, with a warning. Raises
+    ConfigError for either, and for a folder that it cannot read.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # the report on missing weights has fifty lines; ours is one
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,  # None would ask at the terminal
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, with their names
+        )
+    except Exception as exc:
+        raise ConfigError(_unreadable(folder, exc)) from exc
+    finally:
+        logging.set_verbosity(level)
+    wrong = {
+        "missing": found["missing_keys"],
+        "of another shape": {mismatch[0] for mismatch in found["mismatched_keys"]},
+        "unreadable": found.get("error_msgs") or (),
+    }
+    problems = [f"{_some(names)} {what}" for what, names in wrong.items() if names]
+    if unused := _unused(model, found["unexpected_keys"]):
+        problems.append(f"{_some(unused)} not of this model")
+    if problems:
+        raise ConfigError(
+            f"{folder}: weights do not fit config.json: {'; '.join(problems)}; copy the whole folder again"
+        )
+    return model
+
+
+def read_weights(folder: str | Path) -> dict[str, Any]:
+    """The state dict of the model in a folder, on the CPU. Raises ConfigError as `load_folder` does."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} has no config.json: it is not the folder of a Hugging Face model")
+    weights: dict[str, Any] = load_folder(folder).state_dict()
+    return weights
+
+
+def _unused(model: Any, names: Collection[str]) -> list[str]:
+    """Weights in the files that belong into the model's own parts, where config.json leaves no place for them.
+
+    Another part's (a vision tower, a value head) are left aside, as are buffers that old checkpoints hold.
+    """
+    own = {_part(name) for name in model.state_dict()}
+    return [name for name in names if _part(name) in own and not name.endswith(_OLD_BUFFERS)]
+
+
+def _part(name: str) -> str:
+    """Which large part of a model a weight is in: `model.layers`, `lm_head`."""
+    return ".".join(name.split(".")[:-1][:2])
+
+
+def _some(names: Collection[str]) -> str:
+    listed = sorted(map(str, names))
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return f"{', '.join(listed[:3])}{more}"
+
+
+def _unreadable(folder: Path, exc: Exception) -> str:
+    words = " ".join(str(exc).split())
+    if "trust_remote_code" in words or "custom code" in words:
+        return f"{folder}: the model needs code of its own (auto_map in config.json), which agentrl does not run"
+    return f"{folder} cannot be loaded as a causal LM: {type(exc).__name__}: {words:.300}"
