@@ -19,6 +19,8 @@ from agentrl.train.config import TrainConfig
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
 
 _BETAS = (0.9, 0.95)
+_LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
+"""The exponential of more is infinite."""
 
 
 class DivergedError(AgentRLError):
@@ -42,6 +44,8 @@ class Update:
     """Trainer and engine compared before the first update: over its minibatch, with TIS over the whole step."""
     truncated: int = 0
     """Tokens whose TIS weight was cut."""
+    remedy: str = "lower the learning rate"
+    """For a loss that is not finite."""
 
     def metrics(self) -> dict[str, float]:
         updates, tokens = max(self.updates, 1), max(self.tokens, 1)
@@ -97,7 +101,7 @@ class Learner:
             update.updates += 1
             update.tokens += sum(len(row.positions) for row in batch)
             update.read += sum(row.length for row in batch)
-            update.grad_norm += self._apply([self.optimizer], update.loss)
+            update.grad_norm += self._apply([self.optimizer], update.loss, update.remedy)
         return update
 
     def _policy_loss(self, micro: MicroBatch, update: Update, *, first: bool) -> Tensor:
@@ -106,6 +110,7 @@ class Learner:
         if first and config.tis_clip is None:
             update.numerics += compare(micro.log_probs.tolist(), log_probs.tolist())
         log_ratio = log_probs - micro.log_probs
+        _blame(update, log_ratio, micro.weights)
         if config.algorithm == "gspo":
             log_ratio = sequence_log_ratio(log_ratio, micro.row)
         result = policy_loss(
@@ -157,10 +162,10 @@ class Learner:
             loss = -(micro.weights * micro.model_log_probs(self.model)).sum()
             torch.autograd.backward(loss)
             total += loss.item()
-        self._apply(optimizers, total)
+        self._apply(optimizers, total, "lower warm_start.learning_rate")
         return total
 
-    def _apply(self, optimizers: Sequence[Optimizer], loss: float) -> float:
+    def _apply(self, optimizers: Sequence[Optimizer], loss: float, remedy: str) -> float:
         """Clip, step and clear; the gradient's norm. Raises DivergedError, the weights untouched."""
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm).item()
         finite = math.isfinite(loss) and math.isfinite(norm)
@@ -175,7 +180,7 @@ class Learner:
             for parameter, master in self._rounded:
                 parameter.copy_(master)
         if not finite:
-            raise DivergedError(f"the loss is {loss}, its gradient's norm {norm}; lower the learning rate")
+            raise DivergedError(f"the loss is {loss}, its gradient's norm {norm}; {remedy}")
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,6 +227,23 @@ class Schedule:
     def _fall(self, step: int) -> float:
         done = min(1.0, (step - self.since) / max(self.steps - self.since, 1))
         return self.share + (self.final - self.share) * done
+
+
+def _blame(update: Update, log_ratio: Tensor, advantages: Tensor) -> None:
+    """Find what else than the learning rate may make the loss of these tokens infinite."""
+    if not advantages.isfinite().all():
+        update.remedy = "an advantage is not finite: is a reward?"
+        return
+    largest = log_ratio.detach().abs().max().item() if len(log_ratio) else 0.0
+    if largest < _LARGEST_LOG_RATIO:
+        return
+    if update.updates:
+        update.remedy = f"an update changed a token's log-prob by {largest:.0f}: lower the learning rate"
+    else:
+        update.remedy = (
+            f"engine and trainer differ by {largest:.0f} over a token's log-prob before any update: do both use the "
+            "same weights, temperature and dtype?"
+        )
 
 
 def random_states(device: torch.device) -> dict[str, Any]:

@@ -71,6 +71,10 @@ class StepReport:
         }
 
 
+_LEAST_ROOM = 0.05
+"""Of a curve above and below, as a share of its rewards: a flat run looks flat, however little it wavers."""
+
+
 def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float], file: Path) -> bool:
     """Plot the reward of each step, and of the evaluations. False: matplotlib is not installed."""
     try:
@@ -86,7 +90,9 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float],
     if evals:
         held_out = [(0, evals.get("warm", evals["start"])), *held_out, (metrics[-1]["step"], evals["final"])]
         axes.plot(*zip(*held_out, strict=True), "o-", label="held out, greedy")
-    axes.set(xlabel="step", ylabel="mean reward")
+    rewards = [m["reward_mean"] for m in metrics] + [reward for _, reward in held_out]
+    room = max(0.05 * (max(rewards) - min(rewards)), _LEAST_ROOM * max(1.0, *map(abs, rewards)))
+    axes.set(xlabel="step", ylabel="mean reward", ylim=(min(rewards) - room, max(rewards) + room))
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -23,6 +24,8 @@ from agentrl.trajectory import Trajectory
 _WARMUP_STEPS = 30
 _FINAL_SHARE = 0.05
 _MUON_FACTOR = 5.0
+_ROUTER = re.compile(r"(^|\.)((\w+_)?router|router_gate|gate|shared_expert_gate|wg)$")
+"""Modules that choose experts, by the names that transformers gives them; `gate_proj` is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +96,21 @@ def make_optimizers(model: Any, masters: Sequence[Tensor], config: WarmStartConf
         return [AdamW(masters, rate, betas, weight_decay=0.0, fused=True)]
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"warm_start.optimizer: torch {torch.__version__} has no Muon; use adamw, or torch 2.9")
-    outer = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    outer = _outer(model)
     inner = [p.ndim == 2 and id(p) not in outer for p in model.parameters()]
     hidden = list(compress(masters, inner))
     rest = [master for master, is_inner in zip(masters, inner, strict=True) if not is_inner]
     muon = torch.optim.Muon(hidden, lr=_MUON_FACTOR * rate, momentum=0.95, weight_decay=0.0, adjust_lr_fn="original")
     return [muon, AdamW(rest, rate, betas, weight_decay=0.0, fused=True)]
+
+
+def _outer(model: Any) -> set[int]:
+    """The matrices that are no maps between hidden states: embeddings of any kind, the head, routers of experts."""
+    heads = [head for head in (model.get_input_embeddings(), model.get_output_embeddings()) if head is not None]
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding) or _ROUTER.search(name):
+            heads.append(module)
+    return {id(parameter) for head in heads for parameter in head.parameters()}
 
 
 def warm_start_schedule(step: int, steps: int) -> float:

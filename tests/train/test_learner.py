@@ -1,5 +1,6 @@
 import copy
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -230,12 +231,43 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_config, poison)
     before = weights(learner).clone()
     bad = Row(given[0].tokens, given[0].positions, [poison] * len(given[0].positions), given[0].log_probs)
 
-    with pytest.raises(DivergedError, match="lower the learning rate"):
+    with pytest.raises(DivergedError, match="an advantage is not finite: is a reward"):
         learner.learn([bad, *given], step=1, normaliser=100)
 
     assert torch.equal(weights(learner), before)
     learner.learn(given, step=1, normaliser=100)
     assert weights(learner).isfinite().all(), "no gradient of the bad loss is left over"
+
+
+@pytest.mark.parametrize(
+    ("minibatches", "says"),
+    [
+        (
+            1,
+            r"engine and trainer differ by 9\d over a token's log-prob before any update: do both",
+        ),
+        (2, r"an update changed a token's log-prob by 9\d: lower the learning rate"),
+    ],
+)
+def test_a_ratio_without_bounds_is_blamed_on_what_made_it(make_config, minibatches, says):
+    learner = make(make_config, minibatches=minibatches)
+    given = rows(learner)
+    # Any advantage may do it: that of a good token is clipped, and then its gradient is 0 times infinity.
+    far = [replace(row, log_probs=[value - 92 for value in row.log_probs]) for row in given]
+    order = list(range(len(given)))
+    random.Random(f"{learner.config.seed}/1").shuffle(order)
+    first = set(order[0::minibatches]) if minibatches > 1 else set()
+
+    mixed = [row if i in first else bad for i, (row, bad) in enumerate(zip(given, far, strict=True))]
+    with pytest.raises(DivergedError, match=says):
+        learner.learn(mixed, step=1, normaliser=100)
+
+
+def test_a_loss_that_is_only_large_blames_the_learning_rate(make_config):
+    learner = make(make_config, minibatches=1)
+    given = [replace(row, weights=[1e38 for _ in row.weights]) for row in rows(learner)]
+    with pytest.raises(DivergedError, match="; lower the learning rate"):
+        learner.learn(given, step=1, normaliser=1e-3)
 
 
 def test_nothing_to_learn_from_changes_nothing(make_config):

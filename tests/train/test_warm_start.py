@@ -111,6 +111,32 @@ def test_imitation_learns_the_demonstrations(make_config, demonstrations, optimi
     assert loss < losses[0] / 2, "the loss reported is the cross-entropy"
 
 
+def test_muon_leaves_routers_and_positions_to_adamw():
+    from transformers import GPT2Config, GPT2LMHeadModel, Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 30}
+    experts = Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(
+            **sizes,
+            num_hidden_layers=1,
+            num_experts=4,
+            moe_intermediate_size=8,
+            shared_expert_intermediate_size=8,
+            intermediate_size=8,
+        )
+    )
+    positions = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=20, vocab_size=30))
+    for model, outer in (
+        (experts, {"model.embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "mlp.shared_expert_gate.weight"}),
+        (positions, {"transformer.wte.weight", "transformer.wpe.weight"}),
+    ):
+        muon, _ = make_optimizers(model, list(model.parameters()), config(optimizer="muon"))
+        theirs = {id(p) for group in muon.param_groups for p in group["params"]}
+        left = {name.removeprefix("model.layers.0.") for name, p in model.named_parameters() if id(p) not in theirs}
+        matrices = {name.removeprefix("model.layers.0.") for name, p in model.named_parameters() if p.ndim == 2}
+        assert left & matrices == outer
+
+
 def test_muon_leaves_embeddings_and_vectors_to_adamw():
     model = tiny_model()
 

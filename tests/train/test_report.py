@@ -1,0 +1,41 @@
+"""The reward curve: what it shows must be there."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.train.report import draw_curve
+
+figures = pytest.importorskip("matplotlib.figure")
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """The vertical axis of the curve of these rewards."""
+    found = []
+    save = figures.Figure.savefig
+    monkeypatch.setattr(
+        figures.Figure, "savefig", lambda self, *a, **k: (found.append(self.axes[0].get_ylim()), save(self, *a, **k))
+    )
+
+    def draw(*rewards, evals=None):
+        metrics = [{"step": step, "reward_mean": reward} for step, reward in enumerate(rewards, 1)]
+        assert draw_curve(metrics, evals or {}, tmp_path / "reward.png")
+        assert (tmp_path / "reward.png").stat().st_size > 1000
+        return found[-1]
+
+    return draw
+
+
+@pytest.mark.parametrize("rewards", [(0.25,) * 3, (0.25, 0.25 + 1e-9, 0.25), (0.0,), (-7.5, -7.5)])
+def test_a_flat_run_looks_flat(drawn, rewards):
+    low, high = drawn(*rewards)
+    assert high - low > 0.09
+    assert low < min(rewards) <= max(rewards) < high
+
+
+def test_a_run_that_learns_fills_the_axis(drawn):
+    assert drawn(0.0, 0.5, 1.0) == pytest.approx((-0.05, 1.05))
+    assert drawn(0.0, 100.0) == pytest.approx((-5.0, 105.0))
+    low, high = drawn(0.5, 0.6, evals={"start": 0.0, "final": 0.9})
+    assert (low < 0.0, high > 0.9) == (True, True)
