@@ -14,28 +14,27 @@ if TYPE_CHECKING:
 
 slime = typer.Typer(help="Check a slime launch configuration, or write one.", no_args_is_help=True)
 
-_COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
+_COLOURS = {"error": "red", "warning": "yellow", "unchecked": "magenta", "note": "blue"}
 
 
 @slime.command()
 def check(
-    config: Annotated[
+    command: Annotated[
         list[str],
         typer.Argument(
-            metavar="CONFIG", help="A launch script, a file of flags, the YAML file, or -- and the flags themselves."
+            metavar="-- COMMAND", help="-- python3 train.py --flag ... as the shell runs it, or the YAML file."
         ),
     ],
 ) -> None:
     """Say what would go wrong with a slime run, before any GPU is taken; exit 2 if there are errors.
 
-    A script is read, never run: variables come from the environment, relative paths are taken from this folder.
+    In a script, write `agentrl slime check --` in front of the command that starts train.py, `ray job submit ...` or
+    not: it is then checked, not run.
     """
     with one_line_errors():
-        from agentrl.slime.check import check, read_file, read_words, verdict
+        from agentrl.slime.check import check, read_argument, verdict
 
-        is_file = len(config) == 1 and not config[0].startswith("--")
-        launch = read_file(Path(config[0])) if is_file else read_words(config)
-        findings = check(launch)
+        findings = check(read_argument(command))
         for finding in findings:
             _print(finding)
         typer.echo(verdict(findings))
@@ -45,7 +44,7 @@ def check(
 
 def _print(finding: Finding) -> None:
     text = " ".join(finding.text.split())
-    typer.echo(f"{typer.style(f'{finding.level:<8}', fg=_COLOURS[finding.level])} {text}")
+    typer.echo(f"{typer.style(f'{finding.level:<9}', fg=_COLOURS[finding.level])} {text}")
 
 
 @slime.command()
@@ -63,13 +62,14 @@ def init(
     """Write a launch script and agentrl.yaml for a model size and a number of GPUs."""
     with one_line_errors():
         from agentrl.env import Envs
-        from agentrl.slime.launch import write_launch
-        from agentrl.slime.layouts import Launch, model_name
+        from agentrl.slime.launch import launch_of, next_steps, write_launch
 
         Envs(env)
         file, colon, name = env.rpartition(":")
         if file.endswith(".py"):  # slime runs elsewhere
             env = f"{Path(file).resolve()}{colon}{name}"
-        launch = Launch(model_name(model), env, gpus=gpus, nodes=nodes, fp8=fp8, fully_async=fully_async)
+        launch = launch_of(model, env, gpus=gpus, nodes=nodes, fp8=fp8, fully_async=fully_async)
         for path in write_launch(launch, folder):
             typer.echo(f"wrote {path}")
+        for step in next_steps(launch, folder):
+            typer.echo(f"next: {step}")

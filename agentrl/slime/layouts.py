@@ -6,54 +6,16 @@ the layout of the next larger one that has.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from agentrl.errors import ConfigError
+from agentrl.slime.models import MODELS, Layout, Model
 
 _ROOM_GB = 60.0
 """Of a GPU's 80 GB, what weights, gradients and optimizer may take; the rest is for activations and logits."""
-_BYTES, _OFFLOADED_BYTES = 18, 6
-"""A parameter's bytes in training: BF16 weight 2, FP32 gradient 4, FP32 master weight and Adam's moments 12, the latter
-three on the CPU where the optimizer is offloaded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a model is split over GPUs."""
-
-    billions: float
-    tensor: int = 1
-    context: int = 1
-    expert: int = 1
-    engine: int = 1
-    """GPUs of one SGLang engine."""
-    tokens: int = 9216
-    """--max-tokens-per-gpu"""
-
-
-_SMALL = Layout(0.5)  # run-qwen2.5-0.5B-reproducibility.sh
-_4B = Layout(4, tensor=2, engine=2)  # run-qwen3-4B.sh
-_9B = Layout(9, tensor=2, context=2, engine=2, tokens=4608)  # run-glm4-9B.sh
-_32B = Layout(32, tensor=8, engine=8, tokens=20480)  # run-qwen3-32B.sh
-LAYOUTS: Mapping[str, Layout] = {
-    "qwen2.5-0.5B": _SMALL,
-    "qwen3-0.6B": replace(_SMALL, billions=0.6),
-    "qwen2.5-1.5B": replace(_4B, billions=1.5),
-    "qwen3-1.7B": replace(_4B, billions=1.7),
-    "qwen2.5-3B": replace(_4B, billions=3),
-    "qwen3-4B": _4B,
-    "qwen3-4B-Instruct-2507": _4B,
-    "qwen2.5-7B": replace(_9B, billions=7.6),
-    "qwen3-8B": replace(_9B, billions=8),
-    "glm4-9B": _9B,
-    "qwen3-14B": replace(_32B, billions=14),
-    "qwen3-32B": _32B,
-    "qwen3-30B-A3B": Layout(30, tensor=4, expert=8, engine=8, tokens=20480),  # run-qwen3-30B-A3B.sh
-}
-"""By the name of slime's scripts/models/NAME.sh."""
+_ENGINE_ROOM_GB = 45.0
+"""Of the 56 GB that an engine may have of a GPU, what its weights may take; the rest is for its KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +23,17 @@ class Launch:
     """What a launch script is written for."""
 
     model: str
-    """A key of LAYOUTS."""
+    """A key of MODELS."""
     env: str
     gpus: int = 8
     """Of each node."""
     nodes: int = 1
     fp8: bool = False
     fully_async: bool = False
+    folder: str | None = None
+    """The model's folder, where it is known."""
+    rotary_base: float | None = None
+    """The model's own, where it is not that of slime's model file."""
 
     @property
     def trainer(self) -> tuple[int, int]:
@@ -75,17 +41,6 @@ class Launch:
         if not self.fully_async:
             return self.nodes, self.gpus
         return (self.nodes // 2, self.gpus) if self.nodes > 1 else (1, self.gpus // 2)
-
-
-def model_name(given: str) -> str:
-    """The key of LAYOUTS for a model's name or folder, such as Qwen/Qwen3-4B. Raises ConfigError."""
-    name = Path(given).name.lower()
-    for key in sorted(LAYOUTS, key=len, reverse=True):
-        if re.fullmatch(rf"{re.escape(key.lower())}(-instruct|-fp8|-0414|-chat)*", name):
-            return key
-    raise ConfigError(
-        f"--model {given}: no layout for it; take the nearest of {', '.join(LAYOUTS)}, and adapt what it writes"
-    )
 
 
 def fitted(launch: Launch) -> tuple[Layout, bool]:
@@ -96,26 +51,68 @@ def fitted(launch: Launch) -> tuple[Layout, bool]:
     gpus = nodes * each
     if not gpus:
         raise ConfigError("--fully-async trains and generates on different GPUs: it needs at least two")
-    layout = LAYOUTS[launch.model]
-    if layout.billions * _OFFLOADED_BYTES / gpus > _ROOM_GB:
-        least = -(-layout.billions * _OFFLOADED_BYTES // _ROOM_GB)
-        raise ConfigError(f"{launch.model} is not trained on {gpus} GPU{'s' if gpus > 1 else ''}: it needs {least:g}")
+    model = MODELS[launch.model]
+    layout = _training(launch, model, gpus, each)
+    offload = training_gb(model, layout, gpus) > _ROOM_GB
+    if (needed := training_gb(model, layout, gpus, offload=offload)) > _ROOM_GB:
+        raise ConfigError(
+            f"{launch.model} is not trained on {gpus} GPU{'s' if gpus > 1 else ''}: weights and gradients alone would "
+            f"take {needed:.0f} GB of each, and {_ROOM_GB:.0f} is the most; give more GPUs, or a smaller model"
+        )
+    return _generation(
+        launch, model, layout, launch.gpus * launch.nodes - gpus if launch.fully_async else gpus
+    ), offload
+
+
+def training_gb(model: Model, layout: Layout, gpus: int, *, offload: bool = False) -> float:
+    """What one GPU holds of the BF16 weights (2 bytes a parameter), the FP32 gradients (4) and the optimizer (FP32
+    weights and two moments: 12), unless that is on the CPU.
+
+    Weights and gradients are split by tensor and expert parallelism alone; the optimizer over all GPUs.
+    """
+    sizes = model.sizes
+    held = sizes.dense_parameters / layout.tensor + sizes.expert_parameters / layout.expert
+    return (6 * held + (0 if offload else 12 * sizes.parameters / gpus)) / 1e9
+
+
+def _training(launch: Launch, model: Model, gpus: int, each: int) -> Layout:
+    layout = model.layout
     tensor = min(layout.tensor, each)
     parallel = layout.context if tensor * layout.context <= gpus else 1
-    engine = min(layout.engine, launch.gpus * launch.nodes - gpus if launch.fully_async else gpus)
-    if gpus % (tensor * parallel) or launch.gpus % engine:
+    expert = min(layout.expert, gpus)
+    if gpus % (tensor * parallel) or gpus % expert or model.sizes.heads % tensor:
         raise ConfigError(
-            f"{launch.model} is split over {tensor * parallel} GPUs to train and {engine} to generate, which do not "
-            f"divide {gpus}; give a power of two"
+            f"{launch.model} is split over {max(tensor * parallel, expert)} GPUs to train, which do not divide {gpus}; "
+            "give a power of two"
         )
-    return (
-        replace(
-            layout,
-            tensor=tensor,
-            context=parallel,
-            expert=min(layout.expert, gpus),
-            engine=engine,
-            tokens=layout.tokens * layout.context // parallel,
-        ),
-        layout.billions * _BYTES / gpus > _ROOM_GB,
+    tokens = layout.tokens * layout.context // parallel
+    return replace(layout, tensor=tensor, context=parallel, expert=expert, tokens=tokens)
+
+
+def _generation(launch: Launch, model: Model, layout: Layout, gpus: int) -> Layout:
+    """The largest engine that the layout, the GPUs and FP8's blocks allow. Raises ConfigError."""
+    problem = "no engine has a number of GPUs that divides them; give a power of two"
+    for engine, experts in _engines(model, min(layout.engine, gpus)):
+        if gpus % engine or launch.gpus % engine:
+            continue
+        cut = next(model.sizes.unblocked(engine, experts), None) if launch.fp8 else None
+        weight = model.sizes.parameters * (1 if launch.fp8 else 2) / engine / 1e9
+        if cut:
+            problem = f"{cut} is no multiple of 128, as FP8 asks; leave --fp8 out"
+        elif weight > _ENGINE_ROOM_GB:
+            problem = f"its weights would take {weight:.0f} GB of each GPU, and {_ENGINE_ROOM_GB:.0f} is the most"
+        else:
+            return replace(layout, engine=engine, engine_expert=experts)
+    raise ConfigError(
+        f"{launch.model} does not generate on {gpus} GPU{'s' if gpus > 1 else ''} of this kind: {problem}"
     )
+
+
+def _engines(model: Model, most: int) -> Iterator[tuple[int, int]]:
+    """GPUs of an engine, and over how many of them whole experts are spread."""
+    sizes = model.sizes
+    for engine in range(most, 0, -1):
+        if most % engine == 0 and sizes.heads % engine == 0:
+            yield engine, 1
+            if sizes.experts and engine > 1 and sizes.experts % engine == 0:
+                yield engine, engine

@@ -2,54 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from agentrl.env import Env
 from agentrl.errors import ConfigError
+from agentrl.slime.check import arguments
+from agentrl.slime.check.command import Command, read_argument, read_command
 from agentrl.slime.check.configuration import paths, template
 from agentrl.slime.check.data import data
-from agentrl.slime.check.finding import Finding, Level, error, note
-from agentrl.slime.check.launch_file import LaunchFile, read_file, read_words
+from agentrl.slime.check.finding import Finding, Level, error, unchecked
+from agentrl.slime.check.flags import Words
 from agentrl.slime.check.memory import memory
 from agentrl.slime.check.rules import RULES
-from agentrl.slime.check.setup import Setup, open_env, read_config
+from agentrl.slime.check.setup import Setup, open_env, read_config, read_keys
 from agentrl.slime.config import SlimeConfig
 
-__all__ = ["Finding", "LaunchFile", "Level", "check", "read_file", "read_words", "verdict"]
+__all__ = ["Command", "Finding", "Level", "check", "read_argument", "read_command", "verdict"]
+
+_FLAG = "--custom-config-path"
 
 
-def check(launch: LaunchFile) -> list[Finding]:
+def check(command: Command) -> list[Finding]:
     """All findings, errors first. The Env is imported and its configuration validated; no hook of it is called."""
-    found = list(launch.findings)
-    config, env = _open(launch, found)
-    setup = Setup(launch.flags, launch.program, launch.yaml_only, config, env)
-    rules = (paths, template) if launch.yaml_only else (*RULES, paths, data, template, memory)
+    found: list[Finding] = []
+    config, keys = _configuration(command, found)
+    reading = arguments.read(command, keys)
+    found += reading.findings
+    env = _env(config, command, found)
+    setup = Setup(reading.args, command, config, env, reading.exact)
+    rules = (paths, template) if command.yaml_only else (*RULES, paths, data, template, memory)
     for rule in rules:
         found += _guarded(rule, setup)
-    if launch.yaml_only:
-        found.append(
-            note("only the YAML file was checked; give the launch script to have slime's flags checked as well")
-        )
+    if command.yaml_only:
+        found.append(unchecked("slime's flags", "only the YAML file was given; check the command that starts slime"))
     return sorted(dict.fromkeys(found), key=lambda finding: list(Level).index(finding.level))
 
 
-def _open(launch: LaunchFile, found: list[Finding]) -> tuple[SlimeConfig | None, type[Env] | None]:
-    """agentrl's configuration and the Env that it names; what is wrong with them goes into `found`."""
+def _configuration(command: Command, found: list[Finding]) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
+    """agentrl's configuration and the file's other keys; what is wrong with them goes into `found`."""
+    keys: dict[str, Any] = {}
     try:
-        if "--custom-config-path" in launch.flags and launch.flags.text("--custom-config-path") is None:
-            return None, None  # a path that only the script's run could tell, which has been said
-        config = read_config(launch.flags)
+        keys = read_keys(next(iter(Words(command.words).values.get(_FLAG, ())), None))
+        return read_config(keys), keys
     except ConfigError as exc:
         found.append(error(str(exc)))
-        return None, None
+        return None, keys
+
+
+def _env(config: SlimeConfig | None, command: Command, found: list[Finding]) -> type[Env] | None:
+    if config is None:
+        return None
     try:
         if config.env is not None:
-            return config, open_env(config, config.env)
-        if launch.yaml_only or "--prompt-data" not in launch.flags:
+            return open_env(config, config.env)
+        if command.yaml_only or "--prompt-data" not in command.words:
             config.env_path({})  # which says what to write where; else the rows may name one each
     except ConfigError as exc:
         found.append(error(str(exc)))
-    return config, None
+    return None
 
 
 def _guarded(rule: Callable[[Setup], Iterable[Finding]], setup: Setup) -> Iterator[Finding]:
@@ -61,10 +72,12 @@ def _guarded(rule: Callable[[Setup], Iterable[Finding]], setup: Setup) -> Iterat
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """One line: whether the run may start."""
+    """One line: whether the run may start, and what was not checked."""
     errors, warnings = (sum(f.level is level for f in findings) for level in (Level.ERROR, Level.WARNING))
+    missing = list(dict.fromkeys(f.subject for f in findings if f.level is Level.UNCHECKED))
+    word = "not ready" if errors else "incomplete" if missing else "ready"
     counts = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}"
-    return f"{'not ready' if errors else 'ready'}: {counts}"
+    return f"{word}: {counts}" + (f"; not checked: {', '.join(missing)}" if missing else "")
 
 
 def _count(number: int, noun: str) -> str:

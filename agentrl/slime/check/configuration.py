@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
-from agentrl.slime.check.finding import Finding, error, note, warning
-from agentrl.slime.check.setup import Setup, importing
+from agentrl.slime.check.finding import Finding, error, note, unchecked, warning
+from agentrl.slime.check.setup import Setup
 
 
 def paths(setup: Setup) -> Iterator[Finding]:
     """Files that agentrl's configuration names."""
     if setup.config is None:
         return
-    if setup.config.reward is not None:
-        with importing(setup.config.reward):
-            function = load_object(setup.config.reward)
-        if not callable(function):
-            yield error(f"reward {setup.config.reward} is no function; name one that takes a Trajectory")
-    nodes = setup.flags.whole("--actor-num-nodes")
+    if setup.config.reward is not None and not callable(load_object(setup.config.reward)):
+        yield error(f"reward {setup.config.reward} is no function; name one that takes a Trajectory")
+    nodes = setup.args.actor_num_nodes
     path = (setup.config.env or "").partition(":")[0]
     if nodes and nodes > 1 and path.endswith(".py") and not path.startswith("/"):
         yield note(f"{path} is looked for in the folder that Ray runs in; on {nodes} nodes give its whole path")
@@ -30,20 +26,18 @@ def template(setup: Setup) -> Iterator[Finding]:
     """Whether the model's chat template can be continued exactly."""
     if setup.config is None:
         return
-    given = setup.config.model or setup.flags.text("--hf-checkpoint")
     if setup.model_folder is None:
-        yield note(
-            f"the chat template was not certified: {given or 'the model'} is no folder here; agentrl certify MODEL"
+        yield unchecked(
+            "the chat template", f"{setup.model_path or 'the model'} is no folder here; agentrl certify MODEL does it"
         )
         return
     from agentrl.models import load_tokenizer  # transformers takes seconds to import
     from agentrl.render import load_renderer
 
-    args = SimpleNamespace(apply_chat_template_kwargs=setup.flags.mapping("--apply-chat-template-kwargs"))
     try:
         certificate = load_renderer(
             load_tokenizer(str(setup.model_folder), chat_template=setup.config.template_text()),
-            chat_template_kwargs=setup.config.template_kwargs(args),
+            chat_template_kwargs=setup.config.template_kwargs(setup.args),
         ).certificate
     except ConfigError:
         raise

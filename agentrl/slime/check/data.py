@@ -12,50 +12,47 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.slime.check.finding import Finding, error, note, warning
-from agentrl.slime.check.flags import Flags
+from agentrl.slime.check.evaluation import datasets
+from agentrl.slime.check.finding import Finding, error, unchecked, warning
 from agentrl.slime.check.setup import Setup, open_env
 from agentrl.slime.task import from_sample
 
 ROWS = 100
 """How many rows of a file are read."""
+KEYS = ("input", "label", "metadata", "tool")
 _SLICE = re.compile(r"(.*)@\[-?\d*:-?\d*\]")
 
 
 def data(setup: Setup) -> Iterator[Finding]:
-    flags = setup.flags
-    if "--data-source-path" in flags or "--disable-rollout-global-dataset" in flags:
-        yield note("the data was not checked: it comes from a data source of your own")
-    elif any(flags.hidden(f"--{name}-key") for name in ("input", "label", "metadata", "tool")):
-        return  # which has been said
-    elif path := flags.text("--prompt-data"):
-        yield from _file(
-            setup, path, {name: flags.text(f"--{name}-key") for name in ("input", "label", "metadata", "tool")}
-        )
-    elif "--prompt-data" not in flags:
+    args = setup.args
+    if _own_source(args.data_source_path) or args.rollout_global_dataset is False:
+        yield unchecked("the prompts", "they come from a data source of your own")
+    elif args.prompt_data:
+        yield from _file(setup, args.prompt_data, {name: getattr(args, f"{name}_key") for name in KEYS})
+    else:
         yield error("add --prompt-data FILE.jsonl: slime has no prompts without it")
-    for path in filter(None, _eval_files(flags)):
-        keys = {
-            name: flags.text(f"--eval-{name}-key") or flags.text(f"--{name}-key") for name in ("input", "label", "tool")
-        }
-        yield from _file(setup, path, {**keys, "metadata": flags.text("--metadata-key")})
-    if "--eval-config" in flags:
-        yield note("the data sets of --eval-config were not checked")
+    for row in datasets(args):
+        keys = {name: row.get(f"{name}_key") for name in KEYS}
+        if "${" in str(row["path"]):
+            yield unchecked(f"the data set {row['name']}", f"slime puts its path {row['path']} together when it starts")
+        else:
+            yield from _file(setup, row["path"], keys, row.get("metadata_overrides"))
 
 
-def _eval_files(flags: Flags) -> Sequence[str | None]:
-    values = flags.values("--eval-prompt-data")
-    return values if len(values) == 1 else values[1::2]
+def _own_source(path: str | None) -> bool:
+    return path is not None and not path.startswith(("slime.", "miles."))
 
 
-def _file(setup: Setup, path: str, keys: Mapping[str, str | None]) -> Iterator[Finding]:
+def _file(
+    setup: Setup, path: str, keys: Mapping[str, str | None], more: Mapping[str, Any] | None = None
+) -> Iterator[Finding]:
     try:
         rows = list(islice(_rows(path), ROWS))
     except ConfigError as exc:
         yield error(str(exc))
         return
     except ModuleNotFoundError:
-        yield note(f"{path} was not checked: pyarrow is not installed")
+        yield unchecked(path, "pyarrow, which reads it, is not installed here")
         return
     if not rows:
         yield error(f'{path}: no row in it; write one JSON object a line, such as {{"{keys["input"]}": "..."}}')
@@ -66,7 +63,7 @@ def _file(setup: Setup, path: str, keys: Mapping[str, str | None]) -> Iterator[F
             return
     if keys["label"] is None and "label" in rows[0]:
         yield warning(f"{path} has labels, which slime does not read; add --label-key label")
-    yield from _named_envs(setup, path, rows, keys)
+    yield from _named_envs(setup, path, rows, keys, more or {})
 
 
 def _rows(path: str) -> Iterator[Any]:
@@ -121,15 +118,17 @@ def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | No
     prompt = row[keys["input"] or "input"]
     sample = SimpleNamespace(prompt=prompt, label=None, metadata=metadata)
     try:
-        from_sample(SimpleNamespace(apply_chat_template="--apply-chat-template" in setup.flags), sample)
+        from_sample(SimpleNamespace(apply_chat_template=bool(setup.args.apply_chat_template)), sample)
     except ConfigError as exc:
         return str(exc)
     return None
 
 
-def _named_envs(setup: Setup, path: str, rows: Sequence[Any], keys: Mapping[str, str | None]) -> Iterator[Finding]:
+def _named_envs(
+    setup: Setup, path: str, rows: Sequence[Any], keys: Mapping[str, str | None], more: Mapping[str, Any]
+) -> Iterator[Finding]:
     """Environments that rows name in metadata["env"]."""
-    named = [(row.get(keys["metadata"] or "") or {}).get("env") for row in rows]
+    named = [more.get("env") or (row.get(keys["metadata"] or "") or {}).get("env") for row in rows]
     config = setup.config
     if config is not None and config.env is None and not all(named):
         yield error(

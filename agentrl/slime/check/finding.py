@@ -11,8 +11,10 @@ class Level(StrEnum):
     """The run would stop, or train something else than what was meant."""
     WARNING = "warning"
     """The run works, and loses quality, speed or memory."""
+    UNCHECKED = "unchecked"
+    """What could not be looked at from here, and why."""
     NOTE = "note"
-    """Good to know; or what could not be checked, and why."""
+    """Good to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class Finding:
     level: Level
     text: str
     """One line that names the thing and the remedy."""
+    subject: str = ""
+    """What was not checked, for the verdict."""
 
 
 def error(text: str) -> Finding:
@@ -28,6 +32,10 @@ def error(text: str) -> Finding:
 
 def warning(text: str) -> Finding:
     return Finding(Level.WARNING, text)
+
+
+def unchecked(subject: str, why: str) -> Finding:
+    return Finding(Level.UNCHECKED, f"{subject}: {why}", subject)
 
 
 def note(text: str) -> Finding:

@@ -1,137 +1,193 @@
-"""slime's flags as they stand on a command line, read without slime's parser."""
+"""slime's arguments read without slime's parser: those that the rules look at, with slime's defaults.
+
+Names and defaults are those of slime/utils/arguments.py at 624b824a8, and of Megatron's and SGLang's flags.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from agentrl.errors import ConfigError
-from agentrl.slime.check.words import Word
-
-DEFAULTS: Mapping[str, str] = {
-    "--actor-num-gpus-per-node": "8",
-    "--actor-num-nodes": "1",
-    "--advantage-estimator": "grpo",
-    "--context-parallel-size": "1",
-    "--input-key": "input",
-    "--metadata-key": "metadata",
-    "--n-samples-per-prompt": "1",
-    "--rollout-num-gpus-per-engine": "1",
-    "--rollout-temperature": "1.0",
-    "--rollout-top-p": "1.0",
-    "--sglang-server-concurrency": "512",
-    "--tensor-model-parallel-size": "1",
-    "--tool-key": "tools",
-}
-"""slime's own defaults (slime/utils/arguments.py at 624b824a8) of the flags that the rules read."""
+from agentrl.slime.check.finding import Finding, error, warning
 
 _ALIKE = 0.88
 """How much two names must be alike for one to be a misspelling: `--partial-rollouts` is, another flag is not."""
 
 
-@cache
-def known_flags() -> frozenset[str]:
-    """What slime's own parser takes, at the commits tested. Megatron's and SGLang's flags are not in it."""
-    return frozenset((files("agentrl.slime.check") / "flags.txt").read_text(encoding="utf-8").split())
+def _names(text: str) -> list[str]:
+    return text.split()
 
 
-class Flags:
-    """Each flag with its values; the last occurrence wins, as in argparse."""
+_WHOLE: Mapping[str, int | None] = {
+    "actor_num_gpus_per_node": 8,
+    "actor_num_nodes": 1,
+    "context_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": None,
+    "n_samples_per_eval_prompt": 1,
+    "n_samples_per_prompt": 1,
+    "num_gpus_per_node": 8,
+    "pipeline_model_parallel_size": 1,
+    "rollout_num_gpus_per_engine": 1,
+    "sglang_server_concurrency": 512,
+    "tensor_model_parallel_size": 1,
+} | dict.fromkeys(
+    _names("""
+    eval_interval eval_max_context_len eval_max_prompt_len eval_max_response_len ffn_hidden_size global_batch_size
+    hidden_size kv_channels kv_lora_rank max_tokens_per_gpu moe_ffn_hidden_size moe_shared_expert_intermediate_size
+    num_attention_heads num_epoch num_experts num_layers num_query_groups num_rollout num_steps_per_rollout
+    over_sampling_batch_size rollout_batch_size rollout_max_context_len rollout_max_prompt_len rollout_max_response_len
+    rollout_num_gpus save_interval sglang_context_length sglang_data_parallel_size sglang_dp_size sglang_ep_size
+    sglang_expert_parallel_size sglang_pipeline_parallel_size sglang_pp_size vocab_size""")
+)
+_NUMBERS: Mapping[str, float | None] = {
+    "eval_temperature": None,
+    "eval_top_p": None,
+    "kl_coef": 0.0,
+    "kl_loss_coef": 0.0,
+    "rollout_temperature": 1.0,
+    "rollout_top_p": 1.0,
+    "rotary_base": None,
+}
+_TEXTS: Mapping[str, str | None] = {
+    "advantage_estimator": "grpo",
+    "input_key": "input",
+    "metadata_key": "metadata",
+    "tool_key": "tools",
+} | dict.fromkeys(
+    _names("""
+    buffer_filter_path custom_advantage_function_path custom_config_path custom_convert_samples_to_train_data_path
+    custom_eval_rollout_log_function_path custom_generate_function_path custom_loss_function_path
+    custom_pg_loss_reducer_function_path custom_reward_post_process_path custom_rm_path custom_rollout_log_function_path
+    custom_tis_function_path data_source_path dynamic_sampling_filter_path eval_config eval_function_path eval_input_key
+    eval_label_key eval_reward_key eval_tool_key hf_checkpoint label_key load opd_type prompt_data
+    recompute_granularity ref_load rm_type rollout_all_samples_process_path rollout_data_postprocess_path
+    rollout_function_path rollout_sample_filter_path router_policy save sglang_kv_cache_dtype sglang_reasoning_parser
+    sglang_tool_call_parser""")
+)
+_LISTS = ("eval_prompt_data", "rollout_external_engine_addrs", "rollout_stop")
+_OBJECTS = ("apply_chat_template_kwargs", "multimodal_keys")
+_SWITCHES: Mapping[str, tuple[str, bool]] = {
+    name: (name, True)
+    for name in _names("""
+    apply_chat_template colocate debug_rollout_only debug_train_only group_query_attention group_rm
+    mask_offpolicy_in_partial_rollout multi_latent_attention partial_rollout untie_embeddings_and_output_weights
+    use_dynamic_batch_size use_kl_loss use_opd use_tis""")
+} | {
+    "disable_rewards_normalization": ("rewards_normalization", False),
+    "disable_rollout_global_dataset": ("rollout_global_dataset", False),
+}
+_FLAGS = frozenset(
+    f"--{name.replace('_', '-')}" for kind in (_WHOLE, _NUMBERS, _TEXTS, _LISTS, _OBJECTS, _SWITCHES) for name in kind
+)
+"""What is read here."""
+_OTHERS = frozenset(
+    {
+        "--eval-top-k",
+        "--q-lora-rank",
+        "--rl-partial-rollouts",
+        "--rollout-top-k",
+        "--sglang-moe-data-parallel-size",
+        "--sglang-moe-dp-size",
+        "--sglang-page-size",
+        "--sglang-tp-size",
+    }
+)
+"""Flags of slime, Megatron and SGLang that look much like one of those."""
 
-    def __init__(self, words: Sequence[Word]) -> None:
-        self._values: dict[str, list[Word]] = {}
-        self.stray: list[Word] = []
-        """Words before the first flag."""
+
+@dataclass(slots=True)
+class Words:
+    """The flags of a command line with their values; the last occurrence wins, as in argparse."""
+
+    values: dict[str, list[str]] = field(default_factory=dict)
+    stray: list[str] = field(default_factory=list)
+    """Words before the first flag."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.values, self.stray = {}, []
         values = self.stray
         for word in words:
-            if word.text.startswith("--") and len(word.text) > 2:
-                name, equals, value = word.text.partition("=")
-                values = self._values[name.replace("_", "-")] = []
-                if equals:
-                    values.append(Word(value, word.unknown, word.doubtful))
+            if word.startswith("--") and len(word) > 2:
+                name, equals, value = word.partition("=")
+                values = self.values[name] = [value] if equals else []
             else:
                 values.append(word)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+def plain(words: Words) -> tuple[dict[str, Any], list[Finding]]:
+    """The namespace by attribute's name, and values that are none."""
+    args: dict[str, Any] = {**_WHOLE, **_NUMBERS, **_TEXTS, **dict.fromkeys((*_LISTS, *_OBJECTS))}
+    args |= {attribute: not given for attribute, given in _SWITCHES.values()}
+    found: list[Finding] = []
+    for flag, values in words.values.items():
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag not in _FLAGS:
+            if name.endswith("_path") and values:
+                args[name] = values[0]
+        elif name in _SWITCHES:
+            attribute, given = _SWITCHES[name]
+            args[attribute] = given
+        elif name in _LISTS:
+            args[name] = values
+        else:
+            found += _set(args, name, flag, values)
+    return args, found
 
-    def text(self, name: str) -> str | None:
-        """The first value, or slime's default. None where there is neither, or it is not known."""
-        if name not in self._values:
-            return DEFAULTS.get(name)
-        values = self._values[name]
-        return values[0].text if values and not values[0].unknown else None
 
-    def hidden(self, name: str) -> bool:
-        """Whether it is given, with a value that only a run of the script could tell."""
-        return any(word.unknown for word in self._values.get(name, ()))
+def _set(args: dict[str, Any], name: str, flag: str, values: Sequence[str]) -> Iterator[Finding]:
+    if not values:
+        yield error(f"{flag} has no value; write one behind it, or remove it")
+        return
+    if len(values) > 1:
+        yield warning(
+            f"{flag} {values[0]}: slime ignores what follows, {' '.join(values[1:])!r}; quote what holds a blank"
+        )
+    try:
+        args[name] = _value(name, values[0])
+    except ValueError:
+        wanted = "a whole number" if name in _WHOLE else "a number" if name in _NUMBERS else "a JSON object"
+        yield error(f"{flag} {values[0]}: not {wanted}")
 
-    def values(self, name: str) -> list[str | None]:
-        """All values; None for one that is not known."""
-        return [None if word.unknown else word.text for word in self._values.get(name, ())]
 
-    def whole(self, name: str) -> int | None:
-        """A whole number. Raises ConfigError where the value is none."""
-        number: int | None = self._number(name, int, "a whole number")
-        return number
+def _value(name: str, text: str) -> Any:
+    """Raises ValueError."""
+    if name in _WHOLE:
+        return int(text)
+    if name in _NUMBERS:
+        return float(text)
+    if name in _TEXTS:
+        return text
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
 
-    def number(self, name: str) -> float | None:
-        number: float | None = self._number(name, float, "a number")
-        return number
 
-    def _number(self, name: str, kind: type[int] | type[float], wanted: str) -> Any:
-        value = self.text(name)
-        try:
-            return None if value is None else kind(value)
-        except ValueError as exc:
-            raise ConfigError(f"{name} {value}: not {wanted}") from exc
+def override(args: dict[str, Any], keys: Mapping[str, Any]) -> None:
+    """What slime does with the keys of --custom-config-path: each becomes an argument."""
+    args.update({str(key): value for key, value in keys.items()})
 
-    def mapping(self, name: str) -> dict[str, Any] | None:
-        """A JSON object. Raises ConfigError where the value is none."""
-        text = self.text(name)
-        try:
-            value = None if text is None else json.loads(text)
-        except json.JSONDecodeError as exc:
-            raise ConfigError(f"{name} {text}: not JSON ({exc.msg}); quote it, as in '{{\"key\": true}}'") from exc
-        if value is not None and not isinstance(value, dict):
-            raise ConfigError(f'{name} {text}: not a JSON object such as {{"key": true}}')
-        return value
 
-    def override(self, keys: Mapping[str, Any]) -> None:
-        """What slime does with the keys of --custom-config-path: they win over flags of the same name."""
-        for key, value in keys.items():
-            name = f"--{str(key).replace('_', '-')}"
-            if name not in known_flags():
-                continue
-            self._values.pop(name, None)
-            if value is not None and value is not False:
-                values = value if isinstance(value, list) else [] if value is True else [value]
-                self._values[name] = [Word(json.dumps(v) if isinstance(v, dict) else str(v)) for v in values]
+def misspelt(words: Words, known: frozenset[str] | None) -> Iterator[Finding]:
+    """Flags that slime would ignore. `known` is what its parsers take; without it, what looks much like a flag here."""
+    for flag in words.values:
+        if known is None:
+            if flag not in _FLAGS | _OTHERS and (close := get_close_matches(flag, _FLAGS, n=1, cutoff=_ALIKE)):
+                yield warning(
+                    f"{flag} is no flag of slime's, which ignores it without a word; did you mean {close[0]}?"
+                )
+        elif flag not in known and not _abbreviates(flag, known):
+            close = get_close_matches(flag, known, n=1)
+            meant = f"did you mean {close[0]}?" if close else "remove it"
+            yield warning(f"{flag} is no flag of slime's, which ignores it without a word; {meant}")
+    if words.stray:
+        yield warning(f"{' '.join(words.stray)!r} stands before the first flag; remove it")
 
-    def misspelt(self) -> Iterator[tuple[str, str]]:
-        """Flags that are not slime's but look much like one that is."""
-        for name in self._values:
-            if name not in known_flags() and not name.startswith(("--sglang-", "--router-")):
-                for close in get_close_matches(name, known_flags(), n=1, cutoff=_ALIKE):
-                    yield name, close
 
-    def unknown(self) -> dict[str, list[str]]:
-        """What only a run of the script could tell, and slime's flags whose values depend on it."""
-        found: dict[str, list[str]] = {}
-        for name in sorted(known_flags() & self._values.keys()):
-            for word in self._values[name]:
-                for cause in word.unknown:
-                    found.setdefault(cause, []).append(name)
-        return found
-
-    def doubtful(self) -> list[str]:
-        """Variables set under a condition that slime's flags depend on."""
-        words = (word for name in known_flags() & self._values.keys() for word in self._values[name])
-        return sorted({cause for word in words for cause in word.doubtful})
+def _abbreviates(flag: str, known: frozenset[str]) -> bool:
+    """SGLang's parser alone takes the beginning of a flag."""
+    return flag.startswith("--sglang-") and any(name.startswith(flag) for name in known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl.slime.check.finding import Finding, note
+from agentrl.slime.check.finding import Finding, note, unchecked
 from agentrl.slime.check.setup import Setup
 
 _GIB = 1024**3
@@ -16,10 +16,10 @@ def memory(setup: Setup) -> Iterator[Finding]:
     model, context = setup.model, setup.context
     if not model or not context:
         missing = "the model's folder is not here" if not model else "--rollout-max-context-len is not given"
-        yield note(f"memory was not estimated: {missing}")
+        yield unchecked("memory", missing)
         return
-    if (per_token := kv_bytes(model, setup.flags.text("--sglang-kv-cache-dtype"))) is None:
-        yield note("memory was not estimated: config.json does not say how many layers and heads there are")
+    if (per_token := kv_bytes(model, setup.args.sglang_kv_cache_dtype)) is None:
+        yield unchecked("memory", "config.json does not say how many layers and heads there are")
         return
     yield _kv_cache(setup, per_token[0], per_token[1], context)
     if training := _training(setup, context):
@@ -62,25 +62,25 @@ def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> Findi
 
 def _running(setup: Setup) -> int | None:
     """Episodes at once: slime's slots, and in a synchronous rollout no more than it has asked for."""
-    flags, engines = setup.flags, setup.engines
-    slots = flags.whole("--sglang-server-concurrency")
-    prompts = flags.whole("--over-sampling-batch-size") or flags.whole("--rollout-batch-size")
-    samples = flags.whole("--n-samples-per-prompt")
+    args, engines = setup.args, setup.engines
+    slots, samples = args.sglang_server_concurrency, args.n_samples_per_prompt
+    prompts = args.over_sampling_batch_size or args.rollout_batch_size
     if not (engines and slots and prompts and samples):
         return None
-    return slots * engines if setup.fully_async else min(slots * engines, prompts * samples)
+    most: int = slots * engines
+    return most if setup.fully_async else min(most, prompts * samples)
 
 
 def _training(setup: Setup, context: int) -> Finding | None:
     """The longest micro-batch of one GPU. Activations after Korthikanti et al. 2022, with selective recomputation."""
-    model, flags = setup.model, setup.flags
+    model, args = setup.model, setup.args
     vocabulary, hidden, layers = (model.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
     if not (vocabulary and hidden and layers):
         return None
-    tensor = flags.whole("--tensor-model-parallel-size") or 1
-    tokens = max(context // (flags.whole("--context-parallel-size") or 1), flags.whole("--max-tokens-per-gpu") or 0)
+    tensor = args.tensor_model_parallel_size or 1
+    tokens = max(context // (args.context_parallel_size or 1), args.max_tokens_per_gpu or 0)
     logits = tokens * vocabulary * 4 / tensor
-    recomputed = flags.text("--recompute-granularity") == "full"
+    recomputed = args.recompute_granularity == "full"
     activations = tokens * hidden * layers * (2 if recomputed else 34) / tensor
     return note(
         f"training: about {_size(2 * logits)} on a GPU for the logits of {tokens} tokens and their gradient "

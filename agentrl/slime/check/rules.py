@@ -8,57 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl.parking import way_back
+from agentrl.slime.check.evaluation import evaluation
 from agentrl.slime.check.finding import Finding, error, note, warning
+from agentrl.slime.check.functions import functions
+from agentrl.slime.check.placement import architecture, engines, folders, fp8, parallel
 from agentrl.slime.check.setup import GENERATE, Setup
 from agentrl.slime.config import fan_out_problems
-from agentrl.slime.host import CENTRED
+from agentrl.slime.host import CENTRED, is_fully_async
 
 POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
-LOGS = {
-    "--custom-rollout-log-function-path": "agentrl.slime.log_rollout",
-    "--custom-eval-rollout-log-function-path": "agentrl.slime.log_eval",
-}
-_OTHER_PATHS = ("--custom-generate-function-path", "--custom-config-path")
+LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
 
 
 def generate_function(setup: Setup) -> Iterator[Finding]:
     flag = "--custom-generate-function-path"
-    path = setup.flags.text(flag)
-    if flag not in setup.flags:
+    path = setup.args.custom_generate_function_path
+    if not path:
         yield error(f"slime would not call agentrl: add {flag} {GENERATE}")
-    elif path and path != GENERATE and path.startswith("agent"):
+    elif path != GENERATE and path.startswith("agent"):
         yield error(f"{flag} {path}: there is no such function; write {flag} {GENERATE}")
-    elif path and path != GENERATE:
+    elif path != GENERATE:
         yield warning(f"{flag} {path} is not {GENERATE}: what is said here of episodes holds only where it calls that")
 
 
-def spelling(setup: Setup) -> Iterator[Finding]:
-    for name, close in setup.flags.misspelt():
-        yield warning(f"{name} is no flag of slime's, which ignores flags it does not know; did you mean {close}?")
-    if stray := setup.flags.stray:
-        yield warning(f"{' '.join(word.text for word in stray)!r} stands before the first flag; remove it")
-
-
 def prompts(setup: Setup) -> Iterator[Finding]:
-    if "--apply-chat-template" in setup.flags and setup.has_tools and setup.env:
+    args = setup.args
+    if args.apply_chat_template and setup.has_tools and setup.env:
         yield error(
             "remove --apply-chat-template: it renders prompts before the tools of "
             f"{setup.env.__name__} are known, so the model would never see them; agentrl renders prompts itself"
         )
-    elif "--apply-chat-template" in setup.flags:
+    elif args.apply_chat_template:
         yield note("--apply-chat-template is not needed: agentrl renders prompts itself")
-    if "--multimodal-keys" in setup.flags:
+    if args.multimodal_keys:
         yield error("remove --multimodal-keys: agentrl plays text only")
-    for parser in ("--sglang-tool-call-parser", "--sglang-reasoning-parser"):
-        if parser in setup.flags:
+    for parser in ("tool-call", "reasoning"):
+        if getattr(args, f"sglang_{parser.replace('-', '_')}_parser"):
             yield warning(
-                f"remove {parser}: agentrl reads calls and thoughts from the tokens, SGLang's parser does nothing"
+                f"remove --sglang-{parser}-parser: agentrl reads calls and thoughts from the tokens, "
+                "SGLang's parser does nothing"
             )
-    if stops := list(filter(None, setup.flags.values("--rollout-stop"))):
+    if stops := args.rollout_stop:
         yield note(
             f"--rollout-stop {' '.join(map(repr, stops))} ends every turn, tool calls included; "
             "what one Env needs belongs into its `ask = Ask(stop=...)`"
@@ -66,26 +58,26 @@ def prompts(setup: Setup) -> Iterator[Finding]:
 
 
 def routing(setup: Setup) -> Iterator[Finding]:
-    engines, flag = setup.engines, "--router-policy"
-    if setup.flags.text(flag) != "consistent_hashing" and not setup.flags.hidden(flag) and engines != 1:
+    count = setup.engines
+    if setup.args.router_policy != "consistent_hashing" and count != 1:
         yield warning(
             "add --router-policy consistent_hashing: without it an episode's turns meet different engines"
-            f"{f' (there are {engines})' if engines else ''}, and their prefix caches are lost"
+            f"{f' (there are {count})' if count else ''}, and their prefix caches are lost"
         )
 
 
 def baseline(setup: Setup) -> Iterator[Finding]:
-    flags = setup.flags
-    estimator, samples = flags.text("--advantage-estimator"), flags.whole("--n-samples-per-prompt")
-    if estimator not in CENTRED or "--disable-rewards-normalization" in flags:
+    args = setup.args
+    estimator = args.advantage_estimator
+    if estimator not in CENTRED or args.rewards_normalization is False:
         return
     strip = setup.config is not None and setup.config.thinking == "strip"  # then the rule of fan-out says it
-    if "--custom-reward-post-process-path" not in flags and not strip:
+    if not args.custom_reward_post_process_path and not strip:
         yield warning(
             f"add --custom-reward-post-process-path {POST_PROCESS}: without it the 0.0 of failed episodes counts in "
             "the baseline of their prompts"
         )
-    if samples == 1:
+    if args.n_samples_per_prompt == 1:
         yield error(
             f"--n-samples-per-prompt 1 with --advantage-estimator {estimator}: a group of one has no advantage, so "
             "nothing is learned; write --n-samples-per-prompt 8"
@@ -94,34 +86,30 @@ def baseline(setup: Setup) -> Iterator[Finding]:
 
 def reward(setup: Setup) -> Iterator[Finding]:
     """Reward has one owner."""
-    flags, owner = setup.flags, setup.scores
-    foreign = [
-        f"{name} {value}"
-        for name in ("--rm-type", "--custom-rm-path")
-        if (value := flags.text(name)) and value != REWARD
-    ]
-    ours = flags.text("--custom-rm-path") == REWARD or flags.hidden("--custom-rm-path")
+    args, owner = setup.args, setup.scores
+    named = {"--rm-type": args.rm_type, "--custom-rm-path": args.custom_rm_path}
+    foreign = [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
     if owner and foreign:
-        asked = "would replace its rewards" if "--group-rm" in flags else "would never be asked"
+        asked = "would replace its rewards" if args.group_rm else "would never be asked"
         yield error(f"two give the reward: {owner} and {' and '.join(foreign)}, which {asked}; remove one of them")
-    elif owner and "--group-rm" in flags and not ours:
+    elif owner and args.group_rm and args.custom_rm_path != REWARD:
         yield error(f"--group-rm takes the reward from {owner}; remove it, or add --custom-rm-path {REWARD}")
     elif setup.env and not owner and not foreign:
         yield note(
             f"{setup.env.__name__} writes no score: rewards come from its steps and tools alone, "
             "and an episode without any has 0"
         )
-    if "--group-rm" in flags and "--eval-interval" in flags:
+    if args.group_rm and args.eval_interval:
         yield error("--group-rm with --eval-interval: slime refuses to evaluate with it; remove one of them")
 
 
 def resuming(setup: Setup) -> Iterator[Finding]:
-    flags = setup.flags
-    if not ("--partial-rollout" in flags or setup.fully_async):
-        if "--mask-offpolicy-in-partial-rollout" in flags:
+    args = setup.args
+    if not (args.partial_rollout or setup.fully_async):
+        if args.mask_offpolicy_in_partial_rollout:
             yield note("--mask-offpolicy-in-partial-rollout does nothing without --partial-rollout")
         return
-    if "--mask-offpolicy-in-partial-rollout" in flags:
+    if args.mask_offpolicy_in_partial_rollout:
         yield warning(
             "--mask-offpolicy-in-partial-rollout also masks whole episodes that had ended and waited in slime's buffer"
         )
@@ -147,7 +135,7 @@ def fan_out(setup: Setup) -> Iterator[Finding]:
 
 
 def filters(setup: Setup) -> Iterator[Finding]:
-    path = setup.flags.text("--dynamic-sampling-filter-path") or ""
+    path = setup.args.dynamic_sampling_filter_path or ""
     if path.startswith("slime.") and "nonzero_std" in path:
         ours = "prefer_spread" if path.endswith("fallback") else "has_spread"
         yield warning(
@@ -156,28 +144,17 @@ def filters(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def hooks(setup: Setup) -> Iterator[Finding]:
-    """Functions of agentrl's that slime would look up in vain."""
-    for flag in setup.flags:
-        path = setup.flags.text(flag) or ""
-        if flag.endswith("-path") and path.startswith("agentrl.") and flag not in _OTHER_PATHS:
-            try:
-                load_object(path)
-            except ConfigError as exc:
-                yield error(f"{flag} {path}: {exc}")
-
-
 def fully_async(setup: Setup) -> Iterator[Finding]:
-    flags = setup.flags
-    if setup.program == "train_async.py" and "--colocate" in flags:
+    args, program = setup.args, setup.command.program
+    if program == "train_async.py" and args.colocate:
         yield error("remove --colocate: train_async.py trains and generates at once, on different GPUs")
     if not setup.fully_async:
         return
-    if setup.program == "train.py":
+    if program == "train.py":
         yield warning("fully-async rollout under train.py waits for every training step; start train_async.py")
-    if "--eval-interval" not in flags:
+    if not args.eval_interval:
         return
-    if "--eval-function-path" not in flags or "fully_async" in (flags.text("--eval-function-path") or ""):
+    if is_fully_async(args.eval_function_path or args.rollout_function_path):
         yield error(
             "--eval-interval with fully-async rollout, which cannot evaluate; remove it, or add "
             "--eval-function-path slime.rollout.sglang_rollout.generate_rollout"
@@ -190,10 +167,9 @@ def fully_async(setup: Setup) -> Iterator[Finding]:
 
 
 def batches(setup: Setup) -> Iterator[Finding]:
-    flags = setup.flags
-    prompts, samples = flags.whole("--rollout-batch-size"), flags.whole("--n-samples-per-prompt")
-    batch = flags.whole("--global-batch-size")
-    if not prompts or not samples or not batch or "--num-steps-per-rollout" in flags:
+    args = setup.args
+    prompts, samples, batch = args.rollout_batch_size, args.n_samples_per_prompt, args.global_batch_size
+    if not prompts or not samples or not batch or args.num_steps_per_rollout:
         return
     if batch > prompts * samples:
         yield error(
@@ -208,14 +184,13 @@ def batches(setup: Setup) -> Iterator[Finding]:
 
 
 def lengths(setup: Setup) -> Iterator[Finding]:
-    flags, context = setup.flags, setup.context
+    args, context = setup.args, setup.context
     limits = setup.config.limits if setup.config else {}
-    response = limits.get("tokens") or flags.whole("--rollout-max-response-len")
-    if response is None and not limits.get("turn_tokens") and not flags.hidden("--rollout-max-response-len"):
+    response = limits.get("tokens") or args.rollout_max_response_len
+    if response is None and not limits.get("turn_tokens"):
         yield warning("add --rollout-max-response-len: without it SGLang ends each turn after 128 tokens")
     if context is None:
-        if not flags.hidden("--rollout-max-context-len"):
-            yield warning("add --rollout-max-context-len: without it an episode may grow to the engine's whole context")
+        yield warning("add --rollout-max-context-len: without it an episode may grow to the engine's whole context")
         return
     if response and response >= context:
         yield warning(
@@ -223,21 +198,21 @@ def lengths(setup: Setup) -> Iterator[Finding]:
             f"{context}; raise the one, or lower the other"
         )
     for name, most in (
-        ("--sglang-context-length", flags.whole("--sglang-context-length")),
+        ("--sglang-context-length", args.sglang_context_length),
         ("the model's max_position_embeddings", setup.model.get("max_position_embeddings")),
     ):
         if most and context > most:
             yield error(f"--rollout-max-context-len {context} is more than {name} {most}; lower it")
-    per_gpu, parallel = flags.whole("--max-tokens-per-gpu"), flags.whole("--context-parallel-size") or 1
-    if per_gpu and context > per_gpu * parallel:
+    per_gpu, ranks = args.max_tokens_per_gpu, args.context_parallel_size or 1
+    if per_gpu and context > per_gpu * ranks:
         yield warning(
             f"an episode of {context} tokens is more than --max-tokens-per-gpu {per_gpu} x --context-parallel-size "
-            f"{parallel}: slime gives it a micro-batch of its own, which may be out of memory; raise one of them"
+            f"{ranks}: slime gives it a micro-batch of its own, which may be out of memory; raise one of them"
         )
 
 
 def replay(setup: Setup) -> Iterator[Finding]:
-    top_p = setup.flags.number("--rollout-top-p")
+    top_p = setup.args.rollout_top_p
     if top_p is not None and top_p != 1.0:
         yield warning(
             f"--rollout-top-p {top_p:g}: the trainer needs the kept token ids of every token, which only slime's "
@@ -246,8 +221,11 @@ def replay(setup: Setup) -> Iterator[Finding]:
 
 
 def logging(setup: Setup) -> Iterator[Finding]:
-    wanted = list(LOGS.items()) if "--eval-interval" in setup.flags else list(LOGS.items())[:1]
-    if missing := [f"{flag} {function}" for flag, function in wanted if flag not in setup.flags]:
+    args = setup.args
+    missing = [] if args.custom_rollout_log_function_path else [f"--custom-rollout-log-function-path {LOG}"]
+    if args.eval_interval and not args.custom_eval_rollout_log_function_path:
+        missing.append(f"--custom-eval-rollout-log-function-path {LOG_EVAL}")
+    if missing:
         yield note(
             f"add {' and '.join(missing)} to have agentrl's account (turns, failures by cause, masked tokens) logged"
         )
@@ -255,18 +233,23 @@ def logging(setup: Setup) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     generate_function,
-    spelling,
+    functions,
     prompts,
     reward,
     baseline,
     fan_out,
     filters,
-    hooks,
     resuming,
     fully_async,
     batches,
     lengths,
+    engines,
+    parallel,
+    folders,
+    architecture,
+    fp8,
     routing,
     replay,
+    evaluation,
     logging,
 )

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # qwen3-4B on one node with 8 GPUs: FP8 rollout, synchronous.
-# Set the variables that it asks for, try `agentrl slime check run.sh`, then `bash run.sh`.
+# Set the variables that it asks for. `CHECK=1 bash run.sh` says what would go wrong, and stops before Ray starts;
+# `bash run.sh` runs it.
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 SLIME="${SLIME:?the folder of slime}"
 MEGATRON="${MEGATRON:?the folder of Megatron-LM}"
 MODEL="${MODEL:?the Hugging Face folder of qwen3-4B}"
-MODEL_FP8="${MODEL_FP8:-${MODEL}-FP8}"   # tools/convert_hf_to_fp8.py --strategy block
-REF="${REF:-${MODEL}_torch_dist}"   # made by tools/convert_hf_to_torch_dist.py of slime
+# MODEL_FP8 is made in slime's folder by: python3 tools/convert_hf_to_fp8.py --model-dir "${MODEL}" --save-dir "${MODEL_FP8}" --strategy block --block-size 128 128
+MODEL_FP8="${MODEL_FP8:-${MODEL}-FP8}"
+# REF is made in slime's folder by: source scripts/models/qwen3-4B.sh; PYTHONPATH="${MEGATRON}" python3 tools/convert_hf_to_torch_dist.py "${MODEL_ARGS[@]}" --hf-checkpoint "${MODEL}" --save "${REF}"
+REF="${REF:-${MODEL}_torch_dist}"
 DATA="${DATA:?the folder of train.jsonl and held_out.jsonl}"
 SAVE="${SAVE:-${HERE}/checkpoints}"
 source "${SLIME}/scripts/models/qwen3-4B.sh"   # sets MODEL_ARGS
@@ -36,6 +39,7 @@ ROLLOUT_ARGS=(
    --rollout-temperature 1
    --rollout-num-gpus-per-engine 2
    --sglang-mem-fraction-static 0.7
+   --use-fault-tolerance   # an engine that no longer answers is started anew
    --eval-interval 20
    --eval-prompt-data held_out "${DATA}/held_out.jsonl"
    --n-samples-per-eval-prompt 1
@@ -76,11 +80,24 @@ PARALLEL_ARGS=(
    --max-tokens-per-gpu 9216
    --balance-data
 )
-
-ray start --head --num-gpus 8 --disable-usage-stats
-ray job submit --address="http://127.0.0.1:8265" \
-   --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${SLIME}:${MEGATRON}:${PYTHONPATH:-}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\"}}" \
-   -- python3 "${SLIME}/train.py" \
-   --actor-num-nodes 1 --actor-num-gpus-per-node 8 \
-   --num-gpus-per-node 8 --colocate \
+if [[ -n "${WANDB_PROJECT:-}" ]]; then   # with WANDB_API_KEY, or after `wandb login`
+   TRAIN_ARGS+=(--use-wandb --wandb-project "${WANDB_PROJECT}")
+   TRAIN_ARGS+=(--wandb-group "${WANDB_GROUP:-qwen3-4B}")
+fi
+if [[ -n "${TENSORBOARD_DIR:-}" ]]; then
+   TRAIN_ARGS+=(--use-tensorboard)
+fi
+COMMAND=(
+   python3 "${SLIME}/train.py"
+   --actor-num-nodes 1 --actor-num-gpus-per-node 8
+   --num-gpus-per-node 8 --colocate
    "${MODEL_ARGS[@]}" "${AGENT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${TRAIN_ARGS[@]}" "${PARALLEL_ARGS[@]}"
+)
+
+export PYTHONPATH="${SLIME}:${MEGATRON}${PYTHONPATH:+:${PYTHONPATH}}"
+agentrl slime check -- "${COMMAND[@]}"
+[[ -z "${CHECK:-}" ]] || exit 0
+
+ray stop   # what an earlier run left: all Ray processes of yours on this node
+ray start --head --num-gpus 8 --disable-usage-stats
+ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\"}}" -- "${COMMAND[@]}"

@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
 # qwen3-30B-A3B on 2 nodes of 8 GPUs: FP8 rollout, fully asynchronous.
-# Set the variables that it asks for, try `agentrl slime check run.sh`, then `bash run.sh` on each node, with NODE=0 on the first.
+# Set the variables that it asks for. `NODE=0 CHECK=1 bash run.sh` says what would go wrong, and stops before Ray starts;
+# `bash run.sh` runs it: on each node, with NODE=0 on the first.
 set -euo pipefail
 
 HEAD="${HEAD:?the address of the first node}"
 if [[ "${NODE:?the number of this node, 0 on the first}" != 0 ]]; then
+   ray stop   # what an earlier run left: all Ray processes of yours on this node
    exec ray start --address "${HEAD}:6379" --num-gpus 8 --disable-usage-stats --block
 fi
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 SLIME="${SLIME:?the folder of slime}"
 MEGATRON="${MEGATRON:?the folder of Megatron-LM}"
 MODEL="${MODEL:?the Hugging Face folder of qwen3-30B-A3B}"
-MODEL_FP8="${MODEL_FP8:-${MODEL}-FP8}"   # tools/convert_hf_to_fp8.py --strategy block
-REF="${REF:-${MODEL}_torch_dist}"   # made by tools/convert_hf_to_torch_dist.py of slime
+# MODEL_FP8 is made in slime's folder by: python3 tools/convert_hf_to_fp8.py --model-dir "${MODEL}" --save-dir "${MODEL_FP8}" --strategy block --block-size 128 128
+MODEL_FP8="${MODEL_FP8:-${MODEL}-FP8}"
+# REF is made in slime's folder by: source scripts/models/qwen3-30B-A3B.sh; PYTHONPATH="${MEGATRON}" python3 tools/convert_hf_to_torch_dist.py "${MODEL_ARGS[@]}" --hf-checkpoint "${MODEL}" --save "${REF}"
+REF="${REF:-${MODEL}_torch_dist}"
 DATA="${DATA:?the folder of train.jsonl}"
-SAVE="${SAVE:-${HERE}/checkpoints}"
+# Each node writes its part of a checkpoint, and reads all parts. MODEL, REF and DATA are read on every node.
+SAVE="${SAVE:?a folder for checkpoints, on a disk that all nodes share}"
 source "${SLIME}/scripts/models/qwen3-30B-A3B.sh"   # sets MODEL_ARGS
 
 AGENT_ARGS=(
@@ -39,7 +44,9 @@ ROLLOUT_ARGS=(
    --rollout-max-context-len 8192
    --rollout-temperature 1
    --rollout-num-gpus-per-engine 8
+   --sglang-expert-parallel-size 8
    --sglang-mem-fraction-static 0.7
+   --use-fault-tolerance   # an engine that no longer answers is started anew
 )
 TRAIN_ARGS=(
    --hf-checkpoint "${MODEL_FP8}"
@@ -80,11 +87,24 @@ PARALLEL_ARGS=(
    --overlap-cpu-optimizer-d2h-h2d
    --use-precision-aware-optimizer
 )
-
-ray start --head --node-ip-address "${HEAD}" --port 6379 --num-gpus 8 --disable-usage-stats
-ray job submit --address="http://127.0.0.1:8265" \
-   --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${SLIME}:${MEGATRON}:${PYTHONPATH:-}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\"}}" \
-   -- python3 "${SLIME}/train_async.py" \
-   --actor-num-nodes 1 --actor-num-gpus-per-node 8 \
-   --num-gpus-per-node 8 --rollout-num-gpus 8 \
+if [[ -n "${WANDB_PROJECT:-}" ]]; then   # with WANDB_API_KEY, or after `wandb login`
+   TRAIN_ARGS+=(--use-wandb --wandb-project "${WANDB_PROJECT}")
+   TRAIN_ARGS+=(--wandb-group "${WANDB_GROUP:-qwen3-30B-A3B}")
+fi
+if [[ -n "${TENSORBOARD_DIR:-}" ]]; then
+   TRAIN_ARGS+=(--use-tensorboard)
+fi
+COMMAND=(
+   python3 "${SLIME}/train_async.py"
+   --actor-num-nodes 1 --actor-num-gpus-per-node 8
+   --num-gpus-per-node 8 --rollout-num-gpus 8
    "${MODEL_ARGS[@]}" "${AGENT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${TRAIN_ARGS[@]}" "${PARALLEL_ARGS[@]}"
+)
+
+export PYTHONPATH="${SLIME}:${MEGATRON}${PYTHONPATH:+:${PYTHONPATH}}"
+agentrl slime check -- "${COMMAND[@]}"
+[[ -z "${CHECK:-}" ]] || exit 0
+
+ray stop   # what an earlier run left: all Ray processes of yours on this node
+ray start --head --node-ip-address "${HEAD}" --port 6379 --num-gpus 8 --disable-usage-stats
+ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\"}}" -- "${COMMAND[@]}"

@@ -1,0 +1,120 @@
+"""slime's namespace for a command: built by slime's own parser where slime is installed, else read plainly."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.slime.check.command import Command
+from agentrl.slime.check.finding import Finding, error, unchecked
+from agentrl.slime.check.flags import Words, misspelt, override, plain
+
+HOSTS = ("slime", "miles")
+TIMEOUT_S = 300.0
+"""For importing slime, Megatron and SGLang, and for their checks."""
+_PARSER = "slime's own parser"
+
+
+class Args:
+    """Arguments by name; None for one that nobody set."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def functions(self) -> Iterator[tuple[str, str]]:
+        """Each argument that names functions by their paths, as a flag, and the path."""
+        for name, value in self._values.items():
+            if name.endswith("_path") and name != "custom_config_path":
+                for path in value if isinstance(value, list) else [value]:
+                    if isinstance(path, str) and "/" not in path:
+                        yield f"--{name.replace('_', '-')}", path
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    args: Args
+    exact: bool = False
+    """Whether slime's own parser made it, here where slime is installed."""
+    findings: list[Finding] = field(default_factory=list)
+
+
+def read(command: Command, keys: Mapping[str, Any]) -> Reading:
+    """`keys` are those of --custom-config-path, which become arguments."""
+    words = Words(command.words)
+    values, found = plain(words)
+    override(values, keys)
+    if command.yaml_only:
+        return Reading(Args(values))
+    report = _ask(command)
+    if "args" in report:
+        return Reading(Args(report["args"]), True, [*misspelt(words, frozenset(report["flags"])), *_strays(found)])
+    if "refused" in report:
+        found.append(error(f"slime refuses the command: {report['refused']}"))
+    else:
+        found.append(unchecked(_PARSER, f"{report['absent']}; so Megatron's and SGLang's flags were not read"))
+    return Reading(Args(values), "refused" in report, [*found, *misspelt(words, None)])
+
+
+def _strays(found: list[Finding]) -> list[Finding]:
+    """Of what the plain reading says, what slime's parser passes over."""
+    return [finding for finding in found if finding.level == "warning"]
+
+
+def _ask(command: Command) -> dict[str, Any]:
+    host = _host(command.path)
+    if host is None:
+        return {"absent": "slime is not installed here, nor on PYTHONPATH"}
+    path = os.pathsep.join(filter(None, (*command.path, os.environ.get("PYTHONPATH", ""))))
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        line = [sys.executable, "-m", f"{__package__}.ask", host, str(report), command.program, *command.words]
+        try:
+            done = subprocess.run(
+                line,
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"absent": f"it was not done after {TIMEOUT_S:g} s"}
+        if not report.is_file():
+            return {"absent": f"its process ended with {done.returncode}: {_last(done.stderr)}"}
+        answer: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    return {**answer, "refused": _last(done.stderr)} if answer.get("usage") else answer
+
+
+def _host(path: tuple[str, ...]) -> str | None:
+    """slime or miles, whichever comes first where the command looks; then what is installed."""
+    for folder in path:
+        for host in HOSTS:
+            if _is_host(Path(folder, host)):
+                return host
+    for host in HOSTS:
+        spec = importlib.util.find_spec(host)
+        if spec and any(_is_host(Path(folder)) for folder in spec.submodule_search_locations or ()):
+            return host
+    return None
+
+
+def _is_host(package: Path) -> bool:
+    """A folder may merely have its name."""
+    return (package / "utils" / "arguments.py").is_file()
+
+
+def _last(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no word of it")

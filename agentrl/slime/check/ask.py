@@ -1,0 +1,69 @@
+"""Have slime's own parser read a command line; run as a process of its own.
+
+    python -m agentrl.slime.check.ask slime REPORT.json train.py --flag value ...
+
+What slime, Megatron and SGLang do when they are imported stays in that process. The report is a JSON object: `args` and
+`flags` (all that their parsers take), or `refused`, or `absent` where something that they need is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_NO_GPU = ("cuda", "nvidia", "gpu driver")
+
+
+def main() -> None:
+    host, report, *line = sys.argv[1:]
+    Path(report).write_text(json.dumps(ask(host, line), default=_plain), encoding="utf-8")
+
+
+def ask(host: str, line: Sequence[str]) -> dict[str, Any]:
+    """The report. Whatever the host raises or ends with is in it: this is the boundary around the host's code."""
+    sys.argv[:] = line
+    flags: set[str] = set()
+    _record(flags)
+    try:
+        arguments = importlib.import_module(f"{host}.utils.arguments")
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 - named boundary
+        return {"absent": _words(exc)}
+    try:
+        args = vars(arguments.parse_args())
+    except SystemExit as exc:
+        return {"refused": str(exc.code), "usage": True}
+    except Exception as exc:  # noqa: BLE001 - named boundary
+        absent = isinstance(exc, ImportError) or any(word in str(exc).lower() for word in _NO_GPU)
+        return {"absent" if absent else "refused": _words(exc)}
+    return {"args": args, "flags": sorted(flags)}
+
+
+def _record(flags: set[str]) -> None:
+    """Have every parser of this process leave the flags that it takes."""
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def recording(self: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
+        flags.update(option for action in self._actions for option in action.option_strings)
+        return parse(self, *given, **named)
+
+    vars(argparse)["ArgumentParser"].parse_known_args = recording
+
+
+def _words(exc: BaseException) -> str:
+    return f"{type(exc).__name__}: {' '.join(str(exc).split())}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The command that starts slime, as bash has expanded it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+TRAIN_PROGRAMS = ("train.py", "train_async.py")
+_ENV_FLAG = "--runtime-env-json"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    words: tuple[str, ...]
+    """What stands behind train.py."""
+    program: str = TRAIN_PROGRAMS[0]
+    path: tuple[str, ...] = ()
+    """Folders where it will look for modules, before those of this process."""
+    yaml_only: bool = False
+
+
+def read_command(words: Sequence[str]) -> Command:
+    """`python3 train.py FLAGS`, `ray job submit ... -- python3 train.py FLAGS`, or the flags alone.
+
+    Raises ConfigError where Ray's environment is not JSON.
+    """
+    at = next((i for i, word in enumerate(words) if Path(word).name in TRAIN_PROGRAMS), None)
+    if at is None:
+        return Command(tuple(words))
+    program = Path(words[at])
+    folders = (str(program.parent.resolve()), *_python_path(words[:at]))
+    return Command(tuple(words[at + 1 :]), program.name, tuple(dict.fromkeys(filter(None, folders))))
+
+
+def read_argument(words: Sequence[str]) -> Command:
+    """What `agentrl slime check` was given: a YAML file, or a command. Raises ConfigError."""
+    file = Path(words[0])
+    if len(words) > 1 or words[0].startswith("--"):
+        return read_command(words)
+    if file.suffix in (".yaml", ".yml"):
+        return Command(("--custom-config-path", str(file)), yaml_only=True)
+    raise ConfigError(
+        f"{file}: only bash can read a script; write `agentrl slime check --` before the command in it that starts "
+        "train.py, and run it (in one of `agentrl slime init`: CHECK=1 bash run.sh)"
+    )
+
+
+def _python_path(words: Sequence[str]) -> list[str]:
+    """PYTHONPATH of the job, as `ray job submit` is told it."""
+    texts = [word.partition("=")[2] for word in words if word.startswith(f"{_ENV_FLAG}=")]
+    texts += [value for word, value in pairwise(words) if word == _ENV_FLAG]
+    if not texts or not texts[-1].strip():
+        return []
+    try:
+        variables = json.loads(texts[-1])["env_vars"]
+        return str(variables.get("PYTHONPATH", "")).split(os.pathsep)
+    except KeyError:
+        return []
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise ConfigError(
+            f"{_ENV_FLAG} {texts[-1]}: not a JSON object with `env_vars` ({exc}); mind its quotes"
+        ) from exc

@@ -1,0 +1,132 @@
+"""slime's evaluation data sets, of --eval-config or --eval-prompt-data (slime/utils/eval_config.py at 624b824a8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+from agentrl.slime.check.arguments import Args
+from agentrl.slime.check.finding import Finding, error, warning
+from agentrl.slime.check.setup import GENERATE, Setup
+
+_FALLBACKS: Mapping[str, tuple[str, ...]] = {
+    "input_key": ("eval_input_key", "input_key"),
+    "label_key": ("eval_label_key", "label_key"),
+    "tool_key": ("eval_tool_key", "tool_key"),
+    "metadata_key": ("metadata_key",),
+    "multimodal_keys": ("multimodal_keys",),
+    "apply_chat_template": ("apply_chat_template",),
+    "custom_rm_path": ("eval_custom_rm_path", "custom_rm_path"),
+    "max_response_len": ("eval_max_response_len", "rollout_max_response_len"),
+}
+"""Of a data set's keys those that are looked at, and where slime takes them from if the file does not give them."""
+_OTHER_KEYS = """name path rm_type apply_chat_template_kwargs n_samples_per_eval_prompt temperature top_p top_k stop
+stop_token_ids min_new_tokens repetition_penalty skip_special_tokens no_stop_trim custom_generate_function_path
+app_service eval_task_timeout min_eval_samples eval_early_stop_remaining eval_early_stop_idle_timeout message_processor
+reward_model remote_environment metadata_overrides"""
+_KEYS = frozenset({*_FALLBACKS, *_OTHER_KEYS.split()})
+
+
+def datasets(args: Args) -> list[Mapping[str, Any]]:
+    """Each data set with its keys, as slime's parser has put them together, or else as it would. Raises ConfigError."""
+    if args.eval_datasets is not None:
+        return list(args.eval_datasets)
+    if args.eval_config:
+        defaults = _defaults(args.eval_config)
+        return [_filled(args, row, defaults) for row in _listed(args)]
+    values = args.eval_prompt_data or []
+    if len(values) == 1:
+        values = ["aime", *values]
+    if len(values) % 2:
+        raise ConfigError(
+            f"--eval-prompt-data {' '.join(values)}: not pairs of a name and a path; write NAME FILE.jsonl"
+        )
+    return [_filled(args, {"name": n, "path": p}, {}) for n, p in zip(values[::2], values[1::2], strict=True)]
+
+
+def evaluation(setup: Setup) -> Iterator[Finding]:
+    args, sets = setup.args, datasets(setup.args)
+    given = "--eval-config" if args.eval_config else "--eval-prompt-data"
+    if args.eval_interval and not sets:
+        yield error("--eval-interval without data: add --eval-prompt-data NAME FILE.jsonl, or --eval-config FILE.yaml")
+    elif sets and not args.eval_interval:
+        yield warning(f"{given} without --eval-interval: slime never evaluates; add --eval-interval 20, or remove it")
+    names = [row["name"] for row in sets]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield error(f"{given}: two data sets are called {name}, and slime keeps one's results; rename the other")
+    for row in sets:
+        yield from _dataset(setup, row, f"{given}, data set {row['name']}")
+
+
+def _dataset(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    args, function = setup.args, row.get("custom_generate_function_path")
+    if function and function != GENERATE:
+        misspelt = str(function).startswith("agentrl")
+        found = "there is no such function" if misspelt else "agentrl does not play this data set"
+        yield (error if misspelt else warning)(f"{where}: custom_generate_function_path {function}: {found}")
+    if row.get("apply_chat_template") and not args.apply_chat_template and setup.has_tools and setup.env:
+        yield error(f"{where}: remove apply_chat_template: the model would never see the tools of {setup.env.__name__}")
+    if row.get("multimodal_keys") and not args.multimodal_keys:
+        yield error(f"{where}: remove multimodal_keys: agentrl plays text only")
+    for key, flag in (("custom_rm_path", args.custom_rm_path), ("rm_type", args.rm_type)):
+        value = row.get(key)
+        if value and value != flag and value != "agentrl.slime.reward" and setup.scores:
+            yield error(f"{where}: two give the reward: {setup.scores} and {key} {value}, which would never be asked")
+    response, context = row.get("max_response_len"), args.eval_max_context_len or setup.context
+    if response and context and response != args.rollout_max_response_len and response >= context:
+        yield warning(f"{where}: max_response_len {response} leaves no room for the prompt in {context} tokens")
+
+
+def _eval(path: str) -> Mapping[str, Any]:
+    flag = f"--eval-config {path}"
+    try:
+        root = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ConfigError(f"{flag}: no such file; give its path from {Path.cwd()}") from exc
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{flag}: not readable as YAML: {' '.join(str(exc).split())}") from exc
+    found = root.get("eval", root) if isinstance(root, dict) else None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{flag}: not a mapping; write `eval: {{datasets: [{{name: held_out, path: FILE.jsonl}}]}}`")
+    return found
+
+
+def _defaults(path: str) -> Mapping[str, Any]:
+    defaults = _eval(path).get("defaults") or {}
+    if not isinstance(defaults, dict):
+        raise ConfigError(f"--eval-config {path}: eval.defaults is no mapping")
+    return _known(defaults, f"--eval-config {path}: eval.defaults")
+
+
+def _listed(args: Args) -> Iterator[Mapping[str, Any]]:
+    flag = f"--eval-config {args.eval_config}"
+    given = _eval(args.eval_config).get("datasets")
+    rows = [{"name": n, **(row or {})} for n, row in given.items()] if isinstance(given, dict) else given
+    if not rows or not isinstance(rows, list):
+        raise ConfigError(f"{flag}: no data sets under eval.datasets; write `datasets: [{{name: ..., path: ...}}]`")
+    for number, row in enumerate(rows, 1):
+        where = f"{flag}: data set {number}"
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("name", "path")):
+            raise ConfigError(f"{where} needs a name and a path; write {{name: held_out, path: FILE.jsonl}}")
+        yield _known(row, where)
+
+
+def _known(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    for key in row:
+        if key not in _KEYS:
+            close = get_close_matches(str(key), _KEYS, n=1)
+            raise ConfigError(f"{where}: slime knows no key {key!r}" + (f"; did you mean {close[0]}?" if close else ""))
+    return row
+
+
+def _filled(args: Args, row: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    flags = {
+        key: next((value for name in names if (value := getattr(args, name)) is not None), None)
+        for key, names in _FALLBACKS.items()
+    }
+    return {**flags, **defaults, **row}

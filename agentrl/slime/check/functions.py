@@ -1,0 +1,91 @@
+"""Whether the functions that flags name are there. Their modules are looked up and parsed, not imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+from agentrl.loading import load_object
+from agentrl.slime.check.finding import Finding, error, unchecked
+from agentrl.slime.check.setup import GENERATE, Setup
+
+_GENERATE_FLAG = "--custom-generate-function-path"
+
+
+def functions(setup: Setup) -> Iterator[Finding]:
+    for flag, path in dict.fromkeys(setup.args.functions()):
+        if flag == _GENERATE_FLAG and (path == GENERATE or path.startswith("agent")):
+            continue  # of which the rule of that flag speaks
+        if path.startswith("agentrl."):
+            yield from _own(flag, path)
+        else:
+            yield from _foreign(flag, path, (*setup.command.path, *sys.path))
+
+
+def _own(flag: str, path: str) -> Iterator[Finding]:
+    try:
+        load_object(path)
+    except ConfigError as exc:
+        yield error(f"{flag} {path}: {exc}")
+
+
+def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[Finding]:
+    module, _, name = path.rpartition(".")
+    if not module:
+        yield error(f"{flag} {path}: names no function; write package.module.function")
+        return
+    package, *inner = module.split(".")
+    roots = _roots(package, folders)
+    if not roots:
+        yield unchecked(path, f"there is no module {package} here; is it on PYTHONPATH, or spelt wrongly?")
+        return
+    file = next((file for root in roots if (file := _file(root.joinpath(*inner)))), None)
+    if file is None:
+        if any(_file(root) for root in roots):
+            yield error(f"{flag} {path}: {package} has no module {module}; correct the path")
+        else:  # a folder that merely has the package's name
+            yield unchecked(path, f"there is no module {module} here; is it on PYTHONPATH, or spelt wrongly?")
+    elif (names := _names(file)) is not None and name not in names:
+        close = get_close_matches(name, names, n=1)
+        yield error(f"{flag} {path}: {file} defines no {name}" + (f"; did you mean {close[0]}?" if close else ""))
+
+
+def _roots(package: str, folders: Sequence[str]) -> list[Path]:
+    """Where the package may be, as a folder or as a file without its suffix."""
+    roots = [Path(folder, package) for folder in folders]
+    found = [root for root in roots if root.is_dir() or _file(root)]
+    spec = importlib.util.find_spec(package) if not any(map(_file, found)) else None
+    if spec and spec.origin:  # installed in a way of its own, as an editable one may be
+        origin = Path(spec.origin)
+        found.append(origin.parent if origin.name == "__init__.py" else origin.with_suffix(""))
+    return found
+
+
+def _file(module: Path) -> Path | None:
+    return next((f for f in (module / "__init__.py", module.with_name(f"{module.name}.py")) if f.is_file()), None)
+
+
+def _names(file: Path) -> set[str] | None:
+    """What a module defines. None where only running it could tell."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if node.name == "__getattr__":
+                return None
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            if any(alias.name == "*" for alias in node.names):
+                return None
+            names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names

@@ -1,0 +1,121 @@
+"""Whether GPUs, engines and parallel sizes fit together, and the model with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrl.slime.check.finding import Finding, error, unchecked, warning
+from agentrl.slime.check.setup import Setup, read_model
+from agentrl.slime.sizes import Sizes, fp8_blocks, rotary_base
+
+_MEGATRON_NAMES = {
+    "layers": "--num-layers",
+    "hidden": "--hidden-size",
+    "ffn": "--ffn-hidden-size",
+    "heads": "--num-attention-heads",
+    "groups": "--num-query-groups",
+    "experts": "--num-experts",
+    "expert_ffn": "--moe-ffn-hidden-size",
+}
+
+
+_MODEL_PARALLEL = ("tensor_model", "pipeline_model", "context")
+
+
+def engines(setup: Setup) -> Iterator[Finding]:
+    args, gpus, each = setup.args, setup.gpus, setup.args.rollout_num_gpus_per_engine
+    if gpus is None and not (args.debug_train_only or args.rollout_external_engine_addrs):
+        yield error("no GPUs generate: add --colocate, or --rollout-num-gpus with their number")
+    if not gpus or not each:
+        return
+    if each > gpus:
+        yield error(
+            f"--rollout-num-gpus-per-engine {each} is more than the {gpus} GPUs that generate: no engine could start; "
+            f"write {gpus}, or a divisor of it"
+        )
+    elif gpus % each:
+        yield warning(
+            f"--rollout-num-gpus-per-engine {each} does not divide the {gpus} GPUs that generate: {gpus % each} of "
+            f"them stay idle; write a divisor of {gpus}"
+        )
+    node, trainer = args.num_gpus_per_node, args.actor_num_gpus_per_node
+    if args.colocate and node and trainer and trainer != node and args.actor_num_nodes > 1:
+        yield error(
+            f"--num-gpus-per-node {node} with {trainer} GPUs on each node (--actor-num-gpus-per-node): slime would "
+            f"look for GPUs that are not there; add --num-gpus-per-node {trainer}"
+        )
+    elif node and each > node and each % node:
+        yield error(f"--rollout-num-gpus-per-engine {each} is no multiple of --num-gpus-per-node {node}; make it one")
+
+
+def parallel(setup: Setup) -> Iterator[Finding]:
+    args, gpus = setup.args, setup.trainer_gpus
+    tensor, pipeline, context = (getattr(args, f"{n}_parallel_size") or 1 for n in _MODEL_PARALLEL)
+    model = tensor * pipeline * context
+    if gpus and gpus % model:
+        yield error(
+            f"the trainer's {gpus} GPUs are no multiple of {model} (--tensor-model-parallel-size {tensor} x "
+            f"--pipeline-model-parallel-size {pipeline} x --context-parallel-size {context}); lower one of them"
+        )
+    experts = (args.expert_model_parallel_size or 1) * (args.expert_tensor_parallel_size or 1) * pipeline
+    if gpus and gpus % experts:
+        yield error(f"the trainer's {gpus} GPUs are no multiple of {experts}, over which experts are split; lower it")
+    if args.num_attention_heads and args.num_attention_heads % tensor:
+        yield error(f"--tensor-model-parallel-size {tensor} does not divide {args.num_attention_heads} attention heads")
+    if args.num_experts and args.num_experts % (args.expert_model_parallel_size or 1):
+        yield error(
+            f"--expert-model-parallel-size {args.expert_model_parallel_size} does not divide {args.num_experts}"
+        )
+
+
+def folders(setup: Setup) -> Iterator[Finding]:
+    """What the trainer and the engines load. Where slime is not installed it may well be elsewhere."""
+    args = setup.args
+    for flag, path, made in (
+        ("--hf-checkpoint", args.hf_checkpoint, "give the model's folder"),
+        ("--ref-load", args.ref_load, "slime's tools/convert_hf_to_torch_dist.py makes it"),
+    ):
+        if path and path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
+            if setup.here:
+                yield error(f"{flag} {path}: no such folder; {made}")
+            else:
+                yield unchecked(flag, f"{path} is not here; {made}")
+
+
+def architecture(setup: Setup) -> Iterator[Finding]:
+    """Megatron's sizes against config.json: a script that sources another model's file."""
+    if not setup.args.hf_checkpoint or not Path(setup.args.hf_checkpoint).is_dir():
+        return
+    config = read_model(Path(setup.args.hf_checkpoint))
+    ours, theirs = Sizes.of_args(setup.args), Sizes.of_config(config)
+    if ours and theirs and (different := ours.differs(theirs)):
+        pairs = ", ".join(f"{_MEGATRON_NAMES[n]} {getattr(ours, n)} for {getattr(theirs, n)}" for n in different)
+        yield error(
+            f"{setup.args.hf_checkpoint} is another model than Megatron is told ({pairs}); source its model file"
+        )
+    base, given = rotary_base(config), setup.args.rotary_base
+    if base and given and base != float(given):
+        yield error(f"--rotary-base {given:g} is not the model's rope_theta: add --rotary-base {base:.0f} at the end")
+
+
+def fp8(setup: Setup) -> Iterator[Finding]:
+    """SGLang refuses weights whose FP8 blocks would be cut when it splits them."""
+    args, sizes = setup.args, setup.sizes
+    tensor = args.rollout_num_gpus_per_engine or 1
+    blocks = fp8_blocks(setup.model)
+    guessed = not setup.model and "fp8" in Path(setup.model_path or "").name.lower()
+    if not blocks and not guessed:
+        return
+    if sizes is None:
+        yield unchecked("how FP8 blocks are split", "neither config.json nor Megatron's flags tell the model's sizes")
+        return
+    tensor //= args.sglang_pp_size or args.sglang_pipeline_parallel_size or 1
+    experts = args.sglang_ep_size or args.sglang_expert_parallel_size or 1
+    attention = tensor // (args.sglang_dp_size or args.sglang_data_parallel_size or 1)
+    for part in sizes.unblocked(tensor, experts, max(1, attention)):
+        remedy = "write a smaller --rollout-num-gpus-per-engine"
+        if part.startswith("the experts"):
+            remedy = f"add --sglang-expert-parallel-size {tensor}"
+        text = f"FP8: {part}, which is no multiple of 128, so SGLang refuses to split it over {tensor} GPUs; {remedy}"
+        yield warning(f"{text}, if the checkpoint has blocks of 128 x 128") if guessed else error(text)

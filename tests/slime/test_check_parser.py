@@ -1,0 +1,158 @@
+"""Where slime is installed its own parser builds the namespace, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.slime.check import arguments, check, read_command, verdict
+from agentrl.slime.check.arguments import read
+
+SLIME = """
+import argparse, dataclasses, logging, os, sys
+
+print("slime says much")
+
+
+@dataclasses.dataclass
+class EvalDatasetConfig:
+    name: str
+    path: str
+    input_key: str = "question"
+
+
+def parse_args(add_custom_arguments=None):
+    servers = argparse.ArgumentParser(add_help=False)
+    servers.add_argument("--sglang-mem-fraction-static", type=float)
+    servers.parse_known_args()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--rollout-batch-size", type=int, required=True)
+    parser.add_argument("--eval-config")
+    parser.add_argument("--train-env", default=os.environ.get("PYTHONPATH"))
+    parser.add_argument("--object", default=object())
+    args, _ = parser.parse_known_args()
+    args.router_policy = "cache_aware"
+    args.eval_datasets = [EvalDatasetConfig("held_out", args.eval_config)] if args.eval_config else []
+    assert args.rollout_batch_size != 13, "13 brings bad luck"
+    if args.rollout_batch_size == 14:
+        raise RuntimeError("No CUDA GPUs are available")
+    if args.rollout_batch_size == 15:
+        os._exit(3)
+    if args.rollout_batch_size == 16:
+        import megatron_that_is_not_there
+    return args
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """A checkout of a slime that is small, and nothing of it on this process's path."""
+    for name, content in {
+        "slime/__init__.py": "",
+        "slime/utils/__init__.py": "",
+        "slime/utils/arguments.py": SLIME,
+    }.items():
+        file = tmp_path / "checkout" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def words(*flags: object) -> list[str]:
+    return ["python3", "checkout/train.py", *map(str, flags)]
+
+
+def test_its_namespace_is_taken(folder):
+    command = read_command(words("--rollout-batch-size", 4, "--eval-config", "e.yaml", "--sglang-mem-fraction", "0.7"))
+    reading = read(command, {"mine": 1})
+    assert (reading.exact, reading.findings) == (True, [])
+    assert (reading.args.rollout_batch_size, reading.args.router_policy) == (4, "cache_aware")
+    assert reading.args.eval_datasets == [{"name": "held_out", "path": "e.yaml", "input_key": "question"}]
+    assert reading.args.train_env.startswith(str(folder / "checkout"))
+
+
+def test_its_eval_config_is_checked():
+    found = check(read_command(words("--rollout-batch-size", 4, "--eval-config", "e.jsonl")))
+    assert any(f.text.startswith("e.jsonl: no such data file") for f in found)
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"), [("--rollout-batch-sizes", "did you mean --rollout-batch-size?"), ("--mine", "remove it")]
+)
+def test_a_flag_that_none_of_its_parsers_takes(flag, said):
+    (found,) = read(read_command(words("--rollout-batch-size", 4, flag, 8)), {}).findings
+    assert found.level == "warning"
+    assert found.text == f"{flag} is no flag of slime's, which ignores it without a word; {said}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "level", "text"),
+    [
+        (("--rollout-batch-size", 13), "error", "slime refuses the command: AssertionError: 13 brings bad luck"),
+        (
+            ("--rollout-batch-size", "x"),
+            "error",
+            "train.py: error: argument --rollout-batch-size: invalid int value: 'x'",
+        ),
+        ((), "error", "the following arguments are required: --rollout-batch-size"),
+        (("--rollout-batch-size", 14), "unchecked", "slime's own parser: RuntimeError: No CUDA GPUs are available"),
+        (("--rollout-batch-size", 15), "unchecked", "its process ended with 3"),
+        (("--rollout-batch-size", 16), "unchecked", "No module named 'megatron_that_is_not_there'"),
+    ],
+)
+def test_what_it_refuses_and_what_keeps_it_from_reading(flags, level, text):
+    reading = read(read_command(words(*flags)), {})
+    (found,) = [finding for finding in reading.findings if text in finding.text]
+    assert (found.level, reading.exact) == (level, level == "error")
+    assert reading.args.n_samples_per_prompt == 1, "read plainly"
+
+
+def test_it_is_given_up_after_a_while(monkeypatch):
+    monkeypatch.setattr(arguments, "TIMEOUT_S", 0.0)
+    (found,) = read(read_command(words("--rollout-batch-size", 4)), {}).findings
+    assert "it was not done after 0 s" in found.text
+
+
+def test_without_slime_the_verdict_is_incomplete(folder, monkeypatch):
+    monkeypatch.setattr(arguments, "HOSTS", ())
+    found = check(read_command(words("--rollout-batch-size", 4)))
+    assert "slime's own parser" in verdict(found).partition("; not checked: ")[2]
+    assert any("slime is not installed here, nor on PYTHONPATH" in finding.text for finding in found)
+
+
+def test_ray_tells_where_slime_is(folder):
+    variables = {"PYTHONPATH": f"/megatron{os.pathsep}{folder / 'checkout'}"}
+    line = [
+        "ray",
+        "job",
+        "submit",
+        f"--runtime-env-json={json.dumps({'env_vars': variables})}",
+        "--",
+        "python3",
+        "train.py",
+    ]
+    command = read_command([*line, "--rollout-batch-size", "4"])
+    assert command.path == (str(folder), "/megatron", str(folder / "checkout"))
+    assert read(command, {}).exact
+    line[3:4] = ["--runtime-env-json", "{'env_vars': 1}"]
+    with pytest.raises(ConfigError, match="not a JSON object with `env_vars`"):
+        read_command(line)
+
+
+def test_the_program_is_found_behind_others():
+    command = read_command(["ray", "job", "submit", "--", "python3", "-u", "a b/train_async.py", "--x", "train.py"])
+    assert (command.program, command.words) == ("train_async.py", ("--x", "train.py"))
+    assert read_command(["--x", "1"]).words == ("--x", "1")
+
+
+def test_a_folder_of_that_name_is_no_slime(folder, monkeypatch):
+    (folder / "miles/docs").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(arguments, "HOSTS", ("miles",))
+    assert not read(read_command(["train.py", "--rollout-batch-size", "4"]), {}).exact
+    assert arguments._host(()) is None
