@@ -44,6 +44,7 @@ class OwnTask:
             return await waited_for(call.future, call.cancel, patience=patience)
         finally:
             if not call.future.done():
+                self._queue.put_nowait(None)
                 abandon(self._task)
                 self._task = None
 

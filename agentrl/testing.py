@@ -12,8 +12,9 @@ import zlib
 from collections.abc import Generator, Sequence
 
 from agentrl.engine.scripted import ScriptedEngine, Turn
-from agentrl.env import Env
+from agentrl.env import Env, runtime
 from agentrl.episode import run_episode
+from agentrl.loading import cause
 from agentrl.options import EpisodeOptions
 from agentrl.render.base import Renderer
 from agentrl.trajectory import Trajectory
@@ -34,11 +35,14 @@ async def rollout(
     *,
     renderer: Renderer | None = None,
     limits: Limits | None = None,
+    raise_tool_errors: bool = True,
 ) -> Trajectory:
     """One episode of `env` in which the model says `turns`: a list, or a generator that is sent what it reads.
 
     Without `renderer`, the `tiny` model's tokenizer and template. A failure of the environment is recorded on the
-    trajectory, as in a run. Raises AssertionError when the script itself fails or has no turn left.
+    trajectory, as in a run. Raises AssertionError when the script itself fails or has no turn left, and when a tool
+    raises anything but a ToolError or an InfraError: in a run the model would read it. A test of just that passes
+    `raise_tool_errors=False`.
     """
     renderer = renderer or tiny_renderer()
     engine, options = ScriptedEngine(turns, renderer), EpisodeOptions(limits=limits or Limits())
@@ -46,6 +50,9 @@ async def rollout(
     failure = trajectory.failure
     if failure is not None and (failure.kind, failure.boundary) == ("bug", "engine"):
         raise AssertionError(f"the script failed: {failure.error}\n{failure.traceback}")
+    error = runtime(env).first_tool_error
+    if error is not None and raise_tool_errors:
+        raise AssertionError(f"a tool of {type(env).__name__} raised {cause(error)}") from error
     return trajectory
 
 

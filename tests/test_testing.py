@@ -80,6 +80,17 @@ async def test_a_bug_in_a_player_is_raised_with_its_traceback() -> None:
         await rollout(Capitals(shared=FakeIndex()), TASK, player())
 
 
+async def test_a_bug_in_a_tool_is_raised_unless_the_test_is_about_it() -> None:
+    turns = [call("search", query="France"), "Paris"]
+    with pytest.raises(
+        AssertionError, match=r"a tool of Capitals raised .*test_testing\.py:\d+: AttributeError"
+    ) as caught:
+        await rollout(Capitals(), TASK, turns)  # shared= is forgotten: the model reads that None has no `top`
+    assert isinstance(caught.value.__cause__, AttributeError)
+    t = await rollout(Capitals(), TASK, turns, raise_tool_errors=False)
+    assert (t.reward, t.info["tool_errors"]) == (1.0, {"search:AttributeError": 1})
+
+
 async def test_a_broken_world_is_recorded_not_raised() -> None:
     class Broken(Env):
         @tool

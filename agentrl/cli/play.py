@@ -102,7 +102,9 @@ async def _episodes(
 
     async def episode(task: Task) -> Trajectory:
         async with slots:
-            trajectory = await rollout(envs.make(), task, player(task), renderer=renderer, limits=config.limits)
+            trajectory = await rollout(
+                envs.make(), task, player(task), renderer=renderer, limits=config.limits, raise_tool_errors=False
+            )
         if trajectory.failure is not None:
             if trajectory.failure.kind == "bug":
                 raise BugError(trajectory.failure, trajectory.session_id)
