@@ -257,6 +257,14 @@ class Envs:
             )
         if (self.cls.snapshot is Env.snapshot) != (self.cls.restore is Env.restore):
             raise ConfigError(f"{self.cls.__name__} writes one of snapshot and restore without the other; write both")
+        try:
+            signature = inspect.signature(self.cls.__init__)
+            signature.bind(None, config, shared=None)
+        except TypeError:
+            raise ConfigError(
+                f"{self.cls.__name__}.__init__{signature} does not take (config, shared=...); "
+                "leave it out and begin in reset, or pass them on to super().__init__(config, shared=shared)"
+            ) from None
         self.config = validated_config(self.cls, config)
         self.shared: Any = None
         self._resources = Resources(patience=60.0)  # Envs that still wait for their host are closed before

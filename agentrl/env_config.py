@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_type_hints, is_typeddict
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
@@ -28,9 +29,9 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
                 "annotate one: `config: MyConfig` (a pydantic model) or `config: dict[str, Any]`"
             )
         return {}
-    if hint is Any or (isinstance(hint, type) and isinstance(config, hint)):
+    if hint is Any or (isinstance(hint, type) and not is_typeddict(hint) and isinstance(config, hint)):
         return {} if config is None else config
-    if isinstance(hint, type) and issubclass(hint, BaseModel) and isinstance(config, Mapping):
+    if isinstance(config, Mapping):
         _refuse_unknown(cls, hint, config)
     try:
         return _adapter(cls).validate_python({} if config is None else config)
@@ -69,21 +70,37 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
     return TypeAdapter(_hint(cls))
 
 
-def _refuse_unknown(cls: type, model: type[BaseModel], config: Mapping[str, JSON]) -> None:
-    """Where the model does not say what becomes of other keys, pydantic would leave them out without a word."""
-    if model.model_config.get("extra") is not None:
-        return
-    known = {name for field, info in model.model_fields.items() for name in (field, info.alias, info.validation_alias)}
-    unknown = [key for key in config if key not in known]
-    if unknown and all(name is None or isinstance(name, str) for name in known):
-        close = difflib.get_close_matches(unknown[0], [name for name in known if isinstance(name, str)], 1)
+def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
+    """Where nothing says what becomes of other keys, pydantic would leave them out without a word."""
+    known = _keys(hint)
+    unknown = [key for key in config if known is not None and key not in known]
+    if known is not None and unknown:
+        close = difflib.get_close_matches(unknown[0], known, 1)
         meant = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            f"env_config of {cls.__name__}: {', '.join(unknown)}: there is no such key{meant}{_known(model)}"
+            f"env_config of {cls.__name__}: {', '.join(unknown)}: there is no such key{meant}{_known(hint)}"
         )
 
 
+def _keys(hint: Any) -> list[str] | None:
+    """All that it may hold; None where it says itself what becomes of others, or has names that this does not know."""
+    if is_typeddict(hint):
+        return list(hint.__annotations__)
+    if not isinstance(hint, type):
+        return None
+    if is_dataclass(hint):
+        return [field.name for field in fields(hint)]
+    if not issubclass(hint, BaseModel) or hint.model_config.get("extra") is not None:
+        return None
+    names = [
+        name
+        for field, info in hint.model_fields.items()
+        for name in (field, info.alias, info.validation_alias)
+        if name is not None
+    ]
+    return [name for name in names if isinstance(name, str)] if all(isinstance(n, str) for n in names) else None
+
+
 def _known(hint: Any) -> str:
-    if not (isinstance(hint, type) and issubclass(hint, BaseModel)):
-        return ""
-    return f" (known keys: {', '.join(hint.model_fields)})"
+    names = list(hint.model_fields) if isinstance(hint, type) and issubclass(hint, BaseModel) else _keys(hint)
+    return f" (known keys: {', '.join(names)})" if names else ""
