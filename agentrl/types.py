@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias, TypeVar
+from numbers import Real
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from agentrl.errors import ConfigError, ParseError
 
@@ -168,7 +170,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one episode, in turns, tokens and seconds. None means no bound of its own."""
+    """Bounds of one episode, in turns, tokens and seconds: positive numbers. None, where it may stand, is no bound."""
 
     turns: int = 16
     tokens: int | None = None
@@ -187,7 +189,26 @@ class Limits:
     close_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"limits.{name} must be positive, not {value!r}")
+        for own in fields(self):
+            object.__setattr__(self, own.name, _bound(f"limits.{own.name}", getattr(self, own.name), str(own.type)))
+
+    @classmethod
+    def of(cls, given: Mapping[str, JSON]) -> Self:
+        """The limits in a configuration. Raises ConfigError for a key that there is not, and for what is no bound."""
+        for key in given:
+            if key not in cls.__slots__:
+                raise ConfigError(f"unknown key limits.{key}; the keys are {', '.join(cls.__slots__)}")
+        return cls(**given)
+
+
+def _bound(name: str, value: Any, kind: str) -> int | float | None:
+    """A positive number: whole where `kind`, the field's type, is int. None only where it means that there is none."""
+    if value is None and "None" in kind:
+        return None
+    whole = "int" in kind
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(number) or (whole and not number.is_integer()):
+        raise ConfigError(f"{name} must be {'a whole number' if whole else 'a number'}, not {value!r}")
+    if not number > 0:
+        raise ConfigError(f"{name} must be positive, not {value!r}")
+    return int(number) if whole else number

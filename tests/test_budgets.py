@@ -115,3 +115,15 @@ async def test_a_cut_observation_may_save_an_episode_that_would_not_fit(renderer
 def test_a_budget_is_positive(value):
     with pytest.raises(ConfigError, match=rf"limits\.observation_tokens must be positive, not {value}"):
         Limits(observation_tokens=value)
+
+
+def test_a_whole_number_may_be_written_as_a_float():
+    limits = Limits(turn_tokens=1e1, step_s=5)
+    assert (limits.turn_tokens, type(limits.turn_tokens), limits.step_s) == (10, int, 5.0)
+    assert Limits.of({"tokens": 7.0, "context": None}) == Limits(tokens=7)
+
+
+@pytest.mark.parametrize("bad", [{"turns": None}, {"step_s": None}, {"turns": 2.5}, {"context": True}, {"tokens": "9"}])
+def test_what_is_no_bound_is_refused_by_name(bad):
+    with pytest.raises(ConfigError, match=rf"limits\.{next(iter(bad))} must be a"):
+        Limits(**bad)

@@ -39,13 +39,8 @@ class EpisodeConfig:
                 raise ConfigError(f"--set: unknown key {key!r}; here it is {keys}")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
-        limits = settings.get("limits", {})
-        if unknown := [key for key in limits if key not in Limits.__slots__]:
-            raise ConfigError(f"--set: unknown key limits.{unknown[0]}; the keys are {', '.join(Limits.__slots__)}")
-        try:
-            return cls(settings.get("env_config", {}), Limits(**limits), settings.get("engine_config", {}))
-        except TypeError as exc:
-            raise ConfigError(f"--set limits: {exc}; limits are numbers") from exc
+        limits = Limits.of(settings.get("limits", {}))
+        return cls(settings.get("env_config", {}), limits, settings.get("engine_config", {}))
 
 
 @contextmanager

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agentrl.episode import RewardFn
 from agentrl.errors import ConfigError
@@ -51,13 +50,7 @@ class HostedConfig(BaseModel):
     @field_validator("limits")
     @classmethod
     def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
-        known = [field.name for field in fields(Limits)]
-        if unknown := ", ".join(sorted(set(limits) - set(known))):
-            raise ValueError(f"unknown key {unknown}; the keys are {', '.join(known)}")
-        try:
-            valid = TypeAdapter(Limits).validate_python(limits)
-        except ValidationError as exc:
-            raise ValueError(_problems(exc)) from exc
+        valid = Limits.of(limits)
         return {name: getattr(valid, name) for name in limits}
 
     @classmethod

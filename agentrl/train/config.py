@@ -150,14 +150,8 @@ class TrainConfig(_Config):
     @field_validator("limits")
     @classmethod
     def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
-        unknown = [key for key in limits if key not in Limits.__slots__]
-        if unknown:
-            raise ValueError(f"unknown key {unknown[0]!r}; the keys are {', '.join(Limits.__slots__)}")
-        try:
-            Limits(**limits)
-        except TypeError as exc:
-            raise ValueError(f"limits are numbers: {exc}") from exc
-        return limits
+        valid = Limits.of(limits)
+        return {name: getattr(valid, name) for name in limits}
 
     @model_validator(mode="after")
     def _strips_what_is_whole(self) -> Self:

@@ -59,7 +59,7 @@ def test_episode_settings_win_over_the_runs_own():
         ("steps=3", "unknown key 'steps'; here it is env_config.KEY=VALUE or limits.KEY=VALUE"),
         ("limits=3", "name a key of it"),
         ("limits.turn=3", "unknown key limits.turn; the keys are turns, "),
-        ("limits.turns=many", "limits are numbers"),
+        ("limits.turns=many", "limits.turns must be a whole number, not 'many'"),
         ("limits.turns=-1", "limits.turns must be positive"),
     ],
 )

@@ -280,7 +280,7 @@ async def test_a_prompt_of_messages_and_one_that_is_rendered(Sample, serve, make
         ({"engine": "localhost"}, {}, {}, r"must start with http"),
         ({"env": "nowhere:Env"}, {}, {}, r"no module 'nowhere'"),
         ({"env": None}, {}, {}, r"no environment: .*--custom-config-path"),
-        ({"limits": {"turn": 1}}, {}, {}, r"unknown key turn"),
+        ({"limits": {"turn": 1}}, {}, {}, r"unknown key limits.turn"),
         ({"reward": "json:nothing"}, {}, {}, r"has no 'nothing'"),
         ({"reward": "json:__name__"}, {}, {}, r"reward json:__name__ is 'json', not a function"),
     ],

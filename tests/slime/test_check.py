@@ -261,7 +261,7 @@ def test_partial_rollout(env, keys, level, message):
         ({"env": "none.py:Env"}, "none.py: no such file"),
         ({"env": "broken.py:Env"}, "broken.py:1: ZeroDivisionError: division by zero"),
         ({"env": None}, "no environment: "),
-        ({"limits": {"turn": 3}}, "unknown key turn"),
+        ({"limits": {"turn": 3}}, "unknown key limits.turn"),
         ({"park_s": -1}, "park_s"),
         ({"envs": "x"}, "envs: "),
         ({"env": "leaves.py:Env"}, "leaves.py:3: SystemExit: bye"),

@@ -67,8 +67,10 @@ def test_a_bad_file(tmp_path, monkeypatch, content, message):
     ("given", "message"),
     [
         ({"environment": "m:E"}, r"environment: Extra inputs.*known keys: env, env_config"),
-        ({"limits": {"turn": 3}}, r"limits: unknown key turn; the keys are turns, tokens"),
-        ({"limits": {"turns": "many"}}, r"limits: turns: Input should be a valid integer"),
+        ({"limits": {"turn": 3}}, r"limits: unknown key limits.turn; the keys are turns, tokens"),
+        ({"limits": {"turns": "many"}}, r"limits.turns must be a whole number, not 'many'"),
+        ({"limits": {"turns": None}}, r"limits.turns must be a whole number, not None"),
+        ({"limits": {"turn_tokens": "1e1"}}, r"limits.turn_tokens must be a whole number, not '1e1'"),
         ({"limits": {"turns": 0}}, r"limits: limits.turns must be positive"),
         ({"max_new_tokens": "run"}, r"max_new_tokens: Input should be 'episode' or 'turn'"),
         ({"thinking": "drop"}, r"thinking: Input should be 'keep' or 'strip'"),

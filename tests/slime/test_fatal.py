@@ -76,7 +76,7 @@ async def test_a_bug_in_share_ends_the_run(Sample, make_args, serve, broken_env)
     ("config", "message"),
     [
         ({"env": "nowhere:Env"}, "no module 'nowhere'"),
-        ({"limits": {"turn": 1}}, "unknown key turn"),
+        ({"limits": {"turn": 1}}, "unknown key limits.turn"),
         ({"thinking": "strip"}, "remove --rollout-function-path"),
         ({"reward": "json:nothing"}, "has no 'nothing'"),
     ],
