@@ -250,7 +250,8 @@ class Envs:
 
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
         self.cls = load_env(env) if isinstance(env, str) else env
-        if not self.cls._agentrl_tools and self.cls.step is Env.step and self.cls.tools is Env.tools:
+        own = self.cls.step, self.cls.tools, self.cls.exec_tool
+        if not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool):
             raise ConfigError(
                 f"{self.cls.__name__} has neither tools nor a step: nothing could ever happen; "
                 "add a method with @tool, or override step(action)"

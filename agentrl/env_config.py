@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints, is_typeddict
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
+from typing_extensions import is_typeddict
 
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
@@ -92,12 +93,8 @@ def _keys(hint: Any) -> list[str] | None:
         return [field.name for field in fields(hint)]
     if not issubclass(hint, BaseModel) or hint.model_config.get("extra") is not None:
         return None
-    names = [
-        name
-        for field, info in hint.model_fields.items()
-        for name in (field, info.alias, info.validation_alias)
-        if name is not None
-    ]
+    aliases = [alias for info in hint.model_fields.values() for alias in (info.alias, info.validation_alias)]
+    names = [*hint.model_fields, *filter(None, aliases)]
     return [name for name in names if isinstance(name, str)] if all(isinstance(n, str) for n in names) else None
 
 
