@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import random
 import time
+from array import array
 from collections.abc import Callable
 from statistics import median
+from typing import TypeVar
 
 from agentrl.engine.sglang.client import _body
 from agentrl.engine.sglang.encoding import HistoryEncoder
@@ -19,10 +21,13 @@ NEW_TOKENS = 500
 TURNS = 15
 
 
-def milliseconds(encode: Callable[[list[int]], bytes], history: list[int]) -> tuple[float, list[bytes]]:
+Ids = TypeVar("Ids", list[int], "array[int]")
+
+
+def milliseconds(encode: Callable[[Ids], bytes], history: Ids) -> tuple[float, list[bytes]]:
     """The median over turns that grow `history`, and the bodies."""
     rng = random.Random(0)
-    history = list(history)
+    history = history[:]
     encode(history)
     seconds, bodies = [], []
     for _ in range(TURNS):
@@ -35,16 +40,18 @@ def milliseconds(encode: Callable[[list[int]], bytes], history: list[int]) -> tu
 
 def main() -> None:
     print(f"one turn of {NEW_TOKENS} new tokens, median of {TURNS}")
-    print(f"{'history':>10} {'json.dumps':>12} {'incremental':>12} {'ratio':>7}")
+    print(f"{'history':>10} {'json.dumps':>12} {'of a list':>12} {'of an array':>12} {'ratio':>7}")
     for tokens in (2_000, 8_000, 32_000, 70_000, 128_000):
         rng = random.Random(tokens)
         history = [rng.randrange(150_000) for _ in range(tokens)]
-        encoder = HistoryEncoder()
+        lists, arrays = HistoryEncoder(), HistoryEncoder()
         whole, expected = milliseconds(lambda ids: json.dumps({"input_ids": ids, **FIELDS}).encode(), history)
-        new, bodies = milliseconds(lambda ids, e=encoder: _body(e.encode("s", ids), FIELDS), history)
-        if bodies != expected:
+        new, bodies = milliseconds(lambda ids, e=lists: _body(e.encode("s", ids), FIELDS), history)
+        # A trajectory keeps its tokens in an array.
+        kept, same = milliseconds(lambda ids, e=arrays: _body(e.encode("s", ids), FIELDS), array("i", history))
+        if bodies != expected or same != expected:
             raise SystemExit(f"{tokens} tokens: the bodies differ")
-        print(f"{tokens:>10,} {whole:>9.2f} ms {new:>9.2f} ms {whole / new:>6.1f}x")
+        print(f"{tokens:>10,} {whole:>9.2f} ms {new:>9.2f} ms {kept:>9.2f} ms {whole / kept:>6.1f}x")
 
 
 if __name__ == "__main__":

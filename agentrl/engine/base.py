@@ -38,7 +38,8 @@ class Generation:
     cached_tokens: int = 0
     """Prompt tokens that the engine found in its prefix cache."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """The engine's own words (SGLang's `meta_info`: routed experts, top-p ids, ...); never serialised."""
+    """What else the engine said (SGLang's `meta_info` without the log-probs: routed experts, top-p ids, ...); never
+    serialised."""
 
 
 class Engine(Protocol):

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import time
+from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,21 +12,25 @@ from agentrl.engine.sglang.client import _body
 from agentrl.engine.sglang.encoding import HistoryEncoder
 
 tokens = st.integers(0, 200_000)
+KINDS = [list, tuple, lambda ids: array("i", ids), lambda ids: array("q", ids)]
 
 
 @given(
     turns=st.lists(
-        st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 12), st.lists(tokens, max_size=6)), max_size=12
+        st.tuples(
+            st.sampled_from(["", "a", "b"]), st.integers(0, 12), st.lists(tokens, max_size=6), st.sampled_from(KINDS)
+        ),
+        max_size=12,
     )
 )
 def test_bodies_equal_json_dumps_whatever_a_session_does(turns):
     """Append, cut back, rewrite, repeat, interleave: `keep` tokens of the session's last ids, then new ones."""
     encoder = HistoryEncoder(max_tokens=20)
     last: dict[str, list[int]] = {"": [], "a": [], "b": []}
-    for session_id, keep, new in turns:
+    for session_id, keep, new, kind in turns:
         ids = last[session_id] = last[session_id][:keep] + new
         fields = {"sampling_params": {"stop": ["é"]}, "stream": False}
-        assert _body(encoder.encode(session_id, ids), fields) == json.dumps({"input_ids": ids, **fields}).encode()
+        assert _body(encoder.encode(session_id, kind(ids)), fields) == json.dumps({"input_ids": ids, **fields}).encode()
 
 
 def test_a_list_changed_in_place_is_noticed():
@@ -45,14 +51,15 @@ def test_pieces_in_the_hands_of_a_request_do_not_change():
     assert before == [b"1"]
 
 
-def test_only_new_tokens_are_encoded(monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_new_tokens_are_encoded(monkeypatch, kind):
     encoder = HistoryEncoder()
-    encoder.encode("s", list(range(1000)))
+    encoder.encode("s", kind(range(1000)))
     encoded = []
     dumps = json.dumps
     monkeypatch.setattr(json, "dumps", lambda ids: encoded.append(len(ids)) or dumps(ids))
-    encoder.encode("s", list(range(1003)))
-    encoder.encode("s", list(range(1003)))
+    encoder.encode("s", kind(range(1003)))
+    encoder.encode("s", kind(range(1003)))
     assert encoded == [3]
 
 
@@ -75,3 +82,13 @@ def test_idle_sessions_are_dropped(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now + 61)
     encoder.encode("new", [1])
     assert list(encoder._sent) == ["new"]
+
+
+def test_an_array_that_grows_is_not_held():
+    """The caller's own: it goes on growing it while the request is encoded."""
+    encoder, ids = HistoryEncoder(), array("i", [1, 2])
+    assert b"".join(encoder.encode("s", ids)) == b"1, 2"
+    ids.append(3)
+    assert b"".join(encoder.encode("s", ids)) == b"1, 2, 3"
+    ids[0] = 9
+    assert b"".join(encoder.encode("s", ids)) == b"9, 2, 3"

@@ -324,6 +324,8 @@ async def test_integers_of_any_kind_are_token_ids(ids):
         ([1, "2"], {}, r"input_ids\[1\] is '2', no token id"),
         ([1, 2.0], {}, r"input_ids\[1\] is 2\.0, no token id"),
         ([None], {}, r"input_ids\[0\] is None, no token id"),
+        ([1, -(2**40)], {}, r"input_ids\[1\] is -1099511627776, no token id"),
+        ([1, 2**31], {}, r"input_ids\[1\] is 2147483648, no token id"),
         ([1], {"temperature": np.float32(1)}, "sampling_params or extra cannot be written as JSON"),
     ],
 )

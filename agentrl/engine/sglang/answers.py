@@ -1,4 +1,5 @@
-"""What a server answers to /generate, and what it says of an error. No other module reads SGLang's `meta_info` raw."""
+"""A server's answers, read and checked. What all answers have in common is read here and nowhere else; what slime's
+patches add to `meta_info` stays in `Generation.meta`."""
 
 from __future__ import annotations
 

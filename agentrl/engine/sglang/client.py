@@ -10,6 +10,7 @@ import random
 import string
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -50,16 +51,14 @@ class _Request:
     def abort(self) -> None:
         """May be called from any thread."""
         self.aborted = True
-        if not self.loop.is_closed():
+        with suppress(RuntimeError):  # its loop is closed
             self.loop.call_soon_threadsafe(self._wake.set)
 
     async def pause(self, seconds: float) -> None:
         """Wait, but not for what is aborted."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
 
 
 class SGLangEngine(AsyncClosing):
@@ -99,7 +98,7 @@ class SGLangEngine(AsyncClosing):
         self._vocab_size = vocab_size
         self._extra = dict(extra or {})
         self._history = HistoryEncoder()
-        self._connections = Connections.to(address, max_connections, ca)
+        self._connections = Connections(address, limit=max_connections, ca=ca)
         self._workers = Workers(self._connections)
         self._requests: dict[int, _Request] = {}
         self._abandoned: set[asyncio.Task[None]] = set()

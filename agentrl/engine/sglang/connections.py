@@ -72,25 +72,21 @@ def without_credentials(url: str) -> str:
     return re.sub("//[^/]*@", "//", url, count=1)
 
 
-@dataclass(frozen=True, slots=True)
 class Connections:
     """Sends requests from several event loops and threads.
 
     aiohttp binds a session to the loop it was made in, and slime runs training and evaluation on loops of their own in
-    one process. A session holds its loop, so weak keys would keep nothing from leaking: `session` closes those of dead
+    one process. A session holds its loop, so weak keys would keep nothing from leaking: `_session` closes those of dead
     loops, `close` the rest.
     """
 
-    address: Address
-    limit: int
-    tls: ssl.SSLContext | bool
-    sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession]
-    _lock: threading.Lock
-    _closed: threading.Event
-
-    @classmethod
-    def to(cls, address: Address, limit: int, ca: str | Path | None) -> Connections:
-        return cls(address, limit, _tls(address, ca), {}, threading.Lock(), threading.Event())
+    def __init__(self, address: Address, *, limit: int, ca: str | Path | None = None) -> None:
+        self.address = address
+        self.sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._limit = limit
+        self._tls = _tls(address, ca)
+        self._lock = threading.Lock()
+        self._closed = False
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
         """The body of an answer with status 200.
@@ -132,13 +128,13 @@ class Connections:
         return answer
 
     async def _session(self) -> aiohttp.ClientSession:
-        if self._closed.is_set():
+        if self._closed:
             raise EngineError(f"the engine for {self.address.url} is closed")
         loop = asyncio.get_running_loop()
         with self._lock:
             dead = {other: self.sessions.pop(other) for other in list(self.sessions) if other.is_closed()}
             if (session := self.sessions.get(loop)) is None:
-                connector = aiohttp.TCPConnector(limit=self.limit, ssl=self.tls)
+                connector = aiohttp.TCPConnector(limit=self._limit, ssl=self._tls)
                 session = aiohttp.ClientSession(connector=connector, headers=self.address.headers)
                 self.sessions[loop] = session
         for other, other_session in dead.items():
@@ -147,7 +143,7 @@ class Connections:
 
     async def close(self) -> None:
         """Close the sessions of all event loops. Safe to call twice."""
-        self._closed.set()
+        self._closed = True
         with self._lock:
             sessions = dict(self.sessions)
             self.sessions.clear()

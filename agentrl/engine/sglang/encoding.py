@@ -101,6 +101,6 @@ def _token_ids(ids: Sequence[Any]) -> array[int]:
 
 def _is_token_id(token: Any) -> bool:
     try:
-        return operator.index(token) < 1 << 31
+        return 0 <= operator.index(token) < 1 << 31
     except TypeError:
         return False

@@ -39,6 +39,8 @@ class Workers:
                 await self._connections.post(f"{worker}/abort_request", body, {}, CONTROL_S)
             except EngineError as exc:
                 _log.warning("%s", exc)
+            except TimeoutError:
+                _log.warning("%s/abort_request: no answer within %g s", worker, CONTROL_S)
 
         try:
             async with asyncio.timeout(CONTROL_S):
