@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AsyncExitStack
 from functools import cache
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from agentrl.engine.base import Engine
 from agentrl.env import Envs
@@ -22,9 +22,13 @@ from agentrl.parking import Parking
 from agentrl.render.base import Renderer
 from agentrl.types import JSON
 
+if TYPE_CHECKING:
+    from agentrl.engine.sglang.connections import Connections
+
 T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
+_CONNECTIONS = 256
 _CLOSE_S = 30.0
 """Seconds that the process waits at its end for one loop's resources."""
 
@@ -65,6 +69,18 @@ class Shared:
             return engine
 
         return await self._once(("engine", url, json.dumps(extra, sort_keys=True), model), make)
+
+    async def connections(self, url: str) -> Connections:
+        """HTTP to a server that is no engine of the episodes."""
+
+        async def make() -> Connections:
+            from agentrl.engine.sglang.connections import Address, Connections
+
+            connections = Connections(Address.read(url), limit=_CONNECTIONS)
+            self._stack.push_async_callback(connections.close)
+            return connections
+
+        return await self._once(("connections", url), make)
 
     def parking(self, folder: str | None) -> Parking:
         if folder not in self._parkings:

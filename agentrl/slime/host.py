@@ -58,6 +58,11 @@ class HostArgs:
     grpo_std_normalization: bool = False
     custom_reward_post_process_path: str | None = None
 
+    use_opd: bool = False
+    opd_type: str = ""
+    rm_url: str = ""
+    rollout_temperature: float = 1.0
+
     eps_clip: float = 0.2
     eps_clip_high: float = 0.2
     use_tis: bool = False
@@ -99,6 +104,11 @@ class HostArgs:
     def own_filter(self) -> bool:
         """The dynamic filter is one of slime's or its relatives' own."""
         return self.dynamic_sampling_filter_path.startswith(("slime.", "miles."))
+
+    @property
+    def asks_teacher(self) -> bool:
+        """Distillation from a teacher that is asked over HTTP."""
+        return self.use_opd and self.opd_type == "sglang"
 
     @property
     def replays_top_p(self) -> bool:

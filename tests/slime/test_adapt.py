@@ -18,6 +18,7 @@ from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.env import load_env
 from agentrl.hosting import shared as _shared
+from agentrl.slime.ship import _warn_unscored
 from agentrl.testing import call
 
 QUESTION = "the capital of France?"
@@ -224,7 +225,7 @@ async def test_a_reward_function_replaces_score(Sample, serve, make_args, env_pa
 async def test_slimes_reward_model_decides_if_there_is_one(
     Sample, serve, make_args, env_path, caplog, fields, args, reward, monkeypatch
 ):
-    monkeypatch.setattr("agentrl.slime.adapt._warned", set())
+    _warn_unscored.cache_clear()
     async with serve() as (_, url):
         for _ in range(2):
             args_ = make_args(url, env=env_path("Unscored"), args=args)

@@ -31,8 +31,6 @@ def broken_env(tmp_path):
     return write
 
 
-soon = pytest.mark.xfail(strict=False, reason="waits for the Env to say so")
-
 IMPORTS = {
     "a variable that is not set": "import os\nos.environ['MISSING_HERE']",
     "a name that a module lacks": "from json import nosuch",
@@ -42,7 +40,6 @@ IMPORTS = {
 }
 
 
-@soon
 @pytest.mark.parametrize("text", IMPORTS.values(), ids=IMPORTS)
 @pytest.mark.parametrize("evaluation", [False, True])
 async def test_an_import_that_fails_ends_the_run(Sample, make_args, broken_env, caplog, text, evaluation):
@@ -65,7 +62,6 @@ class Broken(Env):
 """
 
 
-@soon
 async def test_a_bug_in_share_ends_the_run(Sample, make_args, serve, broken_env):
     async with serve() as (_, url):
         with pytest.raises(ConfigError, match=r"share.*KeyError"):

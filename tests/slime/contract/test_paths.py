@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from agentrl.engine import ScriptedEngine
 from agentrl.models import tiny_model, tiny_tokenizer
@@ -56,6 +57,27 @@ def test_what_reaches_the_ranks(host, start, rows):
         for rank in ranks:  # the schedule: each sample of a rank in one micro-batch, as many of them on each rank
             assert sorted(i for batch in rank["micro_batch_indices"] for i in batch) == list(range(len(rank["tokens"])))
         assert len({tuple(rank["num_microbatches"]) for rank in ranks}) == 1
+
+
+@web.middleware
+async def teaching(request: web.Request, handler: Any) -> web.StreamResponse:
+    if request.path != "/teacher":
+        return await handler(request)
+    ids = (await request.json())["input_ids"]
+    scored = [[-token / 1000, token, None] for token in ids]
+    return web.json_response({"meta_info": {"input_token_logprobs": scored}})
+
+
+@pytest.mark.path("distillation from a teacher behind HTTP")
+def test_distillation(host, start, rows):
+    host.need(host.has("teacher_log_probs"), "teacher_log_probs")
+    run = start(rows(), middlewares=(teaching,), use_opd=True, opd_type="sglang")
+    run.args.rm_url = f"http://{run.args.sglang_router_ip}:{run.args.sglang_router_port}/teacher"
+    samples, data, ranks = run.train()
+    assert data["raw_reward"] == [1.0] * 4 + [0.0, 0.0] + [1.0] * 2, "the Env's"
+    for sample, taught in zip(samples, data["teacher_log_probs"], strict=True):
+        assert taught.tolist() == pytest.approx([-token / 1000 for token in sample.tokens[-sample.response_length :]])
+    assert sum(len(rank["teacher_log_probs"]) for rank in ranks) == 8
 
 
 @pytest.mark.path("trace spans")

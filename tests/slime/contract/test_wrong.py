@@ -7,29 +7,49 @@ import pytest
 from agentrl import ConfigError
 from tests.slime.contract.test_aborts import rollout_function
 
+BROKEN_IMPORT = "import os\nos.environ['missing_here']\n"
+BUG_IN_SHARE = """
+from agentrl import Env
+class Broken(Env):
+    @classmethod
+    def share(cls, config):
+        return config["missing_here"]
+    def step(self, action): ...
+"""
+WRONG = {"limits": {"limits": {"turn": 1}}, "no module": {"env": "missing_here:Env"}}
+SOURCES = {"import": BROKEN_IMPORT, "share": BUG_IN_SHARE}
 
-@pytest.mark.parametrize("config", [{"env": "nowhere:Env"}, {"limits": {"turn": 1}}], ids=["env", "limits"])
+
+@pytest.fixture(params=[*WRONG, *SOURCES])
+def wrong(request, tmp_path):
+    """A configuration that cannot work."""
+    if source := SOURCES.get(request.param):
+        file = tmp_path / f"broken_{request.param}.py"
+        file.write_text(source)
+        return {"env": f"{file}:Broken"}
+    return WRONG[request.param]
+
+
 @pytest.mark.parametrize(
     ("mode", "hooks"),
     [
         pytest.param("sync", False, marks=pytest.mark.path("a wrong configuration ends the run: sync")),
+        pytest.param("sync", True, marks=pytest.mark.path("a wrong configuration ends the run: sync")),
         pytest.param("fully-async", False, marks=pytest.mark.path("a wrong configuration ends the run: fully-async")),
         pytest.param("fully-async", True, marks=pytest.mark.path("a wrong configuration ends the run: fully-async")),
     ],
 )
-def test_a_wrong_configuration_ends_the_run(host, start, rows, config, mode, hooks):
-    path = "agentrl.slime.post_process_rewards" if hooks else None
-    run = start(
-        rows(),
-        agentrl=config,
-        rollout_function_path=rollout_function(host, mode),
-        custom_reward_post_process_path=path,
-    )
-    with pytest.raises(ConfigError, match="nowhere" if "env" in config else "unknown key turn"):
+def test_a_wrong_configuration_ends_the_run(host, start, rows, wrong, mode, hooks):
+    given = {
+        "custom_reward_post_process_path": "agentrl.slime.post_process_rewards",
+        "dynamic_sampling_filter_path": "agentrl.slime.has_spread",  # which drops what fails, for ever
+    }
+    run = start(rows(), agentrl=wrong, rollout_function_path=rollout_function(host, mode), **(given if hooks else {}))
+    with pytest.raises(ConfigError, match=r"missing_here|unknown key turn"):
         run.train()
 
 
 @pytest.mark.path("a wrong configuration ends the run: evaluation")
-def test_a_wrong_configuration_ends_an_evaluation(start, rows):
-    with pytest.raises(ConfigError, match="nowhere"):
-        start(rows(), agentrl={"env": "nowhere:Env"}).evaluate()
+def test_a_wrong_configuration_ends_an_evaluation(start, rows, wrong):
+    with pytest.raises(ConfigError, match=r"missing_here|unknown key turn"):
+        start(rows(), agentrl=wrong).evaluate()

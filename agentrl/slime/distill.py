@@ -1,0 +1,108 @@
+"""On-policy distillation from a teacher behind HTTP: --use-opd --opd-type sglang --rm-url http://TEACHER:PORT/generate.
+
+slime does it by a reward model whose answer takes the reward's place, and a reward post-process that takes it apart
+(slime/rollout/on_policy_distillation.py, 624b824a8). An Env has a reward of its own. So here the teacher is asked when
+an episode has ended: the reward stays, and slime's trainer finds the log-probs where it looks for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import ConfigError, EngineError, Failure
+from agentrl.hosting.shared import Shared
+from agentrl.slime.host import HostArgs
+from agentrl.trajectory import Trajectory
+from agentrl.types import StopReason
+
+if TYPE_CHECKING:
+    from agentrl.engine.sglang.connections import Connections
+
+_TIMEOUT_S = 600.0
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Between attempts, where the teacher gave no answer."""
+
+
+def refuse(flags: HostArgs, sample: Any) -> None:
+    """Raises ConfigError for flags that --opd-type sglang does not go with."""
+    if not flags.asks_teacher:
+        return
+    given = {
+        "--custom-rm-path": flags.custom_rm_path,
+        "--custom-reward-post-process-path": flags.custom_reward_post_process_path,
+    }
+    if pair := [name for name, path in given.items() if "on_policy_distillation" in (path or "")]:
+        raise ConfigError(
+            f"--opd-type sglang: remove {' and '.join(pair)}, which would take the place of the Env's reward; agentrl "
+            "asks the teacher at --rm-url itself"
+        )
+    if not flags.rm_url:
+        raise ConfigError("--opd-type sglang: add --rm-url http://TEACHER:PORT/generate, the teacher to ask")
+    if not hasattr(sample, "teacher_log_probs"):
+        raise ConfigError("--opd-type sglang: this host's Sample has no teacher_log_probs; use --opd-type megatron")
+
+
+async def ask_teacher(here: Shared, flags: HostArgs, trajectory: Trajectory) -> list[Sequence[float]]:
+    """For each segment, the teacher's log-probs of its response; without an answer the episode has failed.
+
+    Empty where the flags name no teacher, and for an episode that is not trained.
+    """
+    if not flags.asks_teacher or trajectory.stop in (StopReason.FAILED, StopReason.ABORTED):
+        return []
+    connections = await here.connections(flags.rm_url)
+    try:
+        return [
+            await _log_probs(connections, flags, list(segment.tokens), segment.response_length)
+            for segment in trajectory.segments
+        ]
+    except (EngineError, TimeoutError) as exc:
+        trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, "score")
+        return []
+
+
+def write(sample: Any, log_probs: Sequence[float]) -> None:
+    """Into a sample: zeros where there are none, for slime's trainer wants a number for each token."""
+    import torch  # there is no slime without it
+
+    known = log_probs if len(log_probs) == sample.response_length else [0.0] * sample.response_length
+    sample.teacher_log_probs = torch.tensor(known, dtype=torch.float32)
+
+
+async def _log_probs(connections: Connections, flags: HostArgs, tokens: list[int], count: int) -> Sequence[float]:
+    if not count:
+        return []
+    body = {
+        "input_ids": tokens,
+        "sampling_params": {
+            "temperature": flags.rollout_temperature,
+            "max_new_tokens": 0,
+            "skip_special_tokens": False,
+        },
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    answer = await _post(connections, json.dumps(body).encode())
+    try:
+        scored = json.loads(answer)["meta_info"]["input_token_logprobs"][-count:]
+        found, ids = [float(entry[0]) for entry in scored], [int(entry[1]) for entry in scored]
+    except (ValueError, TypeError, LookupError) as exc:
+        raise EngineError(f"the teacher's answer holds no log-probs of the tokens it was given: {exc!r}") from exc
+    if ids != tokens[-count:] or not all(math.isfinite(value) for value in found):
+        raise EngineError("the teacher's log-probs are not finite numbers for the tokens it was given")
+    return found
+
+
+async def _post(connections: Connections, body: bytes) -> bytes:
+    from agentrl.engine.sglang.connections import UnavailableError
+
+    url = connections.address.url
+    for pause in _PAUSES_S:
+        try:
+            return await connections.post(url, body, {}, _TIMEOUT_S)
+        except UnavailableError as exc:
+            await asyncio.sleep(max(pause, exc.retry_after))
+    return await connections.post(url, body, {}, _TIMEOUT_S)

@@ -1,0 +1,84 @@
+"""A finished episode as what slime goes on with: a sample or several, with tokens, reward and what its flags want."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.slime import distill
+from agentrl.slime.host import HostArgs
+from agentrl.slime.replay import fill
+from agentrl.slime.sample import ROUNDS_KEY, clear, to_sample, to_samples
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON
+
+log = logging.getLogger("agentrl")
+
+
+def ship_evaluation(
+    flags: HostArgs,
+    trajectory: Trajectory,
+    sample: Any,
+    *,
+    decode: Callable[[Sequence[int]], str],
+    account: Mapping[str, JSON],
+) -> Any:
+    """The sample, with its reward as slime's evaluation reads it."""
+    clear(sample)
+    to_sample(trajectory, sample, decode=decode, account=account)
+    _settle_reward(flags, sample, trajectory.reward_parts, evaluation=True, siblings=1)
+    return sample
+
+
+def ship_training(
+    flags: HostArgs,
+    trajectory: Trajectory,
+    sample: Any,
+    *,
+    decode: Callable[[Sequence[int]], str],
+    account: Mapping[str, JSON],
+    segments: bool,
+    taught: Sequence[Sequence[float]],
+) -> Any:
+    """The sample; with `segments`, a list with one for each. `taught` is what a teacher says of each segment."""
+    clear(sample)
+    make = to_samples if segments else _alone
+    samples = make(trajectory, sample, decode=decode, account=account)
+    played = trajectory.segments[-len(samples) :]
+    for one, segment in zip(samples, played, strict=True):
+        _settle_reward(flags, one, trajectory.reward_parts, evaluation=False, siblings=len(samples))
+        fill(flags, one, segment)
+        if flags.log_multi_turn:
+            one.metadata[ROUNDS_KEY] = len({span.turn for span in segment.spans if span.kind == "sampled"})
+    if flags.asks_teacher:
+        for one, log_probs in zip(samples, taught or [()] * len(samples), strict=True):
+            distill.write(one, log_probs)
+    return samples if segments else sample
+
+
+def _alone(trajectory: Trajectory, sample: Any, **kwargs: Any) -> list[Any]:
+    return [to_sample(trajectory, sample, **kwargs)]
+
+
+def _settle_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:
+    """Put the reward into the shape that slime will read: a number, or a mapping where --reward-key is given."""
+    if sample.reward is None and siblings > 1 and flags.has_reward_model(sample):
+        raise ConfigError(
+            "thinking: strip needs the reward from Env.score or `reward`: slime's reward model would score each "
+            "segment of an episode alone"
+        )
+    if sample.reward is None and not flags.has_reward_model(sample):
+        _warn_unscored()
+        sample.reward = 0.0
+    key = flags.reward_name(evaluation=evaluation)
+    if key and sample.reward is not None:
+        # In training a part must not pass for the total; evaluation may ask for a part by its name.
+        sample.reward = {key: sample.reward, **parts} if evaluation else {**parts, key: sample.reward}
+
+
+@cache
+def _warn_unscored() -> None:
+    log.warning("no Env.score, step reward, `reward`, --rm-type or --custom-rm-path: every reward is 0")
