@@ -82,6 +82,12 @@ def test_a_key_that_is_no_header_is_refused_unseen(key):
     assert key not in str(said.value)
 
 
+@pytest.mark.parametrize("given", [{"url": 30000}, {"url": None}, {"url": "http://127.0.0.1:1", "api_key": 1234}])
+def test_what_a_configuration_reads_as_a_number_is_refused(given):
+    with pytest.raises(ConfigError, match="must be text, not a"):
+        SGLangEngine(**given)
+
+
 def test_one_way_to_sign_in():
     with pytest.raises(ConfigError, match="give one of the two"):
         SGLangEngine("http://me:secret@127.0.0.1:1", api_key="k")

@@ -220,7 +220,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_default(defaults: Mapping[str, Any], name: str, value: Any) -> bool:
-    return name in defaults and type(value) in (int, float, str, bool) and value == defaults[name]
+    return name in defaults and type(value) in (int, float, str) and value == defaults[name]
 
 
 def _shown(value: Any) -> str:

@@ -50,6 +50,9 @@ class Address:
     @classmethod
     def read(cls, url: str, api_key: str | None = None) -> Address:
         """Check a URL. Without `api_key`, the one of the environment variable AGENTRL_API_KEY. Raises ConfigError."""
+        for name, value in (("url", url), ("api_key", api_key or "")):
+            if not isinstance(value, str):
+                raise ConfigError(f"the engine's {name} must be text, not a {type(value).__name__}; put it in quotes")
         shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"engine url {shown!r} must start with http:// or https://")
