@@ -86,7 +86,11 @@ class Conversation:
         turn = trajectory.segment.turns[-1]
         with at_boundary("render"):
             action = self.renderer.parse(
-                trajectory.turn_tokens, turn.finish_reason, turn.matched, thinking=trajectory.thinking
+                trajectory.turn_tokens,
+                turn.finish_reason,
+                turn.matched,
+                thinking=trajectory.thinking,
+                turn=len(trajectory.actions),
             )
         trajectory.append_action(action)
         return Sampled(action, stop)

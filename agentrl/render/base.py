@@ -69,8 +69,12 @@ class Renderer(Protocol):
         matched: int | str | None = None,
         *,
         thinking: bool = False,
+        turn: int = 0,
     ) -> Action:
-        """Read all the sampled tokens of one turn. A turn cut by length or abort has no executable calls."""
+        """Read all the sampled tokens of one turn. A turn cut by length or abort has no executable calls.
+
+        `turn` is how many turns came before: equal calls of two turns have different ids.
+        """
         ...
 
     def bridge(

@@ -7,18 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import TemplateError
-from agentrl.render.base import Certificate, Rendered, Renderer
+from agentrl.render.base import Rendered, Renderer
 from agentrl.render.cache import Cache, fingerprint, key_of
-from agentrl.render.formats.json_calls import CONVENTION
-from agentrl.render.learn.calls import derive, known_call
-from agentrl.render.learn.forms import settle
-from agentrl.render.learn.probe import QUESTION, SAID, TOOL
-from agentrl.render.learn.profile import Profile
-from agentrl.render.prove.certify import certify
-from agentrl.render.read.calls import Block
-from agentrl.render.read.parse import Parser, began_thinking
+from agentrl.render.learn.probe import QUESTION
+from agentrl.render.prove.proof import Proof, hint_of, proof_of
+from agentrl.render.read.parse import began_thinking
 from agentrl.render.template import Template
-from agentrl.render.turns import Context, Turns, spans
+from agentrl.render.turns import spans
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, ToolSpec
 
 
@@ -51,16 +46,13 @@ class TemplateRenderer:
     ) -> None:
         self._tokenizer, self._source, self._kwargs, self._bound = tokenizer, source, dict(kwargs), bound
         template = Template.of(tokenizer, source, tools, kwargs)
-        key = key_of(fingerprint(tokenizer), template.source, kwargs)
-        turns, parser, self.certificate = _PROBED.get(key, lambda: _probe(template.bind([TOOL])))
-        if tools and not parser.reads_calls:
-            raise TemplateError(
-                f"the chat template of {template.name} writes tool calls that cannot be read back "
-                f"({_unread(turns)!r}): use it without tools, or give a template that writes calls in a known form"
-            )
-        self._parse = parser.bind(tools)
-        self._turns = replace(turns, template=replace(template, forms=turns.template.forms))
-        self.stop_token_ids = turns.profile.stop_token_ids
+        proof = proof_of(template, fingerprint(tokenizer))
+        if tools:
+            _check_tools(template, proof)
+        self.certificate = proof.certificate
+        self._parse = proof.parser.bind(tools)
+        self._turns = replace(proof.turns, template=replace(template, forms=proof.turns.template.forms))
+        self.stop_token_ids = proof.turns.profile.stop_token_ids
 
     def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
         """Keyword arguments are added to those given so far; the tools replace those given so far."""
@@ -91,8 +83,9 @@ class TemplateRenderer:
         matched: int | str | None = None,
         *,
         thinking: bool = False,
+        turn: int = 0,
     ) -> Action:
-        return self._parse(tokens, finish_reason, matched, thinking)
+        return self._parse(tokens, finish_reason, matched, thinking, turn)
 
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
@@ -132,43 +125,18 @@ class TemplateRenderer:
         return self._turns.template.decode(tokens)
 
 
-_BOUND_KEPT, _PROBED_KEPT = 256, 32
-_PROBED: Cache[tuple[Turns, Parser, Certificate]] = Cache(_PROBED_KEPT)
+_BOUND_KEPT = 256
 
 
-def _probe(template: Template) -> tuple[Turns, Parser, Certificate]:
-    """Everything that does not depend on an episode's tools."""
-    template = settle(template)
-    turns = Turns(template, Profile.of(template), Context())
-    block = _block(turns)
-    turns, certificate = certify(turns, block)
-    parser = Parser(template, block, turns.profile.thinking, turns.profile.stop_token_ids, _frames(turns))
-    return turns, parser, certificate
-
-
-def _block(turns: Turns) -> Block | None:
-    """How the template spells calls; None if it spells them in a way that cannot be read back."""
-    profile = turns.profile
-    if profile.called is None:
-        return Block(CONVENTION)
-    stop = profile.called.sampled_stop
-
-    def sampled(message: Message) -> str:
-        return profile.thinking.behind(turns.sampled(message).removesuffix(stop))
-
-    return derive(turns.template, sampled, profile.parallel_calls, SAID if profile.calls_need_content else "")
-
-
-def _frames(turns: Turns) -> list[str]:
-    """What the template writes around content, the longest first."""
-    profile = turns.profile
-    before = turns.sampled({"role": "assistant", "content": SAID}).partition(SAID)[0]
-    if profile.thinking.ends_in(before) or not before.strip():
-        return [profile.said.before_stop.strip()]
-    bare = turns.template.render([QUESTION])
-    prompt = turns.template.render([QUESTION], generation_prompt=True).removeprefix(bare).strip()
-    return [prompt + before.strip(), prompt, before.strip(), profile.said.before_stop.strip()]
-
-
-def _unread(turns: Turns) -> str:
-    return turns.sampled(known_call(1, SAID if turns.profile.calls_need_content else ""))
+def _check_tools(template: Template, proof: Proof) -> None:
+    """Raise where no tool can be offered, or not these: a run shall not find that out at its first episode."""
+    if proof.refuses_tools:
+        raise TemplateError(
+            f"the chat template of {template.name} cannot be used with tools: {proof.refuses_tools}; "
+            "use it without tools, or give another template"
+        )
+    try:
+        template.render([QUESTION])
+    except TemplateError as exc:
+        names = ", ".join((tool.get("function") or tool).get("name", "?") for tool in template.tools)
+        raise TemplateError(f"{exc} (it cannot write the tools {names}{hint_of(template)})") from exc

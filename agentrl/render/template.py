@@ -36,6 +36,8 @@ class Forms:
     silent_content: str | None = ""
     """The content of a turn that consists of calls."""
     reasoning_field: str = REASONING_FIELDS[0]
+    name_in_id: bool = False
+    """The template writes a call's id and not its name, which stands in the id (Kimi's `functions.lookup:0`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +128,11 @@ class Template:
         found = next((token for token in reversed(self.encode(text)) if token in left), None)
         return "" if found is None else self.decode([found])
 
+    def named_stop(self, text: str) -> str:
+        """The tokenizer's end of sequence, where it is in the text."""
+        eos = self.tokenizer.eos_token_id
+        return self.decode([eos]) if eos is not None and eos in self.encode(text) else ""
+
     def plain(self, message: Message) -> dict[str, Any]:
         """A message in the form that this template takes.
 
@@ -171,6 +178,24 @@ class Template:
     def name(self) -> str:
         """What error messages call it."""
         return name_of(self.tokenizer)
+
+
+def with_named_ids(messages: Sequence[Message]) -> list[Message]:
+    """The messages under ids that hold the calls' names, for templates that write an id in the place of a name."""
+    ids: dict[str, str] = {}
+    for message in messages:
+        for i, call in enumerate(message.get("tool_calls") or ()):
+            ids[call.get("id") or ""] = f"functions.{(call.get('function') or call)['name']}:{i}"
+    return [_renamed(message, ids) for message in messages]
+
+
+def _renamed(message: Message, ids: Mapping[str, str]) -> Message:
+    if message.get("tool_calls"):
+        calls = [{**call, "id": ids[call.get("id") or ""]} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    if message.get("tool_call_id") in ids:
+        return {**message, "tool_call_id": ids[message["tool_call_id"]]}
+    return message
 
 
 def name_of(tokenizer: Any) -> str:

@@ -15,7 +15,7 @@ from agentrl.render.learn.profile import Profile
 from agentrl.render.read.lexer import is_tag, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail
-from agentrl.render.template import Template
+from agentrl.render.template import Template, with_named_ids
 from agentrl.types import Action, Message, ToolCall
 
 
@@ -110,6 +110,8 @@ class Turns:
     def sampled(self, message: Message) -> str:
         """An assistant message as the text a model would sample after the generation prompt, stop token included."""
         message = {**message, "role": "assistant"}
+        if self.template.forms.name_in_id:
+            message = with_named_ids([message])[0]
         if self.profile.content_after_calls and message.get("tool_calls") and message.get("content"):
             return f"{message['content']}{self.sampled({**message, 'content': ''})}"
         if message.get("tool_calls") and self.profile.called is None:

@@ -91,7 +91,6 @@ def test_level(path: Path) -> None:
     assert certificate.level == expected
     assert bool(certificate.departures) == (expected == KEEPS)
     assert certificate.capabilities["calls"] == (path.stem not in NO_CALLS)
-    assert certificate.milliseconds < 5000  # some 70 ms on an idle core; a bound on what a busy one may take
 
 
 def test_every_template_is_in_the_table() -> None:

@@ -1,35 +1,44 @@
-"""Calls that are one JSON object each."""
+"""Calls that are one JSON object each: `{"name": "search", "arguments": {...}}`."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.render.read.calls import Attempt, Types, broken, search
+from agentrl.render.formats import spelled
+from agentrl.render.formats.spelled import Spelled
+from agentrl.render.read.calls import Attempt, Block, Types, broken
 from agentrl.render.read.json_value import Unread, json_at
-from agentrl.render.read.lexer import Lexed, loose
+from agentrl.render.read.lexer import Lexed, is_distinct, loose
 from agentrl.types import JSON
 
 PYTHON_TAG = "<|python_tag|>"
 """Llama 3 models may sample it before a call although their template does not write it."""
+_BETWEEN = re.compile(r"[\s;,]*")
+
+Path = tuple[str, ...]
+"""Keys from the outermost object to a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
     """One JSON object a call, between `open` and `close`; with neither, the object itself begins the turn.
 
-    Without `name_key` the object has one key, the name, and its value is the arguments.
+    Without `name_at` the innermost object has one key, the name, and its value is the arguments.
     """
 
     open: str
     close: str
-    name_key: str = "name"
-    arguments_key: str = "arguments"
-    id_key: str = ""
+    name_at: Path = ("name",)
+    arguments_at: Path = ("arguments",)
+    id_at: Path = ()
+    first_key: str = "name"
     in_block: bool = False
+    as_text: bool = False
+    """Arguments are JSON in a JSON string."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -41,30 +50,31 @@ class JsonCalls:
     def find(self, lexed: Lexed, at: int) -> int | None:
         """With no marker a call is found at `at` only."""
         if self.open:
-            mark = search(loose(self.open), lexed, at)
+            mark = lexed.search(loose(self.open), at)
             return mark.start() if mark else None
         tag = re.compile(r"\s*" + re.escape(PYTHON_TAG)).match(lexed.syntax, at)
         if tag and not self.in_block:
             return tag.end() - len(PYTHON_TAG)
-        key = re.escape(self.name_key) if self.name_key else r"[^\"\s]+"
+        keys = "|".join({re.escape(path[0]) for path in (self.name_at, self.arguments_at, self.id_at) if path})
+        key = f"(?:{keys}|{re.escape(self.first_key)})" if keys else r"[^\"\s]+"
         begins = r"\{" if self.in_block else rf'\{{\s*"{key}"\s*:'
-        return at if re.compile(r"[\s;,]*" + begins).match(lexed.text, at) else None
+        return at if re.compile(_BETWEEN.pattern + begins).match(lexed.text, at) else None
 
     def read(self, lexed: Lexed, at: int, types: Types) -> Attempt:
         """The call that opens at `at`."""
         opening = re.compile(loose(self.open or PYTHON_TAG)).match(lexed.syntax, at)
         begin = opening.end() if opening else at
-        text = lexed.text
-        start = begin + len(text[begin:]) - len(text[begin:].lstrip(" \t\r\n;,"))
-        value, end = json_at(text, start)
+        space = _BETWEEN.match(lexed.text, begin)
+        start = space.end() if space else begin
+        value, end = json_at(lexed.text, start)
         if isinstance(value, Unread):
             return self._broken(lexed, at, begin, begin, f"the call is not valid JSON: {value.reason}")
         if not self.close:
-            return self._check(value, at, end, text[start:end])
-        mark = search(loose(self.close), lexed, end)
-        if mark is None or text[end : mark.start()].strip():
+            return self._check(value, at, end, lexed.text[start:end])
+        mark = lexed.search(loose(self.close), end)
+        if mark is None or lexed.text[end : mark.start()].strip():
             return self._broken(lexed, at, begin, end, "text after the call's JSON object")
-        return self._check(value, at, mark.end(), text[begin : mark.start()])
+        return self._check(value, at, mark.end(), lexed.text[begin : mark.start()])
 
     def _broken(self, lexed: Lexed, at: int, begin: int, seen: int, error: str) -> Attempt:
         return broken(lexed, at, begin, seen, error, (self.open, self.close))
@@ -72,24 +82,86 @@ class JsonCalls:
     def _check(self, value: Any, start: int, stop: int, raw: str) -> Attempt:
         if not isinstance(value, dict):
             return Attempt(start, stop, raw, error="the call is not a JSON object")
-        if not self.name_key:
-            value = next(({"name": k, "arguments": v} for k, v in value.items() if len(value) == 1), {})
-        name_key, arguments_key = (self.name_key or "name"), (self.arguments_key or "arguments")
-        name, arguments = value.get(name_key), value.get(arguments_key)
-        sampled_id = value.get(self.id_key) if self.id_key else None
+        name, arguments = _at(value, self.name_at), _at(value, self.arguments_at)
+        if not self.name_at:
+            name, arguments = next(iter(arguments.items())) if _is_single(arguments) else (None, None)
+        sampled_id = _at(value, self.id_at) if self.id_at else None
         call_id = sampled_id if isinstance(sampled_id, str) else ""
         if not isinstance(name, str) or not name:
-            return Attempt(start, stop, raw, id=call_id, error=f'the call has no "{name_key}"')
+            return Attempt(start, stop, raw, id=call_id, error=f'the call has no "{".".join(self.name_at) or "name"}"')
+        if self.as_text and isinstance(arguments, str):
+            arguments, _ = json_at(arguments, 0)
         if not isinstance(arguments, dict):
-            error = f'the call\'s "{arguments_key}" must be a JSON object'
+            kind = "a JSON object" + (" as text" if self.as_text else "")
+            error = f'the call\'s "{".".join(self.arguments_at) or "arguments"}" must be {kind}'
             return Attempt(start, stop, raw, name, id=call_id, error=error)
         return Attempt(start, stop, raw, name, arguments, call_id)
 
     def write(self, name: str, arguments: Mapping[str, JSON]) -> str:
         """A call in this format."""
-        body = json.dumps({self.name_key: name, self.arguments_key: arguments}, ensure_ascii=False)
-        return f"{self.open}\n{body}\n{self.close}" if self.open else body
+        body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        return f"{self.open}\n{body}\n{self.close}"
 
 
 CONVENTION = JsonCalls("<tool_call>", "</tool_call>")
 """For a template that writes no calls itself: the most widely trained convention."""
+
+
+def learn(probes: Spelled) -> Iterator[Block]:
+    """Find the objects that hold a call's name and arguments, at any depth."""
+    found = [_objects(text) for text in probes.texts]
+    if any(len(objects) != n + 1 for n, objects in enumerate(found)):
+        return
+    spans = [[(start, end) for start, end, _ in objects] for objects in found]
+    opening, call_open, call_close, closing = spelled.wrap(*spelled.around(probes.texts, spans))
+    value = found[0][0][2]
+    arguments_at = _path(value, spelled.arguments(0)) or ()
+    as_text = isinstance(_at(value, arguments_at), str)
+    name_at = _path(value, spelled.name(0)) or ()
+    if not name_at:
+        arguments_at = arguments_at[:-1]  # the name itself is the key
+    in_block = bool(opening)
+    if not opening and call_open and "[" in call_open[-1:]:  # one call at a time, in a list of one
+        opening, closing, call_open, call_close, in_block = call_open, call_close, "", "", True
+    if in_block and not call_open and not is_distinct(opening):
+        in_block = False  # a bracket alone opens a block only before what is a call
+    id_at = _path(value, spelled.call_id(0)) or ()
+    first_key = next(iter(value))
+    yield Block(
+        JsonCalls(call_open, call_close, name_at, arguments_at, id_at, first_key, in_block, as_text), opening, closing
+    )
+
+
+def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
+    """The outermost JSON objects that hold a probe's name and arguments, or the arguments under the name."""
+    found, at = list[tuple[int, int, dict[str, Any]]](), 0
+    while (at := text.find("{", at)) >= 0:
+        value, end = json_at(text, at)
+        i = len(found)
+        path = _path(value, spelled.arguments(i)) if isinstance(value, dict) else None
+        holds = path is not None and (_path(value, spelled.name(i)) is not None or spelled.name(i) == path[-1])
+        if holds:
+            found.append((at, end, value))
+        at = end if holds else at + 1
+    return found
+
+
+def _path(value: Any, wanted: Any) -> Path | None:
+    """The keys under which a value stands, itself or as JSON text."""
+    for key, item in value.items():
+        if item == wanted or (isinstance(wanted, dict) and isinstance(item, str) and json_at(item, 0)[0] == wanted):
+            return (key,)
+        inner = _path(item, wanted) if isinstance(item, dict) else None
+        if inner is not None:
+            return (key, *inner)
+    return None
+
+
+def _at(value: Any, path: Path) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) == 1

@@ -1,42 +1,69 @@
-"""Calls whose name stands before their arguments."""
+"""Calls whose name stands before their arguments: `<function=` name `>` {...} `</function>`."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from agentrl.render.formats.arguments import Arguments
-from agentrl.render.read.calls import Attempt, Types, broken, trigger
+from agentrl.render.formats import as_json, bare_keys, key_tags, kwargs, pairs, spelled
+from agentrl.render.formats.arguments import Arguments, Learned
+from agentrl.render.formats.spelled import Spelled
+from agentrl.render.read.calls import Attempt, Block, Types, broken, trigger
 from agentrl.render.read.json_value import Unread
-from agentrl.render.read.lexer import Lexed, is_tag, loose, pieces
+from agentrl.render.read.lexer import ID, NAME, NUMBER, Lexed, has_tag, is_distinct, is_tag, loose, pieces
 
-_NAME = r"(?P<name>[^\s<>\[\](){{}}\"',;|=\x00]+{})"
+ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
+    as_json.learn,
+    key_tags.learn,
+    pairs.learn,
+    kwargs.learn,
+    bare_keys.learn,
+)
+"""How arguments may be spelled, the strictest first."""
+
+_NAME = r"(?P<name>[^\s<>\[\](){{}}\"',;|=\x00]{{1,128}}{})"
 """Greedy where nothing else ends the name."""
+_NAME_IN_ID = r"(?P<id>(?:[\w-]+\.)?(?P<name>[\w.-]{{1,128}}{})(?::\d+)?)"
+_WINDOW = 80
+"""How far before a recipient its channel may stand."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedCalls:
-    """`open` name `between` arguments `close`: `<function=` name `>` {...} `</function>`.
-
-    In `between`, {id} stands for the call's id and {n} for a number.
-    """
+    """`open` name `between` arguments `close`, with holes in the markers for the call's id, a number, or the name."""
 
     open: str
     between: str
     close: str
     arguments: Arguments
+    name_in_id: bool = False
+    """The call's id stands in the place of its name, and holds it: `functions.lookup:0`."""
+    whole: bool = False
+    """The first tag of `open` begins other things too: only all of it gives a call away."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What a Lexer must find for `read`."""
-        plain = re.sub(r"\{(id|n)\}", " ", self.between)
-        return tuple(filter(None, (self.open, plain, self.close, *self.arguments.markers)))
+        return tuple(filter(None, (self.open, self.between, self.close, *self.arguments.markers)))
 
     def find(self, lexed: Lexed, at: int) -> int | None:
         """Where the opening marker's first tag stands; without any tag, a whole header."""
-        tagged = any(map(is_tag, pieces(self.open)))
-        mark = re.compile(self._framing() + (trigger(self.open) if tagged else self._header())).search(lexed.syntax, at)
-        return mark.start() if mark else None
+        if has_tag(self.open):
+            mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), at)
+            return mark.start() if mark else None
+        if is_distinct(self.open):
+            mark = lexed.search(self._header(), at)
+            return self._framed(lexed, at, mark.start()) if mark else None
+        begins = re.compile(r"[\s;,]*(?P<call>" + self._header() + ")").match(lexed.syntax, at)
+        return begins.start("call") if begins else None
+
+    def _framed(self, lexed: Lexed, at: int, start: int) -> int:
+        """An opening marker without a tag may come behind one of the header's tags: `<|channel|>commentary to=`."""
+        tag = next((piece for piece in pieces(self.between) if is_tag(piece)), "")
+        begin = max(at, start - _WINDOW)
+        frame = re.search(rf"{re.escape(tag)}\w*\s*\Z", lexed.syntax[begin:start]) if tag else None
+        return begin + frame.start() if frame else start
 
     def read(self, lexed: Lexed, at: int, types: Types) -> Attempt:
         """The call that opens at `at`."""
@@ -49,33 +76,71 @@ class NamedCalls:
         value, end = self.arguments.read(lexed, header.end(), self.close, types.get(name, {}))
         if isinstance(value, Unread):
             return self._broken(lexed, at, header.start("name"), header.end(), value.reason, name)
-        mark = re.compile(r"\s*" + loose(self.close)).match(lexed.syntax, end)
+        close = loose(self.close, "" if ID in self.open + self.between else ID)
+        mark = re.compile(r"\s*" + close).match(lexed.syntax, end)
         if mark is None:
             return self._broken(lexed, at, header.start("name"), end, "text after the call's arguments", name)
         raw = lexed.text[header.start("name") : end]
+        call_id = call_id or mark.groupdict().get("id") or ""
         if not isinstance(value, dict):
             return Attempt(at, mark.end(), raw, name, id=call_id, error="the call's arguments must be a JSON object")
         return Attempt(at, mark.end(), raw, name, value, call_id)
 
     def _broken(self, lexed: Lexed, at: int, begin: int, seen: int, error: str, name: str = "") -> Attempt:
         found = broken(lexed, at, begin, seen, error, (self.open, self.close))
-        return Attempt(found.start, found.stop, found.raw, name, error=found.error)
+        return replace(found, name=name)
 
     def _header(self) -> str:
         """Of what stands between name and arguments, a model may vary all but the last tag."""
-        between = "".join(_HOLES.get(part, loose(part)) for part in re.split(r"(\{id\}|\{n\})", self.between) if part)
+        between = loose(self.between, "" if ID in self.open else ID)
         tags = [piece for piece in pieces(self.between) if is_tag(piece)]
-        if tags and "{" not in self.between:
+        if tags and not {ID, NUMBER} & set(self.between):
             between = rf"(?:{between}|(?=[\s<\[])[^{{}}\n\x00]{{0,80}}?{re.escape(tags[-1])})"
-        name = _NAME.format("?" if between else "")
-        return rf"{loose(self.open)}\s*{name}\s*{between}"
+        name = (_NAME_IN_ID if self.name_in_id else _NAME).format("?" if between else "")
+        return rf"{loose(self.open, ID)}\s*{name}\s*{between}"
 
     def _framing(self) -> str:
-        """An opening marker without a tag may come behind one of the header's tags: `<|channel|>commentary to=`."""
         tags = [piece for piece in pieces(self.between) if is_tag(piece)]
-        if not tags or any(map(is_tag, pieces(self.open))):
-            return ""
-        return rf"(?:{re.escape(tags[0])}\w*)?\s*"
+        return "" if not tags or has_tag(self.open) else rf"(?:{re.escape(tags[0])}\w*)?\s*"
 
 
-_HOLES = {"{id}": r"\s*(?P<id>[\w.:-]+)\s*", "{n}": r"\d+"}
+def learn(probes: Spelled) -> Iterator[Block]:
+    """Find names, and behind each of them arguments in some spelling."""
+    texts, name_in_id = list[str](), False
+    for text in probes.texts:
+        for i in range(2):
+            named = spelled.id_with_name(i)
+            name_in_id = name_in_id or named in text
+            text = text.replace(named, spelled.name(i)).replace(spelled.call_id(i), ID)
+        texts.append(text)
+    probes = replace(probes, texts=tuple(texts))
+    for learn_arguments in ARGUMENTS:
+        found = learn_arguments(probes)
+        block = _around(probes.texts, *found) if found else None
+        if block is not None and name_in_id and isinstance(block.calls, NamedCalls):
+            block = replace(block, calls=replace(block.calls, name_in_id=True))
+        if block is not None:
+            yield block
+
+
+def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tuple[int, int]]]) -> Block | None:
+    """What stands around names and arguments; None if a word and a bracket would be a call."""
+    befores, betweens = list[str](), list[str]()
+    for text, row in zip(texts, regions, strict=True):
+        at = 0
+        for i, (start, end) in enumerate(row):
+            place = text.rfind(spelled.name(i), at, start)
+            if place < 0:
+                return None
+            befores.append(text[at:place].replace(spelled.name(i - 1), NAME))
+            betweens.append(text[place + len(spelled.name(i)) : start])
+            at = end
+    after = texts[0][regions[0][0][1] :].replace(spelled.name(0), NAME)
+    if len(set(betweens)) > 1:  # a number that counts the calls
+        betweens = [re.sub(r"\d+", NUMBER, between) for between in betweens]
+    if len(set(betweens)) > 1:
+        return None
+    opening, call_open, call_close, closing = spelled.wrap(befores[0], befores[2] if len(texts) > 1 else None, after)
+    if not opening and not call_open:
+        return None
+    return Block(NamedCalls(call_open, betweens[0], call_close, arguments), opening, closing)

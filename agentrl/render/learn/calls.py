@@ -1,214 +1,138 @@
-"""Which spelling of calls a template has: derived from calls with sentinels, trusted once it reads others back."""
+"""Which spelling of calls a template has: learnt from calls of known words, trusted once it reads others back."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.render.formats.arguments import Arguments, AsBareKeys, AsJson, AsPairs
-from agentrl.render.formats.json_calls import JsonCalls
+from agentrl.errors import TemplateError
+from agentrl.render.formats import FORMATS, spelled
 from agentrl.render.formats.named_calls import NamedCalls
-from agentrl.render.read.calls import Block
-from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.formats.spelled import Spelled
+from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types
 from agentrl.render.read.lexer import Lexer, pieces
 from agentrl.render.template import Template
 from agentrl.types import JSON
 
 KNOWN: Mapping[str, JSON] = {"city": 'Zürich "x"\n', "days": [1, 2.5, None, True], "where": {"a": "{}"}}
 """Arguments of a known call: whatever quoting or nesting may break."""
-
-Wrap = tuple[str, str, str, str]
-"""Around calls: the block's opening, the call's own, the call's end, the block's."""
-
-
-def known_call(count: int = 1, content: str = "") -> dict[str, Any]:
-    """An assistant message with `count` calls whose reading is known."""
-    return _turn(content, [("lookup", {**KNOWN, "i": i}) for i in range(count)])
+_PLAIN: Mapping[str, JSON] = {"city": "Ulm's <b> & {x}", "code": "12", "yes": False, "none": None, "many": [{"n": -1}]}
+_PLAIN_WORDS = "Plain words."
+_NAME = "seek_2"
+_LEADS = 6
+"""How many pieces of a prompt may be the beginning of a call."""
 
 
-def derive(template: Template, sampled: Callable[[dict[str, Any]], str], parallel: bool, content: str) -> Block | None:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A turn with calls whose reading is known."""
+
+    message: Mapping[str, JSON]
+    calls: tuple[tuple[str, str, Mapping[str, JSON]], ...]
+    """Id, name and arguments."""
+
+
+def known_calls(count: int, content: str, name_in_id: bool = False) -> list[Known]:
+    """Turns with one call and, if `count` is 2, with two: hard arguments, plain ones, and none."""
+    hard: list[Mapping[str, JSON]] = [{**KNOWN, "i": i} for i in range(count)]
+    turns: list[list[Mapping[str, JSON]]] = [hard[:1], hard, [_PLAIN, {}][:count], [{}]]
+    return [_known(content, arguments, name_in_id) for arguments in turns]
+
+
+def derive(
+    template: Template, sampled: Callable[[Mapping[str, Any]], str], parallel: bool, content: str, prompt: str
+) -> Block | None:
     """The format of the calls in what `sampled` makes of a message: a turn without its stop token and its thoughts.
 
-    None if no candidate reads back what was written.
+    `prompt` is what the template writes before a turn: it may be the beginning of a first call. None if no candidate
+    reads back what was written, and reads no call in a turn without.
     """
-    counts = (1, 2) if parallel else (1,)
-    probes = [sampled(_turn(content, [_sentinels(i) for i in range(n)])) for n in counts]
-    written = [template.encode(sampled(known_call(n, content))) for n in counts]
-    for block in _candidates(probes):
-        lexer = Lexer(template, block.markers)
-        if all(_reads_back(block, lexer, tokens, n) for n, tokens in zip(counts, written, strict=True)):
-            return block
+    name_in_id = template.forms.name_in_id
+    count = 2 if parallel else 1
+    words = [_words(i, name_in_id) for i in range(count)]
+    texts = [sampled(_turn(content, words[: n + 1])) for n in range(count)]
+
+    def typed(value: JSON) -> str:
+        call_id, name, arguments = words[0]
+        first = next(iter(arguments))
+        return sampled(_turn(content, [(call_id, name, {**arguments, first: value})]))
+
+    written = list(_written(known_calls(count, content, name_in_id), sampled))
+    silent = sampled({"role": "assistant", "content": _PLAIN_WORDS})
+    for lead in _leads(prompt, texts[-1]):
+        for block in _candidates(Spelled(tuple(lead + text for text in texts), typed)):
+            block = replace(block, lead=lead)
+            lexer = Lexer(template, block.markers)
+            if all(_reads_back(block, lexer, template.encode(text), known) for known, text in written) and (
+                lead or block.find(lexer(template.encode(silent)), 0) is None
+            ):
+                return block
     return None
 
 
-def _turn(content: str, calls: Sequence[tuple[str, Mapping[str, JSON]]]) -> dict[str, Any]:
+def _written(turns: Sequence[Known], sampled: Callable[[Mapping[str, Any]], str]) -> Iterator[tuple[Known, str]]:
+    for i, known in enumerate(turns):
+        try:
+            yield known, sampled(known.message)
+        except TemplateError:  # a template may want arguments, say; it must write the hard ones
+            if i == 0:
+                raise
+
+
+def _known(content: str, arguments: Sequence[Mapping[str, JSON]], name_in_id: bool) -> Known:
+    ids = [f"functions.{_NAME}:{i}" if name_in_id else f"k7{i}m2x9q{i}" for i in range(len(arguments))]
+    calls = tuple((call_id, _NAME, given) for call_id, given in zip(ids, arguments, strict=True))
+    return Known(_turn(content, calls), calls)
+
+
+def _words(i: int, name_in_id: bool) -> tuple[str, str, Mapping[str, JSON]]:
+    return spelled.id_with_name(i) if name_in_id else spelled.call_id(i), spelled.name(i), spelled.arguments(i)
+
+
+def _turn(content: str, calls: Sequence[tuple[str, str, Mapping[str, JSON]]]) -> dict[str, Any]:
     written = [
-        {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-        for i, (name, arguments) in enumerate(calls)
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+        for call_id, name, arguments in calls
     ]
     return {"role": "assistant", "content": content, "tool_calls": written}
 
 
-def _sentinels(i: int) -> tuple[str, dict[str, JSON]]:
-    return f"zqname{i}", {f"zqkeya{i}": f"zqvala{i}", f"zqkeyb{i}": f"zqvalb{i}"}
+def _leads(prompt: str, two_calls: str) -> Iterator[str]:
+    """Nothing, then ever more of the end of the prompt, as long as it stands between two calls as well."""
+    yield ""
+    between = two_calls.partition(spelled.words(0)[-1])[2].partition(spelled.name(1))[0]
+    parts = pieces(prompt)
+    for count in range(1, min(_LEADS, len(parts)) + 1):
+        lead = "".join(parts[-count:])
+        if lead not in between:
+            return
+        if lead.strip():
+            yield lead
 
 
-def _candidates(probes: Sequence[str]) -> Iterator[Block]:
-    yield from _json_calls(probes)
-    yield from _named_calls(probes)
+def _candidates(probes: Spelled) -> Iterator[Block]:
+    """As the formats find them; then with markers that count only as a whole."""
+    found = [block for learn in FORMATS for block in learn(probes)]
+    yield from found
+    for block in found:
+        if isinstance(block.calls, NamedCalls):
+            yield replace(block, calls=replace(block.calls, whole=True), whole=True)
 
 
-def _json_calls(probes: Sequence[str]) -> Iterator[Block]:
-    """Calls that are JSON objects with the name inside."""
-    found = [_objects(text) for text in probes]
-    if any(len(objects) != n + 1 for n, objects in enumerate(found)):
-        return
-    opening, call_open, call_close, closing = _wrap(probes, [[(a, b) for a, b, _ in objects] for objects in found])
-    keys = {json.dumps(value): key for key, value in found[0][0][2].items()}
-    name, arguments = _sentinels(0)
-    name_key = keys.get(json.dumps(name), "")
-    arguments_key = keys[json.dumps(arguments)] if name_key else ""  # else the name itself is the key
-    in_block = bool(opening)
-    if not opening and call_open and "[" in call_open[-1:]:  # one call at a time, in a list of one
-        opening, closing, call_open, call_close, in_block = call_open, call_close, "", "", True
-    calls = JsonCalls(call_open, call_close, name_key, arguments_key, keys.get('"call00000"', ""), in_block)
-    yield Block(calls, opening, closing)
+def schemas(arguments: Mapping[str, JSON]) -> Mapping[str, Mapping[str, Any]]:
+    """What a tool with these arguments says of them."""
+    return {key: spelled.schema(value) for key, value in arguments.items()}
 
 
-def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """The outermost JSON objects that hold a sentinel's name and arguments, or the arguments under the name."""
-    found, at = list[tuple[int, int, dict[str, Any]]](), 0
-    while (at := text.find("{", at)) >= 0:
-        value, end = json_at(text, at)
-        name, arguments = _sentinels(len(found))
-        holds = isinstance(value, dict) and arguments in value.values() and name in (*value, *_texts(value))
-        if holds:
-            found.append((at, end, value))
-        at = end if holds else at + 1
-    return found
-
-
-def _texts(value: Mapping[str, Any]) -> list[str]:
-    return [item for item in value.values() if isinstance(item, str)]
-
-
-def _named_calls(probes: Sequence[str]) -> Iterator[Block]:
-    """Calls whose name stands before their arguments."""
-    for spans, between, arguments in (_as_json(probes), _as_pairs(probes), _as_bare_keys(probes)):
-        if spans:
-            opening, call_open, call_close, closing = _wrap(probes, spans)
-            if not (opening or call_open):
-                continue  # a word and a brace: text
-            yield Block(NamedCalls(call_open, between, call_close, arguments), opening, closing)
-
-
-Found = tuple[list[list[tuple[int, int]]], str, Arguments]
-_NOTHING: Found = ([], "", AsJson())
-
-
-def _as_json(probes: Sequence[str]) -> Found:
-    spans, betweens = list[list[tuple[int, int]]](), list[str]()
-    for n, text in enumerate(probes):
-        spans.append([])
-        for i in range(n + 1):
-            name, arguments = _sentinels(i)
-            start = text.find(name)
-            brace = text.find("{", start)
-            value, end = json_at(text, brace) if 0 <= start < brace else (Unread(""), 0)
-            if value != arguments:
-                return _NOTHING
-            spans[-1].append((start, end))
-            betweens.append(text[start + len(name) : brace].replace(f"call0000{i}", "{id}"))
-    if len(set(betweens)) > 1:  # a number that counts the calls
-        betweens = [re.sub(r"\d+", "{n}", between) for between in betweens]
-    return (spans, betweens[0], AsJson()) if len(set(betweens)) == 1 else _NOTHING
-
-
-def _as_pairs(probes: Sequence[str]) -> Found:
-    spans = list[list[tuple[int, int]]]()
-    for n, text in enumerate(probes):
-        places = [_places(text, i) for i in range(n + 1)]
-        if any(place is None for place in places):
-            return _NOTHING
-        spans.append([(place[0], place[-1] + len("zqvalb0")) for place in places if place is not None])
-    text, place = probes[0], _places(probes[0], 0)
-    if place is None:
-        return _NOTHING
-    ends = [at + len(word) for at, word in zip(place, _words(0), strict=True)]
-    first, between, second = (text[a:b] for a, b in zip(ends[:3], place[1:4], strict=True))
-    after = text[ends[-1] :]
-    opening = _common_end(first, second)
-    closing = _common_start(second[: len(second) - len(opening)], after)
-    spans = [[(a, b + len(closing)) for a, b in row] for row in spans]
-    return spans, first[: len(first) - len(opening)], AsPairs(opening, between, closing)
-
-
-def _as_bare_keys(probes: Sequence[str]) -> Found:
-    spans, quote = list[list[tuple[int, int]]](), ""
-    for n, text in enumerate(probes):
-        spans.append([])
-        for i in range(n + 1):
-            place = _places(text, i)
-            if place is None or text[place[0] + len("zqname0") : place[1]] != "{":
-                return _NOTHING
-            quote = text[place[1] + len("zqkeya0") : place[2]].removeprefix(":")
-            end = text.find("}", place[-1])
-            if not quote or end < 0:
-                return _NOTHING
-            spans[-1].append((place[0], end + 1))
-    return spans, "", AsBareKeys(quote)
-
-
-def _words(i: int) -> list[str]:
-    name, arguments = _sentinels(i)
-    return [name, *(str(word) for pair in arguments.items() for word in pair)]
-
-
-def _places(text: str, i: int) -> list[int] | None:
-    """Where the i-th call's name, keys and values stand, if in this order."""
-    places = [text.find(word) for word in _words(i)]
-    return places if places[0] >= 0 and places == sorted(places) else None
-
-
-def _wrap(probes: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]) -> Wrap:
-    """What stands around calls, told apart by what two calls in one turn have between them."""
-    before, after = probes[0][: spans[0][0][0]], probes[0][spans[0][0][1] :]
-    before = before.rpartition("zqsaid")[2]
-    if len(probes) == 1:
-        return "", before.strip(), after.strip(), ""
-    (_, end), (start, _) = spans[1][:2]
-    inner = probes[1][end:start]
-    call_open = _common_end(before, inner)
-    call_close = _common_start(inner[: len(inner) - len(call_open)], after)
-    opening = before[: len(before) - len(call_open)]
-    return opening.strip(), call_open.strip(), call_close.strip(), after[len(call_close) :].strip()
-
-
-def _common_start(left: str, right: str) -> str:
-    common = list[str]()
-    for ours, theirs in zip(pieces(left), pieces(right), strict=False):
-        if ours != theirs:
-            break
-        common.append(ours)
-    return "".join(common)
-
-
-def _common_end(left: str, right: str) -> str:
-    common = list[str]()
-    for ours, theirs in zip(reversed(pieces(left)), reversed(pieces(right)), strict=False):
-        if ours != theirs:
-            break
-        common.insert(0, ours)
-    return "".join(common)
-
-
-def _reads_back(block: Block, lexer: Lexer, tokens: Sequence[int], count: int) -> bool:
-    lexed, at, read = lexer(tokens), 0, list[Any]()
-    while (start := block.find(lexed, at)) is not None and len(read) < count:
-        attempts = block.read(lexed, start, {})
-        read += [(attempt.error, attempt.name, attempt.arguments) for attempt in attempts]
+def _reads_back(block: Block, lexer: Lexer, tokens: Sequence[int], known: Known) -> bool:
+    lexed, at, read = lexer(tokens, block.lead), 0, list[Attempt]()
+    types: Types = {name: schemas({**KNOWN, **_PLAIN, "i": 0}) for _, name, _ in known.calls}
+    while (start := block.find(lexed, at)) is not None and len(read) < CALLS_AT_MOST:
+        attempts = block.read(lexed, start, types)
+        read += attempts
         at = attempts[-1].stop
-    wanted = [(None, "lookup", {**KNOWN, "i": i}) for i in range(count)]
-    return read == wanted and not lexed.text[at:].strip()
+    wanted = [(None, name, arguments) for _, name, arguments in known.calls]
+    if [(attempt.error, attempt.name, attempt.arguments) for attempt in read] != wanted or lexed.text[at:].strip():
+        return False
+    return all(attempt.id in ("", call[0]) for attempt, call in zip(read, known.calls, strict=True))

@@ -48,7 +48,7 @@ def close_of(template: Template, turn: Message, reply: Message, sentinel: str, s
         return _close_at(alone, final, alone)
     followed = behind(followed, [sentinel])
     common = shared(alone, followed)
-    stop = template.last_special(common, syntax)
+    stop = template.named_stop(common) or template.last_special(common, syntax)
     if stop:
         return _close_at(common, stop, alone)
     following = (template.special_in(followed[len(common) :]) or ("",))[0]

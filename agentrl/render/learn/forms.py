@@ -8,6 +8,7 @@ from itertools import product
 from agentrl.errors import TemplateError
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, THOUGHT, assistant
 from agentrl.render.template import REASONING_FIELDS, Forms, Template, breaks
+from agentrl.types import ToolCall
 
 
 def settle(template: Template) -> Template:
@@ -31,13 +32,24 @@ def settle(template: Template) -> Template:
     broken = [error for error in errors if breaks(error)]
     if broken and not found and len(errors) == 2 * len(_FORMS):
         raise broken[0]
-    settled = found[0] if found else template
+    settled = _with_ids(found[0]) if found else template
     for name in REASONING_FIELDS:
         tried = replace(settled, forms=replace(settled.forms, reasoning_field=name))
         for turn in (assistant(SAID), assistant("", [ASKED])):
             if THOUGHT in (tried.try_render([QUESTION, {**turn, name: THOUGHT}]) or ""):
                 return tried
     return settled
+
+
+def _with_ids(template: Template) -> Template:
+    """The template, knowing whether it writes a call's id in the place of its name."""
+    call = ToolCall("zqcallid0", "zqcallname", {})
+    for content in ("", SAID):
+        text = template.try_render([QUESTION, assistant(content, [ASKED], [call])]) or ""
+        if ASKED in text:
+            in_id = call.id in text and call.name not in text
+            return replace(template, forms=replace(template.forms, name_in_id=in_id))
+    return template
 
 
 _FORMS = (Forms(False, ""), Forms(False, None), Forms(True, ""), Forms(True, None))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from agentrl.errors import TemplateError
 from agentrl.render.learn.close import Close, behind, close_of
-from agentrl.render.learn.probe import ASKED, QUESTION, REPLY, RESULT, SAID, THOUGHT, assistant, behind_question
+from agentrl.render.learn.probe import ASKED, QUESTION, REPLY, RESULT, SAID, assistant
 from agentrl.render.learn.stops import named_stops
+from agentrl.render.learn.thoughts import learn_thinking
 from agentrl.render.read.thinking import Thinking
 from agentrl.render.template import Template
 
@@ -55,23 +56,9 @@ class Profile:
             calls_need_content=needs_content,
             carries_orphans=RESULT["content"] in orphan.rpartition(SAID)[2],
             content_after_calls=0 <= both.rfind(ASKED) < both.rfind(SAID),
-            thinking=_thinking(template),
+            thinking=learn_thinking(template),
             stop_token_ids=frozenset(_stop_ids(template, said, called)),
         )
-
-
-def _thinking(template: Template) -> Thinking:
-    """The markers around a thought. Where the template writes none, those that most models use."""
-    field = template.forms.reasoning_field
-    for said, asked in ((SAID, ()), ("", (ASKED,))):
-        turn = assistant(said, asked)
-        text = template.try_render([QUESTION, {**turn, field: THOUGHT}]) or ""
-        if text.count(THOUGHT) != 1:
-            continue
-        before, _, after = text.partition(THOUGHT)
-        prompt = behind_question(template.render([QUESTION], generation_prompt=True))
-        return Thinking.found(behind_question(before), prompt, after.partition(SAID)[0])
-    return Thinking()
 
 
 def _stop_ids(template: Template, said: Close, called: Close | None) -> Iterable[int]:

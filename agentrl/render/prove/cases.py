@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.render.learn.calls import KNOWN
-from agentrl.types import Message, ToolCall
+from agentrl.types import JSON, Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,12 @@ class Case:
     """What a template lacks that cannot carry this case; without a capability, it is refused."""
     says: tuple[str, ...] = ()
     """Text of messages that the template must not drop in silence."""
+    needs: tuple[str, ...] = ()
+    """Capabilities that other cases have decided on; without them, this case is left out."""
 
 
 def _call(index: int, name: str = "lookup") -> ToolCall:
-    return ToolCall(f"call0000{index}", name, {"query": f"city {index}", "more": KNOWN})
+    return ToolCall(f"q{index}7wd0x2k", name, {"query": f"city {index}", "more": KNOWN})
 
 
 def _asks(*calls: ToolCall, content: str = "", thought: str = "") -> Message:
@@ -46,6 +48,7 @@ def _says(content: str) -> Message:
 
 
 THOUGHT = "zqthought"
+_SYSTEM: Message = {"role": "system", "content": "Be brief."}
 _USER = _user("What is the weather in Zürich?")
 _AGAIN = _user("And tomorrow?\n")
 SAYS = _says("It is 18 degrees. 晴れ")
@@ -60,7 +63,7 @@ CASES = (
     Case("a user message after an answer", (_USER, SAYS, _AGAIN, _LONG, _user("Why so?"), _SHORT, _user("Bye"))),
     Case(
         "a system message",
-        ({"role": "system", "content": "Be brief."}, _USER, SAYS, _AGAIN, _SHORT, _user("Bye")),
+        (_SYSTEM, _USER, SAYS, _AGAIN, _SHORT, _user("Bye")),
         "system",
         ("Be brief.",),
     ),
@@ -110,6 +113,23 @@ CASES = (
         "user_after_tool",
         ("And tomorrow?",),
     ),
+    Case(
+        "a system message, and calls",
+        (
+            *(_SYSTEM, _USER, _asks(_ONE), _answers(_ONE, "r1" + _WIND), SAYS, _AGAIN),
+            *(_asks(_TWO), _answers(_TWO, "r2" + _WIND), _asks(_THREE), _answers(_THREE, "r3" + _WIND)),
+            *(_LONG, _user("Why so?"), _SHORT, _user("Bye")),
+        ),
+        needs=("system", "tool_results"),
+    ),
+    Case(
+        "a system message, and calls after answers",
+        (
+            *(_SYSTEM, _USER, _SHORT, _AGAIN, SAYS, _user("Why so?")),
+            *(_asks(_ONE), _answers(_ONE, "r1" + _WIND), _SHORT, _user("Bye")),
+        ),
+        needs=("system", "tool_results"),
+    ),
     Case("a tool result without a call", (_USER, SAYS, _answers(_ONE, "r1" + _WIND)), "orphan_tool", ("r1",)),
     Case(
         "a call with text beside it",
@@ -134,3 +154,23 @@ CASES = (
         "thinking",
     ),
 )
+
+
+def ask_arguments() -> dict[str, JSON]:
+    """Arguments with every key that a call of these cases has."""
+    return {**_ONE.arguments, "i": 0, "kind": "text"}
+
+
+_SEEK = ToolCall("z5f1mq8s4", "seek_2", {"kind": "12", "i": 3})
+READ: tuple[Message, ...] = (
+    _asks(_ONE),
+    _asks(_SEEK),
+    _asks(_ONE, _SEEK),
+    _asks(_ONE, _TWO),
+    _asks(_ONE, thought=THOUGHT),
+    _asks(_ONE, content="Let me see."),
+    SAYS,
+    _LONG,
+    {**SAYS, "reasoning_content": "First one thing.\n\nThen another."},
+)
+"""Turns that must be read back as they are, calls before those that say something too."""

@@ -5,17 +5,48 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
 from agentrl.render.prove.cases import CASES, SAYS, THOUGHT, Case
-from agentrl.render.read.calls import Block
+from agentrl.render.prove.reading import Reading
 from agentrl.render.read.thinking import shared
-from agentrl.render.template import Template
+from agentrl.render.template import Template, with_named_ids
 from agentrl.render.turns import CONTEXTS, Turns
 from agentrl.types import Action, Message, ToolCall
+
+
+class _WrongError(TemplateError):
+    """A bridge that differs, in the case of this name."""
+
+    def __init__(self, case: str, message: str) -> None:
+        super().__init__(message)
+        self.case = case
+
+
+@dataclass(slots=True)
+class _Renders:
+    """What the template writes, whatever the context of a bridge: rendered and encoded once."""
+
+    turns: Turns
+    _full: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    _sampled: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+
+    def full(self, case: Case, end: int) -> list[int]:
+        """The tokens of the case's first messages and the next generation prompt."""
+        if (case.name, end) not in self._full:
+            template = self.turns.template
+            text = template.render(case.messages[:end], generation_prompt=True)
+            self._full[case.name, end] = template.encode(text)
+        return self._full[case.name, end]
+
+    def sampled(self, case: Case, at: int) -> list[int]:
+        """The tokens of the turn at `at`, as a model would sample it."""
+        if (case.name, at) not in self._sampled:
+            self._sampled[case.name, at] = self.turns.template.encode(self.turns.sampled(case.messages[at]))
+        return self._sampled[case.name, at]
 
 
 @dataclass(slots=True)
@@ -25,19 +56,23 @@ class _Findings:
     capabilities: dict[str, bool] = field(default_factory=dict)
 
 
-def certify(turns: Turns, block: Block | None) -> tuple[Turns, Certificate]:
+def certify(turns: Turns, reading: Reading) -> tuple[Turns, Certificate]:
     """Walk every case, with the least context that a bridge of this template needs.
 
     Raises TemplateError where a bridge differs from what the template writes itself, whatever the context.
     """
     started = time.perf_counter()
     failure: TemplateError | None = None
-    for context in CONTEXTS:
+    renders, last = _Renders(turns), ""
+    for context in dict.fromkeys((turns.context, *CONTEXTS)):
         turns = replace(turns, context=context)
         try:
-            found = _walked(turns, block)
+            for case in CASES:  # what the last context failed at is the first thing to try
+                if case.name == last:
+                    _certify(turns, case, _Findings(), renders)
+            found = _walked(turns, reading, renders)
         except TemplateError as exc:
-            failure = failure or exc
+            failure, last = failure or exc, getattr(exc, "case", last)
             continue
         return turns, Certificate(
             level="keeps-history" if found.departures else "exact",
@@ -51,26 +86,36 @@ def certify(turns: Turns, block: Block | None) -> tuple[Turns, Certificate]:
     raise failure
 
 
-def _walked(turns: Turns, block: Block | None) -> _Findings:
+def _walked(turns: Turns, reading: Reading, renders: _Renders) -> _Findings:
     found = _Findings()
-    template = turns.template
-    found.capabilities["calls"] = turns.profile.called is not None and block is not None
-    if turns.profile.called is None:
-        found.departures.append("the template writes no tool calls; they are written and read as <tool_call>{json}")
-    elif block is None:
-        found.departures.append("the template's tool calls cannot be read back: it serves without tools only")
+    template, profile = turns.template, turns.profile
+    found.capabilities["calls"] = profile.called is not None and not reading.calls
     question = CASES[0].messages[:1]
-    found.capabilities["tools"] = any(tool["function"]["name"] in template.render(question) for tool in template.tools)
-    if not found.capabilities["tools"]:
-        found.departures.append("the template does not show the tools to the model: describe them in a system message")
+    shown = any(tool["function"]["name"] in template.render(question) for tool in template.tools)
+    found.capabilities["tools"] = shown
     found.capabilities["thinking"] = _thinks(template)
-    found.capabilities["parallel_calls"] = turns.profile.parallel_calls or turns.profile.called is None
-    found.capabilities["text_with_calls"] = not turns.profile.content_after_calls
-    if turns.profile.content_after_calls:
-        found.departures.append("the template moves text behind the calls beside it; it is kept where it was sampled")
+    found.capabilities["parallel_calls"] = profile.parallel_calls or profile.called is None
+    found.capabilities["text_with_calls"] = not profile.content_after_calls and not reading.beside_text
+    found.departures += _remarks(turns, reading, shown)
     for case in CASES:
-        _certify(turns, case, found)
+        _certify(turns, case, found, renders)
     return found
+
+
+def _remarks(turns: Turns, reading: Reading, shown: bool) -> Iterator[str]:
+    """What there is to say of a template before any conversation."""
+    profile = turns.profile
+    if turns.template.tools:
+        if profile.called is None:
+            yield "the template writes no tool calls; they are written and read as <tool_call>{json}"
+        elif reading.calls:
+            yield f"the template's tool calls cannot be read back: it serves without tools only ({reading.calls})"
+        if not shown:
+            yield "the template does not show the tools to the model: describe them in a system message"
+    if profile.content_after_calls:
+        yield "the template moves text behind the calls beside it; it is kept where it was sampled"
+    if reading.beside_text and not reading.calls:
+        yield f"a call beside text is not read: {reading.beside_text}"
 
 
 def _thinks(template: Template) -> bool:
@@ -79,7 +124,11 @@ def _thinks(template: Template) -> bool:
     return THOUGHT in (template.try_render([*CASES[0].messages[:1], said]) or "")
 
 
-def _certify(turns: Turns, case: Case, found: _Findings) -> None:
+def _certify(turns: Turns, case: Case, found: _Findings, renders: _Renders) -> None:
+    if not all(found.capabilities.get(name, False) for name in case.needs):
+        return
+    if turns.template.forms.name_in_id:
+        case = replace(case, messages=tuple(with_named_ids(case.messages)))
     text = turns.template.try_render(case.messages, generation_prompt=True)
     carried = text is not None and all(part in text for part in case.says)
     if case.capability:
@@ -89,24 +138,28 @@ def _certify(turns: Turns, case: Case, found: _Findings) -> None:
             if text is not None and case.capability == "tool_results" and turns.profile.called is not None:
                 found.departures.append(f"{case.name}: the template leaves the result out")
             return
-    departures = _walk(turns, case)
+    departures = _walk(turns, case, renders, shows_results=found.capabilities.get("tool_results", True))
     if departures:
         found.departures.append(f"{case.name}: {departures[0]}")
     else:
         found.proved.append(case.name)
 
 
-def _walk(turns: Turns, case: Case) -> list[str]:
+def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> list[str]:
     """The departures of the case, if any. Raises TemplateError at the first bridge that is wrong."""
     template, messages, departures = turns.template, case.messages, list[str]()
     at = _next_turn(messages, 0)
-    tokens = template.encode(template.render(messages[:at], generation_prompt=True))
+    prompt = template.render(messages[:at], generation_prompt=True)
+    _check_all_is_said(template, case, messages[:at], prompt, shows_results)
+    tokens = renders.full(case, at)
     while at < len(messages):
-        sampled = template.encode(turns.sampled(messages[at]))
+        sampled = renders.sampled(case, at)
         end = _next_turn(messages, at + 1)
-        bridge = turns.bridge(messages[: at + 1], _action(messages[at], sampled), messages[at + 1 : end]).tokens
+        new = messages[at + 1 : end]
+        bridge = turns.bridge(messages[: at + 1], _action(messages[at], sampled), new).tokens
+        _check_all_is_said(template, case, new, template.decode(bridge), shows_results)
         tokens = [*tokens, *sampled, *bridge]
-        full = template.encode(template.render(messages[:end], generation_prompt=True))
+        full = renders.full(case, end)
         if tokens != full:
             _compare(turns, case, at, messages[at + 1 : end], sampled, bridge, full)
             ours, theirs = _parting(template, tokens, full)
@@ -117,6 +170,16 @@ def _walk(turns: Turns, case: Case) -> list[str]:
                 departures.append("what follows a turn holds the date or the time, and stays as it was written then")
         at = end
     return departures
+
+
+def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], text: str, shows_results: bool) -> None:
+    """Raise where a part of a message is lost: what nobody showed the model, it cannot learn to use."""
+    for message in new:
+        if not _shown(message["content"], text) and (shows_results or message["role"] != "tool"):
+            raise TemplateError(
+                f"the chat template of {template.name} leaves out a part of what the {message['role']} says: "
+                f"{case.name}: {message['content']!r} is written as {text[-200:]!r}"
+            )
 
 
 def _compare(
@@ -147,9 +210,10 @@ def _compare(
         stops = [template.decode([token]) for token in (sampled[-1], *turns.profile.stop_token_ids)] + closes
         if not lost and _same_end(ours, theirs, stops):
             return
-    raise TemplateError(
+    raise _WrongError(
+        case.name,
         f"the chat template of {template.name} cannot be continued exactly: {case.name}: expected {theirs!r}, "
-        f"bridged {ours!r}; use a template whose turns do not depend on what follows them"
+        f"bridged {ours!r}; use a template whose turns do not depend on what follows them",
     )
 
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
-from agentrl.render.read.lexer import Lexed, is_tag, loose, pieces
+from agentrl.render.read.lexer import Lexed, has_tag, is_distinct, is_tag, loose, pieces
 from agentrl.types import JSON, ToolSpec
 
 Types: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each argument, by tool and argument: for formats that do not quote strings."""
+
+CALLS_AT_MOST = 64
+"""In one turn; what follows is not read. A model that repeats a marker thousands of times costs no more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +59,58 @@ class Block:
     calls: Calls
     open: str = ""
     close: str = ""
+    lead: str = ""
+    """What the generation prompt has written of the first call (functionary's `>>>`)."""
+    whole: bool = False
+    """The first tag of `open` begins other things too: only all of it opens a block."""
+    names: tuple[str, ...] = ()
+    """Of the tools in hand."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What a Lexer must tell from look-alikes."""
         return tuple(filter(None, (self.open, self.close, *self.calls.markers)))
 
+    def bind(self, names: Sequence[str]) -> Block:
+        """The same block, for calls of tools with these names: they tell a call from text."""
+        return replace(self, names=tuple(names))
+
     def find(self, lexed: Lexed, at: int) -> int | None:
         """Where the next block opens; a call out of any block is one too where calls have markers of their own."""
-        mark = search(trigger(self.open), lexed, at) if self.open else None
-        found = [mark.start()] if mark else []
+        found = self._opens(lexed, at) if self.open else None
         if not self.open or self.calls.open:
             call = self.calls.find(lexed, at)
-            found += [] if call is None else [call]
-        return min(found, default=None)
+            found = call if found is None else found if call is None else min(call, found)
+        return found
+
+    def _opens(self, lexed: Lexed, at: int) -> int | None:
+        """A marker that may stand in plain text opens a block only where content begins, and before a call."""
+        if is_distinct(self.open):
+            mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), at)
+            return mark.start() if mark else None
+        opened = re.compile(r"\s*" + loose(self.open)).match(lexed.syntax, at)
+        call = self.calls.find(lexed, opened.end()) if opened else None
+        if opened and call is not None and not lexed.syntax[opened.end() : call].strip():
+            return at
+        names = "|".join(map(re.escape, self.names))
+        named = lexed.search(rf"{loose(self.open)}\s*(?:{names})\s*\(", at) if names else None
+        return named.start() if named and self.calls.find(lexed, named.start() + 1) is not None else None
 
     def read(self, lexed: Lexed, at: int, types: Types) -> list[Attempt]:
         """The calls of the block that opens at `at`: one at least, and never raises. The last one ends the block."""
         opened = re.compile(_opening(self.open)).match(lexed.syntax, at) if self.open else None
         begin = opened.end() if opened else at
         attempts, here = list[Attempt](), begin
-        while (start := self._next(lexed, here, bool(opened))) is not None:
+        while len(attempts) < CALLS_AT_MOST and (start := self._next(lexed, here, bool(opened))) is not None:
             attempts.append(self.calls.read(lexed, start, types))
             here = attempts[-1].stop
             if not opened:
-                return attempts
+                ended = re.compile(r"\s*" + loose(self.close)).match(lexed.syntax, here) if self.close else None
+                return [*attempts[:-1], replace(attempts[-1], stop=ended.end())] if ended else attempts
         close = re.compile(r"[\s;,]*" + _optional(self.close)).match(lexed.syntax, here) if opened else None
         stop = close.end() if close else here
         if not attempts:
-            end = search(trigger(self.close), lexed, begin) if self.close else None
+            end = lexed.search(trigger(self.close), begin) if self.close else None
             stop = end.end() if end else len(lexed.text)
             raw = lexed.text[begin : end.start() if end else stop]
             attempts = [Attempt(at, stop, raw, error="the call cannot be read")]
@@ -101,8 +127,8 @@ class Block:
 def broken(lexed: Lexed, at: int, begin: int, seen: int, error: str, markers: tuple[str, str]) -> Attempt:
     """An attempt that ends at its close (looked for from `seen` on), else before the next call, else with the turn."""
     opening, close = markers
-    closed = search(loose(close), lexed, seen) if close else None
-    other = search(trigger(opening), lexed, seen) if opening else None
+    closed = lexed.search(loose(close), seen) if close else None
+    other = lexed.search(trigger(opening), seen) if opening else None
     if closed and not (other and other.start() < closed.start()):
         return Attempt(at, closed.end(), lexed.text[begin : closed.start()], error=error)
     end = other.start() if other else len(lexed.text)
@@ -128,13 +154,10 @@ def head(marker: str) -> str:
 
 
 def _opening(marker: str) -> str:
-    return rf"\s*{trigger(marker)}\s*{_optional(marker[len(head(marker)) :])}"
+    rest = marker[len(head(marker)) :]
+    return rf"\s*{trigger(marker)}\s*" + (_optional(rest) if has_tag(marker) else loose(rest))
 
 
 def _optional(marker: str) -> str:
     """A regular expression for the marker's pieces in their order, any of which may be missing."""
-    return "".join(rf"(?:\s*{re.escape(piece)})?" for piece in pieces(marker) if not piece.isspace())
-
-
-def search(pattern: str, lexed: Lexed, at: int) -> re.Match[str] | None:
-    return re.compile(pattern).search(lexed.syntax, at) if pattern else None
+    return "".join(rf"(?:\s*{loose(piece)})?" for piece in pieces(marker) if not piece.isspace())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrl.render.template import Template
 
@@ -13,8 +13,12 @@ _PIECE = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
 
 BLANK = "\x00"
 
+ID, NUMBER, NAME, TYPE = "\ue000", "\ue001", "\ue002", "\ue003"
+"""Holes in a marker: places where a call's id stands, a number, the call's name, the type of an argument."""
+_HOLES = {ID: r"[\w.:-]+", NUMBER: r"\d+", NAME: r"[^\s<>(){}\x00]+", TYPE: r"\w*"}
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Lexed:
     """A turn twice, position for position: `text` as it reads, `syntax` as a parser may see it.
 
@@ -23,6 +27,19 @@ class Lexed:
 
     text: str
     syntax: str
+    scanned: int = 0
+    """Characters that searches have looked at: the work of reading a turn."""
+    _found: dict[str, tuple[int, re.Match[str] | None]] = field(default_factory=dict)
+
+    def search(self, pattern: str, at: int) -> re.Match[str] | None:
+        """The first match in `syntax` from `at` on; nothing is searched twice."""
+        since, match = self._found.get(pattern, (len(self.syntax) + 1, None))
+        if since <= at and (match is None or match.start() >= at):
+            return match
+        match = re.compile(pattern).search(self.syntax, at)
+        self.scanned += (match.end() if match else len(self.syntax)) - at
+        self._found[pattern] = (at, match)
+        return match
 
 
 class Lexer:
@@ -35,7 +52,7 @@ class Lexer:
     def __init__(self, template: Template, markers: Iterable[str]) -> None:
         self._template = template
         self._atoms: dict[int, str] = {}
-        for marker in markers:
+        for marker in (part for whole in markers for part in literals(whole)):
             ids = template.encode(marker)
             for token in ids:
                 if token in template.added_ids or (len(ids) == 1 and is_tag(marker)):
@@ -43,8 +60,9 @@ class Lexer:
         longest_first = sorted(self._atoms.values(), key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
-    def __call__(self, tokens: Sequence[int]) -> Lexed:
-        text, syntax, run = list[str](), list[str](), list[int]()
+    def __call__(self, tokens: Sequence[int], lead: str = "") -> Lexed:
+        """`lead` is what the prompt wrote before the turn, where it is the beginning of the turn's own syntax."""
+        text, syntax, run = [lead], [lead], list[int]()
         for token in (*tokens, None):
             if token is not None and token not in self._atoms:
                 run.append(token)
@@ -65,11 +83,41 @@ def pieces(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
-def loose(marker: str) -> str:
-    """A regular expression for the marker with any whitespace, or none, between and around its pieces."""
-    return r"\s*".join(re.escape(piece) for piece in pieces(marker) if not piece.isspace())
+def literals(marker: str) -> list[str]:
+    """The marker without its holes."""
+    return [part for part in re.split(f"[{ID}{NUMBER}{NAME}{TYPE}]", marker) if part]
+
+
+def loose(marker: str, captured: str = "") -> str:
+    """A regular expression for the marker with any whitespace, or none, between and around its pieces.
+
+    The hole `captured` is a group of that name; of the others any filling will do.
+    """
+    return r"\s*".join(_pattern(piece, captured) for piece in pieces(marker) if not piece.isspace())
+
+
+def _pattern(piece: str, captured: str) -> str:
+    parts = [_filling(char, captured) if char in _HOLES else re.escape(char) for char in piece]
+    return "".join(parts)
+
+
+def _filling(hole: str, captured: str) -> str:
+    return f"(?P<{_GROUPS[hole]}>{_HOLES[hole]})" if hole == captured else _HOLES[hole]
+
+
+_GROUPS = {ID: "id", TYPE: "type", NAME: "name", NUMBER: "number"}
 
 
 def is_tag(piece: str) -> bool:
     """Whether the piece can hardly stand in plain text: `<|call|>`, `</function>`, `[TOOL_CALLS]`."""
     return len(piece) > 2 and piece[0] in "<["
+
+
+def has_tag(marker: str) -> bool:
+    """Whether a part of the marker can hardly stand in plain text."""
+    return any(map(is_tag, pieces(marker)))
+
+
+def is_distinct(marker: str) -> bool:
+    """Whether the marker gives a call away wherever it stands: `functools[` does, `[` does not."""
+    return has_tag(marker) or len("".join(literals(marker)).strip()) >= 3

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
-from agentrl.render.read.calls import Attempt, Block, Types, types_of
-from agentrl.render.read.lexer import Lexed, Lexer, is_tag, loose, pieces
+from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types, types_of
+from agentrl.render.read.frames import Frames, spans, without
+from agentrl.render.read.lexer import BLANK, Lexed, Lexer, loose
 from agentrl.render.read.thinking import Thinking
 from agentrl.render.template import Template
 from agentrl.types import Action, FinishReason, ToolCall, ToolSpec
@@ -17,8 +19,7 @@ from agentrl.types import Action, FinishReason, ToolCall, ToolSpec
 class Parser:
     """Reads turns in one format of calls. Never raises: a model may sample anything.
 
-    `frames` is what the template writes around content, such as gpt-oss' `<|channel|>final<|message|>`; it is left out
-    of an Action's content. Without a `block` nothing is read as a call.
+    `frames` are left out of an Action's content. Without a `block` nothing is read as a call.
     """
 
     def __init__(
@@ -27,40 +28,55 @@ class Parser:
         block: Block | None,
         thinking: Thinking,
         stop_token_ids: frozenset[int],
-        frames: Sequence[str] = (),
+        frames: Frames | None = None,
     ) -> None:
+        frames = frames or Frames()
         self._block = block
+        self._lead = frames.lead
         self._stops = stop_token_ids
-        self._open, self._close = re.compile(loose(thinking.open)), re.compile(loose(thinking.close))
-        tagged = [frame for frame in frames if any(map(is_tag, pieces(frame)))]
-        self._frames = re.compile("|".join(map(loose, tagged))) if tagged else None
+        self._open, self._close = loose(thinking.open), loose(thinking.close)
+        self._frames, self._first = frames.pattern(), frames.first()
         markers = block.markers if block is not None else ()
-        self._lex = Lexer(template, (thinking.open, thinking.close, *markers, *tagged))
+        self._lex = Lexer(template, (thinking.open, thinking.close, *markers, *frames.markers))
         self._types: Types = {}
 
+    def without_calls(self) -> Parser:
+        """The same parser, to which a call is text."""
+        bound = Parser.__new__(Parser)
+        bound.__dict__.update(self.__dict__)
+        bound._block = None
+        return bound
+
     @property
-    def reads_calls(self) -> bool:
-        """Whether a call would be seen."""
-        return self._block is not None
+    def block(self) -> Block | None:
+        """How calls are spelled."""
+        return self._block
 
     def bind(self, tools: Sequence[ToolSpec]) -> Parser:
         """The same parser, for calls of these tools."""
         bound = Parser.__new__(Parser)
         bound.__dict__.update(self.__dict__)
         bound._types = types_of(tools)
+        bound._block = self._block.bind(tuple(bound._types)) if self._block is not None else None
         return bound
 
     def __call__(
-        self, tokens: Sequence[int], finish_reason: FinishReason, matched: int | str | None, thinking: bool
+        self,
+        tokens: Sequence[int],
+        finish_reason: FinishReason,
+        matched: int | str | None,
+        thinking: bool,
+        turn: int = 0,
     ) -> Action:
         closed = bool(tokens) and (tokens[-1] in self._stops or tokens[-1] == matched)
-        lexed = self._lex(tokens[:-1] if closed else tokens)
+        lead = "" if thinking else self._lead
+        lexed = self._lex(tokens[:-1] if closed else tokens, lead)
         content, reasoning, attempts = self._walk(lexed, thinking, executable=finish_reason == "stop")
         return Action(
-            text=lexed.text,
+            text=lexed.text[len(lead) :],
             content=content,
             reasoning=reasoning,
-            calls=tuple(_call(attempt, tokens, i) for i, attempt in enumerate(attempts)),
+            calls=tuple(_named(attempts, tokens, turn)),
             finish_reason=finish_reason,
             matched=matched,
             tokens=tuple(tokens),
@@ -69,36 +85,56 @@ class Parser:
     def _walk(self, lexed: Lexed, thinking: bool, executable: bool) -> tuple[str, str | None, list[Attempt]]:
         """Content, reasoning and attempts. A call within reasoning is a thought, and in a cut turn it is text."""
         at, content, thoughts, attempts = 0, list[str](), list[str](), list[Attempt]()
+        cuts = list(spans(self._first, lexed, 0, len(lexed.text)))
+        if self._first is not None and cuts:  # such a frame may look like a call
+            lexed.syntax = self._first.sub(lambda match: BLANK * len(match.group()), lexed.syntax)
         while True:
             if thinking:
-                end = self._close.search(lexed.syntax, at)
+                end = lexed.search(self._close, at)
                 thoughts.append(lexed.text[at : end.start() if end else None].strip())
                 if end is None:
                     break
                 at = end.end()
-            think = self._open.search(lexed.syntax, at)
-            call = self._block.find(lexed, at) if executable and self._block is not None else None
+            think = lexed.search(self._open, at)
+            call = self._find(lexed, at) if executable else None
+            if at == 0 and self._ends_first(lexed, think, call):
+                thinking = True
+                continue
             thinking = think is not None and (call is None or think.start() < call)
             if call is not None and self._block is not None and not thinking:
-                content.append(self._said(lexed, at, call))
+                content.append(self._said(lexed, at, call, cuts))
                 attempts += self._block.read(lexed, call, self._types)
                 at = attempts[-1].stop
+                executable = len(attempts) < CALLS_AT_MOST
+                if not executable:
+                    attempts.append(Attempt(at, len(lexed.text), lexed.text[at:], error="too many calls in one turn"))
+                    break
             elif think is not None:
-                content.append(self._said(lexed, at, think.start()))
+                content.append(self._said(lexed, at, think.start(), cuts))
                 at = think.end()
             else:
-                content.append(self._said(lexed, at, len(lexed.text)))
+                content.append(self._said(lexed, at, len(lexed.text), cuts))
                 break
         return "".join(content).strip(), "\n".join(filter(None, thoughts)) if thoughts else None, attempts
 
-    def _said(self, lexed: Lexed, start: int, stop: int) -> str:
-        if self._frames is None:
-            return lexed.text[start:stop]
-        parts, at = list[str](), start
-        for frame in self._frames.finditer(lexed.syntax, start, stop):
-            parts.append(lexed.text[at : frame.start()])
-            at = frame.end()
-        return "".join([*parts, lexed.text[at:stop]])
+    def _ends_first(self, lexed: Lexed, think: re.Match[str] | None, call: int | None) -> bool:
+        """Whether the turn ends a thought before it opens one: it began within it, unsaid."""
+        end = lexed.search(self._close, 0)
+        later = min(len(lexed.text) if think is None else think.start(), len(lexed.text) if call is None else call)
+        return end is not None and end.start() < later
+
+    def _find(self, lexed: Lexed, at: int) -> int | None:
+        """Where the next call opens: from here on, or from behind a frame that stands right here."""
+        found = self._block.find(lexed, at) if self._block is not None else None
+        if found is not None or self._block is None:
+            return found
+        frame = self._frames.match(lexed.syntax, at) if self._frames else None
+        return self._block.find(lexed, frame.end()) if frame else None
+
+    def _said(self, lexed: Lexed, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -> str:
+        first = cuts[bisect_left(cuts, (start, 0)) : bisect_left(cuts, (stop, 0))]
+        framed = [*first, *spans(self._frames, lexed, start, stop)]
+        return without(lexed.text, start, stop, sorted(framed)) if framed else lexed.text[start:stop]
 
 
 def began_thinking(action: Action, thinking: Thinking) -> bool:
@@ -106,7 +142,16 @@ def began_thinking(action: Action, thinking: Thinking) -> bool:
     return action.reasoning is not None and not action.text.lstrip().startswith(thinking.open)
 
 
-def _call(attempt: Attempt, tokens: Sequence[int], index: int) -> ToolCall:
-    # Made from the turn's tokens, so that parsing twice gives the same id; nine letters and digits suit every template.
-    made = hashlib.blake2s(array("q", [*tokens, index]).tobytes(), digest_size=4).hexdigest()
-    return ToolCall(attempt.id or f"c{made}", attempt.name, attempt.arguments or {}, attempt.raw, attempt.error)
+def _named(attempts: Sequence[Attempt], tokens: Sequence[int], turn: int) -> Iterator[ToolCall]:
+    """Attempts under the ids that were sampled, or that are made here.
+
+    Made from the turn's number and tokens: parsing it twice gives the same ids, and equal calls of two turns have two.
+    Nine letters and digits suit every template.
+    """
+    seed = hashlib.blake2s(array("q", [turn, *tokens]).tobytes(), digest_size=8) if attempts else None
+    for i, attempt in enumerate(attempts):
+        made = seed.copy() if seed else hashlib.blake2s()
+        made.update(i.to_bytes(8, "little"))
+        yield ToolCall(
+            attempt.id or f"c{made.hexdigest()[:8]}", attempt.name, attempt.arguments or {}, attempt.raw, attempt.error
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agentrl.render.read.lexer import is_tag, loose, pieces
+from agentrl.render.read.lexer import loose, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,28 +16,6 @@ class Thinking:
     close: str = "</think>"
     closing: str = "</think>\n\n"
     """What ends an open thought when the turn goes on, with its whitespace."""
-
-    @classmethod
-    def found(cls, before: str, prompt: str, after: str) -> Thinking:
-        """From what a template writes before a thought (since the last message) and after it, and its prompt.
-
-        A tag that only a turn with a thought has opens one. Where the prompt itself opens the thought, it is the
-        prompt's last tag, or a phrase that history leaves out ("Here are my reasoning steps:").
-        """
-        parts = pieces(after)
-        end = next((i for i, piece in enumerate(parts) if is_tag(piece)), len(parts) - 1)
-        close = parts[end] if parts and is_tag(parts[end]) else after.strip()
-        space = parts[end + 1] if end + 1 < len(parts) and parts[end + 1].isspace() else ""
-        closing = "".join(parts[: end + 1]) + space
-        common = shared(before, prompt)
-        added, dropped = before[len(common) :], prompt[len(common) :].strip()
-        if any(map(is_tag, pieces(added))):
-            return cls(added.strip(), close, closing)
-        if dropped and close not in dropped:
-            return cls(dropped, close, closing)
-        opening = pieces(before)
-        start = max((i for i, piece in enumerate(opening) if is_tag(piece)), default=len(opening))
-        return cls("".join(opening[start:]).strip(), close, closing) if start < len(opening) else cls()
 
     def left_open(self, text: str, thinking: bool = False) -> bool:
         """Whether a reader of the text, who may begin within a thought, ends within one."""

@@ -1,0 +1,60 @@
+"""Arguments as one JSON object, or as a JSON string that holds one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.render.formats import spelled
+from agentrl.render.formats.arguments import Learned, Regions
+from agentrl.render.formats.spelled import Spelled
+from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.lexer import Lexed
+
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class AsJson:
+    """One JSON object."""
+
+    as_text: bool = False
+    """The object stands in a JSON string."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
+        space = _SPACE.match(lexed.text, at)
+        value, end = json_at(lexed.text, space.end() if space else at)
+        if self.as_text and isinstance(value, str):
+            value, _ = json_at(value, 0)
+        return (Unread(f"the call is not valid JSON: {value.reason}") if isinstance(value, Unread) else value), end
+
+
+def learn(probes: Spelled) -> Learned | None:
+    """Find the JSON value that is a call's arguments."""
+    regions, as_text = Regions(), False
+    for n, text in enumerate(probes.texts):
+        regions.append([])
+        for i in range(n + 1):
+            at = regions[-1][-1][1] if regions[-1] else 0
+            found = next((span for span in _values(text, at) if _read(text, span) == spelled.arguments(i)), None)
+            if found is None:
+                return None
+            as_text = text[found[0]] == '"'
+            regions[-1].append(found)
+    return AsJson(as_text), regions
+
+
+def _values(text: str, at: int) -> list[tuple[int, int]]:
+    starts = [match.start() for match in re.finditer(r'[{"]', text) if match.start() >= at]
+    return [(start, json_at(text, start)[1]) for start in starts]
+
+
+def _read(text: str, span: tuple[int, int]) -> Any:
+    value, _ = json_at(text, span[0])
+    return json_at(value, 0)[0] if isinstance(value, str) else value

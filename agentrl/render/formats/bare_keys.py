@@ -1,0 +1,99 @@
+"""Arguments as an object with bare keys and quotes of its own: `{key:<|"|>text<|"|>}`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.render.formats import spelled
+from agentrl.render.formats.arguments import Learned, Regions
+from agentrl.render.formats.spelled import Spelled
+from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.lexer import Lexed
+
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class AsBareKeys:
+    """An object whose keys are bare words and whose strings stand between `quote` marks: {key:<|"|>text<|"|>}."""
+
+    quote: str
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.quote,)
+
+    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
+        space = _SPACE.match(lexed.syntax, at)
+        try:
+            return self._value(lexed, space.end() if space else at)
+        except (ValueError, RecursionError) as exc:
+            return Unread(f"the call's arguments cannot be read: {exc}"), at
+
+    def _value(self, lexed: Lexed, at: int) -> tuple[Any, int]:
+        syntax = lexed.syntax
+        if syntax.startswith(self.quote, at):
+            end = syntax.find(self.quote, at + len(self.quote))
+            if end < 0:
+                raise ValueError("a string is not closed")
+            return lexed.text[at + len(self.quote) : end], end + len(self.quote)
+        if syntax.startswith("{", at):
+            return self._items(lexed, at + 1)
+        if syntax.startswith("[", at):
+            return self._list(lexed, at + 1)
+        if syntax.startswith('"', at):
+            value, end = json_at(lexed.text, at)
+            if isinstance(value, Unread):
+                raise ValueError(value.reason)
+            return value, end
+        word = re.compile(r"[^\s,\[\]{}:]+").match(syntax, at)
+        if word is None:
+            raise ValueError("a value is missing")
+        return _WORDS.get(word.group()) if word.group() in _WORDS else json.loads(word.group()), word.end()
+
+    def _items(self, lexed: Lexed, at: int) -> tuple[Any, int]:
+        values: dict[str, Any] = {}
+        quote = re.escape(self.quote) + '|"'  # some write JSON within a list
+        key = re.compile(rf"\s*,?\s*(?:{quote})?([^\s,:{{}}\[\]\"]+?)(?:{quote})?\s*:\s*")
+        while (found := key.match(lexed.syntax, at)) is not None:
+            values[found[1]], at = self._value(lexed, found.end())
+        return values, _closed(lexed, at, "}")
+
+    def _list(self, lexed: Lexed, at: int) -> tuple[Any, int]:
+        values = list[Any]()
+        while (item := re.compile(r"\s*,?\s*(?=[^\s,\]])").match(lexed.syntax, at)) is not None:
+            value, at = self._value(lexed, item.end())
+            values.append(value)
+        return values, _closed(lexed, at, "]")
+
+
+_WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+
+
+def _closed(lexed: Lexed, at: int, bracket: str) -> int:
+    found = re.compile(rf"\s*,?\s*{re.escape(bracket)}").match(lexed.syntax, at)
+    if found is None:
+        raise ValueError(f"{bracket!r} is missing")
+    return found.end()
+
+
+def learn(probes: Spelled) -> Learned | None:
+    """Find a brace, a key, a colon and a quote."""
+    regions, quote = Regions(), ""
+    for n, text in enumerate(probes.texts):
+        regions.append([])
+        for i in range(n + 1):
+            place = spelled.places(text, i)
+            brace = text.rfind("{", 0, place[1]) if place else -1
+            if place is None or brace < place[0] or text[brace + 1 : place[1]].strip():
+                return None
+            quote = text[place[1] + len(spelled.words(i)[1]) : place[2]].strip().removeprefix(":").strip()
+            end = text.find("}", place[-1])
+            if not quote or end < 0:
+                return None
+            regions[-1].append((brace, end + 1))
+    return AsBareKeys(quote), regions

@@ -1,0 +1,121 @@
+"""Arguments as elements whose tags are their keys: `<query>x</query>`; objects and lists may be elements again."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.render.formats import spelled
+from agentrl.render.formats.arguments import Learned, Regions, by_schema
+from agentrl.render.formats.spelled import Spelled
+from agentrl.render.read.json_value import Unread
+from agentrl.render.read.lexer import Lexed, loose
+from agentrl.types import JSON
+
+_DEPTH = 32
+_INNER, _LEAF, _LEAVES = "zqinner", "zqleaf", ["zqleafa", "zqleafb"]
+
+
+@dataclass(frozen=True, slots=True)
+class AsKeyTags:
+    """`open` key `between` value `close` key `end`."""
+
+    open: str
+    between: str
+    close: str
+    end: str
+    nested: bool = False
+    """Objects are written as elements too."""
+    item: str = ""
+    """The key under which the elements of a list stand."""
+    escaped: bool = False
+    """`&lt;` stands for `<`."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.open, self.between, self.close, self.end)
+
+    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
+        found, stop, error = self._elements(lexed, at, len(lexed.syntax), types, 0)
+        return (Unread(error), at) if error else (dict(found), stop)
+
+    def _elements(
+        self, lexed: Lexed, at: int, stop: int, types: Mapping[str, Any], depth: int
+    ) -> tuple[list[tuple[str, JSON]], int, str]:
+        """Keys and values from `at` on, where they end, and what is wrong with them."""
+        opening = re.compile(rf"\s*{loose(self.open)}(?P<key>[^\W\d][\w.-]{{0,127}}){loose(self.between)}")
+        found = list[tuple[str, JSON]]()
+        while (opened := opening.match(lexed.syntax, at, stop)) is not None:
+            key = opened["key"]
+            ends = re.compile(loose(self.close) + re.escape(key) + loose(self.end))
+            closed = self._closing(lexed, key, ends, opened.end(), stop)
+            if closed is None:
+                return found, at, f"the argument {key!r} is not closed"
+            found.append((key, self._value(lexed, opened.end(), closed.start(), types.get(key) or {}, depth)))
+            at = closed.end()
+        return found, at, ""
+
+    def _closing(self, lexed: Lexed, key: str, ends: re.Pattern[str], at: int, stop: int) -> re.Match[str] | None:
+        """The end of an element; elements of its own name within it are counted, if there can be such."""
+        begins = re.compile(loose(self.open) + re.escape(key) + loose(self.between))
+        closed = ends.search(lexed.syntax, at, stop)
+        if not self.nested:
+            return closed
+        inner = len(begins.findall(lexed.syntax, at, closed.start())) if closed else 0
+        while closed is not None and inner:
+            following = ends.search(lexed.syntax, closed.end(), stop)
+            inner += len(begins.findall(lexed.syntax, closed.end(), following.start())) - 1 if following else 0
+            closed = following
+        return closed
+
+    def _value(self, lexed: Lexed, at: int, stop: int, schema: Mapping[str, Any], depth: int) -> JSON:
+        text = lexed.text[at:stop]
+        if self.nested and depth < _DEPTH and schema.get("type") != "string":
+            types = schema.get("properties") or {}
+            if self.item and schema.get("type") in (None, "array"):
+                types = {**types, self.item: schema.get("items") or {}}
+            inner, end, error = self._elements(lexed, at, stop, types, depth + 1)
+            if inner and not error and not lexed.text[end:stop].strip():
+                values = [value for key, value in inner if key == self.item]
+                return values if len(values) == len(inner) else dict(inner)
+        text = text.removeprefix(_space(self.between[::-1])[::-1]).removesuffix(_space(self.close))
+        return by_schema(html.unescape(text) if self.escaped else text, schema)
+
+
+def learn(probes: Spelled) -> Learned | None:
+    """Find keys that stand before and behind their values."""
+    regions, marks = Regions(), set[tuple[str, str, str]]()
+    for n, text in enumerate(probes.texts):
+        regions.append([])
+        for i in range(n + 1):
+            _, key, value, other, second = spelled.words(i)
+            pattern = rf"{key}([^\w]+){value}([^\w]+){key}([^\w]+){other}\1{second}\2{other}"
+            found = re.search(pattern, text)
+            if found is None:
+                return None
+            marks.add((found[1], found[2], found[3]))
+            regions[-1].append(found.span())
+    if len(marks) != 1:
+        return None
+    between, close, apart = marks.pop()
+    (start, stop), text = regions[0][0], probes.texts[0]
+    opening = spelled.common_end(text[:start], apart)
+    end = spelled.common_start(apart[: len(apart) - len(opening)], text[stop:])
+    if not (opening and between and close.strip()):
+        return None
+    regions = [[(a - len(opening), b + len(end)) for a, b in row] for row in regions]
+    leaf = probes.typed({_INNER: _LEAF})
+    nested = bool(re.search(rf"{re.escape(opening)}{_INNER}{re.escape(between)}{_LEAF}", leaf))
+    item = re.search(rf"{re.escape(opening)}(\w+){re.escape(between)}{_LEAVES[0]}", probes.typed(_LEAVES))
+    escaped = "&lt;" in probes.typed("<")
+    key = spelled.words(0)[1]
+    list_item = item[1] if item and item[1] != key else ""
+    return AsKeyTags(opening, between, close, end, nested, list_item, escaped), regions
+
+
+def _space(marker: str) -> str:
+    """The whitespace with which a marker begins."""
+    return marker[: len(marker) - len(marker.lstrip())]

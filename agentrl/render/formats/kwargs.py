@@ -1,0 +1,86 @@
+"""Arguments as Python or a shell writes them: `query="x", days=3`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.render.formats import spelled
+from agentrl.render.formats.arguments import Learned, Regions, literal
+from agentrl.render.formats.spelled import Spelled
+from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.lexer import Lexed
+from agentrl.types import JSON
+
+_KEY = re.compile(r"[\s,]*(?P<key>[^\W\d][\w.-]{0,127})\s*=\s*")
+_ENDS = re.compile(r"\s*(?:,\s*[^\W\d][\w.-]{0,127}\s*=|,?\s*\))")
+"""What follows a value."""
+_PART = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\[{(]|[\]})]|,|[^\"'\[\](){},]+""", re.DOTALL)
+_OPENS, _CLOSES = "[{(", "]})"
+
+
+@dataclass(frozen=True, slots=True)
+class AsKwargs:
+    """`key=value` and commas, up to a bracket that nothing has opened; values are JSON, or Python."""
+
+    unescaped: str = ""
+    """The quote around strings, where a template does not escape the quotes within them."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
+        values: dict[str, JSON] = {}
+        while (key := _KEY.match(lexed.text, at)) is not None:
+            name = key["key"]
+            if name in values:
+                return Unread(f"the argument {name!r} is given twice"), key.end()
+            value, end = self._value(lexed, key.end())
+            if isinstance(value, Unread):
+                return Unread(f"the argument {name!r} cannot be read: {value.reason}"), key.end()
+            values[name], at = value, end
+        return values, at
+
+    def _value(self, lexed: Lexed, at: int) -> tuple[Any, int]:
+        if self.unescaped and lexed.text.startswith(self.unescaped, at):
+            closing = re.compile(re.escape(self.unescaped) + f"(?={_ENDS.pattern})").search(lexed.text, at + 1)
+            return (lexed.text[at + 1 : closing.start()], closing.end()) if closing else (Unread("no end"), at)
+        value, end = json_at(lexed.text, at)
+        if not isinstance(value, Unread) and _ENDS.match(lexed.text, end):
+            return value, end
+        end = _end_of_value(lexed.text, at)
+        return literal(re.sub(r"\bnull\b", "None", _python(lexed.text[at:end]))), end
+
+
+def _python(text: str) -> str:
+    return {"true": "True", "false": "False"}.get(text.strip(), text)
+
+
+def _end_of_value(text: str, at: int) -> int:
+    depth = 0
+    while (part := _PART.match(text, at)) is not None:
+        found = part.group()
+        if depth == 0 and found in (",", ")", "]", "}"):
+            break
+        depth += (found in _OPENS) - (found in _CLOSES)
+        at = part.end()
+    return at
+
+
+def learn(probes: Spelled) -> Learned | None:
+    """Find keys, equals signs and quoted values between commas."""
+    regions, quote = Regions(), ""
+    for n, text in enumerate(probes.texts):
+        regions.append([])
+        for i in range(n + 1):
+            _, key, value, other, second = spelled.words(i)
+            found = re.search(rf"{key}\s*=\s*([\"']){value}\1\s*,\s*{other}\s*=\s*\1{second}\1", text)
+            if found is None:
+                return None
+            quote = found[1]
+            regions[-1].append(found.span())
+    escapes = f"\\{quote}" in probes.typed(f"a{quote}b") or f"a{quote}b" not in probes.typed(f"a{quote}b")
+    return AsKwargs("" if escapes else quote), regions

@@ -1,0 +1,111 @@
+"""Calls of known words as a template spells them, and what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl.render.read.lexer import pieces
+from agentrl.types import JSON
+
+Span = tuple[int, int]
+Wrap = tuple[str, str, str, str]
+"""Around calls: the block's opening, the call's own, the call's end, the block's."""
+
+SAID = "zqsaid"
+"""What a turn says beside its calls, where it must say something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """Turns whose calls have the names and arguments of `name` and `arguments`, without thoughts and stop token."""
+
+    texts: tuple[str, ...]
+    """With one call; with two, where the template writes two."""
+    typed: Callable[[JSON], str]
+    """With one call, whose first argument has this value instead."""
+
+
+def name(i: int) -> str:
+    """The name of the i-th call."""
+    return f"zqname{i}"
+
+
+def arguments(i: int) -> dict[str, JSON]:
+    """Two arguments of the i-th call."""
+    return {f"zqkeya{i}": f"zqvala{i}", f"zqkeyb{i}": f"zqvalb{i}"}
+
+
+def call_id(i: int) -> str:
+    """Nine letters and digits, the strictest form that a template asks for."""
+    return f"zqid0000{i}"
+
+
+def id_with_name(i: int) -> str:
+    """An id for templates that write it in the place of the name, as Kimi's do."""
+    return f"functions.{name(i)}:{i}"
+
+
+def words(i: int) -> list[str]:
+    """Name, key, value, key, value of the i-th call."""
+    return [name(i), *(str(word) for pair in arguments(i).items() for word in pair)]
+
+
+def places(text: str, i: int) -> list[int] | None:
+    """Where the words of the i-th call stand, if in this order; a key's last place is before its value."""
+    found, at = list[int](), 0
+    for word in words(i):
+        at = text.find(word, at)
+        if at < 0:
+            return None
+        found.append(at)
+        at += len(word)
+    return found
+
+
+def wrap(before: str, inner: str | None, after: str) -> Wrap:
+    """What stands around calls, told apart by what two calls in one turn have between them, if it has two."""
+    before = before.rpartition(SAID)[2]
+    if inner is None:
+        return "", before.strip(), after.strip(), ""
+    call_open = common_end(before, inner)
+    call_close = common_start(inner[: len(inner) - len(call_open)], after)
+    opening = before[: len(before) - len(call_open)]
+    return opening.strip(), call_open.strip(), call_close.strip(), after[len(call_close) :].strip()
+
+
+def around(texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> tuple[str, str | None, str]:
+    """What stands before, between and behind the calls at these places."""
+    (start, end), text = spans[0][0], texts[0]
+    inner = texts[1][spans[1][0][1] : spans[1][1][0]] if len(texts) > 1 else None
+    return text[:start], inner, text[end:]
+
+
+def common_start(left: str, right: str) -> str:
+    """What both begin with, in whole pieces."""
+    common = list[str]()
+    for ours, theirs in zip(pieces(left), pieces(right), strict=False):
+        if ours != theirs:
+            break
+        common.append(ours)
+    return "".join(common)
+
+
+def common_end(left: str, right: str) -> str:
+    """What both end with, in whole pieces."""
+    common = list[str]()
+    for ours, theirs in zip(reversed(pieces(left)), reversed(pieces(right)), strict=False):
+        if ours != theirs:
+            break
+        common.insert(0, ours)
+    return "".join(common)
+
+
+def schema(value: JSON) -> Mapping[str, JSON]:
+    """The JSON schema of a value."""
+    if isinstance(value, dict):
+        return {"type": "object", "properties": {key: schema(item) for key, item in value.items()}}
+    if isinstance(value, list) and len({type(item) for item in value}) == 1:
+        return {"type": "array", "items": schema(value[0])}
+    kinds = {str: "string", list: "array", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+    return {"type": kinds[type(value)]}

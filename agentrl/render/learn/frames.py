@@ -1,0 +1,62 @@
+"""What a template writes around content, learnt from turns with thoughts and calls and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from agentrl.errors import TemplateError
+from agentrl.render.learn.probe import ASKED, QUESTION, SAID, THOUGHT, assistant
+from agentrl.render.learn.profile import Profile
+from agentrl.render.read.calls import Block
+from agentrl.render.read.frames import Frames
+from agentrl.render.read.lexer import Lexer, has_tag
+from agentrl.render.template import Template
+
+
+def learn_frames(
+    template: Template, profile: Profile, block: Block | None, sampled: Callable[[Mapping[str, Any]], str]
+) -> Frames:
+    """From turns that say something, and from what stands before calls in turns that do not."""
+    lead = block.lead if block is not None else ""
+    found = dict.fromkeys(
+        literal.strip()
+        for text in _turns(profile, sampled)
+        for literal in _around(template, profile, block, lead + profile.thinking.behind(text))
+    )
+    bare = template.render([QUESTION])
+    prompt = template.render([QUESTION], generation_prompt=True).removeprefix(bare).strip()
+    framed = [literal for literal in found if has_tag(literal)]
+    opened = [prompt + literal for literal in framed] + [prompt] if framed and has_tag(prompt) else []
+    closed = [profile.said.stop] if framed and profile.said.stop != profile.said.sampled_stop else []
+    thoughts = {profile.thinking.open, profile.thinking.close, prompt + profile.thinking.open}
+    literals = {literal for literal in (*found, *opened, *closed) if literal and literal not in thoughts}
+    return Frames(tuple(sorted(literals, key=lambda literal: (-len(literal), literal))), lead)
+
+
+def _turns(profile: Profile, sampled: Callable[[Mapping[str, Any]], str]) -> Iterator[str]:
+    """The turns, each without its stop token."""
+    thoughts: tuple[dict[str, str], ...] = ({}, {"reasoning_content": THOUGHT})
+    for thought in thoughts:
+        for turn in (assistant(SAID), assistant(SAID, [ASKED]), assistant("", [ASKED])):
+            close = (profile.called if "tool_calls" in turn else None) or profile.said
+            if "tool_calls" in turn and profile.called is None:
+                continue
+            try:
+                yield sampled({**turn, **thought}).removesuffix(close.sampled_stop)
+            except TemplateError:
+                continue
+
+
+def _around(template: Template, profile: Profile, block: Block | None, text: str) -> Iterator[str]:
+    calls_at = len(text)
+    if ASKED in text and block is not None:
+        # the lead is part of the text here, and the lexer is given all of it
+        found = block.find(Lexer(template, block.markers)(template.encode(text)), text.find(SAID) + 1)
+        calls_at = len(text) if found is None else found
+    elif ASKED in text:
+        return
+    before, said, after = text[:calls_at].partition(SAID)
+    yield before
+    if said:
+        yield after

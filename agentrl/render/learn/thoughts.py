@@ -1,0 +1,90 @@
+"""The markers around a model's thoughts, learnt from what a template writes around one."""
+
+from __future__ import annotations
+
+from agentrl.render.learn.probe import ASKED, QUESTION, SAID, THOUGHT, assistant, behind_question
+from agentrl.render.read.lexer import has_tag, is_tag, pieces
+from agentrl.render.read.thinking import Thinking, shared
+from agentrl.render.template import Template
+
+
+def learn_thinking(template: Template) -> Thinking:
+    """The markers around a thought. Where the template writes none, those that most models use."""
+    before_answer = _around(template, SAID, ())
+    before_call = _around(template, "", (ASKED,))
+    found = before_answer or before_call
+    if found is None:
+        return Thinking()
+    before, after = found
+    prompt = behind_question(template.render([QUESTION], generation_prompt=True))
+    bare = behind_question(template.render([QUESTION, assistant(SAID)])).partition(SAID)[0]
+    other = before_call[1] if before_answer and before_call else None
+    close = _close(after, other, bare if before_answer else "")
+    return Thinking(_open(before, prompt, close.strip()), close.strip(), close)
+
+
+def _around(template: Template, said: str, asked: tuple[str, ...]) -> tuple[str, str] | None:
+    """What stands between the question and a thought, and between the thought and what the turn says or asks."""
+    field = template.forms.reasoning_field
+    text = template.try_render([QUESTION, {**assistant(said, asked), field: THOUGHT}]) or ""
+    if text.count(THOUGHT) != 1:
+        return None
+    before, _, after = text.partition(THOUGHT)
+    return behind_question(before), after.partition(said or ASKED)[0]
+
+
+def _close(after: str, other: str | None, bare: str) -> str:
+    """What ends a thought: what an answer and a call have in common behind one, up to where a tag begins.
+
+    Without a call to compare with, what an answer has in front of it in any case is no part of it. It ends with its
+    first tag and the space behind that, if all else fails.
+    """
+    parts = pieces(after)
+    if other is not None:
+        common = shared(after, other)
+        cuts = [len("".join(parts[:i])) for i in range(len(parts) + 1)]
+        fits = [at for at in cuts if at <= len(common) and _begins_anew(after[at:]) and _begins_anew(other[at:])]
+        if fits and has_tag(after[: max(fits)]):
+            return after[: max(fits)]
+    tags = [i for i, piece in enumerate(parts) if is_tag(piece)]
+    for i in range(1, len(parts)):
+        rest = "".join(parts[i:])
+        if tags and i > tags[0] and is_tag(parts[i]) and bare.endswith(rest):
+            return "".join(parts[:i])
+    end = tags[0] if tags else len(parts) - 1
+    space = parts[end + 1] if end + 1 < len(parts) and parts[end + 1].isspace() else ""
+    return "".join(parts[: end + 1]) + space
+
+
+def _begins_anew(text: str) -> bool:
+    return not text or text[0] in "<["
+
+
+def _open(before: str, prompt: str, close: str) -> str:
+    """What opens a thought: what only a turn with one has, or only the prompt, or its last tags.
+
+    Where the prompt itself opens the thought, it is what history leaves out, which may be a phrase ("Here are my
+    reasoning steps:").
+    """
+    added, dropped = before[len(shared(before, prompt)) :], prompt[len(shared(before, prompt)) :].strip()
+    if has_tag(added):
+        return _from_a_tag(before, len(before) - len(added)).strip()
+    if dropped and close not in dropped:
+        return dropped
+    opening = pieces(before)
+    tags = [i for i, piece in enumerate(opening) if is_tag(piece)]
+    as_many = max(1, sum(map(is_tag, pieces(close))))  # <|open|>think<|sep|> for <|close|>think<|sep|>
+    return "".join(opening[tags[-as_many] :]).strip() if len(tags) >= as_many else Thinking().open
+
+
+def _from_a_tag(text: str, at: int) -> str:
+    """The text from `at` on, or from the tag before that whose word has been cut off."""
+    if _begins_anew(text[at:].lstrip()):
+        return text[at:]
+    parts, start = pieces(text), 0
+    begins = [0]
+    for piece in parts:
+        start += len(piece)
+        begins.append(start)
+    tags = [begin for begin, piece in zip(begins, parts, strict=False) if is_tag(piece) and begin < at]
+    return text[max(tags) :] if tags else text[at:]

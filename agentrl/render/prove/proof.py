@@ -1,0 +1,169 @@
+"""Everything that is found out of a template before an episode: once without tools, once with one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl.errors import TemplateError
+from agentrl.render.base import Certificate
+from agentrl.render.cache import Cache, key_of
+from agentrl.render.formats.json_calls import CONVENTION
+from agentrl.render.learn.calls import derive, known_calls
+from agentrl.render.learn.forms import settle
+from agentrl.render.learn.frames import learn_frames
+from agentrl.render.learn.probe import QUESTION, SAID, TOOL
+from agentrl.render.learn.profile import Profile
+from agentrl.render.prove.certify import certify
+from agentrl.render.prove.reading import read_back
+from agentrl.render.read.calls import Block
+from agentrl.render.read.parse import Parser
+from agentrl.render.template import Template
+from agentrl.render.turns import Context, Turns
+from agentrl.types import Message
+
+_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A template that is served: what was learnt of it, and what was proved."""
+
+    turns: Turns
+    parser: Parser
+    certificate: Certificate
+    refuses_tools: str = ""
+    """Why no tools can be offered; empty if they can."""
+
+
+_WITH_TOOLS: Cache[Proof | TemplateError] = Cache(_KEPT)
+_WITHOUT: Cache[Proof] = Cache(_KEPT)
+
+
+def proof_of(template: Template, tokenizer: str) -> Proof:
+    """What is served is what is proved: with tools if it has any. `tokenizer` tells it from others.
+
+    Without tools the certificate speaks of both. Raises TemplateError where the template cannot be served.
+    """
+    key = key_of(tokenizer, template.source, template.kwargs)
+    found = _WITH_TOOLS.get(key, lambda: _tried(template.bind([TOOL])))
+    if not template.tools:
+        return _WITHOUT.get(key, lambda: _without_tools(template, found))
+    if isinstance(found, TemplateError):
+        raise found
+    return found
+
+
+def _tried(template: Template) -> Proof | TemplateError:
+    try:
+        return _prove(template)
+    except TemplateError as exc:
+        return exc
+
+
+def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Proof:
+    """The proof without tools, with what holds with them in its certificate."""
+    if isinstance(with_tools, TemplateError):
+        proof = _prove(template, _NO_CALLS)
+        lacking = dict.fromkeys(("calls", "tools", "parallel_calls", "tool_results", "orphan_tool"), False)
+        certificate = replace(
+            proof.certificate,
+            level="keeps-history",
+            departures=(*proof.certificate.departures, f"it serves without tools only: {with_tools}"),
+            capabilities={**proof.certificate.capabilities, **lacking},
+        )
+        return replace(proof, certificate=certificate, refuses_tools=str(with_tools))
+    proof = _prove(
+        template, _NO_CALLS if with_tools.refuses_tools else _Learnt(with_tools.parser.block, with_tools.turns.context)
+    )
+    return replace(
+        proof, certificate=_both(proof.certificate, with_tools.certificate), refuses_tools=with_tools.refuses_tools
+    )
+
+
+def _both(without: Certificate, with_tools: Certificate) -> Certificate:
+    """What was proved either way, and departures of either."""
+    own = [departure for departure in without.departures if departure not in with_tools.departures]
+    departures = (*with_tools.departures, *(f"without tools: {departure}" for departure in own))
+    departed = {departure.partition(":")[0] for departure in without.departures}
+    return replace(
+        with_tools,
+        level="keeps-history" if departures else "exact",
+        proved=tuple(case for case in with_tools.proved if case not in departed),
+        departures=departures,
+        milliseconds=without.milliseconds + with_tools.milliseconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """The format of calls, learnt where tools were in hand."""
+
+    block: Block | None
+    context: Context
+
+
+_NO_CALLS = _Learnt(None, Context())
+
+
+def _prove(template: Template, learnt: _Learnt | None = None) -> Proof:
+    """Learn the template and prove what was learnt."""
+    template = settle(template)
+    turns = Turns(template, Profile.of(template), learnt.context if learnt is not None else Context())
+    profile = turns.profile
+    block = learnt.block if learnt is not None else _block(turns)
+    frames = learn_frames(template, profile, block, turns.sampled)
+    parser = Parser(template, block, profile.thinking, profile.stop_token_ids, frames)
+    reading = read_back(turns, parser)
+    if block is None:
+        reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
+    turns, certificate = certify(turns, reading)
+    if reading.answers:
+        raise TemplateError(f"the chat template of {template.name} cannot be read back: {reading.answers}")
+    refused = f"its tool calls cannot be read back: {reading.calls}" if reading.calls else ""
+    return Proof(turns, parser, certificate, refused)
+
+
+def _block(turns: Turns) -> Block | None:
+    """How the template spells calls; None if it spells them in a way that cannot be read back."""
+    profile = turns.profile
+    if profile.called is None:
+        return Block(CONVENTION)
+    stop = profile.called.sampled_stop
+
+    def sampled(message: Message) -> str:
+        return profile.thinking.behind(turns.sampled(message).removesuffix(stop))
+
+    bare = turns.template.render([QUESTION])
+    prompt = turns.template.render([QUESTION], generation_prompt=True).removeprefix(bare)
+    return derive(turns.template, sampled, profile.parallel_calls, SAID if profile.calls_need_content else "", prompt)
+
+
+def _unread(turns: Turns) -> str:
+    known = known_calls(1, SAID if turns.profile.calls_need_content else "", turns.template.forms.name_in_id)[0]
+    try:
+        return turns.sampled(known.message)
+    except TemplateError as exc:
+        return str(exc)
+
+
+def hint_of(template: Template) -> str:
+    """What would make the template write its tools, as far as that can be tried: `additionalProperties` of objects."""
+    try:
+        template.bind([_with_additional(tool) for tool in template.tools]).render([QUESTION])
+    except TemplateError:
+        return ""
+    return '; it wants "additionalProperties" in every parameter that is an object'
+
+
+def _with_additional(schema: Any) -> Any:
+    """The schema, every object in it with additional properties."""
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [_with_additional(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _with_additional(value) for key, value in schema.items()}
+    if made.get("type") == "object" and "additionalProperties" not in made:
+        return {**made, "additionalProperties": {"type": "string"}}
+    return made

@@ -1,0 +1,67 @@
+"""What a template writes around what a turn says: no part of its content."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agentrl.render.read.lexer import Lexed, has_tag, is_tag, loose, pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Literals such as gpt-oss' `<|channel|>final<|message|>`.
+
+    One with a tag is left out wherever it stands, and a word between two of its tags may be another. One without
+    (functionary's `all`) is left out where a turn begins.
+    """
+
+    literals: tuple[str, ...] = ()
+    lead: str = ""
+    """What the prompt has written of a turn's first frame."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What a Lexer must tell from look-alikes."""
+        return tuple(literal for literal in self.literals if has_tag(literal))
+
+    def pattern(self) -> re.Pattern[str] | None:
+        """Of frames that count anywhere."""
+        patterns = dict.fromkeys(form for literal in self.markers for form in (_any_word(literal), loose(literal)))
+        return re.compile("|".join(sorted(patterns, key=len, reverse=True))) if patterns else None
+
+    def first(self) -> re.Pattern[str] | None:
+        """Of frames that count where a turn begins, or behind what the prompt has written of them."""
+        plain = [literal for literal in self.literals if not has_tag(literal)]
+        led = [literal for literal in plain if self.lead and literal.startswith(self.lead)]
+        patterns = [loose(literal) + r"\s*" for literal in sorted(plain, key=len, reverse=True)]
+        if not patterns:
+            return None
+        return re.compile("|".join(patterns if led else [rf"\A(?:{form})" for form in patterns]))
+
+
+def spans(pattern: re.Pattern[str] | None, lexed: Lexed, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Where the pattern matches."""
+    if pattern is not None:
+        yield from (match.span() for match in pattern.finditer(lexed.syntax, start, stop))
+
+
+def without(text: str, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -> str:
+    """`text[start:stop]` without the cuts."""
+    parts, at = list[str](), start
+    for begin, end in cuts:
+        if begin >= at and end <= stop:
+            parts.append(text[at:begin])
+            at = end
+    return "".join([*parts, text[at:stop]])
+
+
+def _any_word(literal: str) -> str:
+    """The literal with any word between two of its tags."""
+    parts = [piece for piece in pieces(literal) if not piece.isspace()]
+    forms = list[str]()
+    for i, piece in enumerate(parts):
+        between = 0 < i < len(parts) - 1 and is_tag(parts[i - 1]) and is_tag(parts[i + 1])
+        forms.append(r"\w+" if between and piece.isalnum() else loose(piece))
+    return r"\s*".join(forms)
