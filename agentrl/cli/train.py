@@ -47,6 +47,9 @@ def train(
     agentrl train my_env.py:MyEnv --data tasks.jsonl --out runs/first
 
     agentrl train --resume --out runs/first
+
+    Ctrl-C and SIGTERM write a checkpoint first. Exit codes: 0 done, 1 disk full, 2 cannot start, 3 stopped by a canary,
+    130 after Ctrl-C, 143 after SIGTERM.
     """
     flags = {
         "env": env,
@@ -61,12 +64,15 @@ def train(
     }
     given = {key: value for key, value in flags.items() if value is not None}
 
+    folder = out
+
     def how_to_go_on() -> str:
-        begun = out is not None and (out / "config.yaml").is_file()
-        return f"go on with: agentrl train --resume --out {out}" if begun else "run the command again"
+        begun = folder is not None and (folder / "config.yaml").is_file()
+        return f"go on with: agentrl train --resume --out {folder}" if begun else "run the command again"
 
     with one_line_errors(how_to_go_on):
         train_config = build_config(config, merge(given, parse_settings(settings or ())), resume=resume)
+        folder = train_config.out
         with needs_torch():
             from agentrl.train import train as run
         run(train_config, resume=resume, accept_changed_data=accept_changed_data)

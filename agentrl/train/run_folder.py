@@ -32,10 +32,10 @@ _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
-    "numerics",
+    "numerics", "data",
 }  # fmt: skip
 """Keys that may change between a run and its continuation: they alter how long it goes and what it says, not what it
-learns."""
+learns. Of `data` the rows are compared instead of the name."""
 
 
 class RunFolder:

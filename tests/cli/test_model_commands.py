@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import signal
@@ -131,6 +132,21 @@ def test_interrupted_training_says_how_to_go_on(run, start):
     assert process.returncode == 130
     assert "go on with: agentrl train --resume --out run" in stderr
     assert "Traceback" not in stderr
+
+
+def test_a_full_disk_says_how_to_go_on_wherever_the_folder_was_named(folder, agentrl, monkeypatch):
+    from agentrl.train import Trainer
+
+    async def collect(self, step):
+        raise OSError(errno.ENOSPC, "No space left on device", "run/trajectories")
+
+    monkeypatch.setattr(Trainer, "collect", collect)
+    (folder / "train.yaml").write_text(SMALL + "env: my_env.py:Capitals\ndata: tasks.jsonl\nout: run\n")
+    assert agentrl("train", "--config", "train.yaml") == 1
+    assert agentrl.stderr == (
+        "error: No space left on device: run/trajectories; free some space, then go on with: agentrl train --resume "
+        "--out run\n"
+    )
 
 
 def test_serve_speaks_sglangs_protocol_until_interrupted(start):

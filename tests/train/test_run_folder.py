@@ -39,7 +39,7 @@ def test_holds_one_run_only(folder, make_config, tmp_path):
 
 
 def test_goes_on_with_the_same_learning_only(folder, make_config):
-    folder.check(make_config(steps=99, eval_every=3), resume=True)
+    folder.check(make_config(steps=99, eval_every=3, data="moved.jsonl"), resume=True)
 
     with pytest.raises(ConfigError, match=r"learning_rate was 0\.0003 and is now 0\.01; restore it"):
         folder.check(make_config(learning_rate=0.01), resume=True)
