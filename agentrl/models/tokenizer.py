@@ -14,6 +14,10 @@ _FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.j
 """A folder with none of these holds no tokenizer."""
 
 
+class RemoteCodeError(ConfigError):
+    """A tokenizer that is Python code of its own, which may not be run."""
+
+
 def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a named model, a folder or a cached name such as Qwen/Qwen3-4B. Does not import torch.
 
@@ -40,7 +44,7 @@ def _read(folder: Path, trust_remote_code: bool) -> Any:
     except Exception as exc:  # the tokenizer boundary: damaged files raise anything
         problem = " ".join(str(exc).split())
         if "trust_remote_code" in problem:
-            raise ConfigError(
+            raise RemoteCodeError(
                 f"{folder}: this tokenizer is Python code of its own, which agentrl runs only where slime has run it "
                 "already, for --hf-checkpoint; convert it to a tokenizer.json"
             ) from exc

@@ -361,6 +361,26 @@ def model(folder) -> Path:
     return folder / "model"
 
 
+def test_a_checkpoint_with_a_processor_wants_messages(model, folder):
+    assert serious(hf_checkpoint=str(model)) == []
+    (model / "preprocessor_config.json").write_text("{}")
+    level, text = only(serious(hf_checkpoint=str(model)))
+    assert level == "error"
+    assert "a processor for images" in text
+    assert '"role": "user"' in text
+    (folder / "train.jsonl").write_text('{"prompt": [{"role": "user", "content": "a"}], "label": "b"}\n')
+    assert serious(hf_checkpoint=str(model)) == []
+
+
+def test_a_tokenizer_of_python_code_is_not_run(model, folder):
+    config = model / "tokenizer_config.json"
+    given = {**json.loads(config.read_text()), "tokenizer_class": "Own"}
+    config.write_text(json.dumps({**given, "auto_map": {"AutoTokenizer": [None, "own.Own"]}}))
+    (model / "own.py").write_text("raise SystemExit('it ran')")
+    found = findings(hf_checkpoint=str(model))
+    assert any(level == "unchecked" and "its tokenizer is Python code" in text for level, text in found), found
+
+
 def test_memory(model):
     found = [
         text for level, text in findings(rollout_max_context_len=32768, max_tokens_per_gpu=32768) if level == "note"

@@ -31,7 +31,7 @@ def template(setup: Setup) -> Iterator[Finding]:
             "the chat template", f"{setup.model_path or 'the model'} is no folder here; agentrl certify MODEL does it"
         )
         return
-    from agentrl.models import load_tokenizer  # transformers takes seconds to import
+    from agentrl.models.tokenizer import RemoteCodeError, load_tokenizer  # transformers takes seconds to import
     from agentrl.render import load_renderer
 
     try:
@@ -39,6 +39,11 @@ def template(setup: Setup) -> Iterator[Finding]:
             load_tokenizer(str(setup.model_folder), chat_template=setup.config.template_text()),
             chat_template_kwargs=setup.config.template_kwargs(setup.args),
         ).certificate
+    except RemoteCodeError:
+        yield unchecked(
+            "the chat template", f"{setup.model_folder}: its tokenizer is Python code, which is not run here"
+        )
+        return
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError) as exc:

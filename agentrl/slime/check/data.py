@@ -116,6 +116,11 @@ def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | No
     if not isinstance(metadata, dict):
         return f"{keys['metadata']!r} is no object; write {{}}, or set --metadata-key to another key"
     prompt = row[keys["input"] or "input"]
+    if isinstance(prompt, str) and not setup.args.apply_chat_template and setup.has_processor:
+        return (
+            "the checkpoint has a processor for images, and for such a one slime takes messages only, no text; write "
+            f'{{"{keys["input"] or "input"}": [{{"role": "user", "content": ...}}]}}'
+        )
     sample = SimpleNamespace(prompt=prompt, label=None, metadata=metadata)
     try:
         from_sample(SimpleNamespace(apply_chat_template=bool(setup.args.apply_chat_template)), sample)

@@ -26,6 +26,9 @@ FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 GENERATE = "agentrl.adapt"
 
 
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+
+
 @dataclass(frozen=True)
 class Setup:
     args: Args
@@ -57,6 +60,12 @@ class Setup:
     @property
     def model_path(self) -> str | None:
         return (self.config.model if self.config else None) or self.args.hf_checkpoint
+
+    @property
+    def has_processor(self) -> bool:
+        """slime finds a processor beside the tokenizer, as a vision-language model has one."""
+        path = self.args.hf_checkpoint
+        return path is not None and any((Path(path) / name).is_file() for name in _PROCESSORS)
 
     @property
     def model_folder(self) -> Path | None:
