@@ -22,11 +22,12 @@ from agentrl.boundary import at_boundary
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.errors import LedgerError
 from agentrl.options import EpisodeOptions
+from agentrl.plain import plain, text
 from agentrl.render.base import Rendered, Renderer
 from agentrl.replies import messages_of
 from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
-from agentrl.types import Action, Ask, Observed, Raw, StopReason, ToolSpec
+from agentrl.types import Action, Ask, Observed, Raw, StopReason, ToolCall, ToolSpec
 
 _ABORT_PAUSE_S = 0.05
 """First wait before going on after the engine dropped a request by itself, say for a weight update; then doubling."""
@@ -92,6 +93,7 @@ class Conversation:
                 thinking=trajectory.thinking,
                 turn=len(trajectory.actions),
             )
+            action = _executable(action)
         trajectory.append_action(action)
         return Sampled(action, stop)
 
@@ -195,6 +197,20 @@ class Conversation:
         if least := given.get("min_new_tokens"):
             params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens
         return params
+
+
+def _executable(action: Action) -> Action:
+    """Calls whose arguments no JSON can hold cannot be read, like those that are no JSON at all."""
+    return replace(action, calls=tuple(map(_plain_call, action.calls)))
+
+
+def _plain_call(call: ToolCall) -> ToolCall:
+    error, arguments = call.error, call.arguments
+    try:
+        arguments = plain(arguments, "arguments")
+    except (TypeError, ValueError) as exc:
+        error, arguments = error or str(exc), {}
+    return replace(call, id=text(call.id), name=text(call.name), arguments=arguments, error=error and text(error))
 
 
 def _closed(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:

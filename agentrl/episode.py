@@ -17,6 +17,7 @@ from agentrl.env import Env, begin_env, close_env, offered_tools, runtime
 from agentrl.errors import ParsePolicy
 from agentrl.options import EpisodeOptions, Host, ParkFn, RewardFn
 from agentrl.parking import EpisodeState, Parked, hand_over
+from agentrl.plain import number, plain, shown
 from agentrl.render.base import Renderer
 from agentrl.replies import in_call_order, joined, messages_of, observed, replies
 from agentrl.scoring import score
@@ -153,10 +154,9 @@ class Episode:
             first: Observation = await runtime(env).hook(
                 env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
             )
-            tools = offered_tools(env)
+            read = observed(first, f"{type(env).__name__}.reset")
+            tools = plain(offered_tools(env), f"{type(env).__name__}.tools")
         self.talk.use_tools(tools)
-        with at_boundary("render", data=True):
-            read = observed(first)
         self.talk.begin(read)
         self.state.ask = env.ask
 
@@ -185,14 +185,29 @@ class Episode:
         turn, started = trajectory.turns[-1], time.monotonic()
         with at_boundary("step"):
             result = await self._answer(action)
-            trajectory.info.update(result.info)
-            read = observed(result.observation) if not result.done else ()
+            read, reward = self._plain(result)
+            trajectory.info.update(shown(dict(result.info)))
         state.steps += 1
-        turn.env_s, turn.reward = time.monotonic() - started, result.reward
+        turn.env_s, turn.reward = time.monotonic() - started, reward
         if runtime(env).call_errors:
             turn.parse_error = turn.parse_error or "content"
         if policy and policy.mask and turn.parse_error == "structural":
             trajectory.mask("malformed", turn=len(trajectory.turns) - 1)
+        stop = await self._observe(result, read)
+        if stop is not None:
+            trajectory.append_unread(read)
+        return stop
+
+    def _plain(self, result: StepResult) -> tuple[Observed, float | None]:
+        """The observation and the reward of a step. Raises TypeError or ValueError for what is none."""
+        where = f"{type(self.env).__name__}.step"
+        nothing = result.done and not result.observation
+        read = () if nothing else observed(result.observation, where)
+        return read, None if result.reward is None else number(result.reward, f"the reward of {where}")
+
+    async def _observe(self, result: StepResult, read: Observed) -> StopReason | None:
+        """Append what the model reads next; or why there is no next turn."""
+        trajectory, policy = self.state.trajectory, self.policy
         if result.done:
             return StopReason.DONE
         if policy and trajectory.parse_errors_in_a_row >= policy.in_a_row:
@@ -200,7 +215,7 @@ class Episode:
         before_next = await self._before_next_turn(read)
         if before_next is None:
             return StopReason.TURNS
-        state.ask = result.ask or env.ask
+        self.state.ask = result.ask or self.env.ask
         return self.talk.observe(before_next)
 
     async def _answer(self, action: Action) -> StepResult:
@@ -217,7 +232,9 @@ class Episode:
             raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
         if not said or result.done or isinstance(result.observation, Raw):
             return result
-        return replace(result, observation=in_call_order([*messages_of(observed(result.observation)), *said], action))
+        return replace(
+            result, observation=in_call_order([*messages_of(observed(result.observation, "step")), *said], action)
+        )
 
     async def _before_next_turn(self, pending: Observed) -> Observed | None:
         """What the next turn reads; None if there is to be none."""

@@ -26,6 +26,8 @@ import traceback as _traceback
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from agentrl.plain import text
+
 
 class AgentRLError(Exception):
     """Base of all errors raised by agentrl."""
@@ -129,6 +131,7 @@ class Failure:
         kind: Literal["environment", "bug"] = (
             "environment" if isinstance(exc, InfraError | TimeoutError | OSError | asyncio.CancelledError) else "bug"
         )
-        text = " ".join(str(exc).split())
+        said = text(" ".join(str(exc).split()))
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)
-        return cls(kind, boundary, f"{type(exc).__name__}: {text}" if text else type(exc).__name__, "".join(lines))
+        error = f"{type(exc).__name__}: {said}" if said else type(exc).__name__
+        return cls(kind, boundary, error, text("".join(lines)))

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agentrl.errors import ParsePolicy
+from agentrl.plain import plain, text
 from agentrl.types import Action, Message, Observation, Observed, Raw
 
 
-def observed(observation: Observation) -> Observed:
-    """An Env's observation, normalised: done once, where it comes in."""
-    if isinstance(observation, Raw):
-        return observation
-    return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+def observed(observation: Observation, where: str) -> Observed:
+    """An Env's observation as plain data: done once, where it comes in. Raises TypeError for what is none."""
+    if isinstance(observation, Raw) and isinstance(observation.text, str):
+        return Raw(text(observation.text))
+    if isinstance(observation, str):
+        return [{"role": "user", "content": text(observation)}]
+    if not isinstance(observation, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in observation):
+        raise TypeError(f"{where} gave {observation!r:.80}; return text, a list of messages with a role each, or Raw")
+    messages: list[Message] = plain(observation, where)
+    return messages
 
 
 def messages_of(observed: Observed) -> Sequence[Message]:
@@ -48,9 +54,9 @@ def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool
     Raises TypeError for Raw beside messages: text goes on in the model's turn, messages end it.
     """
     if isinstance(pending, Raw) and isinstance(last, Raw):
-        return Raw(pending.text + last.text)
+        return Raw(pending.text + text(last.text))
     if isinstance(pending, Raw) or isinstance(last, Raw):
         raise TypeError("last_turn returned Raw after messages, or messages after Raw; return what `step` returns")
     if not isinstance(last, str) or pending[-1].get("role") != "tool" or capabilities.get("user_after_tool", False):
-        return [*pending, *messages_of(observed(last))]
-    return [*pending[:-1], {**pending[-1], "content": f"{pending[-1]['content']}\n\n{last}"}]
+        return [*pending, *messages_of(observed(last, "last_turn"))]
+    return [*pending[:-1], {**pending[-1], "content": f"{pending[-1]['content']}\n\n{text(last)}"}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ from agentrl.boundary import at_boundary
 from agentrl.env import Env, runtime
 from agentrl.errors import ParsePolicy
 from agentrl.options import RewardFn
+from agentrl.plain import number, shown
 from agentrl.trajectory import Trajectory
 from agentrl.types import Reward
 
@@ -22,8 +22,8 @@ async def score(
         hook: Callable[[Trajectory], Any] = reward or env.score
         value = await runtime(env).hook(hook, trajectory, timeout=timeout)
         given = value if isinstance(value, Reward) else Reward(value)
-        parts = {name: _finite(part, f"part {name!r} of the reward") for name, part in given.parts.items()}
-        trajectory.reward = None if value is None else _finite(given.value, "the reward")
+        parts = {str(shown(name)): number(part, f"part {name!r} of the reward") for name, part in given.parts.items()}
+        trajectory.reward = None if value is None else number(given.value, "the reward")
         trajectory.reward_parts = parts
     _penalise(trajectory, policy.penalty if policy else 0.0)
 
@@ -33,13 +33,3 @@ def _penalise(trajectory: Trajectory, penalty: float) -> None:
     if trajectory.reward is not None and penalty and unread:
         trajectory.reward -= penalty * unread
         trajectory.reward_parts = {**trajectory.reward_parts, "parse_penalty": -penalty * unread}
-
-
-def _finite(value: Any, what: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{what} is {value!r}; it must be a finite number")
-    return number

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from agentrl.engine.base import Generation
+from agentrl.plain import shown, text
 from agentrl.types import JSON, FinishReason
 
 Source: TypeAlias = Literal["sampled", "observation", "scaffold"]
@@ -75,12 +76,12 @@ class Turn:
         """Count a generation; more than one where an abort came between."""
         self.prompt_tokens += prompt_tokens
         self.sampled_tokens += len(generation.tokens)
-        self.cached_tokens += generation.cached_tokens
-        self.finish_reason, self.matched = generation.finish_reason, generation.matched
+        self.cached_tokens += int(generation.cached_tokens)
+        self.finish_reason, self.matched = generation.finish_reason, shown(generation.matched)
         self.generate_s += seconds
         self.meta.append(generation.meta)
         if generation.weight_version is not None:
-            self.weight_versions.append(generation.weight_version)
+            self.weight_versions.append(text(str(generation.weight_version)))
 
     def to_json(self) -> dict[str, JSON]:
         """All but `meta`."""

@@ -12,16 +12,17 @@ Tokens are held by segments, mostly one; what holds of each token is checked the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from itertools import takewhile
 from typing import Self, TypeVar
 
 from agentrl.engine.base import Generation
 from agentrl.errors import Failure
+from agentrl.plain import shown
 from agentrl.render.base import Rendered
 from agentrl.segment import Segment, require
 from agentrl.spans import Ledger, MaskReason, Source, Span, Turn
-from agentrl.types import JSON, Action, Message, Raw, StopReason, Task, ToolSpec
+from agentrl.types import JSON, Action, Message, Observed, Raw, StopReason, Task, ToolSpec
 
 __all__ = [
     "Ledger",
@@ -59,6 +60,9 @@ class Trajectory:
         self.stop: StopReason | None = None
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
+        self.unread = 0
+        """How many of the last messages the model has not read: the episode ended with them. No token stands for one.
+        """
 
     def __repr__(self) -> str:
         ledger = total_ledger(self.segments)
@@ -241,6 +245,12 @@ class Trajectory:
         if rendered.cut:
             self.info["observation_tokens_cut"] = self.info.get("observation_tokens_cut", 0) + rendered.cut
 
+    def append_unread(self, observed: Observed) -> None:
+        """What the Env answered at the end of the episode: kept as messages, not as tokens."""
+        messages = [{"role": "user", "content": observed.text}] if isinstance(observed, Raw) else observed
+        self.messages.extend(messages)
+        self.unread += len(messages)
+
     def begin_segment(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
         """Go on behind another prompt, in a segment of its own; the one so far is trained as it is.
 
@@ -290,13 +300,14 @@ class Trajectory:
             "spans": _from_turn(last["spans"], first),
             "turns": [turn for segment in (*earlier, last) for turn in segment["turns"]],
             "messages": [dict(message) for message in self.messages],
+            "unread": self.unread,
             "actions": [action for segment in (*earlier, last) for action in segment["actions"]],
             "earlier": earlier,
             "reward": self.reward,
             "reward_parts": dict(self.reward_parts),
             "stop": self.stop,
             "failure": asdict(self.failure) if self.failure else None,
-            "info": self.info,
+            "info": shown(self.info),
         }
 
     @classmethod
@@ -315,7 +326,7 @@ class Trajectory:
             "actions": data["actions"][first:],
         }
         self.segments = [Segment.from_json(segment) for segment in (*earlier, last)]
-        self.messages = list(data["messages"])
+        self.messages, self.unread = list(data["messages"]), data.get("unread", 0)
         self.reward, self.reward_parts = data["reward"], data["reward_parts"]
         self.stop = StopReason(data["stop"]) if data["stop"] is not None else None
         self.failure = Failure(**data["failure"]) if data["failure"] else None
@@ -348,8 +359,9 @@ def _from_turn(spans: Sequence[Mapping[str, JSON]], first: int) -> list[dict[str
 
 def _task_to_json(task: Task) -> dict[str, JSON]:
     prompt = {"raw": task.prompt.text} if isinstance(task.prompt, Raw) else task.prompt
-    prompt = prompt if isinstance(prompt, str | dict) else list(prompt)
-    return {**asdict(replace(task, prompt="")), "prompt": prompt, "tools": list(task.tools)}
+    data = {field.name: getattr(task, field.name) for field in fields(task)}
+    written: dict[str, JSON] = shown({**data, "prompt": prompt})
+    return written
 
 
 def _task_from_json(data: Mapping[str, JSON]) -> Task:

@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from agentrl.errors import ConfigError, ParseError
+from agentrl.plain import text
 
 T = TypeVar("T")
 
@@ -100,6 +101,15 @@ class Ask:
     """Stop strings, added to the run's own."""
     max_tokens: int | None = None
     """Token budget of one turn; the smallest of all budgets wins."""
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(string, str) and string for string in stop):
+            raise ConfigError(f"{type(self).__name__}.stop must hold stop strings, not {self.stop!r:.80}")
+        object.__setattr__(self, "stop", tuple(map(text, stop)))
+        object.__setattr__(
+            self, "max_tokens", _bound(f"{type(self).__name__}.max_tokens", self.max_tokens, "int | None")
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ def digest(trajectories: Iterable[Mapping[str, Any]]) -> str:
         for segment in (*data["earlier"], data):
             found.update(json.dumps([segment["tokens"], segment["prompt_length"], segment["loss_mask"]]).encode())
             found.update(array("f", segment["log_probs"]).tobytes())
-        found.update(json.dumps([data["reward"], data["stop"], data["messages"], data["info"]]).encode())
+        read = data["messages"][: len(data["messages"]) - data.get("unread", 0)]
+        found.update(json.dumps([data["reward"], data["stop"], read, data["info"]]).encode())
     return found.hexdigest()[:16]
 
 

@@ -232,7 +232,8 @@ class TestLastTurn:
                 return 1.0
 
         t = await play(renderer, ["a", "b"], Tools(), limits=Limits(turns=1))
-        assert [m["content"] for m in t.messages[1:]] == ["Go on.", "Answer now.", "b"]
+        assert [m["content"] for m in t.messages[1:]] == ["Go on.", "Answer now.", "b", "Go on."]
+        assert t.unread == 1, "what was answered last"
 
     async def test_text_after_messages_is_a_bug_that_says_so(self, renderer):
         class Mixed(Forced):

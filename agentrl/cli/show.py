@@ -22,7 +22,7 @@ from agentrl.segment import Segment
 from agentrl.trajectory import Span, Trajectory, total_ledger
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-Role: TypeAlias = Literal["prompt", "trained", "masked", "env", "template"]
+Role: TypeAlias = Literal["prompt", "trained", "masked", "env", "template", "unread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ _LOOKS: dict[Role, _Look] = {
     "masked": _Look("model-", Style(color="red", strike=True), "sampled by the model, not trained"),
     "env": _Look("env", Style(color="yellow"), "written by the environment"),
     "template": _Look("template", Style(color="blue", dim=True), "written by the chat template"),
+    "unread": _Look("unread", Style(color="yellow", italic=True), "what the environment answered last; no tokens"),
 }
 _MARK_WIDTH = max(len(look.mark) for look in _LOOKS.values())
 
@@ -66,10 +67,12 @@ class TrajectoryView:
         plain = console.no_color or console.color_system is None or not console.is_terminal
         yield Rule(_title(self.trajectory), align="left", style="dim")
         pieces = [piece for segment in self.trajectory.segments for piece in _pieces(segment, self.decode)]
+        unread = _unread(self.trajectory)
         if plain:
-            yield from _marked(pieces, console, options.max_width)
+            yield from _marked([*pieces, *unread], console, options.max_width)
         else:
             yield Text.assemble(*((piece.text, _LOOKS[piece.role].style) for piece in pieces))
+            yield from (Text(piece.text, _LOOKS[piece.role].style) for piece in unread)
         yield Rule(style="dim")
         yield from _legend(self.trajectory, plain=plain)
 
@@ -87,6 +90,12 @@ def _pieces(segment: Segment, decode: Decode) -> Iterator[_Piece]:
         for span in spans:
             at += span.stop - span.start
         yield _Piece(role, _visible(decode(tokens[start:at])))
+
+
+def _unread(trajectory: Trajectory) -> list[_Piece]:
+    """What the episode ended with: messages that the model has not read."""
+    messages = trajectory.messages[len(trajectory.messages) - trajectory.unread :]
+    return [_Piece("unread", _visible(f"{m.get('role')}: {m.get('content')}")) for m in messages]
 
 
 def _role(span: Span) -> Role:
@@ -134,6 +143,10 @@ def _legend(trajectory: Trajectory, *, plain: bool) -> Iterator[Text]:
         if count:
             name = Text(f"{look.mark:<{_MARK_WIDTH}}", Style() if plain else look.style)
             yield Text.assemble(name, f"  {count:>6} tokens  {look.meaning}")
+    if trajectory.unread:
+        look = _LOOKS["unread"]
+        name = Text(f"{look.mark:<{_MARK_WIDTH}}", Style() if plain else look.style)
+        yield Text.assemble(name, f"  {trajectory.unread:>6} messages  {look.meaning}")
     reasons = ", ".join(f"{count} {reason}" for reason, count in ledger.masked.items())
     total = f"{masked} ({reasons})" if reasons else "0"
     yield Text(f"ledger: sampled {ledger.sampled} = trained {ledger.trained} + masked {total}")

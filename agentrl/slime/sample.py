@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.plain import shown
 from agentrl.segment import Segment
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.types import JSON, StopReason
@@ -162,23 +162,15 @@ def _account(trajectory: Trajectory) -> dict[str, JSON]:
         "reward_parts": dict(trajectory.reward_parts),
     }
     if trajectory.info:
-        account["info"] = {name: _plain(value) for name, value in trajectory.info.items()}
+        account["info"] = shown(trajectory.info)
     return account
 
 
 def _write_account(sample: Any, account: Mapping[str, JSON]) -> None:
     """Into a new mapping, for samples may share theirs; in JSON's types, for slime pickles it and people read it."""
-    plain = {key: _plain(value) for key, value in account.items()}
+    plain = shown(account)
     own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     _write(sample, metadata={**own, METADATA_KEY: plain})
-
-
-def _plain(value: Any) -> JSON:
-    """What an Env says of itself may be anything: numbers and lists are made of arrays, text of all else."""
-    try:
-        return json.loads(json.dumps(value, default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v)))
-    except (TypeError, ValueError, RecursionError):  # a key that is no text, or a value that holds itself
-        return str(value)
 
 
 def _write_counts(turns: Sequence[Turn], sample: Any) -> None:

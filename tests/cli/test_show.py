@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from agentrl import Generation, Task, Trajectory
+from agentrl import Env, Generation, StepResult, Task, Trajectory
 from agentrl.cli.show import load_trajectory, render_trajectory
 from agentrl.errors import ConfigError, Failure
 from agentrl.render.base import Rendered, RenderedSpan
@@ -193,3 +193,20 @@ def test_what_is_no_text_is_named(tmp_path):
         load_trajectory(file)
     with pytest.raises(ConfigError, match="No such file"):
         load_trajectory(tmp_path / "missing.jsonl")
+
+
+async def test_what_an_episode_ended_with_is_shown_though_no_model_read_it(renderer):
+    class Judge(Env):
+        def step(self, action):
+            return StepResult("Right!", done=True)
+
+    t = await rollout(Judge(), Task(prompt="?"), ["Paris"], renderer=renderer)
+    assert t.messages[-1] == {"role": "user", "content": "Right!"}
+    assert "Right!" not in renderer.decode(t.tokens)
+    for color in ({}, {"force_terminal": True, "color_system": "truecolor"}):
+        out = io.StringIO()
+        Console(file=out, width=80, **color).print(render_trajectory(t, renderer.decode))
+        assert "user: Right!" in out.getvalue()
+        assert "1 messages  what the environment answered last; no tokens" in out.getvalue()
+    again = Trajectory.from_json(json.loads(json.dumps(t.to_json())))
+    assert (again.messages, again.unread) == (t.messages, 1)
