@@ -123,6 +123,7 @@ async def test_a_name_that_was_bound_to_this_address_is_refused(http, engine, ho
         assert got == status, said
         if status == 403:
             assert "--api-key" in said
+        assert (await ask(http, f"{url}/health", headers, method="GET"))[0] == 200
 
 
 async def test_with_a_key_any_name_will_do(http, engine):

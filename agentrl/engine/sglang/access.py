@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _OPEN = frozenset({"/health", "/health_generate"})
-"""Asked by routers and supervisors, who have no key. They tell nothing."""
+"""Asked by routers and supervisors, who have no key and use any name. They tell nothing."""
 _WEIGHTS = frozenset({"/update_weights_from_disk"})
 
 
@@ -37,10 +37,9 @@ class Access:
 
     def refusal(self, request: web.Request) -> tuple[int, str] | None:
         """The status and reason for which a request is turned away."""
-        if self.api_key is None:
-            reason = self._page(request)
-        else:
-            reason = None if request.path in _OPEN else self._stranger(request, self.api_key)
+        if request.path in _OPEN:
+            return None
+        reason = self._page(request) if self.api_key is None else self._stranger(request, self.api_key)
         if reason is None and request.path in _WEIGHTS and request.content_type != "application/json":
             reason = 415, "weights are changed by a request of Content-Type application/json"
         return reason

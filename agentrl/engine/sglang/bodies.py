@@ -128,7 +128,7 @@ def read_sampling_params(given: Any) -> SamplingParams:
         if name not in _OBEYED and _is_empty(value):
             continue
         if name not in _OBEYED:
-            raise RequestError(f"sampling_params.{name}={_shown(value)} is not supported by this server")
+            raise RequestError(f"sampling_params.{name[:80]}={_shown(value)} is not supported by this server")
         if not isinstance(value, _OBEYED[name]) or isinstance(value, bool):
             raise RequestError(f"sampling_params.{name} has the wrong type: {_shown(value)}")
         params[name] = value
