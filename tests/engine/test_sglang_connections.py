@@ -240,6 +240,18 @@ async def test_a_refused_request_is_one_at_fault_and_names_the_likely_cause():
     assert not isinstance(said.value, RequestError)
 
 
+@pytest.mark.parametrize("wrong", [100, -1, 2**31 - 1])
+async def test_a_prompt_of_another_tokenizer_is_not_even_sent(wrong):
+    """A real SGLang worker does not look, and may die of it."""
+    fake = Fake(answer([7]), answer([7]))
+    async with fake.serve() as url, client(url, vocab_size=100) as engine:
+        await engine.generate([1, 99], {}, session_id="s")
+        with pytest.raises(RequestError, match=rf"id {wrong} is outside the vocabulary of 100: tokenizer mismatch\?"):
+            await engine.generate([1, 99, wrong], {}, session_id="s")
+        await engine.generate([1, 99, 5], {}, session_id="s")
+    assert [body["input_ids"] for body in fake.bodies] == [[1, 99], [1, 99, 5]]
+
+
 async def test_both_requests_of_one_rid_are_aborted():
     fake, told = Fake(for_ever, for_ever), asyncio.Event()
 

@@ -72,7 +72,7 @@ class SGLangEngine(AsyncClosing):
     with a user name and password has them sent as Basic instead. `ca` is a PEM file with the certificates to trust, for
     a server whose own is not signed by a known authority; the environment variable SSL_CERT_FILE does the same.
 
-    With `vocab_size` an answer with a token id beyond it is an error; without, any id of 32 bits is accepted. `extra`
+    With `vocab_size` a prompt or answer with a token id beyond it is an error; without, any of 32 bits will do. `extra`
     holds further fields of the request body, say `{"return_routed_experts": True}`; what they bring back is in
     `Generation.meta`, SGLang's `meta_info` without the log-probs.
 
@@ -97,7 +97,7 @@ class SGLangEngine(AsyncClosing):
         self._retries = retries
         self._vocab_size = vocab_size
         self._extra = dict(extra or {})
-        self._history = HistoryEncoder()
+        self._history = HistoryEncoder(vocab_size=vocab_size)
         self._connections = Connections(address, limit=max_connections, ca=ca)
         self._workers = Workers(self._connections)
         self._requests: dict[int, _Request] = {}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RequestError
 
 
 @dataclass(slots=True)
@@ -23,13 +23,14 @@ class _Sent:
     pieces: list[bytes] = field(default_factory=list)
     at: float = 0.0
 
-    def extend(self, ids: array[int]) -> bool:
+    def extend(self, ids: array[int], vocab_size: int | None) -> bool:
         """Take over the ids after those known; False if the known ones are not a prefix of `ids`."""
         new = ids[len(self.ids) :]
         self.ids += new
         if self.ids != ids:
             return False
         if new:
+            _check(new, vocab_size)
             self.pieces.append((b", " if self.pieces else b"") + json.dumps(new.tolist())[1:-1].encode())
         return True
 
@@ -44,10 +45,11 @@ class HistoryEncoder:
     session that was restarted or rewritten is encoded afresh and never wrongly.
 
     Memory is 11 bytes a token. The least recently used sessions go when `max_tokens` is exceeded, and those unused for
-    `idle_s` seconds.
+    `idle_s` seconds. With `vocab_size`, new ids are held against it.
     """
 
-    def __init__(self, *, max_tokens: int = 8_000_000, idle_s: float = 600.0) -> None:
+    def __init__(self, *, vocab_size: int | None = None, max_tokens: int = 8_000_000, idle_s: float = 600.0) -> None:
+        self._vocab_size = vocab_size
         self._max_tokens = max_tokens
         self._idle_s = idle_s
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
@@ -55,13 +57,16 @@ class HistoryEncoder:
         self._lock = threading.Lock()
 
     def encode(self, session_id: str, input_ids: Sequence[int]) -> list[bytes]:
-        """The JSON array of `input_ids` without its brackets, in pieces to join. Nothing is kept for the session ""."""
+        """The JSON array of `input_ids` without its brackets, in pieces to join. Nothing is kept for the session "".
+
+        Raises ConfigError for what is no token id, RequestError for one outside the vocabulary.
+        """
         ids = _token_ids(input_ids)
         with self._lock:
             sent = self._forget(session_id) or _Sent()
-            if not sent.extend(ids):
+            if not sent.extend(ids, self._vocab_size):
                 sent = _Sent()
-                sent.extend(ids)
+                sent.extend(ids, self._vocab_size)
             if session_id:
                 sent.at = time.monotonic()
                 self._sent[session_id] = sent
@@ -86,6 +91,15 @@ class HistoryEncoder:
         if sent is not None:
             self._tokens -= len(sent.ids)
         return sent
+
+
+def _check(ids: array[int], vocab_size: int | None) -> None:
+    """SGLang itself does not, and its worker may die of an id that its embedding does not have."""
+    if vocab_size is not None and not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise RequestError(
+            f"the prompt's token id {wrong} is outside the vocabulary of {vocab_size}: tokenizer mismatch?"
+        )
 
 
 def _token_ids(ids: Sequence[Any]) -> array[int]:
