@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.models import tiny_tokenizer
 from agentrl.slime.check import Level, arguments, check, read_argument, read_command, verdict
+from agentrl.slime.check.arguments import read
 from agentrl.slime.check.memory import kv_bytes
+from agentrl.slime.check.placement import architecture, fp8
+from agentrl.slime.check.setup import Setup
 
 ENVS = '''
 from agentrl import Env, tool
@@ -498,3 +501,52 @@ def test_a_script_is_not_read(name):
     assert done.stderr.startswith(f"error: {name}: only bash can read a script; write `agentrl slime check --`")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+GLM = {"num_hidden_layers": 40, "hidden_size": 4096, "intermediate_size": 13696, "num_attention_heads": 32}
+NARROW = {**MODEL, "intermediate_size": 9728, "head_dim": 64, "num_key_value_heads": 2}
+QWEN_MOE = {**MODEL, "num_experts": 128, "moe_intermediate_size": 768, "num_key_value_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (GLM, {"rollout_num_gpus_per_engine": 2}, "13696 / 2 = 6848, which is no multiple of 128"),
+        (GLM, {"rollout_num_gpus_per_engine": 1}, None),
+        (QWEN_MOE, {"rollout_num_gpus_per_engine": 8}, "768 / 8 = 96"),
+        (QWEN_MOE, {"rollout_num_gpus_per_engine": 8, "sglang_ep_size": 8}, None),
+        (QWEN_MOE, {"rollout_num_gpus_per_engine": 8, "sglang_pp_size": 4}, None),
+        ({**GLM, "quantization_config": None}, {"rollout_num_gpus_per_engine": 2}, None),
+        (NARROW, {"rollout_num_gpus_per_engine": 2}, "the keys' heads x channels 128 / 2 = 64"),
+    ],
+)  # fmt: skip
+def test_fp8_blocks_are_not_cut(folder, config, changes, message):
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps({**FP8, **config}))
+    setup = Setup(read(read_command(words(underlined(changes))), {}).args, read_command([]), None, None)
+    found = [finding.text for finding in fp8(setup)]
+    assert [message in text for text in found] == ([True] if message else []), found
+
+
+def underlined(changes: dict[str, Any]) -> dict[str, Any]:
+    return {**GOOD, **{name.replace("_", "-"): value for name, value in changes.items()}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"num_layers": 36, "rotary_base": 1000000}, None),
+        ({"num_layers": 32}, "another model than Megatron is told (--num-layers 32 for 36); source its model file"),
+        ({"num_layers": 36, "rotary_base": 10000}, "not the model's rope_theta: add --rotary-base 1000000"),
+    ],
+)  # fmt: skip
+def test_megatron_is_told_the_models_own_sizes(folder, flags, message):
+    (folder / "model").mkdir()
+    config = {**MODEL, "intermediate_size": 9728, "rope_parameters": {"rope_theta": 1000000}}
+    (folder / "model/config.json").write_text(json.dumps(config))
+    sizes = {"hidden_size": 2560, "ffn_hidden_size": 9728, "num_attention_heads": 32, "num_query_groups": 8}
+    given = underlined({**sizes, **flags, "group_query_attention": True})
+    setup = Setup(read(read_command(words(given)), {}).args, read_command([]), None, None)
+    found = [finding.text for finding in architecture(setup)]
+    assert [message in text for text in found] == ([True] if message else []), found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.slime.check import arguments, check, read_command, verdict
 from agentrl.slime.check.arguments import read
+from agentrl.slime.launch import write_launch
+from agentrl.slime.layouts import Launch
 
 SLIME = """
 import argparse, dataclasses, logging, os, sys
@@ -100,7 +103,6 @@ def test_a_flag_that_none_of_its_parsers_takes(flag, said):
             "train.py: error: argument --rollout-batch-size: invalid int value: 'x'",
         ),
         ((), "error", "the following arguments are required: --rollout-batch-size"),
-        (("--rollout-batch-size", 14), "unchecked", "slime's own parser: RuntimeError: No CUDA GPUs are available"),
         (("--rollout-batch-size", 15), "unchecked", "its process ended with 3"),
         (("--rollout-batch-size", 16), "unchecked", "No module named 'megatron_that_is_not_there'"),
     ],
@@ -110,6 +112,14 @@ def test_what_it_refuses_and_what_keeps_it_from_reading(flags, level, text):
     (found,) = [finding for finding in reading.findings if text in finding.text]
     assert (found.level, reading.exact) == (level, level == "error")
     assert reading.args.n_samples_per_prompt == 1, "read plainly"
+
+
+def test_its_last_checks_may_need_a_gpu():
+    reading = read(read_command(words("--rollout-batch-size", 14, "--mine", 1)), {})
+    assert (reading.exact, reading.args.rollout_batch_size, reading.args.router_policy) == (True, 14, "cache_aware")
+    misspelt, missing = reading.findings
+    assert misspelt.text.startswith("--mine is no flag of slime's")
+    assert missing.text == "Megatron's own checks: they need a GPU (RuntimeError: No CUDA GPUs are available)"
 
 
 def test_it_is_given_up_after_a_while(monkeypatch):
@@ -156,3 +166,71 @@ def test_a_folder_of_that_name_is_no_slime(folder, monkeypatch):
     monkeypatch.setattr(arguments, "HOSTS", ("miles",))
     assert not read(read_command(["train.py", "--rollout-batch-size", "4"]), {}).exact
     assert arguments._host(()) is None
+
+
+STAND_INS = {
+    "sglang/__init__.py": "",
+    "sglang/srt/__init__.py": "",
+    "sglang/srt/server_args.py": """
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        for name in ("pp-size", "dp-size", "ep-size"):
+            parser.add_argument(f"--{name}", type=int, default=1)
+        parser.add_argument("--mem-fraction-static", type=float)
+""",
+    "sglang_router/__init__.py": "",
+    "sglang_router/launch_router.py": """
+class RouterArgs:
+    @staticmethod
+    def add_cli_args(parser, use_router_prefix, exclude_host_port):
+        parser.add_argument("--router-policy", default="cache_aware")
+""",
+    "wandb/__init__.py": "",
+}
+"""What slime's parser asks of SGLang, which is not installed from a registry as a whole; and of wandb."""
+MODEL = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_hidden_layers": 36,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "rope_theta": 1000000,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+SLIME_SRC, MILES_SRC = os.environ.get("SLIME_SRC", ""), os.environ.get("MILES_SRC", "")
+
+
+@pytest.mark.skipif(
+    not (SLIME_SRC and MILES_SRC), reason="SLIME_SRC and MILES_SRC are not set: slime's parser needs Megatron"
+)
+def test_slimes_and_megatrons_own_parsers_read_what_init_writes(folder, monkeypatch):
+    """With one flag more, which is misspelt. Megatron's checks may ask for a GPU, and then have not been made."""
+    for name in ("torch", "triton", "six"):
+        pytest.importorskip(name, reason="Megatron needs it")
+    for name, content in STAND_INS.items():
+        (folder / "stand_ins" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "stand_ins" / name).write_text(content)
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps(MODEL))
+    path = [str(folder / "stand_ins"), MILES_SRC, os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    write_launch(Launch("qwen3-4B", "my_env.py:E"), folder / "run")
+    record = "agentrl() { printf '%s\\0' \"${@:4}\" > record; }; export -f agentrl; bash run/run.sh"
+    variables = {"SLIME": SLIME_SRC, "MEGATRON": MILES_SRC, "MODEL": "model", "DATA": ".", "CHECK": "1"}
+    subprocess.run(["bash", "-c", record], check=True, env={**os.environ, **variables})
+    line = (folder / "record").read_text().split("\0")[:-1]
+    reading = read(read_command([*line, "--num-rollouts", "1"]), {"agentrl": {}})
+    found = [finding.text for finding in reading.findings if not finding.text.startswith("Megatron's own checks")]
+    assert found == [
+        "--num-rollouts is no flag of slime's, which ignores it without a word; did you mean --num-rollout?"
+    ]
+    args = reading.args
+    assert (args.num_layers, args.router_policy, args.colocate) == (36, "consistent_hashing", True)
+    assert args.agentrl["env"] == "my_env.py:E"
+    assert [dataset["name"] for dataset in args.eval_datasets] == ["held_out"]

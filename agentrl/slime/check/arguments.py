@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ HOSTS = ("slime", "miles")
 TIMEOUT_S = 300.0
 """For importing slime, Megatron and SGLang, and for their checks."""
 _PARSER = "slime's own parser"
+_FUNCTION = re.compile(r"^custom_.*_path$|(function|filter|hook|process|data_source)_path$")
+"""Names of the arguments that name functions; Megatron has others that end with `_path`."""
 
 
 class Args:
@@ -35,7 +38,7 @@ class Args:
     def functions(self) -> Iterator[tuple[str, str]]:
         """Each argument that names functions by their paths, as a flag, and the path."""
         for name, value in self._values.items():
-            if name.endswith("_path") and name != "custom_config_path":
+            if _FUNCTION.search(name) and name != "custom_config_path":
                 for path in value if isinstance(value, list) else [value]:
                     if isinstance(path, str) and "/" not in path:
                         yield f"--{name.replace('_', '-')}", path
@@ -58,7 +61,10 @@ def read(command: Command, keys: Mapping[str, Any]) -> Reading:
         return Reading(Args(values))
     report = _ask(command)
     if "args" in report:
-        return Reading(Args(report["args"]), True, [*misspelt(words, frozenset(report["flags"])), *_strays(found)])
+        found = [*misspelt(words, frozenset(report["flags"])), *_strays(found)]
+        if "unfinished" in report:
+            found.append(unchecked("Megatron's own checks", f"they need a GPU ({report['unfinished']})"))
+        return Reading(Args(report["args"]), True, found)
     if "refused" in report:
         found.append(error(f"slime refuses the command: {report['refused']}"))
     else:

@@ -3,7 +3,8 @@
     python -m agentrl.slime.check.ask slime REPORT.json train.py --flag value ...
 
 What slime, Megatron and SGLang do when they are imported stays in that process. The report is a JSON object: `args` and
-`flags` (all that their parsers take), or `refused`, or `absent` where something that they need is not installed.
+`flags` (all that their parsers take), with `unfinished` where their last checks need a GPU; or `refused`; or `absent`
+where something that they need is not installed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import importlib
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,10 @@ def ask(host: str, line: Sequence[str]) -> dict[str, Any]:
     except SystemExit as exc:
         return {"refused": str(exc.code), "usage": True}
     except Exception as exc:  # noqa: BLE001 - named boundary
-        absent = isinstance(exc, ImportError) or any(word in str(exc).lower() for word in _NO_GPU)
-        return {"absent" if absent else "refused": _words(exc)}
+        no_gpu = any(word in str(exc).lower() for word in _NO_GPU)
+        if no_gpu and (parsed := _parsed(exc)):
+            return {"args": vars(parsed), "flags": sorted(flags), "unfinished": _words(exc)}
+        return {"absent" if no_gpu or isinstance(exc, ImportError) else "refused": _words(exc)}
     return {"args": args, "flags": sorted(flags)}
 
 
@@ -53,6 +57,15 @@ def _record(flags: set[str]) -> None:
         return parse(self, *given, **named)
 
     vars(argparse)["ArgumentParser"].parse_known_args = recording
+
+
+def _parsed(exc: Exception) -> argparse.Namespace | None:
+    """The namespace that the host's own `parse_args` had made when a check at its end, Megatron's, asked for a GPU."""
+    for frame, _ in traceback.walk_tb(exc.__traceback__):
+        found = frame.f_locals.get("args")
+        if frame.f_globals.get("__name__", "").endswith(".utils.arguments") and isinstance(found, argparse.Namespace):
+            return found
+    return None
 
 
 def _words(exc: BaseException) -> str:
