@@ -18,7 +18,7 @@ def test_a_rollout_and_an_evaluation_over_mcp_servers(host, start, rows):
     assert [s.metadata["agentrl"].get("info", {}) for s in samples] == [{}] * 8, "no error in closing"
     assert data["raw_reward"] == [1.0] * 2 + [0.0] * 4 + [1.0] * 2, "this server knows France alone"
     assert all(sum(mask) for mask in data["loss_masks"])
-    assert run.evaluate()["rewards"] == [1.0, 0.0, 0.0, 1.0]
+    assert run.evaluate()["rewards"] == [1.0] * 2 + [0.0] * 4 + [1.0] * 2
     assert children() == set()
 
 
@@ -28,6 +28,7 @@ def test_a_host_that_aborts_leaves_no_server(host, start, rows, tmp_path):
         rows(),
         agentrl={"env": f"{tmp_path}/slow.py:Slow", "env_config": FAST},
         rollout_batch_size=2,
+        global_batch_size=4,
         over_sampling_batch_size=4,
     )
     samples, _ = run.samples()
