@@ -41,7 +41,7 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
     one sample for each segment. `args` and `sampling_params` stay as they are.
 
     Raises ConfigError and TemplateError, which no sample could outlive, and cancellation. slime's fully-async rollout
-    would swallow the first two, so there the sample carries the error instead, and ends the run (see `fatal`).
+    would swallow what is raised, so there the sample carries the error instead, and ends the run (see `fatal`).
     """
     flags = HostArgs.of(args)
     try:
@@ -49,7 +49,7 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         call = _Call(flags, SlimeConfig.from_args(args), sample, sampling_params, evaluation, abort_flag(args, sample))
         call.refuse()
         return await call.play()
-    except ConfigError as exc:
+    except Exception as exc:  # the host's boundary: its fully-async rollout would swallow whatever this is
         say(exc)
         if evaluation or not flags.fully_async:
             raise

@@ -1,4 +1,4 @@
-"""An error of the configuration ends the run, also where slime would swallow it.
+"""What no episode could outlive, as an error of the configuration, ends the run, also where slime would swallow it.
 
 slime's rollout and its evaluation end with what a generate function raises. Its fully-async rollout logs that, drops
 the group and draws the next prompt, for ever. There the sample goes on to slime with a reward that cannot be read: the
@@ -36,18 +36,26 @@ class NoReward:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _read
 
 
-def say(error: ConfigError) -> None:
-    """One line at error level, once a process: a host may show a traceback of many, or drop it."""
-    if (text := str(error)) not in _said:
+def say(error: Exception) -> None:
+    """One line at error level, once a process: a host may show a traceback of many, or drop it.
+
+    What is no error of the configuration is a bug, and has its traceback.
+    """
+    if (text := _text(error)) not in _said:
         _said.add(text)
-        log.error("the run cannot go on: %s", text)
+        log.error("the run cannot go on: %s", text, exc_info=None if isinstance(error, ConfigError) else error)
 
 
-def refused(sample: Any, error: ConfigError) -> Any:
-    """The sample of an episode that the configuration does not allow: failed, masked, and without a reward."""
+def refused(sample: Any, error: Exception) -> Any:
+    """The sample of an episode that could not be played: failed, masked, and without a reward."""
     trajectory = Trajectory(Task(prompt=""), session_id=getattr(sample, "session_id", None) or "")
     trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(error, "share")
     clear(sample)
     to_sample(trajectory, sample, decode=lambda _: "")
-    sample.reward = NoReward(str(error))
+    sample.reward = NoReward(_text(error))
     return sample
+
+
+def _text(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"

@@ -90,6 +90,21 @@ async def test_slimes_fully_async_rollout_gets_a_sample_that_ends_the_run(Sample
         post_process_rewards(args, [sample])
 
 
+async def test_a_bug_outside_of_the_episode_ends_the_run_as_well(Sample, make_args, monkeypatch, caplog):
+    def broken(*args, **kwargs):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("agentrl.slime.adapt.from_sample", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        await adapt(make_args(), question(Sample), PARAMS)
+    sample = await adapt(make_args(args=FULLY_ASYNC), question(Sample), PARAMS)
+    with pytest.raises(ConfigError, match="RuntimeError: a bug"):
+        float(sample.reward)
+    said = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == 1
+    assert said[0].exc_info, "where it happened"
+
+
 def test_the_reward_that_cannot_be_read_can_be_copied_and_dumped():
     reward = NoReward("no environment")
     assert repr(pickle.loads(pickle.dumps(copy.deepcopy(reward)))) == "NoReward('no environment')"

@@ -45,11 +45,11 @@ def test_a_wrong_configuration_ends_the_run(host, start, rows, wrong, mode, hook
         "dynamic_sampling_filter_path": "agentrl.slime.has_spread",  # which drops what fails, for ever
     }
     run = start(rows(), agentrl=wrong, rollout_function_path=rollout_function(host, mode), **(given if hooks else {}))
-    with pytest.raises(ConfigError, match=r"missing_here|unknown key turn"):
+    with pytest.raises(ConfigError, match=r"missing_here|unknown key (limits.)?turn"):
         run.train()
 
 
 @pytest.mark.path("a wrong configuration ends the run: evaluation")
 def test_a_wrong_configuration_ends_an_evaluation(start, rows, wrong):
-    with pytest.raises(ConfigError, match=r"missing_here|unknown key turn"):
+    with pytest.raises(ConfigError, match=r"missing_here|unknown key (limits.)?turn"):
         start(rows(), agentrl=wrong).evaluate()
