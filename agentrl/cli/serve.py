@@ -31,10 +31,12 @@ def serve(
 ) -> None:
     """Serve a model with SGLang's HTTP protocol, until Ctrl-C.
 
-    Without a key, everyone who reaches the port may generate, abort and change the weights: by default that is this
-    machine's users. Web pages are refused by their Origin, and names other than this machine's by the Host header. With
-    a key, everything but /health needs it; agentrl's client sends the one in AGENTRL_API_KEY. slime and SGLang's router
-    send none: keep their ports in a private network. See docs/serve.md.
+    Without a key, everyone who reaches the port may use it: generate, abort,
+    change the weights. By default that is this machine's users.
+    Web pages are refused, and so are names that are not this machine's.
+    With a key, everything but /health needs it. agentrl's client sends the
+    key in AGENTRL_API_KEY; slime and SGLang's router send none, so keep
+    their ports in a private network. docs/serve.md says more.
     """
     with one_line_errors(lambda: "the server has ended"):
         run(_serve(model, host, port, device, api_key))
