@@ -36,12 +36,22 @@ class Lockstep(Protocol):
 
     def episode(self) -> AbstractContextManager[None]: ...
 
+    def begin_again(self) -> None: ...
+
 
 @runtime_checkable
 class LockstepEngine(Protocol):
     """An engine whose results are bit-identical again if episodes take their turns in waves: LocalEngine."""
 
     def lockstep(self, episodes: int) -> AbstractContextManager[Lockstep]: ...
+
+
+@dataclass(slots=True)
+class Scored:
+    """Whether the episodes of a run get rewards."""
+
+    any: bool = False
+    """One has got one. Set it where a run goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,7 @@ class Rollout:
     reward: RewardFn | None = None
     concurrency: int = 128
     """Episodes in flight at once."""
+    scored: Scored = field(default_factory=Scored)
 
 
 async def run_groups(
@@ -77,7 +88,7 @@ async def run_groups(
     """
     slots = asyncio.Semaphore(rollout.concurrency)
 
-    async def play(seat: tuple[int, int], turn: Callable[[], AbstractContextManager[None]]) -> Trajectory:
+    async def play(seat: tuple[int, int], lockstep: Lockstep) -> Trajectory:
         group, member = seat
         params: SamplingParams = {
             **rollout.options.sampling_params,
@@ -85,13 +96,9 @@ async def run_groups(
             "sampling_seed": sampling_seed(name, seed, step, group, member),
         }
         async with slots:
-            with turn():
-                trajectory = await _play_twice(
-                    rollout,
-                    tasks[group],
-                    params,
-                    f"{name}-{step:06d}-{group:04d}-{member:03d}",
-                )
+            with lockstep.episode():
+                session_id = f"{name}-{step:06d}-{group:04d}-{member:03d}"
+                trajectory = await _play_twice(rollout, tasks[group], params, session_id, lockstep)
         if on_episode is not None:
             on_episode(trajectory)
         return trajectory
@@ -101,9 +108,10 @@ async def run_groups(
     if isinstance(engine, LockstepEngine):
         for wave in batched(seats, rollout.concurrency):
             with engine.lockstep(len(wave)) as lockstep:
-                played += await gather([play(seat, lockstep.episode) for seat in wave])
+                played += await gather([play(seat, lockstep) for seat in wave])
     else:
-        played = await gather([play(seat, contextlib.nullcontext) for seat in seats])
+        played = await gather([play(seat, _Unordered()) for seat in seats])
+    _settle_unscored(rollout, played)
     return [list(group) for group in batched(played, group_size)]
 
 
@@ -113,10 +121,46 @@ def sampling_seed(*parts: str | int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-async def _play_twice(rollout: Rollout, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
+class _Unordered:
+    """Where an engine needs no lockstep."""
+
+    def episode(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def begin_again(self) -> None:
+        pass
+
+
+def _settle_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
+    """An episode that nothing gave a reward is worth 0, if others got one or the Env never had the chance to give it.
+
+    Raises ConfigError if the Env answered, and no episode of the run has got a reward so far.
+    """
+    rollout.scored.any |= any(trajectory.reward is not None for trajectory in played)
+    for trajectory in played:
+        if not trajectory.is_valid or trajectory.reward is not None:
+            continue
+        if not rollout.scored.any and _was_answered(trajectory):
+            task = trajectory.task
+            raise ConfigError(
+                f"{rollout.envs.cls.__name__} gave no episode a reward, not that of {task.id or task.prompt!r:.80}; "
+                "write score(trajectory), give a reward in step, or name a reward function in `reward`"
+            )
+        trajectory.reward = 0.0
+
+
+def _was_answered(trajectory: Trajectory) -> bool:
+    """`Env.step` has seen a turn: what cannot be read as a call never reaches it."""
+    return any(turn.env_s > 0 and turn.parse_error != "structural" for turn in trajectory.turns)
+
+
+async def _play_twice(
+    rollout: Rollout, task: Task, params: SamplingParams, session_id: str, lockstep: Lockstep
+) -> Trajectory:
     """An episode, and once more under another session id if its environment failed."""
     trajectory = await _play(rollout, task, params, session_id)
     if trajectory.failure is not None:
+        lockstep.begin_again()
         trajectory = await _play(rollout, task, params, f"{session_id}-again")
     if not trajectory.is_valid:
         trajectory.mask("env_failure" if trajectory.failure is not None else "host")
@@ -136,11 +180,6 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
     )
     if trajectory.failure is not None and trajectory.failure.kind == "bug":
         raise BugError(trajectory.failure, session_id)
-    if trajectory.is_valid and trajectory.reward is None:
-        raise ConfigError(
-            f"{type(env).__name__} gave task {task.id or task.prompt!r} no reward; "
-            "write score(trajectory), give a reward in step, or name a reward function in `reward`"
-        )
     return trajectory
 
 

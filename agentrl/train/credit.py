@@ -24,12 +24,12 @@ def credited(
     "episode": every turn has its episode's advantage. "turn": each is judged by what came after it began
     (`turn_advantages`); what `score` adds to the rewards of the steps counts as given at the end.
     """
-    rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups])
+    rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups], dtype=torch.float64)
     valid = torch.tensor([[t.is_valid for t in group] for group in groups])
     found = group_advantages(rewards, valid, algorithm)
     turns = max(len(t.turns) for group in groups for t in group)
     if credit == "turn" and turns:
-        earned = torch.tensor([[_earned_before(t, turns) for t in group] for group in groups])
+        earned = torch.tensor([[_earned_before(t, turns) for t in group] for group in groups], dtype=torch.float64)
         values = turn_advantages(found, earned, valid, algorithm)
     else:
         values = found.values[..., None].expand(-1, -1, turns)

@@ -25,6 +25,8 @@ from agentrl.train.config import Algorithm, KLType
 
 _EPSILON = 1e-6
 """Keeps a small deviation from dividing by nothing; as in slime."""
+_DUST = 1e-12
+"""Rewards that differ by less, in proportion, are equal: 0.1 + 0.2 and 0.3."""
 _MOST_KL = 10.0
 """low_var_kl is k3 clamped to it; as in slime."""
 
@@ -45,7 +47,9 @@ def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grp
     Members that are not `valid` neither count in the baseline nor get an advantage.
     """
     centred = _centred(rewards, valid)
-    informative = ((rewards != _first_valid(rewards, valid)) & valid).any(1)
+    first = _first_valid(rewards, valid)
+    apart = (rewards - first).abs() > _DUST * torch.maximum(rewards.abs(), first.abs())
+    informative = (apart & valid).any(1)
     scale = torch.ones_like(centred[:, :1])
     if algorithm != "dr_grpo":
         others = (valid.sum(1, keepdim=True) - 1).clamp(min=1)

@@ -406,6 +406,7 @@ class Trainer:
         self.checkpoint()
 
     def _restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
+        self.rollout.scored.any = self.position.step > 0
         if "schedule" in state:
             schedule = Schedule(**state["schedule"])
             self.learner.schedule = schedule.until(self.config.steps, at=self.position.step)

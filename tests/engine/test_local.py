@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="the embedded engine needs the extra
 
 from agentrl.engine.base import Generation  # noqa: E402
 from agentrl.engine.local import LocalEngine  # noqa: E402
-from agentrl.engine.local import worker as worker_module  # noqa: E402
+from agentrl.engine.local import lockstep as lockstep_module  # noqa: E402
 from agentrl.errors import ConfigError, EngineError, RequestError  # noqa: E402
 from agentrl.models import tiny_model, tiny_tokenizer  # noqa: E402
 
@@ -499,11 +499,21 @@ async def test_abort_ends_a_wave_that_waits(engine: LocalEngine) -> None:
 async def test_a_stuck_wave_says_who_is_missing(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker_module, "_STUCK_S", 0.02)
-    with engine.lockstep(3), caplog.at_level(logging.WARNING):
-        task = asyncio.create_task(engine.generate(prompt(1), FREE))
-        await until(lambda: "1 episodes wait for their turn; of 3 alive" in caplog.text)
-    assert len((await task).tokens) == 12  # the end of lockstep lets it go
+    monkeypatch.setattr(lockstep_module, "STUCK_S", 0.02)
+
+    async def play(i: int) -> None:
+        with lockstep.episode():
+            await engine.generate(prompt(i), FREE)
+            if i == 1:
+                await gone_on.wait()  # for another episode, which no episode should
+            await engine.generate(prompt(i), FREE)
+            gone_on.set()
+
+    gone_on = asyncio.Event()
+    with engine.lockstep(2) as lockstep, caplog.at_level(logging.WARNING):
+        async with asyncio.timeout(20):
+            await asyncio.gather(play(0), play(1))
+    assert "1 episodes wait for their turn; of 2 alive, the rest neither ask nor leave: going on" in caplog.text
 
 
 async def test_lockstep_is_refused_where_it_could_not_be_kept(engine: LocalEngine) -> None:

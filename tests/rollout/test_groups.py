@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -128,7 +129,7 @@ class LockstepFake(Fake):
         @contextmanager
         def entered():
             self.waves.append(episodes)
-            yield type("Wave", (), {"episode": lambda _: nullcontext()})()
+            yield type("Wave", (), {"episode": lambda _: nullcontext(), "begin_again": lambda _: None})()
 
         return entered()
 
@@ -216,8 +217,42 @@ class Unscored(Echo):
 
 
 async def test_an_episode_that_nothing_scores_is_a_configuration_error(renderer):
-    with pytest.raises(ConfigError, match="Unscored gave task '0' no reward; write score"):
+    with pytest.raises(ConfigError, match="Unscored gave no episode a reward, not that of '0'; write score"):
         await play(Fake(renderer), renderer, Unscored, n=1)
+
+
+class RewardsInStep(Echo):
+    """Knows no score; rewards what it answers."""
+
+    score = Env.score
+
+    async def step(self, action):
+        return StepResult(done=True, reward=None if self.task.id == "2" else 1.0)
+
+
+class Cuts(Fake):
+    """Never ends a turn of the first task."""
+
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
+        said = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+        return replace(said, finish_reason="length") if "-0000-" in session_id else said
+
+
+async def test_an_episode_that_ends_before_its_first_step_is_worth_nothing(renderer):
+    groups = await play(Cuts(renderer), renderer, RewardsInStep)
+    assert {t.stop for t in groups[0]} == {StopReason.CONTEXT}
+    assert [[t.reward for t in group] for group in groups] == [[0.0] * 4, [1.0] * 4, [0.0] * 4]
+    everywhere = Cuts(renderer)
+    assert {t.reward for group in await play(everywhere, renderer, RewardsInStep, n=1) for t in group} == {0.0}
+
+
+async def test_a_run_that_has_got_rewards_may_get_none_in_a_step(renderer):
+    async with Envs(RewardsInStep) as envs:
+        rollout = Rollout(envs=envs, engine=Fake(renderer), renderer=renderer)
+        with pytest.raises(ConfigError, match="gave no episode a reward"):
+            await run_groups(rollout, tasks(3)[2:], 2)
+        await run_groups(rollout, tasks(3), 2)
+        assert [[t.reward for t in g] for g in await run_groups(rollout, tasks(3)[2:], 2)] == [[0.0, 0.0]]
 
 
 class Aborting(Fake):

@@ -207,8 +207,8 @@ def test_metadata_is_json_whatever_an_env_says_of_itself(Sample):
     account = metadata["agentrl"]
     assert account["reward_parts"] == {"f1": 0.5}
     assert account["info"]["seen"] == {"1": [0, 1], "when": "odd"}
-    assert (account["info"]["pairs"], account["info"]["many"]) == ("{(1, 2): 3}", "{4}")
-    assert account["info"]["loop"] == "{'self': {...}}"
+    assert (account["info"]["pairs"], account["info"]["many"]) == ({"(1, 2)": 3}, "{4}")
+    assert "..." in json.dumps(account["info"]["loop"])
     assert (account["stop"], account["turns"]) == ("done", 2), "only what cannot be written is text"
 
 

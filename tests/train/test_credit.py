@@ -58,3 +58,14 @@ def test_failed_episodes_are_in_no_baseline_and_may_lack_turns():
     assert values[0] == [[0.5, 0.375], [-0.5, -0.375], [0.0, 0.0]]
     assert informative == [True, False]
     assert credited([[failed, failed]], "grpo", "turn") == ([[[], []]], [False])
+
+
+def test_large_rewards_are_counted_as_exactly_as_small_ones():
+    """In float32 these two are equal, and a turn's share of them is lost."""
+    groups = [[episode(2.0**24 + 1, 2.0**24, 1.0), episode(2.0**24, 2.0**24, 0.0)]]
+    values, informative = credited(groups, "dr_grpo", "turn")
+    assert (values, informative) == ([[[0.5, 0.5], [-0.5, -0.5]]], [True])
+
+
+def test_sums_in_another_order_are_equal_rewards():
+    assert credited([[episode(0.1 + 0.2), episode(0.3)]], "grpo", "episode")[1] == [False]

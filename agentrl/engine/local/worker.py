@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager
 
@@ -18,8 +18,6 @@ from agentrl.engine.local.request import Failed, Finished, Outcome, Request
 from agentrl.errors import EngineError
 
 log = logging.getLogger(__name__)
-
-_STUCK_S = 60.0
 
 
 class Worker:
@@ -52,6 +50,8 @@ class Worker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="agentrl-local-engine", daemon=True)
                 self._thread.start()
+            if self._lockstep is not None:
+                self._lockstep.ask(request.future)
             self._waiting.append(request)
             self._wake.notify()
 
@@ -96,7 +96,7 @@ class Worker:
         with self._wake:
             if self._lockstep is not None or self._waiting or self._running:
                 raise EngineError("lockstep begins on an idle engine: requests or another lockstep are still running")
-            self._lockstep = lockstep = Lockstep(episodes, self._notify)
+            self._lockstep = lockstep = Lockstep(episodes, self._change)
         with self.between_steps() as batch:
             batch.clear()
         try:
@@ -113,8 +113,9 @@ class Worker:
                 "make the engine in the process that uses it"
             )
 
-    def _notify(self) -> None:
+    def _change(self, change: Callable[[], None]) -> None:
         with self._wake:
+            change()
             self._wake.notify()
 
     # The thread
@@ -153,20 +154,18 @@ class Worker:
                     continue
                 self._drop_waiting()
                 idle = not self._backlog and not self._batch.requests
-                if self._waiting and (self._lockstep is None or (idle and len(self._waiting) >= self._lockstep.alive)):
-                    in_order = self._waiting if self._lockstep is None else sorted(self._waiting, key=Request.content)
+                lockstep, waiting = self._lockstep, len(self._waiting)
+                if waiting and (lockstep is None or (idle and lockstep.is_complete(waiting))):
+                    in_order = self._waiting if lockstep is None else sorted(self._waiting, key=Request.content)
                     self._backlog.extend(in_order)
                     self._running.update(in_order)
                     self._waiting = []
                     return True
                 if not idle:
                     return True
-                if not self._wake.wait(_STUCK_S) and self._waiting and self._lockstep is not None:
-                    log.warning(
-                        "lockstep: %d episodes wait for their turn; of %d alive, the rest neither ask nor leave",
-                        len(self._waiting),
-                        self._lockstep.alive,
-                    )
+                patience = lockstep.patience(waiting) if lockstep and waiting else None
+                if not self._wake.wait(patience) and lockstep is not None:
+                    lockstep.go_on(waiting)
             return False
 
     def _drop_waiting(self) -> None:
