@@ -191,6 +191,12 @@ def filter_output(sample: Any) -> Any:
     return of_host(sample, "DynamicFilterOutput", "rollout.filter_hub.base_types")
 
 
+def tracing(sample: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """`trace_span(sample, name, attrs=)`, and what makes its attributes of SGLang's meta_info."""
+    modules = "observability.trace_utils", "utils.trace_utils"
+    return of_host(sample, "trace_span", *modules), of_host(sample, "build_sglang_meta_trace_attrs", *modules)
+
+
 def tracker(sample: Any) -> Callable[..., Any] | None:
     """`log(args, metrics, step_key=)`, which slime tracks its metrics with."""
     found: Callable[..., Any] | None = of_host(

@@ -13,22 +13,21 @@ from typing import Any
 from agentrl.boundary import watcher
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.errors import Boundary
-from agentrl.slime.host import of_host
+from agentrl.slime.host import tracing
 
-_MODULES = "observability.trace_utils", "utils.trace_utils"
 _HOOKS: Mapping[Boundary, str] = {"reset": "env_reset", "step": "env_step", "score": "env_score"}
 
 
 @contextmanager
 def traced(sample: Any, engine: Engine) -> Iterator[Engine]:
     """While it is open, the hooks of the task's episode are spans of the sample, and so are the engine's requests."""
-    span = of_host(sample, "trace_span", *_MODULES)
+    span, attributes = tracing(sample)
     if span is None:
         yield engine
         return
     token = watcher.set(lambda name: span(sample, _HOOKS[name]) if name in _HOOKS else nullcontext())
     try:
-        yield _Traced(engine, sample, span, of_host(sample, "build_sglang_meta_trace_attrs", *_MODULES))
+        yield _Traced(engine, sample, span, attributes)
     finally:
         watcher.reset(token)
 
