@@ -25,7 +25,8 @@ class Capitals(Env):
 @pytest.fixture
 async def played(renderer):
     async def play(*turns, **limits):
-        return await rollout(Capitals(), Task(prompt="?"), turns, renderer=renderer, limits=Limits(**limits))
+        given = {"renderer": renderer, "limits": Limits(**limits), "raise_tool_errors": False}
+        return await rollout(Capitals(), Task(prompt="?"), turns, **given)
 
     return [
         [
