@@ -252,6 +252,35 @@ async def test_a_prompt_of_another_tokenizer_is_not_even_sent(wrong):
     assert [body["input_ids"] for body in fake.bodies] == [[1, 99], [1, 99, 5]]
 
 
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"top_k": 2**63}, "top_k must be"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"temperature": float("inf")}, "temperature must be"),
+        ({"top_p": float("nan")}, "top_p must be"),
+        ({"stop": ["fine", "\ud800"]}, "stop holds a lone surrogate"),
+        ({"stop": "\ud800"}, "stop holds a lone surrogate"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids must be"),
+        ({"stop_token_ids": [2**40]}, "stop_token_ids must be"),
+        ({"sampling_seed": 2**63}, "sampling_seed must be"),
+    ],
+)
+async def test_parameters_that_no_engine_can_obey_are_not_even_sent(params, message):
+    """A real SGLang worker dies of top_k = 2**63, and all of its requests with it."""
+    async with client("http://127.0.0.1:1", retries=0) as engine:
+        with pytest.raises(RequestError, match=message):
+            await engine.generate([1], params)
+
+
+async def test_parameters_that_another_engine_may_know_are_sent():
+    fake = Fake(answer([7]))
+    params = {"min_p": 0.1, "regex": "a+", "sampling_seed": -5, "temperature": None, "stop": None, "top_k": 1 << 30}
+    async with fake.serve() as url, client(url) as engine:
+        await engine.generate([1], params)
+    assert params.items() <= fake.bodies[0]["sampling_params"].items()
+
+
 async def test_both_requests_of_one_rid_are_aborted():
     fake, told = Fake(for_ever, for_ever), asyncio.Event()
 

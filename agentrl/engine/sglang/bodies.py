@@ -135,9 +135,25 @@ def read_sampling_params(given: Any) -> SamplingParams:
     params["stop"] = _stops(params.get("stop", []))
     params["stop_token_ids"] = _stop_token_ids(params.get("stop_token_ids", []))
     _check_ranges(params)
+    if not 0 <= (seed := params.get("sampling_seed", 0)) < 2**63:
+        raise RequestError(f"sampling_seed must be in [0, 2**63 - 1], got {_shown(seed)}.")
     if params.get("temperature", 1.0) < _GREEDY_BELOW:
         params["temperature"] = 0.0
     return cast(SamplingParams, params)
+
+
+def check_sampling_params(params: Mapping[str, Any]) -> None:
+    """Refuse what no engine can obey. A worker of SGLang may die of it, and everybody's requests with it: top_k = 2**63
+    does that. What an engine may not know is left for it to say. Raises RequestError."""
+    numbers = {name: value for name, value in params.items() if type(value) in (int, float)}
+    _check_ranges({"max_new_tokens": 0, **numbers})
+    if not -(2**63) <= (seed := numbers.get("sampling_seed", 0)) < 2**63:
+        raise RequestError(f"sampling_seed must be in [-2**63, 2**63 - 1], got {_shown(seed)}.")
+    stop = params.get("stop") or ()
+    for string in (stop,) if isinstance(stop, str) else stop:
+        if isinstance(string, str):
+            _check_encodable("sampling_params.stop", string)
+    _stop_token_ids(params.get("stop_token_ids") or ())
 
 
 def _check_ranges(params: Mapping[str, Any]) -> None:
@@ -151,8 +167,6 @@ def _check_ranges(params: Mapping[str, Any]) -> None:
         raise RequestError(f"top_p must be in (0, 1], got {_shown(params['top_p'])}.")
     if (top_k := params.get("top_k", -1)) != -1 and not 1 <= top_k < 2**31:
         raise RequestError(f"top_k must be -1 (disable) or at least 1 and below 2**31, got {_shown(top_k)}.")
-    if not 0 <= (seed := params.get("sampling_seed", 0)) < 2**63:
-        raise RequestError(f"sampling_seed must be in [0, 2**63 - 1], got {_shown(seed)}.")
 
 
 def _stops(given: str | list[Any]) -> list[str]:

@@ -21,6 +21,7 @@ from uuid import uuid4
 from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
 from agentrl.engine.sglang import workers
 from agentrl.engine.sglang.answers import read_generation
+from agentrl.engine.sglang.bodies import check_sampling_params
 from agentrl.engine.sglang.connections import Address, Connections, UnavailableError
 from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.engine.sglang.workers import Workers
@@ -107,12 +108,13 @@ class SGLangEngine(AsyncClosing):
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
-        """Continue `input_ids`; sampling parameters are passed on as given.
+        """Continue `input_ids`; sampling parameters are passed on as given, unless no engine could obey them.
 
         Generating twice costs time and changes nothing, so an attempt without an answer is made again; a refusal (an
         over-long prompt, say) is final and raises RequestError with SGLang's own words. Cancellation and time-out abort
         the request at the worker before they are raised.
         """
+        check_sampling_params(sampling_params)
         fields = {
             # What the trainer sees is token ids; text is only read by people, and they want to see all of it.
             "sampling_params": {
