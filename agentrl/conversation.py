@@ -1,7 +1,8 @@
 """A conversation with a model, exact to the token: it samples a turn, then observes the answer. It knows no Env.
 
     talk = Conversation(engine, renderer, Trajectory(), EpisodeOptions())
-    await talk.open(tools)
+    await talk.open()
+    talk.use_tools(tools)
     talk.begin([{"role": "user", "content": "Capital of France?"}])
     action, stop = await talk.sample()
     stop = stop or talk.observe([{"role": "user", "content": "And of Spain?"}])
