@@ -85,7 +85,7 @@ class Sizes:
             vocab=args.vocab_size or 0,
             untied=bool(args.untie_embeddings_and_output_weights),
             experts=args.num_experts or 0,
-            expert_ffn=args.moe_ffn_hidden_size or 0,
+            expert_ffn=(args.moe_ffn_hidden_size or 0) if args.num_experts else 0,
             shared_ffn=args.moe_shared_expert_intermediate_size or 0,
             rank=int(args.kv_lora_rank or 0) if args.multi_latent_attention else 0,
         )
