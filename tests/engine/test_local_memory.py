@@ -70,6 +70,22 @@ async def test_one_long_prompt_among_short_sessions_costs_what_it_holds() -> Non
 
 
 @pytest.mark.usefixtures("_small")
+async def test_a_long_prompt_after_many_short_ones_is_one_row() -> None:
+    async with LocalEngine(MODEL, TOKENIZER) as engine:
+        batch = engine._worker._batch
+        await asyncio.gather(*(ask(engine, prompt(i, 2), 2) for i in range(32)))
+        with engine._worker.between_steps():
+            task = asyncio.create_task(ask(engine, prompt(1, 900), 3))
+            await asyncio.sleep(0)
+        highest = 0
+        while not task.done():
+            highest = max(highest, batch.memory_bytes)
+            await asyncio.sleep(0)
+        await task
+        assert highest < 2 * 903 * TOKEN_BYTES
+
+
+@pytest.mark.usefixtures("_small")
 async def test_memory_is_given_back() -> None:
     async with LocalEngine(MODEL, TOKENIZER) as engine:
         batch = engine._worker._batch

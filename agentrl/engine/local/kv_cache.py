@@ -44,16 +44,13 @@ class Block(Cache):  # type: ignore[misc]
 
     def fit(self, rows: int, columns: int, most_rows: int) -> None:
         """Make room for `rows` sequences of `columns` tokens; give memory back where less than half is needed."""
-        wanted_rows, wanted_columns = self._roomy(rows, columns, most_rows)
-        too_small = rows > self.rows or columns > self.columns
-        too_large = self.bytes > SMALL_BYTES and self.rows * self.columns > 2 * wanted_rows * wanted_columns
-        if too_large:
-            self._resize(wanted_rows, wanted_columns)
-        elif too_small:
-            self._resize(
-                wanted_rows if rows > self.rows else self.rows,
-                wanted_columns if columns > self.columns else self.columns,
-            )
+        wanted = self._roomy(rows, columns, most_rows)
+        if self.bytes > SMALL_BYTES and self.rows * self.columns > 2 * wanted[0] * wanted[1]:
+            self._resize(*wanted)
+        elif rows > self.rows or columns > self.columns:
+            grown = max(wanted[0], self.rows), max(wanted[1], self.columns)
+            # Many rows of short sequences are no reason for many rows of a long one.
+            self._resize(*(grown if grown[0] * grown[1] * self._token_bytes <= SMALL_BYTES else wanted))
 
     def _roomy(self, rows: int, columns: int, most_rows: int) -> tuple[int, int]:
         """Room to grow: powers of two where that is small, else a quarter more."""
