@@ -350,6 +350,8 @@ def test_rows_may_name_the_env(folder):
     (folder / "train.jsonl").write_text(json.dumps(row) + "\n")
     assert serious() == []
     assert serious(prompt_data="train.jsonl@[0:1]") == []
+    (folder / "train.jsonl").write_text(json.dumps({**row, "metadata": json.dumps(row["metadata"])}) + "\n")
+    assert serious() == []
 
 
 def test_text_that_is_not_utf8(folder):

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.slime.check.evaluation import datasets
 from agentrl.slime.check.finding import Finding, error, unchecked, warning
 from agentrl.slime.check.setup import Setup, open_env
-from agentrl.slime.task import from_sample
+from agentrl.slime.task import from_sample, metadata_of
 
 ROWS = 100
 """How many rows of a file are read."""
@@ -112,8 +112,9 @@ def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | No
     for name in ("input", "label"):
         if (key := keys[name]) is not None and key not in row:
             return f"no key {key!r} (it has: {', '.join(map(str, row))}); set --{name}-key to the right one"
-    metadata = row.get(keys["metadata"] or "") or {}
-    if not isinstance(metadata, dict):
+    try:
+        metadata = _metadata(row, keys)
+    except ConfigError:
         return f"{keys['metadata']!r} is no object; write {{}}, or set --metadata-key to another key"
     prompt = row[keys["input"] or "input"]
     if isinstance(prompt, str) and not setup.args.apply_chat_template and setup.has_processor:
@@ -129,11 +130,16 @@ def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | No
     return None
 
 
+def _metadata(row: Mapping[str, Any], keys: Mapping[str, str | None]) -> Mapping[str, Any]:
+    """As adapt reads it, which takes JSON text too. Raises ConfigError."""
+    return metadata_of(SimpleNamespace(metadata=row.get(keys["metadata"] or "") or {}))
+
+
 def _named_envs(
     setup: Setup, path: str, rows: Sequence[Any], keys: Mapping[str, str | None], more: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Environments that rows name in metadata["env"]."""
-    named = [more.get("env") or (row.get(keys["metadata"] or "") or {}).get("env") for row in rows]
+    named = [more.get("env") or _metadata(row, keys).get("env") for row in rows]
     config = setup.config
     if config is not None and config.env is None and not all(named):
         yield error(
