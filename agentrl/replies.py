@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.errors import ParsePolicy
 from agentrl.plain import plain, text
+from agentrl.render.content import text_of
 from agentrl.types import Action, Message, Observation, Observed, Raw
 
 
@@ -59,4 +60,4 @@ def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool
         raise TypeError("last_turn returned Raw after messages, or messages after Raw; return what `step` returns")
     if not isinstance(last, str) or pending[-1].get("role") != "tool" or capabilities.get("user_after_tool", False):
         return [*pending, *messages_of(observed(last, "last_turn"))]
-    return [*pending[:-1], {**pending[-1], "content": f"{pending[-1]['content']}\n\n{text(last)}"}]
+    return [*pending[:-1], {**pending[-1], "content": f"{text_of(pending[-1].get('content'))}\n\n{text(last)}"}]

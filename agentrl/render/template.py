@@ -12,6 +12,7 @@ from jinja2 import TemplateSyntaxError, UndefinedError
 from jinja2.exceptions import SecurityError
 
 from agentrl.errors import TemplateError
+from agentrl.render.content import text_of
 from agentrl.types import JSON, Message, ToolSpec
 
 RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
@@ -139,7 +140,7 @@ class Template:
         Content is never None, except as the template likes it beside calls; `tool_calls` is absent rather than empty
         (some templates test for the key).
         """
-        plain = {**message, "content": "" if message.get("content") is None else message["content"]}
+        plain = {**message, "content": text_of(message.get("content"))}
         thoughts = [plain.pop(name) for name in REASONING_FIELDS if name in plain]
         if thoughts and thoughts[0] is not None:
             plain[self.forms.reasoning_field] = thoughts[0]

@@ -8,6 +8,7 @@ from typing import Literal
 
 from agentrl.errors import TemplateError
 from agentrl.render.base import Rendered, RenderedSpan, SpanKind
+from agentrl.render.content import text_of
 from agentrl.render.formats.json_calls import CONVENTION
 from agentrl.render.learn.close import Close
 from agentrl.render.learn.probe import QUESTION, RESULT, assistant, behind_question
@@ -69,8 +70,7 @@ class Turns:
         rendered = self._bridge(before, action, new)
         if budget is None or _observed(rendered) <= budget:
             return rendered
-        texts = [message.get("content") for message in new]
-        contents = [self.template.encode(text) if isinstance(text, str) else [] for text in texts]
+        contents = [self.template.encode(text_of(message.get("content"))) for message in new]
         keep = sum(map(len, contents))
         cut = 0
         for _ in range(CUT_ROUNDS):
@@ -109,7 +109,7 @@ class Turns:
 
     def sampled(self, message: Message) -> str:
         """An assistant message as the text a model would sample after the generation prompt, stop token included."""
-        message = {**message, "role": "assistant"}
+        message = {**message, "role": "assistant", "content": text_of(message.get("content"))}
         if self.template.forms.name_in_id:
             message = with_named_ids([message])[0]
         if self.profile.content_after_calls and message.get("tool_calls") and message.get("content"):
@@ -172,13 +172,22 @@ class Turns:
 
         It sampled the template's stop token: only what follows that. It sampled none (it was cut, or met a stop
         string), or another one (`<|endoftext|>`): that stays, and the template's whole close follows, so that the next
-        message stands where the model has always seen it. Whitespace that the template puts before its stop token is
-        part of the close where the turn is plain text; after a call, the model wrote the call's own end.
+        message stands where the model has always seen it.
         """
         if last and last in end.ends:
             return end.after_stop
-        before = "" if action.calls or last else self.profile.said.before_stop
+        before = "" if last else self._unsampled_lead(action)
         return before + end.stop + end.after_stop
+
+    def _unsampled_lead(self, action: Action) -> str:
+        """What the template writes before its stop token, as far as the turn does not end with it already."""
+        if not action.calls:
+            return _missing(self.profile.said.before_stop, action.text)
+        lead = (self.profile.called or self.profile.said).before_stop
+        syntax = lead.rstrip()
+        if syntax and not action.text.rstrip().endswith(pieces(syntax)[-1]):
+            return ""  # the call itself was not ended, and cannot be from here
+        return _missing(lead[len(syntax) :], action.text)
 
     def _shorten(
         self, new: Sequence[Message], contents: Sequence[Sequence[int]], keep: int
@@ -196,7 +205,7 @@ class Turns:
             if len(tokens) <= longest:
                 messages.append(message)
                 continue
-            content, lost = self.shorten(message["content"], tokens, longest)
+            content, lost = self.shorten(text_of(message["content"]), tokens, longest)
             messages.append({**message, "content": content})
             cut += lost
         return messages, cut
@@ -207,6 +216,11 @@ class Turns:
         written = [CONVENTION.write(function["name"], function["arguments"]) for function in functions]
         content = "\n".join(filter(None, [message["content"], *written]))
         return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
+
+
+def _missing(lead: str, text: str) -> str:
+    """The rest of the lead that the text does not end with."""
+    return next(lead[count:] for count in range(len(lead), -1, -1) if text.endswith(lead[:count]))
 
 
 def spans(*lengths: tuple[SpanKind, int]) -> tuple[RenderedSpan, ...]:

@@ -1,0 +1,33 @@
+"""What a message says, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.errors import TemplateError
+
+
+def text_of(content: Any) -> str:
+    """Content as text: parts of text are joined, None says nothing.
+
+    Raises TemplateError for anything else. Templates write an image, a number or a mapping as Python prints it, or
+    leave it out in silence, and the model would be trained on that.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise TemplateError(f"the content of a message must be text, not {type(content).__name__}: {str(content)[:60]}")
+    return "".join(map(_part, content))
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        text: str = part["text"]
+        return text
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise TemplateError(f"the content of a message may hold parts of text only, not {kind!r}: turn it into text")
