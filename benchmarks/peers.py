@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.types import FinishReason, Message
+from tests.render.markers import small_tokenizer
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+TEMPLATES = Path(__file__).parents[1] / "tests" / "render" / "templates" / "real"
 RESULTS = Path(__file__).parent / "results"
 SLIME_SRC = os.environ.get("SLIME_SRC", "")
 
@@ -74,14 +75,19 @@ class Outcome:
 
 
 def load_tokenizer(template: str = "") -> Any:
-    """The real Qwen 3 tokenizer, with its own template or one of the data folder's; exits where that is absent."""
+    """Qwen 3's own tokenizer if AGENTRL_TEST_DATA names a folder that has it, else a small one with its markers.
+
+    With its own template, or with another of the repository's.
+    """
     from transformers import AutoTokenizer
 
-    if not (DATA / "tokenizers" / "qwen3").is_dir():
-        sys.exit("no ../shared/data/tokenizers/qwen3 beside the repository: this benchmark needs a real tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "tokenizers" / "qwen3")
+    own = Path(os.environ.get("AGENTRL_TEST_DATA", "")) / "tokenizers" / "qwen3"
+    if os.environ.get("AGENTRL_TEST_DATA") and own.is_dir():
+        tokenizer = AutoTokenizer.from_pretrained(own)
+    else:
+        tokenizer = small_tokenizer((TEMPLATES / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8"))
     if template:
-        path = DATA / "chat_templates" / f"{template}.jinja"
+        path = TEMPLATES / f"{template}.jinja"
         tokenizer.chat_template = path.read_text(encoding="utf-8")
     return tokenizer
 

@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.render import Renderer, load_renderer
+from tests.render.markers import GIVEN, data_folder
 
 TEXT = [
     "The weather in Paris is mild: 18 degrees, light wind from the west.",
@@ -179,8 +180,9 @@ def plain(tokenizers: Any) -> Renderer:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    folder = Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("no ../shared/data beside the repository")
-    return folder
+def qwen3_tokenizer() -> Path:
+    """The folder of Qwen 3's own tokenizer."""
+    given = data_folder()
+    if given is None or not (given / "tokenizers" / "qwen3").is_dir():
+        pytest.skip(f"{GIVEN} names no folder with tokenizers/qwen3")
+    return given / "tokenizers" / "qwen3"

@@ -8,6 +8,7 @@ which a rendered assistant's turn ends.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from jinja2 import TemplateError as JinjaError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+HERE = Path(__file__).parent / "templates"
+GIVEN = "AGENTRL_TEST_DATA"
+"""Names a folder with `chat_templates/*.jinja` and `tokenizers/NAME/` beside those of the repository."""
 
 CONTROL = re.compile(
     r"<\|[^|<>\s'\"{}]+\|?>|<[a-z_]+\|>|<｜[^｜<>\s'\"{}]+｜>"  # <|im_end|>, <|turn>, <turn|>, <｜User｜>
@@ -30,7 +33,7 @@ TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
 """Single tokens in most vocabularies, yet not control tokens."""
 
 REAL = {"Qwen-Qwen3-0.6B": "qwen3", "deepseek-ai-DeepSeek-V3.1": "deepseek_v3"}
-"""Templates whose own tokenizer is in the data folder."""
+"""Templates whose own tokenizer may be in the folder that was given."""
 
 TOOL = {
     "type": "function",
@@ -49,16 +52,30 @@ SENTENCES = (
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
+def data_folder() -> Path | None:
+    """A folder with more chat templates and with real tokenizers, if one was given."""
+    return Path(os.environ[GIVEN]) if os.environ.get(GIVEN) else None
+
+
 def template_files() -> list[Path]:
-    """The chat templates beside the repository; none where that folder is absent."""
-    return sorted((DATA / "chat_templates").glob("*.jinja"))
+    """Real chat templates: those of the repository, and those of the folder that was given."""
+    given = data_folder()
+    found = {path.stem: path for path in (HERE / "real").glob("*.jinja")}
+    more = (given / "chat_templates").glob("*.jinja") if given else ()
+    return sorted({**{path.stem: path for path in more}, **found}.values(), key=lambda path: path.stem)
+
+
+def made_files() -> list[Path]:
+    """Chat templates that were written for these tests."""
+    return sorted((HERE / "made").glob("*.jinja"))
 
 
 @functools.cache
 def tokenizer_of(path: Path) -> Any:
     """A tokenizer with this template: the real one where it is at hand. One per template and process."""
-    if path.stem in REAL:
-        tokenizer = AutoTokenizer.from_pretrained(DATA / "tokenizers" / REAL[path.stem])
+    given = data_folder()
+    if path.stem in REAL and given and (given / "tokenizers" / REAL[path.stem]).is_dir():
+        tokenizer = AutoTokenizer.from_pretrained(given / "tokenizers" / REAL[path.stem])
         tokenizer.chat_template = path.read_text(encoding="utf-8")
         return tokenizer
     return small_tokenizer(path.read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ import pytest
 from agentrl.errors import TemplateError
 from agentrl.render import Renderer, load_renderer
 from tests.render.checker import Conversation, Judge, answered, turns
-from tests.render.markers import REAL, small_tokenizer, template_files, tokenizer_of
+from tests.render.markers import REAL, data_folder, small_tokenizer, template_files, tokenizer_of
 from tests.render.probes import PROBES, TOOLS
 
 pytest.importorskip("renderers")
@@ -75,7 +75,7 @@ def spoken(path: Path) -> list[tuple[str, Any, Renderer, Any]]:
     """Families that speak this template, with our renderer and the tokenizer of both."""
     found = []
     for config in families():
-        real = path.stem in REAL
+        real = path.stem in REAL and data_folder() is not None
         tokenizer = tokenizer_of(path) if real else small_tokenizer(path.read_text(encoding="utf-8"))
         family = create(config, tokenizer)
         if family is None or not speaks(family, Judge(family, tokenizer, TOOLS)):

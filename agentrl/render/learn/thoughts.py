@@ -20,6 +20,8 @@ def learn_thinking(template: Template) -> Thinking:
     bare = behind_question(template.render([QUESTION, assistant(SAID)])).partition(SAID)[0]
     other = before_call[1] if before_answer and before_call else None
     close = _close(after, other, bare if before_answer else "")
+    if not close.strip():
+        return Thinking()  # nothing tells a thought from what follows it, as reading it back will show
     return Thinking(_open(before, prompt, close.strip()), close.strip(), close)
 
 

@@ -208,7 +208,7 @@ def _compare(
             close.stop for close in (turns.profile.said, turns.profile.called) if close is not None and close.stop
         ]
         stops = [template.decode([token]) for token in (sampled[-1], *turns.profile.stop_token_ids)] + closes
-        if not lost and _same_end(ours, theirs, stops):
+        if not lost and (_same_end(ours, theirs, stops) or _differs_by_id(turn, ours, theirs)):
             return
     raise _WrongError(
         case.name,
@@ -222,6 +222,14 @@ def _same_end(ours: str, theirs: str, stops: Sequence[str]) -> bool:
     left, right = ({side.removesuffix(stop).rstrip() for stop in ("", *stops)} for side in (ours, theirs))
     sampled = stops[0]
     return not left.isdisjoint(right) or (theirs.endswith(sampled) and theirs.count(sampled) == ours.count(sampled))
+
+
+def _differs_by_id(turn: Message, ours: str, theirs: str) -> bool:
+    """Whether only history shows a call's id: what stands behind it there, the sampled turn ends with."""
+    ids = [call["id"] for call in turn.get("tool_calls", ())]
+    shown = next((call_id for call_id in reversed(ids) if call_id in theirs and call_id not in ours), None)
+    behind = theirs.rpartition(shown)[2].lstrip("\"' ") if shown else ""
+    return bool(behind.strip()) and ours.endswith(behind)
 
 
 def _shown(content: str, text: str) -> bool:

@@ -42,7 +42,7 @@ def read_back(turns: Turns, parser: Parser) -> Reading:
         if not message.get("tool_calls") and parser.block is not None:
             alone = _wrong(turns, parser.without_calls(), message, thinking)
             if alone is None:  # what it says is taken for a call
-                found.calls = wrong
+                found.calls = found.calls or wrong
                 continue
         if not message.get("tool_calls"):
             found.answers = found.answers or wrong

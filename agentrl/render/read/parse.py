@@ -15,6 +15,8 @@ from agentrl.render.read.thinking import Thinking
 from agentrl.render.template import Template
 from agentrl.types import Action, FinishReason, ToolCall, ToolSpec
 
+_NEVER = r"(?!)"
+
 
 class Parser:
     """Reads turns in one format of calls. Never raises: a model may sample anything.
@@ -34,7 +36,7 @@ class Parser:
         self._block = block
         self._lead = frames.lead
         self._stops = stop_token_ids
-        self._open, self._close = loose(thinking.open), loose(thinking.close)
+        self._open, self._close = loose(thinking.open) or _NEVER, loose(thinking.close) or _NEVER
         self._frames, self._first = frames.pattern(), frames.first()
         markers = block.markers if block is not None else ()
         self._lex = Lexer(template, (thinking.open, thinking.close, *markers, *frames.markers))
