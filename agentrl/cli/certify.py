@@ -15,26 +15,34 @@ from agentrl.errors import ConfigError, TemplateError
 if TYPE_CHECKING:
     from agentrl.render.base import Certificate
 
-REFUSED = 1
+REFUSED, NO_TOOLS = 1, 3
+"""Exit codes; 2 is a wrong command. exact and keeps-history are 0."""
 
 
 def certify(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, or a model's name.")],
     template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's own template.")] = None,
+    tools: Annotated[bool, typer.Option("--tools", help="Ask for tools: exit 3 where none can be offered.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that was found as one JSON object.")] = False,
 ) -> None:
-    """Prove that the chat template can be continued token for token; exit 1 and show the case where it cannot."""
+    """Prove that the chat template can be continued token for token, and that what it writes is read back.
+
+    Exit 1 and show the case where it cannot be used at all, 3 where it is asked for tools and can be used without only.
+    """
     with one_line_errors():
         tokenizer, source = _tokenizer(model), _source(template)
         try:
-            certificate = _certificate(tokenizer, source)
+            certificate, refused = _certificate(tokenizer, source)
         except TemplateError as exc:
             typer.echo(json.dumps({"level": "refused", "reason": str(exc)}) if as_json else f"refused: {exc}")
             raise typer.Exit(REFUSED) from exc
-        typer.echo(json.dumps(dataclasses.asdict(certificate)) if as_json else _line(certificate))
+        found = {**dataclasses.asdict(certificate), "tools_refused": refused}
+        typer.echo(json.dumps(found) if as_json else _line(certificate, refused))
+        if tools and refused:
+            raise typer.Exit(NO_TOOLS)
 
 
-def _line(certificate: Certificate) -> str:
+def _line(certificate: Certificate, refused: str) -> str:
     carried = [name for name, carries in certificate.capabilities.items() if carries]
     lacking = [name for name, carries in certificate.capabilities.items() if not carries]
     parts = [
@@ -43,6 +51,7 @@ def _line(certificate: Certificate) -> str:
         f"carries {', '.join(carried) or 'plain answers only'}",
         f"not {', '.join(lacking)}" if lacking else "",
         f"{certificate.milliseconds:.0f} ms",
+        f"no tools: {refused}" if refused else "",
     ]
     return "; ".join(filter(None, parts))
 
@@ -69,7 +78,13 @@ def _source(template: Path | None) -> str | None:
         raise ConfigError(f"--template {template}: {exc}") from exc
 
 
-def _certificate(tokenizer: Any, source: str | None) -> Certificate:
-    from agentrl.render import load_renderer
+def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str]:
+    """The certificate, and why no tools can be offered; empty if they can."""
+    from agentrl.render import PROBE_TOOL, load_renderer
 
-    return load_renderer(tokenizer, chat_template=source).certificate
+    renderer = load_renderer(tokenizer, chat_template=source)
+    try:
+        renderer.bind([PROBE_TOOL])
+    except TemplateError as exc:
+        return renderer.certificate, str(exc)
+    return renderer.certificate, ""

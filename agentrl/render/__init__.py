@@ -20,6 +20,7 @@ says what is proved, of which templates, and why it is done so.
 """
 
 from agentrl.render.base import Certificate, Rendered, RenderedSpan, Renderer, SpanKind
+from agentrl.render.learn.probe import TOOL as PROBE_TOOL
 from agentrl.render.renderer import load_renderer
 
-__all__ = ["Certificate", "Rendered", "RenderedSpan", "Renderer", "SpanKind", "load_renderer"]
+__all__ = ["PROBE_TOOL", "Certificate", "Rendered", "RenderedSpan", "Renderer", "SpanKind", "load_renderer"]

@@ -148,6 +148,8 @@ class Trainer:
             self.demonstrations = load_demonstrations(config.warm_start.demonstrations, vocabulary)
             self.warm_optimizers = make_optimizers(self.learner.model, self.learner.masters, config.warm_start)
         renderer = load_renderer(self.tokenizer)
+        if tools := [made.spec for made in envs.cls._agentrl_tools.values()]:
+            renderer.bind(tools)  # a template that cannot carry them is refused here, not in the first episode
         self.engine = self._open_engine(renderer)
         self.rollout = Rollout(
             envs=await self._stack.enter_async_context(envs),

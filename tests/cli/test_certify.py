@@ -58,6 +58,34 @@ def test_a_template_without_calls_says_what_it_lacks(agentrl, model, tmp_path):
     assert "not calls, tools" in agentrl.stdout
 
 
+UNREAD = CHATML_TOOLS.replace("c.function.arguments | tojson", "c.function.arguments.values() | join('#')")
+
+
+def test_exit_codes_for_tools(agentrl, model, tmp_path):
+    """0 for exact and keeps-history, 3 where tools are asked for and cannot be offered, 1 where nothing can be."""
+    unread, counted = tmp_path / "unread.jinja", tmp_path / "counted.jinja"
+    unread.write_text(UNREAD)
+    counted.write_text(COUNTED)
+    assert agentrl("certify", model, "--tools") == 0
+    assert agentrl("certify", model, "--template", unread) == 0
+    assert "no tools: the chat template of" in agentrl.stdout
+    assert agentrl("certify", model, "--template", unread, "--tools") == 3
+    assert "cannot be used with tools: its tool calls cannot be read back" in agentrl.stdout
+    assert agentrl.stdout.count("\n") == 1
+    assert agentrl("certify", model, "--template", unread, "--tools", "--json") == 3
+    assert "cannot be read back" in json.loads(agentrl.stdout)["tools_refused"]
+    assert agentrl("certify", model, "--template", counted, "--tools") == 1
+
+
+def test_training_with_tools_that_cannot_be_read_does_not_begin(agentrl, folder, model):
+    tiny_model().save_pretrained(model)
+    (model / "generation_config.json").unlink()  # its stop token is another tokenizer's
+    (model / "chat_template.jinja").write_text(UNREAD)
+    assert agentrl("train", "my_env.py:Capitals", "--model", model, "--data", "tasks.jsonl", "--out", "run") == 2
+    assert "cannot be used with tools" in agentrl.stderr
+    assert agentrl.stderr.count("\nerror") <= 1
+
+
 @pytest.mark.parametrize("bad", ["nowhere", "no-tokenizer"])
 def test_what_is_no_model_is_a_usage_error(agentrl, tmp_path, bad):
     (tmp_path / "no-tokenizer").mkdir()

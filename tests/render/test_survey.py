@@ -155,8 +155,8 @@ SAMPLED = {
         '<｜tool▁call▁begin｜> find <｜tool▁sep｜> {"what" : "x"}\n<｜tool▁call▁end｜><｜end▁of▁sentence｜>',
     ),
     "spaces in an object": (
-        "google-gemma-4-31B-it",
-        '<|tool_call>call:find{ what: <|"|>x<|"|> }<tool_call|><|tool_response>',
+        "bare_keys",
+        '<|tool_call>call:find{ what: <|"|>x<|"|> }<tool_call|><turn|>',
     ),
 }  # fmt: skip
 
@@ -177,7 +177,7 @@ BROKEN = {
     "Qwen3-Coder": "<tool_call>\n<function=find>\n<parameter=what>\nx\n</function>\n</tool_call><|im_end|>",
     "GLM-4.6": "<tool_call>find\n<arg_key>what</arg_key>\n<arg_value>x\n</tool_call><|observation|>",
     "deepseek-ai-DeepSeek-V3.1": "<｜tool▁call▁begin｜>find<｜tool▁sep｜>{<｜tool▁call▁end｜><｜end▁of▁sentence｜>",
-    "google-gemma-4-31B-it": '<|tool_call>call:find{what:<|"|>x}<tool_call|><|tool_response>',
+    "bare_keys": '<|tool_call>call:find{what:<|"|>x}<tool_call|><turn|>',
 }
 
 
@@ -233,7 +233,7 @@ def test_of_two_ends_the_sampled_one_stays() -> None:
 
 
 def test_results_are_numbered_over_the_conversation() -> None:
-    renderer, _ = by_name("CohereForAI-c4ai-command-r7b-12-2024-tool_use")
+    renderer, _ = by_name("numbered_results")
     tokens = renderer.encode(turn(1))
     action = renderer.parse(tokens, "stop", tokens[-1])
     new = [{"role": "tool", "tool_call_id": action.calls[0].id, "content": "found"}]

@@ -32,13 +32,16 @@ def template(setup: Setup) -> Iterator[Finding]:
         )
         return
     from agentrl.models.tokenizer import RemoteCodeError, load_tokenizer  # transformers takes seconds to import
-    from agentrl.render import load_renderer
+    from agentrl.render import PROBE_TOOL, load_renderer
 
     try:
-        certificate = load_renderer(
+        renderer = load_renderer(
             load_tokenizer(str(setup.model_folder), chat_template=setup.config.template_text()),
             chat_template_kwargs=setup.config.template_kwargs(setup.args),
-        ).certificate
+        )
+        certificate = renderer.certificate
+        if setup.has_tools and setup.env is not None:
+            renderer.bind([made.spec for made in setup.env._agentrl_tools.values()] or [PROBE_TOOL])
     except RemoteCodeError:
         yield unchecked(
             "the chat template", f"{setup.model_folder}: its tokenizer is Python code, which is not run here"
