@@ -74,7 +74,10 @@ class Host:
     def reset(self) -> None:
         """Forget all that the last scenario left in the host's singletons."""
         if self.fully_async:
-            self.fully_async._stop_global_worker()
+            worker = self.fully_async._global_worker
+            self.fully_async._stop_global_worker()  # which waits for five seconds; a busy worker makes new singletons
+            if worker is not None and worker.worker_thread is not None:
+                worker.worker_thread.join(60)
         self.run(_end_tasks())
         if self.http._http_client is not None:
             self.run(self.http._http_client.aclose())
