@@ -85,7 +85,7 @@ def test_settings_may_be_properties_and_annotations_have_no_value():
         def ask(self):
             return Ask(stop=["</s>"])
 
-    assert Fine({}).ask.stop == ["</s>"]
+    assert list(Fine({}).ask.stop) == ["</s>"]
 
 
 async def test_an_attribute_that_would_replace_a_hook_is_refused():
