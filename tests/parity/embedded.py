@@ -45,7 +45,7 @@ class Result:
 class Stopped(Learner):
     """Keeps the gradients instead of applying them."""
 
-    def _apply(self, optimizers, loss):
+    def _apply(self, optimizers, loss, remedy):
         self.gradients = {name: p.grad.clone() for name, p in self.model.named_parameters()}
         self.model.zero_grad(set_to_none=True)
         return 0.0
