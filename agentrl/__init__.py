@@ -6,7 +6,8 @@ slime with `--custom-generate-function-path agentrl.adapt`.
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.env import Env, Envs
@@ -23,11 +24,13 @@ from agentrl.errors import (
     ParseError,
     ParsePolicy,
     RequestError,
+    ResumeError,
     SandboxError,
     TemplateError,
     ToolError,
 )
 from agentrl.options import EpisodeOptions, Host
+from agentrl.resume import resume_episode
 from agentrl.tools import tool
 from agentrl.trajectory import Ledger, Span, Trajectory
 from agentrl.types import (
@@ -46,7 +49,28 @@ from agentrl.types import (
     ToolSpec,
 )
 
+if TYPE_CHECKING:
+    from agentrl.engine.local import LocalEngine
+    from agentrl.engine.sglang import SGLangEngine
+    from agentrl.render import Renderer, load_renderer
+
 __version__ = "0.1.0"
+
+_LATER = {
+    "LocalEngine": "agentrl.engine.local",
+    "SGLangEngine": "agentrl.engine.sglang",
+    "Renderer": "agentrl.render",
+    "load_renderer": "agentrl.render",
+}
+"""Names whose modules are imported when they are asked for: they bring torch, aiohttp or transformers."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value
+
 
 __all__ = [
     "Action",
@@ -67,13 +91,17 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "Limits",
+    "LocalEngine",
     "Message",
     "Observation",
     "ParseError",
     "ParsePolicy",
     "Raw",
+    "Renderer",
     "RequestError",
+    "ResumeError",
     "Reward",
+    "SGLangEngine",
     "SamplingParams",
     "SandboxError",
     "Span",
@@ -87,6 +115,8 @@ __all__ = [
     "ToolSpec",
     "Trajectory",
     "adapt",
+    "load_renderer",
+    "resume_episode",
     "run_episode",
     "tool",
 ]

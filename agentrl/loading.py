@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
 import sysconfig
 import traceback
@@ -52,6 +53,12 @@ def cause(exc: BaseException) -> str:
         return said
     frame = (own or frames)[-1]
     return f"{_short(frame.filename)}:{frame.lineno}: {said}"
+
+
+def own_frames(formatted: str) -> str:
+    """Of a formatted traceback, the frames that the user wrote."""
+    frames = re.finditer(r'^  File "(?P<file>.+)", line \d+, in .*\n(?:    .*\n)*', formatted, re.MULTILINE)
+    return "".join(frame.group() for frame in frames if not frame["file"].startswith(_NOT_THE_USERS))
 
 
 def _load_module(module_path: str, path: str) -> ModuleType:

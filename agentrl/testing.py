@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Sequence
+from itertools import takewhile
 
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env import Env, runtime
 from agentrl.episode import run_episode
 from agentrl.loading import cause
-from agentrl.options import EpisodeOptions
+from agentrl.options import EpisodeOptions, Host
 from agentrl.render.base import Renderer
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Limits, Message, Task
@@ -37,7 +38,9 @@ async def rollout(
     limits: Limits | None = None,
     raise_tool_errors: bool = True,
 ) -> Trajectory:
-    """One episode of `env` in which the model says `turns`: a list, or a generator that is sent what it reads.
+    """One episode of `env` in which the model says `turns`: a list, or a generator, a *player*.
+
+    Each `yield` of a player returns what the Env answered, as text: the contents of its messages, a line between them.
 
     Without `renderer`, the `tiny` model's tokenizer and template. A failure of the environment is recorded on the
     trajectory, as in a run. Raises AssertionError when the script itself fails or has no turn left, and when a tool
@@ -45,8 +48,10 @@ async def rollout(
     `raise_tool_errors=False`.
     """
     renderer = renderer or tiny_renderer()
-    engine, options = ScriptedEngine(turns, renderer), EpisodeOptions(limits=limits or Limits())
-    trajectory = await run_episode(env, task, engine=engine, renderer=renderer, options=options)
+    answered = _Answered()
+    engine, options = ScriptedEngine(turns, renderer, reads=answered.read), EpisodeOptions(limits=limits or Limits())
+    host = Host(on_turn=answered.note)
+    trajectory = await run_episode(env, task, engine=engine, renderer=renderer, options=options, host=host)
     failure = trajectory.failure
     if failure is not None and (failure.kind, failure.boundary) == ("bug", "engine"):
         raise AssertionError(f"the script failed: {failure.error}\n{failure.traceback}")
@@ -54,6 +59,21 @@ async def rollout(
     if error is not None and raise_tool_errors:
         raise AssertionError(f"a tool of {type(env).__name__} raised {cause(error)}") from error
     return trajectory
+
+
+class _Answered:
+    """What the Env answered last, without the template's markup."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+
+    def note(self, trajectory: Trajectory) -> None:
+        answer = [*takewhile(lambda message: message["role"] != "assistant", reversed(trajectory.messages))]
+        self._text = "\n".join(str(message["content"]) for message in reversed(answer)) if answer else None
+
+    def read(self) -> str | None:
+        """None where the model's turn goes on in raw text: that is read as it is."""
+        return self._text
 
 
 def tiny_renderer() -> Renderer:

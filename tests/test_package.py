@@ -13,18 +13,24 @@ from typer.testing import CliRunner
 
 import agentrl
 from agentrl.cli import app
+from agentrl.loading import load_object
 from agentrl.testing import call, rollout
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = README + "".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("training.md", "environments.md")
+)
 HEAVY = {"torch", "ray", "docker", "sglang", "transformers", "aiohttp", "numpy"}
 
 
 def test_the_public_names_are_these():
     assert " ".join(agentrl.__all__) == (
-        "Action AgentRLError Ask CallError CanaryError ConfigError Engine EngineError Env Envs EpisodeOptions Failure "
-        "Generation Host InfraError Ledger LedgerError Limits Message Observation ParseError ParsePolicy Raw "
-        "RequestError Reward SamplingParams SandboxError Span StepResult StopReason Task TemplateError ToolCall "
-        "ToolError ToolResult ToolSpec Trajectory adapt run_episode tool"
+        "Action AgentRLError Ask CallError CanaryError ConfigError Engine EngineError Env Envs EpisodeOptions "
+        "Failure Generation Host InfraError Ledger LedgerError Limits LocalEngine Message Observation ParseError "
+        "ParsePolicy Raw Renderer RequestError ResumeError Reward SGLangEngine SamplingParams SandboxError Span "
+        "StepResult StopReason Task TemplateError ToolCall ToolError ToolResult ToolSpec Trajectory adapt "
+        "load_renderer resume_episode run_episode tool"
     )
     assert all(hasattr(agentrl, name) for name in agentrl.__all__)
 
@@ -35,21 +41,46 @@ def test_import_brings_nothing_heavy():
     assert out.stdout.split() == []
 
 
-async def test_readmes_env_and_the_episode_shown_under_it(tmp_path):
-    source = re.search(r"```python\n# my_env\.py\n(.*?)```", README, re.DOTALL)
-    namespace: dict[str, type[agentrl.Env]] = {}
-    exec(source[1], namespace)
-    task = agentrl.Task(prompt="What is the capital of France?", label="Paris")
-    trajectory = await rollout(namespace["Capitals"](), task, [call("search", query="France"), "Paris"])
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 100
+
+
+@pytest.fixture
+def weather(tmp_path, monkeypatch):
+    """README's file, where `from weather import Weather` finds it."""
+    (tmp_path / "weather.py").write_text(re.search(r"```python\n# weather\.py\n(.*?)```", README, re.DOTALL)[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield load_object("weather.py:Weather")
+    sys.modules.pop("weather", None)
+
+
+async def test_readmes_env_and_the_episode_shown_under_it(weather, tmp_path):
+    task = agentrl.Task(prompt="Weather in Paris?", label="rainy")
+    trajectory = await rollout(weather(), task, [call("lookup", city="Paris"), "rainy"])
     assert (trajectory.reward, trajectory.stop) == (1.0, agentrl.StopReason.DONE)
     file = tmp_path / "episode.jsonl"
     file.write_text(json.dumps(trajectory.to_json()))
     shown = CliRunner().invoke(app, ["show", str(file)]).stdout.splitlines()
-    promised = re.search(r"marks what is trained\):\n\n(.*?)\n\n", README, re.DOTALL)[1].splitlines()
+    promised = re.search(r"marks what is trained:\n\n(.*?)\n\n", README, re.DOTALL)[1].splitlines()
     assert [line.strip() for line in promised if line.strip() not in map(str.strip, shown)] == []
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"^    agentrl (\w+)", README, re.MULTILINE))))
+def test_readmes_episode_in_python(weather, capsys):
+    code = re.search(r"## In Python\n\n```python\n(.*?)```", README, re.DOTALL)[1]
+    exec(code.replace("runs/first/model", "tiny"), {})
+    assert re.search(r"<Trajectory .*sampled.*>", capsys.readouterr().out)
+
+
+def test_the_guides_test_of_an_env(weather):
+    guide = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    snippet = re.search(r"```python\n(import asyncio\n.*?)```", guide, re.DOTALL)[1]
+    namespace: dict[str, object] = {}
+    exec(snippet, namespace)
+    namespace["test_looks_and_answers"]()
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"^(?:    )?agentrl (\w+)", GUIDES, re.MULTILINE))))
 def test_readmes_commands_exist(command):
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
 

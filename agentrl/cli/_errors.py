@@ -10,7 +10,10 @@ import typer
 
 from agentrl._interrupts import Terminated
 from agentrl.errors import CanaryError, ConfigError
+from agentrl.loading import own_frames
+from agentrl.rollout.groups import BugError
 
+BUG = 1
 DISK_FULL = 1
 USAGE_ERROR = 2
 CANARY = 3
@@ -26,12 +29,17 @@ def one_line_errors(
     """Turn a ConfigError into `error: ...` and exit code 2, a full disk into 1, a CanaryError into `stopped: ...` and
     3, Ctrl-C into 130, SIGTERM into 143. After the latter four, `interrupted` says how to go on.
 
-    Any other exception is a bug, ours or the user's, and keeps its traceback.
+    A bug in the user's Env is shown with the frames of the user's code alone, exit code 1. Any other exception is a bug
+    of ours, and keeps its traceback.
     """
     try:
         yield
     except ConfigError as exc:
         _end(f"error: {exc}", USAGE_ERROR)
+    except BugError as exc:
+        if frames := own_frames(exc.failure.traceback):
+            typer.echo(frames, err=True, nl=False)
+        _end(f"error: {exc.summary}; mend it, then {interrupted()}", BUG)
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

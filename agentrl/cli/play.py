@@ -18,7 +18,7 @@ from agentrl.cli.options import Data, EnvPath, EpisodeSettings, Limit, ModelName
 from agentrl.engine.scripted import Turn
 from agentrl.env import Envs
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
+from agentrl.loading import cause, load_object
 from agentrl.testing import rollout
 from agentrl.trajectory import Trajectory
 from agentrl.types import Task
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
-"""Yields the turns of one episode; each yield returns the text that environment and template appended."""
+"""Yields the turns of one episode; each yield returns what the environment answered, as text."""
 
 _CONCURRENCY = 32
 """Episodes in flight: enough to hide the waiting of an environment, and few enough for any."""
@@ -43,6 +43,9 @@ def play(
     settings: EpisodeSettings = None,
 ) -> None:
     """Play episodes with a scripted player, and record them as demonstrations.
+
+    A player is a generator that takes a Task and yields the model's turns: text, or agentrl.testing.call(tool, ...).
+    Each yield returns what the environment answered.
 
     A player that knows the answers and one that does nothing show whether an environment can be won, and only by
     playing it. The model gives its tokenizer and chat template.
@@ -60,10 +63,15 @@ def load_player(path: str) -> Player:
         raise ConfigError(f"--player {path} is {found!r}; it must be a generator function that takes a Task")
 
     def start(task: Task) -> Generator[Turn, str, None]:
-        turns = found(task)
-        if not isinstance(turns, Generator):
-            raise ConfigError(f"--player {path} returned {type(turns).__name__}; it must yield its turns")
-        return turns
+        try:
+            turns = found(task)
+            if not isinstance(turns, Generator):
+                raise ConfigError(f"--player {path} returned {type(turns).__name__}; it must yield its turns")
+            yield from turns
+        except ConfigError:
+            raise
+        except Exception as exc:  # the player's boundary
+            raise ConfigError(f"--player {path} failed on task {task.id}: {cause(exc)}") from exc
 
     return start
 
@@ -102,9 +110,10 @@ async def _episodes(
 
     async def episode(task: Task) -> Trajectory:
         async with slots:
-            trajectory = await rollout(
-                envs.make(), task, player(task), renderer=renderer, limits=config.limits, raise_tool_errors=False
-            )
+            try:
+                trajectory = await rollout(envs.make(), task, player(task), renderer=renderer, limits=config.limits)
+            except AssertionError as exc:  # the script ended before the episode, or a tool has a bug
+                raise ConfigError(f"task {task.id}: {str(exc).partition(chr(10))[0]}") from exc
         if trajectory.failure is not None:
             if trajectory.failure.kind == "bug":
                 raise BugError(trajectory.failure, trajectory.session_id)

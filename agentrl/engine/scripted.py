@@ -43,7 +43,8 @@ class ScriptedEngine(AsyncClosing):
 
     `turns` is one of:
     - a sequence, played in order, for each session_id from its start;
-    - a generator, which plays one session and is sent the text that was appended since its last turn;
+    - a generator, which plays one session and is sent what was appended since its last turn: what `reads` returns, or
+      where that is None the decoded tokens;
     - a function of the input ids, which keeps no state and so serves any number of sessions.
 
     A str or message becomes tokens through `renderer.encode`, with `scripted_log_prob` as log-probs. An exception is
@@ -54,7 +55,13 @@ class ScriptedEngine(AsyncClosing):
     """
 
     def __init__(
-        self, turns: Script, renderer: Renderer, *, seconds: float = 0.0, context_length: int = 1 << 20
+        self,
+        turns: Script,
+        renderer: Renderer,
+        *,
+        seconds: float = 0.0,
+        context_length: int = 1 << 20,
+        reads: Callable[[], str | None] = lambda: None,
     ) -> None:
         if isinstance(turns, str | Mapping):
             raise TypeError("ScriptedEngine: turns must be a sequence of turns; put a single turn into a list")
@@ -63,6 +70,7 @@ class ScriptedEngine(AsyncClosing):
         self._renderer = renderer
         self._seconds = seconds
         self._context_length = context_length
+        self._reads = reads
         self._sessions: dict[str, _Session] = {}
         self._running: dict[str, asyncio.Event] = {}
 
@@ -118,7 +126,8 @@ class ScriptedEngine(AsyncClosing):
             try:
                 if session.turns == 1:
                     return next(self._turns)
-                return self._turns.send(self._renderer.decode(input_ids[session.seen :]))
+                read = self._reads()
+                return self._turns.send(self._renderer.decode(input_ids[session.seen :]) if read is None else read)
             except StopIteration:
                 # Falls through to the message below; a StopIteration may not leave a coroutine.
                 session.open = None

@@ -27,8 +27,9 @@ class BugError(AgentRLError):
     """An Env, a reward function or agentrl itself has a bug. The message ends with the traceback."""
 
     def __init__(self, failure: Failure, session_id: str) -> None:
-        super().__init__(f"{failure.error} (in {failure.boundary}, episode {session_id})\n{failure.traceback}")
         self.failure = failure
+        self.summary = f"{failure.error} (in {failure.boundary}, episode {session_id})"
+        super().__init__(f"{self.summary}\n{failure.traceback}")
 
 
 class Lockstep(Protocol):

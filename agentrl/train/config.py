@@ -48,6 +48,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """What an algorithm's paper has where GRPO has the default."""
 
+_OF_TINY: Mapping[str, Mapping[str, Any]] = {
+    "limits": {"turns": 8, "turn_tokens": 64},
+    "warm_start": {"steps": 150, "optimizer": "muon", "context_weight": 1.0},
+}
+"""What suits `tiny`: with random weights a turn goes on until something ends it, and reading has to be learned too."""
+
 
 class TrainConfig(_Config):
     """An embedded training run: GRPO (arXiv 2402.03300) with clip-higher of DAPO (arXiv 2503.14476), or a relative."""
@@ -146,6 +152,14 @@ class TrainConfig(_Config):
     @classmethod
     def _as_the_paper_has_it(cls, values: dict[str, Any]) -> dict[str, Any]:
         return {**_DEFAULTS.get(str(values.get("algorithm")), {}), **values}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_suits_tiny(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values.get("model", "tiny") != "tiny":
+            return values
+        given = {key: values.get(key, {} if key == "limits" else None) for key in _OF_TINY}
+        return {**values, **{key: {**_OF_TINY[key], **own} for key, own in given.items() if isinstance(own, Mapping)}}
 
     @field_validator("limits")
     @classmethod

@@ -51,6 +51,12 @@ from agentrl.types import Limits, Task
 
 Groups = list[list[Trajectory]]
 
+_KNOWS_NOTHING = (
+    "warning: tiny has random weights: it knows no word, finds no reward and learns nothing from it. Let it imitate "
+    "first: record episodes with `agentrl play ... --player FILE:FUNCTION --out demos.jsonl`, and train with "
+    "--warm-start demos.jsonl"
+)
+
 
 @dataclass(slots=True)
 class Position:
@@ -185,6 +191,8 @@ class Trainer:
     async def _run(self) -> Summary:
         config, position = self.config, self.position
         if not position.started:
+            if config.model == "tiny" and config.warm_start is None:
+                self.console.print(_KNOWS_NOTHING, highlight=False, soft_wrap=True)
             if "start" not in position.evals:
                 await self._evaluate_and_keep("start")
             if config.warm_start is not None:

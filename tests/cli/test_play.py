@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from agentrl import StopReason, Trajectory
 from agentrl.cli.episodes import progress
 
@@ -52,11 +54,26 @@ def test_settings_reach_the_episode(folder, agentrl):
     assert figures(agentrl.stdout)["mean reward"] == "0.000"
 
 
-def test_a_player_that_ends_too_early_is_a_bug_and_nothing_is_written(folder, agentrl):
-    assert agentrl("play", "my_env.py:Capitals", *PLAY, "my_env.py:brief", "--out", "demos.jsonl") == 1
-    assert isinstance(agentrl.exception, AssertionError)
-    assert "asked for turn 2, but the script has 1" in str(agentrl.exception)
+@pytest.mark.parametrize(
+    ("player", "line"),
+    [
+        ("brief", "error: task tasks-1: the script failed: AssertionError: ScriptedEngine: asked for turn 2, but the "),
+        ("broken", "error: --player my_env.py:broken failed on task tasks-1: my_env.py:"),
+    ],
+)
+def test_a_player_with_a_bug_is_one_line_and_nothing_is_written(folder, agentrl, player, line):
+    assert agentrl("play", "my_env.py:Capitals", *PLAY, f"my_env.py:{player}", "--out", "demos.jsonl") == 2
+    assert agentrl.stderr.startswith(line)
+    assert agentrl.stderr.count("\n") == 1
     assert not (folder / "demos.jsonl").exists()
+
+
+def test_a_bug_in_the_env_shows_the_users_frames_alone(folder, agentrl):
+    assert agentrl("play", "my_env.py:Buggy", *PLAY, "my_env.py:gold") == 1
+    *frames, last = agentrl.stderr.splitlines()
+    assert last.startswith("error: KeyError: 'oops' (in score, episode ")
+    assert [line.strip() for line in frames if not line.lstrip().startswith("File")] == ['raise KeyError("oops")']
+    assert len(frames) == 2
 
 
 def test_interrupting_says_how_to_go_on(folder, agentrl, monkeypatch):

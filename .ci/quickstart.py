@@ -1,0 +1,48 @@
+"""README's quickstart, verbatim: its files are written and its commands run in an empty folder.
+
+.venv/bin/python .ci/quickstart.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+SECONDS = 180
+GAIN = 0.2
+
+
+def main() -> None:
+    began = time.monotonic()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with tempfile.TemporaryDirectory() as folder:
+        file, source = re.search(r"```python\n# (\w+\.py)\n(.*?)```", README, re.DOTALL).groups()
+        Path(folder, file).write_text(source, encoding="utf-8")
+        commands = re.search(r"```bash\n(.*?)```", README, re.DOTALL)[1]
+        in_python = re.search(r"## In Python\n\n```python\n(.*?)```", README, re.DOTALL)[1]
+        for command in (*commands.replace("\\\n", " ").splitlines(), None):
+            print(f"\n$ {command or 'python one_episode.py'}", flush=True)
+            if command is None:
+                Path(folder, "one_episode.py").write_text(in_python, encoding="utf-8")
+            subprocess.run(
+                command or "python one_episode.py", shell=True, check=True, cwd=folder, env={**os.environ, "PATH": path}
+            )
+        lines = Path(folder, "runs/first/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rewards, seconds = [json.loads(line)["reward_mean"] for line in lines], time.monotonic() - began
+    print(f"\nquickstart: mean reward {rewards[0]:.3f} in the first step, {rewards[-1]:.3f} in the last")
+    print(f"quickstart: {seconds:.0f} s, of {SECONDS} allowed")
+    if rewards[-1] < rewards[0] + GAIN:
+        sys.exit(f"quickstart: the mean reward rose by less than {GAIN}; README promises a policy that learns")
+    if seconds > SECONDS:
+        sys.exit(f"quickstart: took {seconds:.0f} s; README says two minutes")
+
+
+if __name__ == "__main__":
+    main()
