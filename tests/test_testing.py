@@ -48,7 +48,7 @@ async def test_a_wrong_answer_scores_nothing() -> None:
     assert (t.reward, t.stop) == (0.0, StopReason.DONE)
 
 
-async def test_a_player_reads_what_the_environment_wrote() -> None:
+async def test_a_player_reads_what_the_environment_answered_without_markup() -> None:
     read = []
 
     def player() -> Generator[Turn, str, None]:
@@ -59,6 +59,7 @@ async def test_a_player_reads_what_the_environment_wrote() -> None:
     assert t.reward == 1.0
     assert len(read) == 1
     assert "France: its capital is Paris." in read[0]
+    assert "<" not in read[0], "no markup"
 
 
 async def test_limits_end_the_episode() -> None:

@@ -115,11 +115,3 @@ def test_it_is_one_line_in_a_process_of_its_own(start):
     assert (process.returncode, stdout) == (2, "")
     assert stderr.startswith("error: missing.py: no such file")
     assert stderr.count("\n") == 1
-
-
-def test_a_bug_keeps_its_traceback(start):
-    process = start("play", "my_env.py:Buggy", "--data", "tasks.jsonl", "--player", "my_env.py:gold")
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "Traceback (most recent call last)" in stderr
-    assert "KeyError: 'oops'" in stderr

@@ -52,7 +52,8 @@ def test_sigterm_leaves_no_process_and_no_folder(folder, start, monkeypatch, com
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
     process = start(*COMMANDS[command])
     assert process.stdout is not None
-    assert process.stdout.readline() == process.stdout.readline() == "waiting\n"
+    waiting = (line for line in process.stdout if line == "waiting\n")
+    assert next(waiting) == next(waiting)
 
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
