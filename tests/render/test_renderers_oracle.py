@@ -7,6 +7,7 @@ turn and differ, the derived bridge must be the one that stands in the template'
 from __future__ import annotations
 
 import functools
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -18,12 +19,13 @@ from agentrl.errors import TemplateError
 from agentrl.render import Renderer, load_renderer
 from tests.render.checker import Conversation, Judge, answered, turns
 from tests.render.markers import REAL, data_folder, small_tokenizer, template_files, tokenizer_of
-from tests.render.probes import PROBES, TOOLS
+from tests.render.probes import PROBES, TOOLS, asks
 
 pytest.importorskip("renderers")
 WANTED = re.compile(r"(?:Special token|Expected single token for) '([^']+)'")
 NOT_A_FAMILY = ("auto", "default", "custom", "gpt-oss")
 """Not written for one template; and one that downloads a vocabulary when it is made."""
+KNOWN = {"place", "seats"}
 TOKENS_AT_MOST = 24
 CHATS = (PROBES[0], PROBES[2])
 """Conversations whose full renders decide whether a family speaks a template."""
@@ -128,3 +130,43 @@ def compare(judge: Judge, family: Any, probe: Conversation) -> Counter[str]:
             counts["neither"] += 1
         kept = ours
     return counts
+
+
+def spoilt(rng: random.Random, tokens: list[int]) -> list[int]:
+    """The turn with up to two tokens lost, doubled or swapped for others of it; its stop token stays."""
+    for _ in range(rng.randint(0, 2)):
+        place, other = rng.randrange(len(tokens) - 1), rng.choice(tokens[:-1])
+        tokens = [*tokens[:place], *([], [tokens[place], other], [other])[rng.randrange(3)], *tokens[place + 1 :]]
+    return tokens
+
+
+def written(renderer: Renderer) -> list[list[int]]:
+    """Turns of one call, of two, and of text beside one."""
+    parallel = renderer.certificate.capabilities["parallel_calls"]
+    turns = [asks("oslo1aaaa", seats=2), *([asks("oslo1aaaa", "moss3cccc")] if parallel else [])]
+    return [renderer.encode(turn) for turn in (*turns, asks("voss4dddd", text="Let me see <b> {x}."))]
+
+
+def stripped(call: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A call whose strings have no space at their edges: they strip what we keep."""
+    given = call[1] if isinstance(call[1], dict) else {}
+    return call[0], {key: value.strip() if isinstance(value, str) else value for key, value in given.items()}
+
+
+@pytest.mark.parametrize("path", template_files(), ids=lambda path: path.stem)
+def test_spoilt_calls_are_read_alike_or_not_at_all(path: Path) -> None:
+    """Whatever call we read of a spoilt turn, they read too, and as the same.
+
+    They read some that we refuse: a marker that stands twice, a call in a thought that nothing ended (to us a thought).
+    They refuse some that we read: an argument that the tool does not have, which the Env answers.
+    """
+    for _, family, renderer, _tokenizer in spoken(path):
+        rng = random.Random(11)
+        for tokens in (spoilt(rng, list(turn)) for turn in written(renderer) for _ in range(25)):
+            ours = [(call.name, dict(call.arguments)) for call in renderer.parse(tokens, "stop", tokens[-1]).calls]
+            read = family.parse_response(tokens, tools=TOOLS).tool_calls or []
+            theirs = [(call.name, call.arguments) for call in read]
+            if any(name not in ("book", "cancel") for name, _ in theirs):
+                continue  # a marker that was lost has become a part of a name
+            known = [(name, given) for name, given in ours if name == "book" and {"place"} <= set(given) <= KNOWN]
+            assert all(stripped(call) in map(stripped, theirs) for call in known), renderer.decode(tokens)

@@ -12,7 +12,7 @@ from agentrl.render.formats import spelled
 from agentrl.render.formats.arguments import Learned, Regions, by_schema, literal
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import Unread
-from agentrl.render.read.lexer import TYPE, Lexed, loose
+from agentrl.render.read.lexer import TYPE, Lexed, is_tag, loose, pieces
 from agentrl.types import JSON
 
 _NUMBER = 7919
@@ -43,7 +43,10 @@ class AsPairs:
     def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
         between = loose(self.between, TYPE)
         key = re.compile(rf"\s*{loose(self.open)}\s*(?P<key>[^\s<>\"\x00]+?)\s*{between}")
-        another = re.compile(rf"{loose(self.open)}\s*[^\s<>\"\x00]+?\s*{loose(self.between)}") if self.open else None
+        begun = [rf"{loose(self.open)}\s*[^\s<>\"\x00]+?\s*{loose(self.between)}"] if self.open else []
+        another = re.compile(
+            "|".join([*begun, *(re.escape(tag) for tag in pieces(self.between) if is_tag(tag))]) or r"(?!)"
+        )
         follows = "|".join(filter(None, (loose(self.open), loose(close), r"\Z")))
         end = rf"{loose(self.close)}(?=\s*(?:{follows}))"
         values: dict[str, JSON] = {}
@@ -53,7 +56,7 @@ class AsPairs:
             if closed is None:
                 return Unread(f"the argument {name!r} is not closed"), at
             first = lexed.search(loose(self.close), opened.end())
-            if another and first and another.search(lexed.syntax, first.end(), closed.start()):
+            if first and another.search(lexed.syntax, first.end(), closed.start()):
                 return Unread(f"text behind the argument {name!r}"), at
             text = lexed.text[opened.end() : closed.start()]
             values[name] = self._value(text, opened.groupdict().get("type"), types.get(name))
