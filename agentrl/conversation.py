@@ -21,11 +21,12 @@ from typing import NamedTuple
 
 from agentrl.boundary import at_boundary
 from agentrl.engine.base import Engine, Generation, SamplingParams
-from agentrl.errors import LedgerError
+from agentrl.errors import EngineError, LedgerError
 from agentrl.options import EpisodeOptions
 from agentrl.plain import plain, text
 from agentrl.render.base import Rendered, Renderer
 from agentrl.replies import messages_of
+from agentrl.segment import checked
 from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
 from agentrl.types import Action, Ask, Observed, Raw, StopReason, ToolCall, ToolSpec
@@ -150,6 +151,7 @@ class Conversation:
             generation = await self.engine.generate(
                 trajectory.segment.ids, params, session_id=trajectory.session_id, rid=rid
             )
+            _check(generation)
         generation = self._stopped(_closed(generation, params["stop_token_ids"]), params.get("stop") or ())
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
         return generation
@@ -198,6 +200,14 @@ class Conversation:
         if least := given.get("min_new_tokens"):
             params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens
         return params
+
+
+def _check(generation: Generation) -> None:
+    """Raises EngineError for what no engine should answer."""
+    try:
+        checked(generation)
+    except LedgerError as exc:
+        raise EngineError(f"the engine answered what cannot be trained on: {exc}") from exc
 
 
 def _executable(action: Action) -> Action:

@@ -190,9 +190,8 @@ class Segment:
         Raises LedgerError if tokens and log_probs differ in length, one of them is none, or `prompt_tokens` (what the
         engine was given) is not all the tokens so far.
         """
-        tokens, log_probs = _ids(generation.tokens), _checked(generation.log_probs)
+        tokens, log_probs = checked(generation)
         require(self.prompt_length > 0, "a model turn needs a prompt before it")
-        require(len(tokens) == len(log_probs), f"{len(tokens)} sampled tokens but {len(log_probs)} log_probs")
         require(prompt_tokens in (None, len(self.ids)), f"sent {prompt_tokens} tokens of {len(self.ids)}")
         if not self.open:
             self.turns.append(Turn())
@@ -352,6 +351,13 @@ def require(condition: bool, message: str) -> None:
     """Raises LedgerError unless it holds."""
     if not condition:
         raise LedgerError(message)
+
+
+def checked(generation: Generation) -> tuple[array[int], array[float]]:
+    """Its tokens and log-probs. Raises LedgerError if there are not equally many, or one of them is none."""
+    tokens, log_probs = _ids(generation.tokens), _checked(generation.log_probs)
+    require(len(tokens) == len(log_probs), f"{len(tokens)} sampled tokens but {len(log_probs)} log_probs")
+    return tokens, log_probs
 
 
 def _ids(tokens: Iterable[int]) -> array[int]:

@@ -86,7 +86,8 @@ def digest(trajectories: Iterable[Mapping[str, Any]]) -> str:
             found.update(json.dumps([segment["tokens"], segment["prompt_length"], segment["loss_mask"]]).encode())
             found.update(array("f", segment["log_probs"]).tobytes())
         read = data["messages"][: len(data["messages"]) - data.get("unread", 0)]
-        found.update(json.dumps([data["reward"], data["stop"], read, data["info"]]).encode())
+        said = [(message["role"], message["content"]) for message in read]  # the ids of calls are agentrl's own
+        found.update(json.dumps([data["reward"], data["stop"], said, data["info"]]).encode())
     return found.hexdigest()[:16]
 
 

@@ -77,3 +77,18 @@ async def test_a_trajectory_prints_what_matters(renderer):
     said = repr(talk.trajectory)
     assert said.startswith("<Trajectory s1: 1 turns, ")
     assert said.endswith(" sampled (6 trained), stop None, reward 0.5, answer 'Paris'>")
+
+
+@pytest.mark.parametrize("answer", [([None], [-0.5]), ([5], [3.5]), ([5, 6], [-0.5]), ([5], [None]), ([-7], [-0.5])])
+async def test_an_engine_that_answers_nonsense_has_failed_and_nobody_else(renderer, answer):
+    talk = await opened(renderer, ["Paris"])
+
+    async def nonsense(*args, **kwargs):
+        return Generation(*answer, "stop")
+
+    talk.engine.generate = nonsense
+    before = talk.trajectory.to_json()
+    with pytest.raises(FailedError, match="the engine answered what cannot be trained on") as failed:
+        await talk.sample()
+    assert (failed.value.failure.kind, failed.value.failure.boundary) == ("environment", "engine")
+    assert talk.trajectory.to_json() == before

@@ -290,8 +290,12 @@ async def test_configuration_and_ledger_errors_are_raised_not_recorded(renderer)
     with pytest.raises(ConfigError, match="corpus"):
         await play(renderer, SEARCH_THEN_ANSWER, Misconfigured())
     Capitals.closed = 0
-    with pytest.raises(LedgerError, match="a log_prob is 3"):
-        await play(renderer, [Generation([1], [3.0], "stop")])
+
+    def breaks(trajectory):
+        trajectory.append_action(trajectory.actions[-1])
+
+    with pytest.raises(LedgerError, match="none is open"):
+        await play(renderer, ["Paris"], reward=breaks)
 
 
 async def test_a_step_that_returns_nothing_is_a_bug_that_says_so(renderer):
