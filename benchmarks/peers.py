@@ -86,6 +86,7 @@ def load_tokenizer(template: str = "") -> Any:
         tokenizer = AutoTokenizer.from_pretrained(own)
     else:
         tokenizer = small_tokenizer((TEMPLATES / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8"))
+        tokenizer.add_tokens(["<|endoftext|>"], special_tokens=True)
     if template:
         path = TEMPLATES / f"{template}.jinja"
         tokenizer.chat_template = path.read_text(encoding="utf-8")
