@@ -168,7 +168,7 @@ class Worker:
             try:
                 result = job.context.run(job.function)
             except BaseException as exc:  # noqa: BLE001 - the thread boundary: it is raised where it is awaited
-                self._report(job, exc=_carriable(exc))
+                self._report(job, exc=carriable(exc, "in a thread"))
             else:
                 self._report(job, result)
 
@@ -191,11 +191,11 @@ class Worker:
             job.future.set_exception(exc)
 
 
-def _carriable(exc: BaseException) -> BaseException:
-    # A future refuses StopIteration, and anything that is no Exception would end the loop that awaits it.
-    if isinstance(exc, StopIteration) or not isinstance(exc, Exception):
-        return RuntimeError(f"{type(exc).__name__} in a thread: {exc}")
-    return exc
+def carriable(exc: BaseException, where: str) -> Exception | asyncio.CancelledError:
+    """What may be raised in a task: a future refuses StopIteration, and SystemExit would end the event loop of all."""
+    if isinstance(exc, Exception | asyncio.CancelledError) and not isinstance(exc, StopIteration):
+        return exc
+    return RuntimeError(f"{type(exc).__name__} {where}: {exc}")
 
 
 def is_cancelled() -> bool:

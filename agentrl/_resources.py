@@ -14,6 +14,8 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
 
+from agentrl._concurrency import carriable
+
 T = TypeVar("T")
 
 _abandoned: set[asyncio.Task[Any]] = set()
@@ -187,10 +189,14 @@ class _Holding(Generic[T]):
                 if not self.entered.done():
                     self.entered.set_result((value, copy_context()))
                 await self._wait()
-        except BaseException as exc:
-            if self.entered.done():
+        except BaseException as exc:  # sent on, unless SystemExit, which would end the event loop of all
+            error = carriable(exc, f"in {self.name}")
+            if not self.entered.done():
+                self.entered.set_exception(error)
+            elif isinstance(exc, SystemExit):
+                raise error from exc
+            else:
                 raise
-            self.entered.set_exception(exc)
 
     async def _wait(self) -> None:
         try:

@@ -108,6 +108,8 @@ class Env:
             raise ConfigError(
                 f"{type(self).__name__} sets self.{name} to {value!r}, but Env.{name} is a hook; choose another name"
             )
+        if name in _SETTINGS and not isinstance(value, _SETTINGS[name]):
+            raise ConfigError(f"{type(self).__name__} sets self.{name} to {value!r}; it must be {_kind(name)}")
         super().__setattr__(name, value)
 
     # Hooks
@@ -338,5 +340,8 @@ def _refuse_names(cls: type[Env]) -> None:
         if name == "share" and inspect.isfunction(value):
             raise ConfigError(f"{cls.__name__}.share is called on the class: write @classmethod above it")
         if name in _SETTINGS and not isinstance(value, _SETTINGS[name] | property):
-            wanted = getattr(_SETTINGS[name], "__name__", _SETTINGS[name])
-            raise ConfigError(f"{cls.__name__}.{name} is {value!r}; it must be {wanted}")
+            raise ConfigError(f"{cls.__name__}.{name} is {value!r}; it must be {_kind(name)}")
+
+
+def _kind(setting: str) -> str:
+    return getattr(_SETTINGS[setting], "__name__", str(_SETTINGS[setting]))

@@ -14,7 +14,7 @@ from agentrl.boundary import FailedError, at_boundary
 from agentrl.conversation import Conversation
 from agentrl.engine.base import Engine
 from agentrl.env import Env, begin_env, close_env, offered_tools, runtime
-from agentrl.errors import ParsePolicy
+from agentrl.errors import ParsePolicy, told
 from agentrl.options import EpisodeOptions, Host, ParkFn, RewardFn
 from agentrl.parking import EpisodeState, Parked, hand_over
 from agentrl.plain import number, plain, shown
@@ -23,7 +23,7 @@ from agentrl.replies import in_call_order, joined, messages_of, observed, replie
 from agentrl.scoring import score
 from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
-from agentrl.types import Action, Message, Observation, Observed, Raw, StepResult, StopReason, Task
+from agentrl.types import Action, Ask, Message, Observation, Observed, Raw, StepResult, StopReason, Task
 
 __all__ = ["EpisodeOptions", "Host", "ParkFn", "RewardFn", "run_episode"]
 
@@ -102,7 +102,7 @@ class Episode:
             )
         finally:
             if not kept and (error := await close_env(self.env)):
-                trajectory.info["close_error"] = f"{type(error).__name__}: {error}"
+                trajectory.info["close_error"] = told(error)
         if errors := runtime(self.env).tool_errors:
             trajectory.info["tool_errors"] = dict(errors)
         return trajectory
@@ -230,6 +230,8 @@ class Episode:
         result: StepResult = await runtime(env).hook(env.step, seen, timeout=self.talk.options.limits.step_s)
         if not isinstance(result, StepResult):
             raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
+        if not isinstance(result.ask, Ask | None):
+            raise TypeError(f"{type(env).__name__}.step gave ask={result.ask!r:.80}; return StepResult(ask=Ask(...))")
         if not said or result.done or isinstance(result.observation, Raw):
             return result
         return replace(

@@ -127,11 +127,28 @@ class Failure:
 
     @classmethod
     def of(cls, exc: BaseException, boundary: Boundary) -> Failure:
-        """Sort an exception: InfraError, TimeoutError and OSError are the environment's; the rest are bugs."""
+        """Sort an exception: InfraError, TimeoutError, OSError, or a group of such, is the environment's; else a bug."""
+        worlds = InfraError | TimeoutError | OSError | asyncio.CancelledError
         kind: Literal["environment", "bug"] = (
-            "environment" if isinstance(exc, InfraError | TimeoutError | OSError | asyncio.CancelledError) else "bug"
+            "environment" if all(isinstance(one, worlds) for one in leaves(exc)) else "bug"
         )
-        said = text(" ".join(str(exc).split()))
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)
-        error = f"{type(exc).__name__}: {said}" if said else type(exc).__name__
-        return cls(kind, boundary, error, text("".join(lines)))
+        return cls(kind, boundary, told(exc), text("".join(lines)))
+
+
+def leaves(exc: BaseException) -> list[BaseException]:
+    """The exceptions of a group, and of the groups in it; of any other exception, itself."""
+    if isinstance(exc, BaseExceptionGroup):
+        return [leaf for one in exc.exceptions for leaf in leaves(one)]
+    return [exc]
+
+
+def told(exc: BaseException) -> str:
+    """Type and text of an exception in one line; of a group, also those of its exceptions. Never raises."""
+    try:
+        said = text(" ".join(str(exc).split()))
+    except Exception:  # noqa: BLE001 - the boundary of somebody's __str__: what is reported is the exception itself
+        said = ""
+    if isinstance(exc, BaseExceptionGroup):
+        said = f"{text(exc.message)} ({'; '.join(map(told, exc.exceptions))})"
+    return f"{type(exc).__name__}: {said}" if said else type(exc).__name__

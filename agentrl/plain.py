@@ -7,15 +7,20 @@ made plain where it enters, at the boundary of the hook that it came from, and w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from agentrl.types import JSON
 
+T = TypeVar("T")
+
 MAX_DEPTH = 100
 """How deep lists and mappings may be nested; Python's JSON fails somewhere beyond."""
+MAX_VALUES = 100_000
+"""How many values may be held in all. A list that holds itself twice has no end that anybody could wait for."""
 _MAX_BITS = 4096
 """Of a whole number; Python refuses to print much longer ones."""
 _LARGEST = 3.4e38
@@ -34,12 +39,12 @@ def plain(value: Any, where: str) -> JSON:
 
     Raises TypeError or ValueError, naming the place in `where`, for what JSON cannot hold.
     """
-    return _plain(value, where, 0, strict=True)
+    return _plain(value, where, 0, _Walk(strict=True))
 
 
 def shown(value: Any) -> JSON:
     """As JSON, whatever it is: what JSON cannot hold becomes text. For what is only logged. Never raises."""
-    return _plain(value, "", 0, strict=False)
+    return _plain(value, "", 0, _Walk(strict=False))
 
 
 def number(value: Any, what: str) -> float:
@@ -53,61 +58,81 @@ def number(value: Any, what: str) -> float:
     return found
 
 
-def _plain(value: Any, where: str, depth: int, *, strict: bool) -> JSON:
+@dataclass(slots=True)
+class _Walk:
+    """One value that is gone through, to its end."""
+
+    strict: bool
+    """Raise for what JSON cannot hold; else it becomes text."""
+    left: int = MAX_VALUES
+
+
+def _plain(value: Any, where: str, depth: int, walk: _Walk) -> JSON:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
-        return _plain(value.value, where, depth, strict=strict)
+        return _plain(value.value, where, depth, walk)
     if isinstance(value, str):
         return text(value)
     if isinstance(value, int | float):
-        return _number(value, where, strict=strict)
+        return _number(value, where, walk)
     if isinstance(value, bytes | bytearray):
         return value.decode("utf-8", "replace")
     if depth >= MAX_DEPTH:
-        return _refused(ValueError(f"{where} is nested more than {MAX_DEPTH} deep"), "...", strict=strict)
+        return _refused(ValueError(f"{where} is nested more than {MAX_DEPTH} deep"), "...", walk)
     if isinstance(value, Mapping):
         return {
-            _key(key, where, strict=strict): _plain(item, f"{where}[{key!r:.40}]", depth + 1, strict=strict)
-            for key, item in value.items()
+            _key(key, where, walk): _plain(item, f"{where}[{key!r:.40}]", depth + 1, walk)
+            for key, item in _within(value.items(), where, walk)
         }
     if isinstance(value, Sequence):
-        return [_plain(item, f"{where}[{i}]", depth + 1, strict=strict) for i, item in enumerate(value)]
-    return _foreign(value, where, depth, strict=strict)
+        items = enumerate(_within(value, where, walk))
+        return [_plain(item, f"{where}[{i}]", depth + 1, walk) for i, item in items]
+    return _foreign(value, where, depth, walk)
 
 
-def _number(value: float, where: str, *, strict: bool) -> JSON:
+def _within(items: Iterable[T], where: str, walk: _Walk) -> Iterator[T]:
+    """The items, as far as so many may be held."""
+    for item in items:
+        walk.left -= 1
+        if walk.left < 0:
+            _refused(ValueError(f"{where} is of more than {MAX_VALUES} values"), "...", walk)
+            return
+        yield item
+
+
+def _number(value: float, where: str, walk: _Walk) -> JSON:
     if isinstance(value, int):
         if value.bit_length() <= _MAX_BITS:
             return int(value)
-        return _refused(ValueError(f"{where} is a number of {value.bit_length()} bits"), "...", strict=strict)
+        return _refused(ValueError(f"{where} is a number of {value.bit_length()} bits"), "...", walk)
     if math.isfinite(value):
         return float(value)
-    return _refused(ValueError(f"{where} is {value}; JSON has no such number"), str(value), strict=strict)
+    return _refused(ValueError(f"{where} is {value}; JSON has no such number"), str(value), walk)
 
 
-def _key(key: Any, where: str, *, strict: bool) -> str:
+def _key(key: Any, where: str, walk: _Walk) -> str:
     if isinstance(key, str):
         return text(key)
     if key is None or isinstance(key, bool | int | float):
         return str(key)
     error = TypeError(f"{where} has the key {key!r:.40}, a {type(key).__name__}; keys are text")
-    return str(_refused(error, _name(key), strict=strict))
+    return str(_refused(error, _name(key), walk))
 
 
-def _foreign(value: Any, where: str, depth: int, *, strict: bool) -> JSON:
+def _foreign(value: Any, where: str, depth: int, walk: _Walk) -> JSON:
     """Scalars and arrays of numpy and torch; nothing else."""
     convert = getattr(value, "tolist", None)
     if callable(convert) and hasattr(value, "dtype"):
-        return _plain(convert(), where, depth + 1, strict=strict)
+        return _plain(convert(), where, depth + 1, walk)
     error = TypeError(
         f"{where} is a {type(value).__name__}, which no JSON can hold; give text, numbers, lists or dicts"
     )
-    return _refused(error, _name(value), strict=strict)
+    return _refused(error, _name(value), walk)
 
 
-def _refused(error: Exception, instead: str, *, strict: bool) -> JSON:
-    if strict:
+def _refused(error: Exception, instead: str, walk: _Walk) -> JSON:
+    if walk.strict:
         raise error
     return instead
 

@@ -16,7 +16,8 @@ def observed(observation: Observation, where: str) -> Observed:
         return Raw(text(observation.text))
     if isinstance(observation, str):
         return [{"role": "user", "content": text(observation)}]
-    if not isinstance(observation, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in observation):
+    readable = isinstance(observation, Sequence) and not isinstance(observation, bytes | bytearray)
+    if not readable or not all(isinstance(m, Mapping) and "role" in m for m in observation):
         raise TypeError(f"{where} gave {observation!r:.80}; return text, a list of messages with a role each, or Raw")
     messages: list[Message] = plain(observation, where)
     return messages

@@ -8,7 +8,7 @@ from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine, Generation
 from agentrl.env import Env, runtime
 from agentrl.episode import Episode
-from agentrl.errors import ResumeError
+from agentrl.errors import ResumeError, told
 from agentrl.options import EpisodeOptions, Host, RewardFn
 from agentrl.parking import EpisodeState, Parked
 from agentrl.render.base import Renderer
@@ -49,7 +49,7 @@ async def _return(episode: Episode, parked: Parked) -> None:
                 episode.talk.use_tools(parked.episode.trajectory.tools)
                 episode.returning = None
     except Exception as exc:  # the boundary of the way back: whatever it is, a restart needs nothing of it
-        error = str(exc) if isinstance(exc, FailedError | ResumeError) else f"{type(exc).__name__}: {exc}"
+        error = str(exc) if isinstance(exc, FailedError | ResumeError) else told(exc)
         raise ResumeError(f"{parked.how}: {error}") from exc
 
 

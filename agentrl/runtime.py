@@ -10,9 +10,9 @@ from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
-from agentrl._concurrency import Deadline, Worker
+from agentrl._concurrency import Deadline, Worker, carriable
 from agentrl._resources import OwnTask, Resources
-from agentrl.errors import InfraError, ParseError
+from agentrl.errors import InfraError, ParseError, told
 from agentrl.types import Limits, MaybeAwait
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class Runtime:
         if len(found) == 1:
             raise found[0]
         if found:
-            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(_one_line, found)), found)
+            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(told, found)), found)
 
     async def _in_task(self, coroutine: Awaitable[T]) -> T:
         return await self._task.run(coroutine, patience=self.limits.close_s)
@@ -105,14 +105,22 @@ class Runtime:
             result = await self._thread.run(partial(hook, *args), always=always)
         if not inspect.isawaitable(result):
             return result
-        return await (result if inline or run is None else run(result))
+        if inline:
+            return await result
+        return await (_carried(result) if run is None else run(_carried(result)))
+
+
+async def _carried(awaitable: Awaitable[T]) -> T:
+    """What a hook gives or raises, except that `sys.exit()` in it must not end the event loop of all."""
+    try:
+        return await awaitable
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as exc:
+        raise carriable(exc, "in a hook") from exc
 
 
 def _closing_error(error: BaseException) -> Exception:
     if isinstance(error, asyncio.CancelledError):  # by a task that the hook cancelled and awaited: no news for the host
         return InfraError("closing was cancelled from within")
     return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agentrl._concurrency import Deadline, gather
-from agentrl.errors import CallError, InfraError, ParseError, ToolError
+from agentrl.errors import CallError, InfraError, ParseError, ToolError, leaves, told
 from agentrl.tools import tool_name
 from agentrl.types import JSON, Message, StepResult, ToolCall, ToolResult
 
@@ -63,13 +63,13 @@ async def _answer(env: Env, call: ToolCall) -> tuple[Message, ToolResult]:
         if isinstance(exc, CallError):
             runtime.call_errors.append(ParseError("content", str(exc)))
         return _error(call, str(exc))
-    except InfraError:
-        raise
-    except Exception as exc:  # noqa: BLE001 - the tool boundary: the model reads the error, and it is counted
+    except Exception as exc:  # the tool boundary: the model reads the error, and it is counted
+        if any(isinstance(one, InfraError) for one in leaves(exc)):
+            raise
         if deadline.expired() and isinstance(exc, TimeoutError):
             return _error(call, f"{call.name} {deadline.said()}")
         _count(env, call, exc)
-        return _error(call, f"{type(exc).__name__}: {exc}")
+        return _error(call, told(exc))
 
 
 def _message(call: ToolCall, content: JSON) -> Message:

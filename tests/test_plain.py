@@ -68,6 +68,12 @@ def test_what_json_cannot_hold_is_named_or_shown(value, said, instead):
 
 def test_depth_is_bounded_and_rings_end():
     plain(deep(MAX_DEPTH - 1), "x")
+    ring: list[object] = []
+    ring += [ring, ring]
+    for endless in (range(10**15), ring):
+        shown({"k": endless})
+        with pytest.raises(ValueError, match="more than 100000 values|nested more than"):
+            plain(endless, "x")
     with pytest.raises(ValueError, match="nested more than 100 deep"):
         plain(deep(50_000), "x")
     ring: list = []
