@@ -127,7 +127,7 @@ class Failure:
 
     @classmethod
     def of(cls, exc: BaseException, boundary: Boundary) -> Failure:
-        """Sort an exception: InfraError, TimeoutError, OSError, or a group of such, is the environment's; else a bug."""
+        """Sort an exception: InfraError, TimeoutError, OSError or a group of these is the environment's, else a bug."""
         worlds = InfraError | TimeoutError | OSError | asyncio.CancelledError
         kind: Literal["environment", "bug"] = (
             "environment" if all(isinstance(one, worlds) for one in leaves(exc)) else "bug"
