@@ -20,7 +20,8 @@ def load_folder(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    level = logging.get_verbosity()
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     logging.set_verbosity_error()  # the report on missing weights has fifty lines; ours is one
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -34,6 +35,8 @@ def load_folder(folder: Path) -> Any:
         raise ConfigError(_unreadable(folder, exc)) from exc
     finally:
         logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
     wrong = {
         "missing": found["missing_keys"],
         "of another shape": {mismatch[0] for mismatch in found["mismatched_keys"]},

@@ -50,7 +50,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 _OF_TINY: Mapping[str, Mapping[str, Any]] = {
     "limits": {"turns": 8, "turn_tokens": 64},
-    "warm_start": {"steps": 150, "optimizer": "muon", "context_weight": 1.0},
+    "warm_start": {"steps": 100, "optimizer": "muon", "context_weight": 1.0},
 }
 """What suits `tiny`: with random weights a turn goes on until something ends it, and reading has to be learned too."""
 

@@ -8,6 +8,8 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from typing import Any
@@ -228,3 +230,23 @@ async def test_engines_are_closed_by_their_context_and_may_be_closed_again(chars
         await engine.generate(prompt(1), FREE)
     await engine.close()
     await scripted.close()
+
+
+def test_a_script_may_end_while_its_engine_works():
+    code = """
+import asyncio
+from agentrl import LocalEngine
+from agentrl.models import load_model, load_tokenizer
+
+engine = LocalEngine(load_model("tiny"), load_tokenizer("tiny"))
+
+async def leave():
+    for n in range(64):
+        asyncio.ensure_future(engine.generate([9, n], {"max_new_tokens": 500}))
+    await asyncio.sleep(0.3)
+
+asyncio.run(leave())
+print("done")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr

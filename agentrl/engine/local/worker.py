@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import threading
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager
+from weakref import WeakSet
 
 from agentrl.engine.base import Generation
 from agentrl.engine.local.batch import Batch
@@ -18,6 +20,16 @@ from agentrl.engine.local.request import Failed, Finished, Outcome, Request
 from agentrl.errors import EngineError
 
 log = logging.getLogger(__name__)
+
+_at_exit: WeakSet[Worker] = WeakSet()
+_EXIT_S = 10.0
+
+
+@atexit.register
+def _end_threads() -> None:
+    """A thread that is still in torch when the interpreter goes would abort the process, its work already done."""
+    for worker in list(_at_exit):
+        worker.end(_EXIT_S)
 
 
 class Worker:
@@ -50,6 +62,7 @@ class Worker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="agentrl-local-engine", daemon=True)
                 self._thread.start()
+                _at_exit.add(self)
             if self._lockstep is not None:
                 self._lockstep.ask(request.future)
             self._waiting.append(request)
@@ -68,6 +81,12 @@ class Worker:
             with self._wake:
                 self._closed = True
                 self._wake.notify()
+
+    def end(self, seconds: float) -> None:
+        """Tell the thread to end, and wait for it, so long at most."""
+        self.stop()
+        if os.getpid() == self._pid and self._thread is not None:
+            self._thread.join(seconds)
 
     async def close(self) -> None:
         """End the thread, and wait until it has ended. Requests that are waiting or running raise EngineError."""
