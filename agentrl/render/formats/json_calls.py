@@ -97,6 +97,10 @@ class JsonCalls:
             return Attempt(start, stop, raw, name, id=call_id, error=error)
         return Attempt(start, stop, raw, name, arguments, call_id)
 
+    def named(self, names: str) -> str:
+        """Any key before the name's is passed over: a bare call is told by its first."""
+        return rf'{loose(self.open)}\s*\{{\s*"[^"\s]*"\s*:\s*"(?:{names})"'
+
     def write(self, name: str, arguments: Mapping[str, JSON]) -> str:
         """A call in this format."""
         body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)

@@ -58,6 +58,10 @@ class NamedCalls:
         begins = re.compile(r"[\s;,]*(?P<call>" + self._header() + ")").match(lexed.syntax, at)
         return begins.start("call") if begins else None
 
+    def named(self, names: str) -> str:
+        """The whole header, with one of these names."""
+        return rf"{loose(self.open)}\s*(?:{names})\s*{loose(self.between)}"
+
     def _framed(self, lexed: Lexed, at: int, start: int) -> int:
         """An opening marker without a tag may come behind one of the header's tags: `<|channel|>commentary to=`."""
         tag = next((piece for piece in pieces(self.between) if is_tag(piece)), "")

@@ -13,7 +13,7 @@ from agentrl.render.formats.json_calls import CONVENTION
 from agentrl.render.learn.calls import derive, known_calls
 from agentrl.render.learn.forms import settle
 from agentrl.render.learn.frames import learn_frames
-from agentrl.render.learn.probe import QUESTION, SAID, TOOL
+from agentrl.render.learn.probe import ASKED, QUESTION, SAID, TOOL, assistant
 from agentrl.render.learn.profile import Profile
 from agentrl.render.prove.certify import certify
 from agentrl.render.prove.reading import read_back
@@ -137,7 +137,17 @@ def _block(turns: Turns) -> Block | None:
 
     bare = turns.template.render([QUESTION])
     prompt = turns.template.render([QUESTION], generation_prompt=True).removeprefix(bare)
-    return derive(turns.template, sampled, profile.parallel_calls, SAID if profile.calls_need_content else "", prompt)
+    content = SAID if profile.calls_need_content else ""
+    block = derive(turns.template, sampled, profile.parallel_calls, content, prompt)
+    return replace(block, behind_text=_says_first(turns)) if block is not None else None
+
+
+def _says_first(turns: Turns) -> bool:
+    """Whether a turn may say something before it calls."""
+    try:
+        return SAID in turns.sampled(assistant(SAID, [ASKED])).partition(ASKED)[0]
+    except TemplateError:
+        return False
 
 
 def _unread(turns: Turns) -> str:

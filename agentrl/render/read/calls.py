@@ -51,6 +51,10 @@ class Calls(Protocol):
         """The call that opens at `at`."""
         ...
 
+    def named(self, names: str) -> str:
+        """A regular expression for how a call of these tools begins; `names` is one for their names."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -63,6 +67,8 @@ class Block:
     """What the generation prompt has written of the first call (functionary's `>>>`)."""
     whole: bool = False
     """The first tag of `open` begins other things too: only all of it opens a block."""
+    behind_text: bool = False
+    """The template writes calls behind what a turn says, so that bare ones are looked for there, by `names`."""
     names: tuple[str, ...] = ()
     """Of the tools in hand."""
 
@@ -81,7 +87,13 @@ class Block:
         if not self.open or self.calls.open:
             call = self.calls.find(lexed, at)
             found = call if found is None else found if call is None else min(call, found)
-        return found
+        return self._named(lexed, at) if found is None and self.behind_text and self.names else found
+
+    def _named(self, lexed: Lexed, at: int) -> int | None:
+        """Where a call begins that nothing but its tool's name gives away."""
+        names = "|".join(map(re.escape, self.names))
+        mark = lexed.search(rf"{loose(self.open)}\s*{self.calls.named(names)}", at)
+        return mark.start() if mark else None
 
     def _opens(self, lexed: Lexed, at: int) -> int | None:
         """A marker that may stand in plain text opens a block only where content begins, and before a call."""
@@ -92,9 +104,7 @@ class Block:
         call = self.calls.find(lexed, opened.end()) if opened else None
         if opened and call is not None and not lexed.syntax[opened.end() : call].strip():
             return at
-        names = "|".join(map(re.escape, self.names))
-        named = lexed.search(rf"{loose(self.open)}\s*(?:{names})\s*\(", at) if names else None
-        return named.start() if named and self.calls.find(lexed, named.start() + 1) is not None else None
+        return None
 
     def read(self, lexed: Lexed, at: int, types: Types) -> list[Attempt]:
         """The calls of the block that opens at `at`: one at least, and never raises. The last one ends the block."""
