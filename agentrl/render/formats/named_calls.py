@@ -22,7 +22,7 @@ ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
 )
 """How arguments may be spelled, the strictest first."""
 
-_NAME = r"(?P<name>[^\s<>\[\](){{}}\"',;|=\x00]{{1,128}}{})"
+_NAME = r"(?P<name>(?!/)[^\s<>\[\](){{}}\"',;|=\x00]{{1,128}}{})"
 """Greedy where nothing else ends the name."""
 _NAME_IN_ID = r"(?P<id>(?:[\w-]+\.)?(?P<name>[\w.-]{{1,128}}{})(?::\d+)?)"
 _WINDOW = 80
