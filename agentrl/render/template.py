@@ -19,6 +19,9 @@ RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, Attrib
 """What a template in trouble raises: its own raise_exception, the sandbox, or Python inside an expression."""
 
 
+_SHORT, _SHORT_KEPT = 64, 256
+"""Characters of a text that is short, and how many such texts are remembered."""
+
 _ANOTHER_DAY = (
     "{%- macro strftime_now(format) -%}"
     "{{ format | replace('%Y', '1999') | replace('%m', '12') | replace('%d', '30') | replace('%', '') }}"
@@ -55,6 +58,8 @@ class Template:
     wants_list: bool = False
     """Without tools it must be given an empty list: it loops over `tools` unasked."""
     forms: Forms = field(default_factory=Forms)
+    _short: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False)
+    """Tokens of short texts: closes and prompts are encoded at every turn, and are always the same."""
 
     @classmethod
     def of(cls, tokenizer: Any, source: str | None, tools: Sequence[ToolSpec], kwargs: Mapping[str, JSON]) -> Template:
@@ -101,6 +106,15 @@ class Template:
         `after` is the special token that stands before the text: it is encoded along and taken off again, because some
         special tokens swallow the whitespace that follows them.
         """
+        if len(text) > _SHORT:
+            return self._encode(text, after)
+        if (text, after) not in self._short:
+            if len(self._short) >= _SHORT_KEPT:
+                self._short.clear()
+            self._short[text, after] = tuple(self._encode(text, after))
+        return list(self._short.get((text, after)) or self._encode(text, after))
+
+    def _encode(self, text: str, after: str) -> list[int]:
         if not text:
             return []
         if not text.isascii():  # half a surrogate pair, as a decoder of broken bytes may leave, cannot be encoded
@@ -108,7 +122,7 @@ class Template:
         ids: list[int] = self.tokenizer.encode(after + text, add_special_tokens=False)
         if not after:
             return ids
-        left: list[int] = self.tokenizer.encode(after, add_special_tokens=False)
+        left = self.encode(after)
         if ids[: len(left)] == left:
             return ids[len(left) :]
         return self.encode(text)
