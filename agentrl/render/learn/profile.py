@@ -45,14 +45,15 @@ class Profile:
         writes_calls = ASKED in (template.try_render([QUESTION, turn]) or "")
         two = template.try_render([QUESTION, assistant(content, [f"{ASKED}0", f"{ASKED}1"])]) or ""
         between = two.partition(f"{ASKED}0")[2].partition(f"{ASKED}1")
-        syntax = between[0] if between[1] else ""
+        parallel = bool(between[1]) and not template.named_stop(between[0])  # else each call is a turn of its own
+        syntax = between[0] if parallel else ""
         called = close_of(template, turn, RESULT, ASKED, syntax) if writes_calls else None
         orphan = template.try_render([QUESTION, assistant(SAID), RESULT]) or ""
         both = template.try_render([QUESTION, assistant(SAID, [ASKED]), RESULT]) or ""
         return cls(
             said=said,
             called=called,
-            parallel_calls=bool(between[1]),
+            parallel_calls=parallel,
             calls_need_content=needs_content,
             carries_orphans=RESULT["content"] in orphan.rpartition(SAID)[2],
             content_after_calls=0 <= both.rfind(ASKED) < both.rfind(SAID),
