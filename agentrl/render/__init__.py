@@ -11,12 +11,12 @@ behind them: the *bridge*. Sampled text is never rendered nor encoded again. Not
                  │                 │                  │
     messages ─▶ turns, tail ─▶ tokens ─▶ model ─▶ tokens ─▶ read/ ─▶ Action
                  │                                    │
-    prove/    cases, certify: every turn against the template's own render  Certificate
+    prove/    every turn against the template's own render, and read back   Certificate
                                    │
     renderer                  the Renderer
 
-Who may import whom, from the top down: renderer, prove, turns, tail, learn, formats, read, template. docs/templates.md
-says what is proved, of which templates, and why it is done so.
+Who may import whom, from the top down: renderer, prove, turns, tail, learn, formats, read, template.
+docs/templates.md says what is proved, of which templates, and why it is done so.
 """
 
 from agentrl.render.base import Certificate, Rendered, RenderedSpan, Renderer, SpanKind
