@@ -6,13 +6,16 @@ STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test check bench bench-exact bench-demo bench-gpu clean
+.PHONY: demo test soak check bench bench-exact bench-demo bench-gpu clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show what it learned.
 	$(BIN)/python examples/fact_search/demo.py
 
 test: $(STAMP)  ## All tests that this machine can run; the summary names the rest.
 	$(BIN)/python -m pytest
+
+soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime).
+	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/slime/contract/test_soak.py
 
 check: $(STAMP)  ## Lint, format and types.
 	$(BIN)/ruff check .

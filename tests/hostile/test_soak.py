@@ -1,0 +1,151 @@
+"""Hundreds of episodes of an Env that gets wrong what can be: each has its cause recorded, and nothing is left.
+
+AGENTRL_SOAK is the number of episodes (`make soak`: 1,000)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from agentrl import Envs, EpisodeOptions, Limits, Task, Trajectory
+from agentrl.engine import Engine, ScriptedEngine
+from agentrl.engine.local import LocalEngine, lockstep
+from agentrl.models import load_model
+from agentrl.rollout.groups import BugError, Rollout, run_groups
+from agentrl.train import TrainConfig, train
+from tests.hostile.env import LIMITS, Hostile
+from tests.hostile.faults import BUGS, ODDITIES, ONCE, WORLD, prompt, script
+from tests.hostile.leaks import Before, no_tasks_left
+from tests.hostile.records import Record, rows, wrong
+
+EPISODES = int(os.environ.get("AGENTRL_SOAK", "120"))
+AT_ONCE = 96
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="what is left is looked for in /proc"),
+    pytest.mark.timeout(120 + EPISODES),
+]
+NOT_SAMPLED = {name for name, fault in {**WORLD, **ODDITIES}.items() if fault.says is None}
+"""Faults to which it makes no difference what a model says."""
+
+
+class Speaker(ScriptedEngine):
+    """Says what the fault wants, whatever the weights are."""
+
+    def __init__(self, renderer: Any) -> None:
+        super().__init__(lambda ids: script(renderer.decode(ids)), renderer)
+
+    def load_weights(self, weights: Any, version: str) -> None:
+        pass
+
+
+@pytest.fixture
+def before(tmp_path, monkeypatch) -> Before:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return Before(folder)
+
+
+async def play(engine: Engine, renderer: Any, names: Sequence[str], *, count: int, **options: Any) -> list[Trajectory]:
+    tasks = [Task(**row) for row in rows(names, count)]
+    limits = Limits(**{**LIMITS, **options.pop("limits", {})})
+    given = EpisodeOptions(limits=limits)
+    try:
+        async with Envs(Hostile, options) as envs:
+            rollout = Rollout(envs=envs, engine=engine, renderer=renderer, options=given, concurrency=AT_ONCE)
+            return [t for group in await run_groups(rollout, tasks, 1) for t in group]
+    finally:
+        await engine.close()
+        await no_tasks_left()
+
+
+def judge(played: Sequence[Trajectory], count: int) -> None:
+    assert len(played) == count
+    said = [one for t in played for one in wrong(t.task.metadata["fault"], Record.of(t))]
+    assert not said, "\n".join(said)
+    for t in played:
+        json.dumps(t.to_json(), allow_nan=False, ensure_ascii=False).encode()
+
+
+def test_run_groups(renderer, before):
+    played = asyncio.run(play(Speaker(renderer), renderer, [*WORLD, *ODDITIES, *ONCE], count=EPISODES))
+    judge(played, EPISODES)
+    assert [t.session_id[-5:] for t in played if t.task.metadata["fault"] in ONCE] == ["again"]
+    before.nothing_left()
+
+
+def test_run_groups_in_lockstep(tokenizer, renderer, before, monkeypatch):
+    monkeypatch.setattr(lockstep, "QUIET_S", 0.5)
+    torch.set_num_threads(1)
+    engine = LocalEngine(load_model("tiny", seed=1), tokenizer)
+    limits = {"turn_tokens": 60, "episode_s": None}
+    names, count = sorted(NOT_SAMPLED), max(EPISODES // 2, len(NOT_SAMPLED))
+    judge(asyncio.run(play(engine, renderer, names, count=count, limits=limits, random=True)), count)
+    before.nothing_left()
+
+
+def test_train(tmp_path, before):
+    """As `agentrl train` does it: two steps or more, with updates."""
+    a_step, group = max(EPISODES // 5, 46), 2
+    steps = max(EPISODES // (a_step * group), 2)
+    data = tmp_path / "tasks.jsonl"
+
+    def run(out: str, lines: list[dict[str, Any]], **given: Any) -> None:
+        data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        config = {
+            "env": "tests.hostile.env:Hostile",
+            "data": data,
+            "out": tmp_path / out,
+            "engine": "tests.hostile.test_soak:Speaker",
+            "limits": LIMITS,
+            "group_size": group,
+            "concurrency": AT_ONCE,
+            "numerics": None,
+            "canaries": None,
+            "device": "cpu",
+            **given,
+        }
+        train(TrainConfig.make(**config), console=Console(quiet=True))
+
+    run("first", rows(["nothing"], 2), steps=1, prompts_per_step=2)  # what torch starts once, it keeps
+    there = Before(before.folder)
+    names = [*WORLD, *ODDITIES]
+    run("run", rows(names, steps * a_step), steps=steps, prompts_per_step=a_step, save_groups=a_step)
+    there.nothing_left()
+    written = sorted((tmp_path / "run" / "trajectories").glob("step*.jsonl"))
+    lines = [line for file in written for line in file.read_text().splitlines()]
+    judge([Trajectory.from_json(json.loads(line)) for line in lines], steps * a_step * group)
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == steps
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_ends_the_run_with_its_cause(renderer, before, name):
+    kind, boundary, error = BUGS[name].failure
+    with pytest.raises(BugError) as raised:
+        asyncio.run(play(Speaker(renderer), renderer, [name], count=1))
+    failure = raised.value.failure
+    assert (failure.kind, failure.boundary) == (kind, boundary)
+    assert error in failure.error
+    assert "\n" not in failure.error
+    before.nothing_left()
+
+
+def test_a_bug_amid_others(renderer, before):
+    """They are cancelled wherever they are, and closed."""
+    names = ["score: KeyError", *NOT_SAMPLED]
+    with pytest.raises(BugError, match="KeyError: 'k'"):
+        asyncio.run(play(Speaker(renderer), renderer, names, count=len(names)))
+    before.nothing_left()
+
+
+def test_prompts_name_their_fault():
+    assert script(prompt("tool: KeyError") + "<|im_start|>assistant")["tool_calls"]
