@@ -122,7 +122,7 @@ class Env:
         """
         return None
 
-    def tools(self) -> Sequence[ToolSpec]:
+    def tools(self) -> MaybeAwait[Sequence[ToolSpec]]:
         """Asked once after reset. Default: the @tool methods, then the task's own."""
         return [*(tool.spec for tool in self._agentrl_tools.values()), *map(normal_spec, self.task.tools)]
 
@@ -206,10 +206,12 @@ def begin_env(env: Env, task: Task, limits: Limits) -> None:
     env.rng = env._agentrl.rng = Random(task.seed)
 
 
-def offered_tools(env: Env) -> tuple[ToolSpec, ...]:
+async def offered_tools(env: Env) -> tuple[ToolSpec, ...]:
     """What the model may call, as chat templates take it. Raises ConfigError for a tool that nobody would execute."""
-    offered = tuple(map(normal_spec, env.tools()))
+    given = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
+    offered = tuple(map(normal_spec, given))
     _refuse_unknown(type(env), offered)
+    env._agentrl.offered = tuple(map(tool_name, offered))
     return offered
 
 

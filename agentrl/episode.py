@@ -155,7 +155,7 @@ class Episode:
                 env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
             )
             read = observed(first, f"{type(env).__name__}.reset")
-            tools = plain(offered_tools(env), f"{type(env).__name__}.tools")
+            tools = plain(await offered_tools(env), f"{type(env).__name__}.tools")
         self.talk.use_tools(tools)
         self.talk.begin(read)
         self.state.ask = env.ask

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 MAX_DEPTH = 100
 """How deep lists and mappings may be nested; Python's JSON fails somewhere beyond."""
 MAX_VALUES = 100_000
-"""How many values may be held in all. A list that holds itself twice has no end that anybody could wait for."""
+"""How many values may be held in all: `range(10**12)` has no end that anybody could wait for."""
 _MAX_BITS = 4096
 """Of a whole number; Python refuses to print much longer ones."""
 _LARGEST = 3.4e38
@@ -65,6 +65,8 @@ class _Walk:
     strict: bool
     """Raise for what JSON cannot hold; else it becomes text."""
     left: int = MAX_VALUES
+    inside: set[int] = field(default_factory=set)
+    """Ids of the lists and mappings that hold what is looked at now."""
 
 
 def _plain(value: Any, where: str, depth: int, walk: _Walk) -> JSON:
@@ -80,15 +82,24 @@ def _plain(value: Any, where: str, depth: int, walk: _Walk) -> JSON:
         return value.decode("utf-8", "replace")
     if depth >= MAX_DEPTH:
         return _refused(ValueError(f"{where} is nested more than {MAX_DEPTH} deep"), "...", walk)
+    if not isinstance(value, Mapping | Sequence):
+        return _foreign(value, where, depth, walk)
+    if id(value) in walk.inside:
+        return _refused(ValueError(f"{where} holds itself"), "...", walk)
+    walk.inside.add(id(value))
+    try:
+        return _held(value, where, depth + 1, walk)
+    finally:
+        walk.inside.discard(id(value))
+
+
+def _held(value: Mapping[Any, Any] | Sequence[Any], where: str, depth: int, walk: _Walk) -> JSON:
     if isinstance(value, Mapping):
         return {
-            _key(key, where, walk): _plain(item, f"{where}[{key!r:.40}]", depth + 1, walk)
+            _key(key, where, walk): _plain(item, f"{where}[{key!r:.40}]", depth, walk)
             for key, item in _within(value.items(), where, walk)
         }
-    if isinstance(value, Sequence):
-        items = enumerate(_within(value, where, walk))
-        return [_plain(item, f"{where}[{i}]", depth + 1, walk) for i, item in items]
-    return _foreign(value, where, depth, walk)
+    return [_plain(item, f"{where}[{i}]", depth, walk) for i, item in enumerate(_within(value, where, walk))]
 
 
 def _within(items: Iterable[T], where: str, walk: _Walk) -> Iterator[T]:

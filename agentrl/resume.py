@@ -13,6 +13,7 @@ from agentrl.options import EpisodeOptions, Host, RewardFn
 from agentrl.parking import EpisodeState, Parked
 from agentrl.render.base import Renderer
 from agentrl.thoughts import Thoughts
+from agentrl.tools import tool_name
 from agentrl.trajectory import Trajectory
 
 
@@ -62,6 +63,7 @@ async def _restore(episode: Episode, parked: Parked) -> bool:
         kept.rng.setstate(parked.rng)
         kept.tool_errors.update(parked.episode.trajectory.info.get("tool_errors", {}))
         await kept.hook(env.restore, parked.saved, timeout=limits.reset_s)
+        kept.offered = tuple(map(tool_name, parked.episode.trajectory.tools))
     kept.limits = limits
     return True
 

@@ -30,6 +30,8 @@ class Runtime:
         self.name = name
         self.limits = Limits()
         self.rng = Random()
+        self.offered: tuple[str, ...] = ()
+        """Names of the tools that the model was offered."""
         self.tool_errors: dict[str, int] = {}
         """Unexpected exceptions in tools, counted by tool and type. A bug hides here when this is not empty."""
         self.first_tool_error: Exception | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agentrl._concurrency import Deadline, gather
 from agentrl.errors import CallError, InfraError, ParseError, ToolError, leaves, told
-from agentrl.tools import tool_name
+from agentrl.tools import normal_spec, tool_name
 from agentrl.types import JSON, Message, StepResult, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -42,7 +42,11 @@ async def exec_own_tool(env: Env, call: ToolCall) -> ToolResult | JSON:
     """Execute the @tool method that a call names. Raises CallError where there is none, or its arguments do not fit."""
     tool = env._agentrl_tools.get(call.name)
     if tool is None:
-        known = ", ".join(map(tool_name, env.tools()))
+        offered = env._agentrl.offered or (
+            *env._agentrl_tools,
+            *(tool_name(normal_spec(spec)) for spec in env.task.tools),
+        )
+        known = ", ".join(offered)
         raise CallError(f"there is no tool {call.name!r}; the tools are: {known or 'none'}")
     method = partial(getattr(env, tool.attribute), **tool.validate(call.arguments))
     return await env._agentrl.call(method)

@@ -72,7 +72,7 @@ def test_depth_is_bounded_and_rings_end():
     ring += [ring, ring]
     for endless in (range(10**15), ring):
         shown({"k": endless})
-        with pytest.raises(ValueError, match=r"more than 100000 values|nested more than"):
+        with pytest.raises(ValueError, match=r"more than 100000 values|holds itself"):
             plain(endless, "x")
     with pytest.raises(ValueError, match="nested more than 100 deep"):
         plain(deep(50_000), "x")

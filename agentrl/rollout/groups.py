@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 from agentrl._concurrency import gather
+from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine, SamplingParams
 from agentrl.env import Envs
 from agentrl.episode import run_episode
@@ -18,7 +19,7 @@ from agentrl.errors import AgentRLError, ConfigError, Failure
 from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.render.base import Renderer
 from agentrl.trajectory import Trajectory
-from agentrl.types import Task
+from agentrl.types import StopReason, Task
 
 T = TypeVar("T")
 
@@ -169,7 +170,13 @@ async def _play_twice(
 
 
 async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
-    env = rollout.envs.make()
+    try:
+        with at_boundary("reset"):
+            env = rollout.envs.make()
+    except FailedError as failed:
+        trajectory = Trajectory(task, session_id=session_id)
+        trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
+        return _without_bug(trajectory)
     trajectory = await run_episode(
         env,
         task,
@@ -179,8 +186,13 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
         reward=rollout.reward,
         session_id=session_id,
     )
+    return _without_bug(trajectory)
+
+
+def _without_bug(trajectory: Trajectory) -> Trajectory:
+    """The trajectory. Raises BugError."""
     if trajectory.failure is not None and trajectory.failure.kind == "bug":
-        raise BugError(trajectory.failure, session_id)
+        raise BugError(trajectory.failure, trajectory.session_id)
     return trajectory
 
 

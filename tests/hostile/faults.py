@@ -119,6 +119,8 @@ WORLD: dict[str, Fault] = {
     "tools(): InfraError": down(
         "reset", "no tools today", tools=raises_in_thread(lambda: InfraError("no tools today"))
     ),
+    "tools() hang": down("reset", "took longer", tools=hangs),
+    "tools() block": down("reset", "took longer", tools=blocks),
     "step: InfraError": down("step", "InfraError: down", step=raises(lambda: InfraError("down"))),
     "step: ConnectionResetError in a thread": down(
         "step", "gone", step=raises_in_thread(lambda: ConnectionResetError("gone"))

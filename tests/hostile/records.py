@@ -33,7 +33,7 @@ class Record:
         return cls(str(t.stop), failure, t.reward, t.to_json()["info"], t.ledger.trained, t.ledger.masked, errors, read)
 
 
-def wrong(name: str, found: Record, *, again: bool = True, in_full: bool = True) -> list[str]:
+def wrong(name: str, found: Record, *, again: bool = True, in_full: bool = True, at_random: bool = False) -> list[str]:
     """What is not as it should be. `again`: the host plays a failed episode once more; `in_full`: it keeps messages."""
     fault, said = FAULTS[name], list[str]()
     expected = ("environment", "step", "this time") if fault.once and not again else fault.failure
@@ -42,7 +42,11 @@ def wrong(name: str, found: Record, *, again: bool = True, in_full: bool = True)
         got = found.stop, found.reward if fault.reward is not None else True
         said += [f"stop and reward {got}, not {given}"] if got != given or found.failure else []
         said += ["nothing trained"] if not found.trained else []
-        said += [f"parse errors {found.parse_errors}"] if bool(found.parse_errors) != bool(fault.parse_error) else []
+        said += (
+            [f"parse errors {found.parse_errors}"]
+            if bool(found.parse_errors) != bool(fault.parse_error) and not at_random
+            else []
+        )
         said += [f"read {found.read!r:.200}"] if in_full and fault.reads not in found.read else []
     else:
         failure = found.failure or ("", "", "")
