@@ -24,10 +24,13 @@ GIVEN = "AGENTRL_TEST_DATA"
 CONTROL = re.compile(
     r"<\|[^|<>\s'\"{}]+\|?>|<[a-z_]+\|>|<｜[^｜<>\s'\"{}]+｜>"  # <|im_end|>, <|turn>, <turn|>, <｜User｜>
     r"|<(?:start|end)_of_[a-z_]+>|<seed:[a-z]+>|</?s>|<[bs]op>"  # <start_of_turn>, <seed:eos>, </s>, <sop>
-    r"|\[/?[A-Z_]{4,}\]|\[e~\[|\]~!?b[\]\[]"  # [INST], and MiniMax's
+    r"|\[/?[A-Z_]{4,}\]|\[e~\[|\]~!?b[\]\[]|\]<\]minimax\[>\["  # [INST], and MiniMax's
 )
 END = re.compile(r"(?i)end.of|[a-z]_end|\|end\||eo[st]|return|turn\||e~|/s")
 """The markers that end a turn, rather than a part of it, say so in their name."""
+
+ANY_END = re.compile(r"\s*(<[^<>\s]+>)")
+"""Behind an answer, whatever looks like a marker ends it: `</assistant>`, `<SPECIAL_12>`, `<sep>`."""
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Single tokens in most vocabularies, yet not control tokens."""
@@ -90,8 +93,11 @@ def small_tokenizer(source: str) -> Any:
     markers = {marker for text in (source, *answered) for marker in CONTROL.findall(text)}
     tokenizer.add_tokens(sorted(markers), special_tokens=True)
     tokenizer.add_tokens([tag for tag in TAGS if tag in source])
-    behind = (marker for text in answered for marker in CONTROL.findall(text.rpartition("zqanswer")[2]))
-    tokenizer.eos_token = next((marker for marker in behind if END.search(marker)), "</s>")
+    behind = [text.rpartition("zqanswer")[2] for text in answered]
+    ends = [marker for text in behind for marker in CONTROL.findall(text) if END.search(marker)]
+    ends += [found[1] for text in behind if (found := ANY_END.match(text))]
+    tokenizer.add_tokens(ends[:1], special_tokens=True)
+    tokenizer.eos_token = ends[0] if ends else "</s>"
     return tokenizer
 
 

@@ -66,6 +66,9 @@ LINES = {"title": "first line\nsecond\tline \\ end"}
 CLOSED = re.compile(r"\s*(<\|im_end\|>|<\|eot_id\|>|</s>)")
 """A turn that is over before it began: the templates differ in what stands before it."""
 
+OPENING = re.compile(r"(?i)[<\[](?![^<>]*end)[^<>\[\]/]*(think|reason)[^<>\[\]/]*[>\]]\s*$")
+"""A prompt that leaves a thought open: only a thought can follow."""
+
 Status = Literal["right", "wrong", "not carried", "refused"]
 
 
@@ -218,7 +221,7 @@ class Template:
         source = str(self.tokenizer.chat_template)
         return (
             "inline"
-            if re.search(r"split\(['\"]</think>", source) or _opens_thought(self.render([USER], prompt=True))
+            if re.search(r"split\(['\"]</think>", source) or OPENING.search(self.render([USER], prompt=True))
             else None
         )
 
@@ -270,7 +273,9 @@ class Template:
             longer = full
         full = longer if longer.startswith(full.rstrip()) else full + self._ending()
         if full.startswith(asked):
-            return full[len(asked) :], False
+            said, closing = full[len(asked) :], self._closing()
+            unclosed = OPENING.search(asked) is not None and closing.strip() not in said
+            return (f"Zq4w.{closing}{said.lstrip()}", True) if unclosed else (said, False)
         shown = str(before[-1]["content"])
         behind = asked.rpartition(shown)[2]
         where = full.find(shown + behind)
@@ -278,15 +283,37 @@ class Template:
             return full[where + len(shown) + len(behind) :], False
         same = self._common(asked, full)
         opened, rest = asked[len(same) :], full[len(same) :]
+        if opened.strip() and (thought := self._with_a_thought(before, message, asked)):
+            return thought, True
         if len(opened) > 60 or CLOSED.match(rest):
             generation_prompt = asked.removeprefix(self.render(before, prompt=False))
             at = full.find(generation_prompt, max(0, len(same) - len(generation_prompt))) if generation_prompt else -1
             if at < 0:
                 raise NotCarried("what the template writes for the turn does not follow its own prompt")
             return full[at + len(generation_prompt) :], False
-        if _opens_thought(opened):
-            return f"Zq4w.\n</think>\n\n{rest.lstrip()}", True
+        if OPENING.search(opened):
+            closing = self._closing()
+            if rest.lstrip().startswith(closing.strip()):
+                return f"Zq4w.{rest}", True
+            return f"Zq4w.{closing}{rest.lstrip()}", True
         return rest, False
+
+    def _with_a_thought(self, before: Sequence[Mapping[str, Any]], message: Mapping[str, Any], asked: str) -> str:
+        """The turn with a thought in it, where that follows the prompt, which then has left one open; else ""."""
+        if self.thought in (None, "inline"):
+            return ""
+        full = self.render([*before, {**message, str(self.thought): "Zq4w."}], prompt=False) + self._ending()
+        return full[len(asked) :] if full.startswith(asked) and "Zq4w." in full else ""
+
+    def _closing(self) -> str:
+        """What the template writes between a thought and what follows it."""
+        if self.thought in (None, "inline"):
+            return "\n</think>\n\n"
+        thought = {"role": "assistant", "content": "Zq2y", str(self.thought): "Zq3z"}
+        between = self.render([USER, thought], prompt=False).rpartition("Zq3z")[2].partition("Zq2y")[0]
+        call = {**self.message(Said(calls=((FIND, PLAIN),)), 0), str(self.thought): "Zq3z"}
+        behind = self.render([USER, call], prompt=False).rpartition("Zq3z")[2]
+        return self._common(between, behind) or between
 
     def _ending(self) -> str:
         """What the template writes behind an answer once a question follows, and not while the answer is the last."""
@@ -318,10 +345,6 @@ def _mangled(written: str) -> bool:
         or '{\\\\"title' in written
         or ('"{\\"title' in written and '"arguments": "{' not in written)
     )
-
-
-def _opens_thought(tail: str) -> bool:
-    return "<think>" in tail and "</think>" not in tail
 
 
 def found(turn: int, number: int) -> str:
