@@ -80,6 +80,7 @@ class Learner:
         self.reference: Any = None
         """A model with the weights at the start of RL, where kl_coef asks for one."""
 
+    @torch.enable_grad()  # an Env may have turned them off for all of the process
     def learn(self, rows: Sequence[Row], *, step: int, normaliser: float) -> Update:
         """One step of RL: each row once, in `minibatches` updates, the whole step's loss divided by `normaliser`.
 
@@ -155,6 +156,7 @@ class Learner:
             for row in ordered
         ]
 
+    @torch.enable_grad()
     def imitate(self, rows: Sequence[Row], optimizers: Sequence[Optimizer], max_tokens: int) -> float:
         """One supervised step on the weighted cross-entropy of the rows, whose weights do the averaging; the loss."""
         total = 0.0

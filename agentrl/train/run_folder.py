@@ -42,14 +42,17 @@ class RunFolder:
     """The files of one run. Nothing is written before `create`."""
 
     def __init__(self, path: Path) -> None:
+        self._lies_at(path)
+        self._lock: int | None = None
+        self._made = False
+
+    def _lies_at(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.trajectories = path / "trajectories"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.reference = path / "reference"
-        self._lock: int | None = None
-        self._made = False
 
     def check(self, config: TrainConfig, *, resume: bool) -> None:
         """Raises ConfigError if this folder cannot take the run, or cannot go on with it. Writes nothing."""
@@ -96,6 +99,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
             self.check(config, resume=False)  # another process may have been faster
+        self._lies_at(self.path.absolute())  # an Env may change the process's folder
         self.trajectories.mkdir(exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
         write_atomically(self.path / "config.yaml", config.to_yaml())

@@ -10,6 +10,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,38 +99,59 @@ def test_run_groups_in_lockstep(tokenizer, renderer, before, monkeypatch):
     before.nothing_left()
 
 
+def run_training(out: Path, lines: list[dict[str, Any]], *, env: type[Env] = Hostile, **given: Any) -> None:
+    data = out.with_suffix(".jsonl")
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = {
+        "env": f"{env.__module__}:{env.__name__}",
+        "data": data,
+        "out": out,
+        "engine": "tests.hostile.test_soak:Speaker",
+        "limits": LIMITS,
+        "group_size": 2,
+        "concurrency": AT_ONCE,
+        "numerics": None,
+        "canaries": None,
+        "device": "cpu",
+        **given,
+    }
+    train(TrainConfig.make(**config), console=Console(quiet=True))
+
+
 def test_train(tmp_path, before):
     """As `agentrl train` does it: two steps or more, with updates."""
     a_step, group = max(EPISODES // 5, 46), 2
     steps = max(EPISODES // (a_step * group), 2)
-    data = tmp_path / "tasks.jsonl"
-
-    def run(out: str, lines: list[dict[str, Any]], **given: Any) -> None:
-        data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        config = {
-            "env": "tests.hostile.env:Hostile",
-            "data": data,
-            "out": tmp_path / out,
-            "engine": "tests.hostile.test_soak:Speaker",
-            "limits": LIMITS,
-            "group_size": group,
-            "concurrency": AT_ONCE,
-            "numerics": None,
-            "canaries": None,
-            "device": "cpu",
-            **given,
-        }
-        train(TrainConfig.make(**config), console=Console(quiet=True))
-
-    run("first", rows(["nothing"], 2), steps=1, prompts_per_step=2)  # what torch starts once, it keeps
+    run = partial(run_training, group_size=group)
+    run(tmp_path / "first", rows(["nothing"], 2), steps=1, prompts_per_step=2)  # what torch starts once, it keeps
     there = Before(before.folder)
     names = [*WORLD, *ODDITIES]
-    run("run", rows(names, steps * a_step), steps=steps, prompts_per_step=a_step, save_groups=a_step)
+    lines = rows(names, steps * a_step)
+    run(tmp_path / "run", lines, steps=steps, prompts_per_step=a_step, save_groups=a_step)
     there.nothing_left()
     written = sorted((tmp_path / "run" / "trajectories").glob("step*.jsonl"))
     lines = [line for file in written for line in file.read_text().splitlines()]
     judge([Trajectory.from_json(json.loads(line)) for line in lines], steps * a_step * group)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == steps
+
+
+class Meddler(Hostile):
+    """Changes what belongs to the whole process."""
+
+    async def reset(self, task):
+        os.chdir(tempfile.gettempdir())
+        torch.set_grad_enabled(False)
+        return await super().reset(task)
+
+
+def test_train_beside_an_env_that_changes_the_process(before, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    try:
+        run_training(Path("run"), rows(["nothing"], 4), env=Meddler, steps=2, prompts_per_step=2)
+    finally:
+        torch.set_grad_enabled(True)
+    assert {"summary.json", "metrics.jsonl", "model"} <= set(os.listdir(tmp_path / "run"))
+    assert os.listdir(before.folder) == []
 
 
 @pytest.mark.parametrize("name", BUGS)
