@@ -200,8 +200,13 @@ def with_named_ids(messages: Sequence[Message]) -> list[Message]:
     ids: dict[str, str] = {}
     for message in messages:
         for i, call in enumerate(message.get("tool_calls") or ()):
-            ids[call.get("id") or ""] = f"functions.{(call.get('function') or call)['name']}:{i}"
+            ids[call.get("id") or ""] = named_id((call.get("function") or call)["name"], i)
     return [_renamed(message, ids) for message in messages]
+
+
+def named_id(name: str, number: int) -> str:
+    """An id that holds the name of a call and its number within the turn."""
+    return f"functions.{name}:{number}"
 
 
 def _renamed(message: Message, ids: Mapping[str, str]) -> Message:

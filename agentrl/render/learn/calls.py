@@ -12,7 +12,7 @@ from agentrl.render.formats.named_calls import NamedCalls
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types
 from agentrl.render.read.lexer import Lexer, pieces
-from agentrl.render.template import Template
+from agentrl.render.template import Template, named_id
 from agentrl.types import JSON
 
 KNOWN: Mapping[str, JSON] = {"city": 'Zürich "x"\n', "days": [1, 2.5, None, True], "where": {"a": "{}"}}
@@ -81,7 +81,7 @@ def _written(turns: Sequence[Known], sampled: Callable[[Mapping[str, Any]], str]
 
 
 def _known(content: str, arguments: Sequence[Mapping[str, JSON]], name_in_id: bool) -> Known:
-    ids = [f"functions.{_NAME}:{i}" if name_in_id else f"k7{i}m2x9q{i}" for i in range(len(arguments))]
+    ids = [named_id(_NAME, i) if name_in_id else f"k7{i}m2x9q{i}" for i in range(len(arguments))]
     calls = tuple((call_id, _NAME, given) for call_id, given in zip(ids, arguments, strict=True))
     return Known(_turn(content, calls), calls)
 

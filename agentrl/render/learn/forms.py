@@ -7,7 +7,7 @@ from itertools import product
 
 from agentrl.errors import TemplateError
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, THOUGHT, assistant
-from agentrl.render.template import REASONING_FIELDS, Forms, Template, breaks
+from agentrl.render.template import REASONING_FIELDS, Forms, Template, breaks, named_id
 from agentrl.types import ToolCall
 
 
@@ -42,12 +42,12 @@ def settle(template: Template) -> Template:
 
 
 def _with_ids(template: Template) -> Template:
-    """The template, knowing whether it writes a call's id in the place of its name."""
+    """The template, knowing whether it writes a call's id in the place of its name, or makes such an id of the name."""
     call = ToolCall("zqcallid0", "zqcallname", {})
     for content in ("", SAID):
         text = template.try_render([QUESTION, assistant(content, [ASKED], [call])]) or ""
         if ASKED in text:
-            in_id = call.id in text and call.name not in text
+            in_id = (call.id in text and call.name not in text) or named_id(call.name, 0) in text
             return replace(template, forms=replace(template.forms, name_in_id=in_id))
     return template
 
