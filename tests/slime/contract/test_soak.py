@@ -15,7 +15,7 @@ from tests.hostile.env import LIMITS
 from tests.hostile.faults import BUGS, ODDITIES, ONCE, WORLD, script
 from tests.hostile.leaks import Before, no_tasks_left
 from tests.hostile.records import Record, rows, wrong
-from tests.slime.contract.conftest import starting
+from tests.slime.contract.conftest import FULLY_ASYNC, starting
 
 SAMPLES = int(os.environ.get("AGENTRL_SOAK", "120"))
 GROUP = 2
@@ -43,7 +43,10 @@ def record(sample) -> Record:
 @pytest.mark.skipif(sys.platform != "linux", reason="what is left is looked for in /proc")
 @pytest.mark.timeout(240 + SAMPLES)
 @pytest.mark.path("a hostile Env: every fault beside every other")
-def test_a_rollout_of_a_hostile_env(host, checkpoint, renderer, tmp_path, monkeypatch):
+@pytest.mark.parametrize("path", ["", FULLY_ASYNC], ids=["sync", "fully-async"])
+def test_a_rollout_of_a_hostile_env(host, checkpoint, renderer, tmp_path, monkeypatch, path):
+    if path:
+        host.need(host.fully_async, "fully-async rollout")
     prompts = max(SAMPLES // GROUP, len(FAULTS))
     folder = tmp_path / "tmp"
     folder.mkdir()
@@ -59,12 +62,15 @@ def test_a_rollout_of_a_hostile_env(host, checkpoint, renderer, tmp_path, monkey
             n_samples_per_prompt=GROUP,
             global_batch_size=GROUP * prompts,
             rollout_max_response_len=800,
-            sglang_server_concurrency=96,
+            rollout_function_path=path.format(host.name) or None,
+            sglang_server_concurrency=48 if path else 96,
             custom_reward_post_process_path="agentrl.slime.post_process_rewards",
         )
         samples, data, _ = run.train()
-        host.run(no_tasks_left("Shared._keep", "resource _sharing"))
+        if not path:  # the worker of the other goes on to the next prompts
+            host.run(no_tasks_left("Shared._keep", "resource _sharing"))
         assert len(samples) == prompts * GROUP
+        assert path or {s.metadata["fault"] for s in samples} == set(FAULTS)  # fully-async leaves out who is late
         said = [one for s in samples for one in wrong(s.metadata["fault"], record(s), again=False, in_full=False)]
         assert not said, "\n".join(said)
         for sample, reward, mask in zip(samples, data["rewards"], data["loss_masks"], strict=True):
