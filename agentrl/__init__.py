@@ -10,10 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engine.base import Engine, Generation, SamplingParams
-from agentrl.env import Env, Envs
+from agentrl.env import Env, EnvFactory
 from agentrl.episode import run_episode
 from agentrl.errors import (
     AgentRLError,
+    BadCall,
+    BadCallPolicy,
     CallError,
     CanaryError,
     ConfigError,
@@ -21,8 +23,6 @@ from agentrl.errors import (
     Failure,
     InfraError,
     LedgerError,
-    ParseError,
-    ParsePolicy,
     RequestError,
     ResumeError,
     SandboxError,
@@ -35,7 +35,6 @@ from agentrl.tools import tool
 from agentrl.trajectory import Ledger, Span, Trajectory
 from agentrl.types import (
     Action,
-    Ask,
     Limits,
     Message,
     Observation,
@@ -47,6 +46,7 @@ from agentrl.types import (
     ToolCall,
     ToolResult,
     ToolSpec,
+    TurnOptions,
 )
 
 if TYPE_CHECKING:
@@ -75,14 +75,15 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Action",
     "AgentRLError",
-    "Ask",
+    "BadCall",
+    "BadCallPolicy",
     "CallError",
     "CanaryError",
     "ConfigError",
     "Engine",
     "EngineError",
     "Env",
-    "Envs",
+    "EnvFactory",
     "EpisodeOptions",
     "Failure",
     "Generation",
@@ -94,8 +95,6 @@ __all__ = [
     "LocalEngine",
     "Message",
     "Observation",
-    "ParseError",
-    "ParsePolicy",
     "Raw",
     "Renderer",
     "RequestError",
@@ -114,6 +113,7 @@ __all__ = [
     "ToolResult",
     "ToolSpec",
     "Trajectory",
+    "TurnOptions",
     "adapt",
     "load_renderer",
     "resume_episode",

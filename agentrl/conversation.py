@@ -29,7 +29,7 @@ from agentrl.replies import messages_of
 from agentrl.segment import checked
 from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
-from agentrl.types import Action, Ask, Observed, Raw, StopReason, ToolCall, ToolSpec
+from agentrl.types import Action, Observed, Raw, StopReason, ToolCall, ToolSpec, TurnOptions
 
 _ABORT_PAUSE_S = 0.05
 """First wait before going on after the engine dropped a request by itself, say for a weight update; then doubling."""
@@ -80,10 +80,10 @@ class Conversation:
         if self.thoughts is not None:
             self.thoughts.begin(observed)
 
-    async def sample(self, ask: Ask = Ask()) -> Sampled:  # noqa: B008 - immutable
+    async def sample(self, turn_options: TurnOptions = TurnOptions()) -> Sampled:  # noqa: B008 - immutable
         """Have the model take a turn, or finish the one that an abort left open, and read what it means."""
         trajectory = self.trajectory
-        stop = await self._generate(ask)
+        stop = await self._generate(turn_options)
         if stop is StopReason.ABORTED or not trajectory.open:
             return Sampled(None, stop)
         turn = trajectory.segment.turns[-1]
@@ -106,16 +106,16 @@ class Conversation:
             stripped = self.thoughts.strip(trajectory, observed, self.renderer) if self.thoughts else None
         if stripped is not None:
             if len(stripped.tokens) >= self.context:
-                return StopReason.CONTEXT
+                return StopReason.CONTEXT_FULL
             trajectory.begin_segment(stripped, messages_of(observed))
             return None
         with at_boundary("render", data=True):
             rendered = self._render(observed)
         length = len(rendered.tokens)
         if trajectory.length + length >= self.context:
-            return StopReason.CONTEXT
+            return StopReason.CONTEXT_FULL
         if limits.tokens is not None and trajectory.response_length + length >= limits.tokens:
-            return StopReason.TOKENS
+            return StopReason.MAX_TOKENS
         trajectory.append_observation(rendered, messages_of(observed))
         return None
 
@@ -123,16 +123,16 @@ class Conversation:
         """The host's flag is set."""
         return self.aborted is not None and self.aborted()
 
-    async def _generate(self, ask: Ask) -> StopReason | None:
+    async def _generate(self, turn_options: TurnOptions) -> StopReason | None:
         """Sample until the turn is complete, through aborts that are not the host's."""
         pause = _ABORT_PAUSE_S
         while True:
             if self.is_aborted():
                 return StopReason.ABORTED
-            budget, reason = self._budget(ask)
+            budget, reason = self._budget(turn_options)
             if budget <= 0:
                 return reason
-            generation = await self._ask_engine(ask, budget)
+            generation = await self._ask_engine(turn_options, budget)
             if generation.finish_reason == "length":
                 return reason
             if generation.finish_reason == "stop":
@@ -143,9 +143,9 @@ class Conversation:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 1.0)
 
-    async def _ask_engine(self, ask: Ask, budget: int) -> Generation:
+    async def _ask_engine(self, turn_options: TurnOptions, budget: int) -> Generation:
         trajectory, started = self.trajectory, time.monotonic()
-        params, sent = self._sampling_params(ask, budget), trajectory.length
+        params, sent = self._sampling_params(turn_options, budget), trajectory.length
         rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
         with at_boundary("engine"):
             generation = await self.engine.generate(
@@ -180,22 +180,22 @@ class Conversation:
             return self.renderer.text(observed, action, budget=budget)
         return self.renderer.bridge(self.trajectory.messages, action, observed, budget=budget)
 
-    def _budget(self, ask: Ask) -> tuple[int, StopReason]:
+    def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:
         """Tokens that may be sampled now, and the reason to stop when they are used up."""
         trajectory, limits = self.trajectory, self.options.limits
         spent = len(trajectory.turn_tokens) if trajectory.open else 0
-        budgets = [(self.context - trajectory.length, StopReason.CONTEXT)]
+        budgets = [(self.context - trajectory.length, StopReason.CONTEXT_FULL)]
         if limits.tokens is not None:
-            budgets.append((limits.tokens - trajectory.response_length, StopReason.TOKENS))
-        caps = (limits.turn_tokens, ask.max_tokens, self.options.sampling_params.get("max_new_tokens"))
-        budgets.extend((cap - spent, StopReason.TURN_CUT) for cap in caps if cap is not None)
+            budgets.append((limits.tokens - trajectory.response_length, StopReason.MAX_TOKENS))
+        caps = (limits.turn_tokens, turn_options.max_tokens, self.options.sampling_params.get("max_new_tokens"))
+        budgets.extend((cap - spent, StopReason.TURN_MAX_TOKENS) for cap in caps if cap is not None)
         return min(budgets, key=lambda budget: budget[0])
 
-    def _sampling_params(self, ask: Ask, budget: int) -> SamplingParams:
+    def _sampling_params(self, turn_options: TurnOptions, budget: int) -> SamplingParams:
         given = self.options.sampling_params
         stop_token_ids = {*(given.get("stop_token_ids") or ()), *self.renderer.stop_token_ids}
         params: SamplingParams = {**given, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
-        if stop := [*_strings(given.get("stop")), *ask.stop]:
+        if stop := [*_strings(given.get("stop")), *turn_options.stop]:
             params["stop"] = stop
         if least := given.get("min_new_tokens"):
             params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from agentrl._concurrency import is_cancelled
 from agentrl._resources import Resources
 from agentrl.env_config import validated_config
-from agentrl.errors import AgentRLError, ConfigError, InfraError, ParsePolicy
+from agentrl.errors import AgentRLError, BadCallPolicy, ConfigError, InfraError
 from agentrl.loading import cause, load_object
 from agentrl.runtime import Runtime
 from agentrl.tool_calls import exec_own_tool, run_calls
@@ -24,7 +24,6 @@ from agentrl.tools import Tool, collect_tools, is_tool, normal_spec, tool_name
 from agentrl.types import (
     JSON,
     Action,
-    Ask,
     Limits,
     MaybeAwait,
     Observation,
@@ -35,6 +34,7 @@ from agentrl.types import (
     ToolCall,
     ToolResult,
     ToolSpec,
+    TurnOptions,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,11 @@ _HOOKS = frozenset(
     }
 )
 """Methods that a subclass may replace by its own."""
-_SETTINGS: Mapping[str, UnionType | type] = {"ask": Ask, "parse_errors": ParsePolicy | None, "deterministic": bool}
+_SETTINGS: Mapping[str, UnionType | type] = {
+    "turn_options": TurnOptions,
+    "bad_calls": BadCallPolicy | None,
+    "deterministic": bool,
+}
 _KEPT: Mapping[str, str] = {
     "config": "env_config fills it in: annotate it, without a value (`config: MyConfig`)",
     "shared": "what `share` makes is put there: annotate it, without a value",
@@ -78,9 +82,9 @@ class Env:
     shared: Any
     task: Task
     rng: Random
-    ask: ClassVar[Ask] = Ask()
+    turn_options: ClassVar[TurnOptions] = TurnOptions()
     """What each turn asks of the engine: stop strings, a token budget."""
-    parse_errors: ClassVar[ParsePolicy | None] = ParsePolicy()
+    bad_calls: ClassVar[BadCallPolicy | None] = BadCallPolicy()
     """What becomes of wrong tool calls. Calls that could not be read are answered by it and never reach `step`; a turn
     with no other calls does not either. None, or no tools: nothing is done about them, and `step` sees them all."""
     deterministic: ClassVar[bool] = False
@@ -242,10 +246,10 @@ async def close_env(env: Env) -> Exception | None:
     return error
 
 
-class Envs:
+class EnvFactory:
     """An Env class with its configuration and what its episodes share.
 
-        async with Envs("my_env.py:Capitals", {"corpus": "facts.jsonl"}) as envs:
+        async with EnvFactory("my_env.py:Capitals", {"corpus": "facts.jsonl"}) as envs:
             trajectory = await run_episode(envs.make(), task, engine=engine, renderer=renderer)
 
     `env` is a class, `file.py:Class` or `package.module:Class`. Raises ConfigError if it cannot be found, has neither

@@ -14,7 +14,7 @@ from agentrl.boundary import FailedError, at_boundary
 from agentrl.conversation import Conversation
 from agentrl.engine.base import Engine
 from agentrl.env import Env, begin_env, close_env, offered_tools, runtime
-from agentrl.errors import ParsePolicy, told
+from agentrl.errors import BadCallPolicy, told
 from agentrl.options import EpisodeOptions, Host, ParkFn, RewardFn
 from agentrl.parking import EpisodeState, Parked, hand_over
 from agentrl.plain import number, plain, shown
@@ -23,7 +23,7 @@ from agentrl.replies import in_call_order, joined, messages_of, observed, replie
 from agentrl.scoring import score
 from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
-from agentrl.types import Action, Ask, Message, Observation, Observed, Raw, StepResult, StopReason, Task
+from agentrl.types import Action, Message, Observation, Observed, Raw, StepResult, StopReason, Task, TurnOptions
 
 __all__ = ["EpisodeOptions", "Host", "ParkFn", "RewardFn", "run_episode"]
 
@@ -158,13 +158,13 @@ class Episode:
             tools = plain(await offered_tools(env), f"{type(env).__name__}.tools")
         self.talk.use_tools(tools)
         self.talk.begin(read)
-        self.state.ask = env.ask
+        self.state.turn_options = env.turn_options
 
     async def _turn(self) -> StopReason | None:
         """One turn of the model and the Env's answer to it, or what is left of it; why the episode ends, or None."""
         state, stop, action = self.state, None, None
         if state.next == "generate":
-            action, stop = await self.talk.sample(state.ask)
+            action, stop = await self.talk.sample(state.turn_options)
             if action is None:
                 return stop
         if stop is None:
@@ -190,8 +190,8 @@ class Episode:
         state.steps += 1
         turn.env_s, turn.reward = time.monotonic() - started, reward
         if runtime(env).call_errors:
-            turn.parse_error = turn.parse_error or "content"
-        if policy and policy.mask and turn.parse_error == "structural":
+            turn.bad_call = turn.bad_call or "content"
+        if policy and policy.mask and turn.bad_call == "structural":
             trajectory.mask("malformed", turn=len(trajectory.turns) - 1)
         stop = await self._observe(result, read)
         if stop is not None:
@@ -210,16 +210,16 @@ class Episode:
         trajectory, policy = self.state.trajectory, self.policy
         if result.done:
             return StopReason.DONE
-        if policy and trajectory.parse_errors_in_a_row >= policy.in_a_row:
-            return StopReason.PARSE_ERRORS
+        if policy and trajectory.bad_calls_in_a_row >= policy.in_a_row:
+            return StopReason.BAD_CALLS
         before_next = await self._before_next_turn(read)
         if before_next is None:
-            return StopReason.TURNS
-        self.state.ask = result.ask or self.env.ask
+            return StopReason.MAX_TURNS
+        self.state.turn_options = result.turn_options or self.env.turn_options
         return self.talk.observe(before_next)
 
     async def _answer(self, action: Action) -> StepResult:
-        """The Env's answer; under a ParsePolicy, calls that could not be read are answered here instead."""
+        """The Env's answer; under a BadCallPolicy, calls that could not be read are answered here instead."""
         env, said = self.env, list[Message]()
         runtime(env).call_errors.clear()
         if self.policy and action.error:
@@ -230,8 +230,11 @@ class Episode:
         result: StepResult = await runtime(env).hook(env.step, seen, timeout=self.talk.options.limits.step_s)
         if not isinstance(result, StepResult):
             raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
-        if not isinstance(result.ask, Ask | None):
-            raise TypeError(f"{type(env).__name__}.step gave ask={result.ask!r:.80}; return StepResult(ask=Ask(...))")
+        if not isinstance(result.turn_options, TurnOptions | None):
+            raise TypeError(
+                f"{type(env).__name__}.step gave turn_options={result.turn_options!r:.80}; "
+                "return StepResult(turn_options=TurnOptions(...))"
+            )
         if not said or result.done or isinstance(result.observation, Raw):
             return result
         return replace(
@@ -246,10 +249,10 @@ class Episode:
         if turns > limits.turns:
             return None
         with at_boundary("step"):
-            last = await runtime(env).hook(env.last_turn, StopReason.TURNS, timeout=limits.step_s)
+            last = await runtime(env).hook(env.last_turn, StopReason.MAX_TURNS, timeout=limits.step_s)
             return None if last is None else joined(pending, last, self.talk.renderer.certificate.capabilities)
 
     @property
-    def policy(self) -> ParsePolicy | None:
+    def policy(self) -> BadCallPolicy | None:
         """Where there are no tools, nothing is a wrong tool call."""
-        return self.env.parse_errors if self.state.trajectory.tools else None
+        return self.env.bad_calls if self.state.trajectory.tools else None

@@ -16,7 +16,7 @@
 What an Env raises is sorted into two kinds of `Failure` and recorded on the trajectory with the boundary it crossed.
 An InfraError or a deadline is an `environment` failure: masked, and out of its group's baseline. Anything else is a
 `bug`. What the *policy* does wrong (a bad tool call, a wrong answer, no turns left) is no failure: it is trained on.
-A bad tool call is a `ParseError`, and a `ParsePolicy` says what becomes of it.
+A bad tool call is a `BadCall`, and a `BadCallPolicy` says what becomes of it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LedgerError(AgentRLError, AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class ParseError:
+class BadCall:
     """Why a tool call was not executed."""
 
     kind: Literal["structural", "content"]
@@ -92,21 +92,21 @@ class ParseError:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsePolicy:
+class BadCallPolicy:
     """What becomes of turns whose tool calls are wrong. Each wrong call is answered, and the episode goes on."""
 
     in_a_row: int = 3
-    """So many turns with an error, one after the other, end the episode: StopReason.PARSE_ERRORS."""
+    """So many turns with an error, one after the other, end the episode: StopReason.BAD_CALLS."""
     message: str = "Your tool call could not be read: {detail}"
     """What the model reads for a call that could not be read (structural); `{detail}` is put in."""
     mask: bool = False
     """Do not train turns that hold a call that could not be read; their tokens count as `malformed`."""
     penalty: float = 0.0
-    """Taken from the reward once for each such turn, and shown as its part `parse_penalty`."""
+    """Taken from the reward once for each such turn, and shown as its part `bad_call_penalty`."""
 
     def __post_init__(self) -> None:
         if self.in_a_row < 1:
-            raise ConfigError(f"ParsePolicy: in_a_row must be at least 1, not {self.in_a_row}")
+            raise ConfigError(f"BadCallPolicy: in_a_row must be at least 1, not {self.in_a_row}")
 
     def reply(self, detail: str) -> str:
         return self.message.replace("{detail}", detail)  # not str.format: the message may show JSON

@@ -33,7 +33,7 @@ from agentrl.errors import ConfigError, ResumeError
 from agentrl.options import ParkFn
 from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
-from agentrl.types import JSON, Ask, StopReason
+from agentrl.types import JSON, StopReason, TurnOptions
 
 log = logging.getLogger("agentrl")
 
@@ -59,7 +59,7 @@ class EpisodeState:
 
     trajectory: Trajectory
     thoughts: Thoughts | None = None
-    ask: Ask = field(default_factory=Ask)
+    turn_options: TurnOptions = field(default_factory=TurnOptions)
     """What the Env asks of the next turn."""
     next: Next = "generate"
     """What is to come: a generation (also the rest of an open turn), or the Env's step for the last action."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentrl.errors import ParsePolicy
+from agentrl.errors import BadCallPolicy
 from agentrl.plain import plain, text
 from agentrl.render.content import text_of
 from agentrl.types import Action, Message, Observation, Observed, Raw
@@ -28,7 +28,7 @@ def messages_of(observed: Observed) -> Sequence[Message]:
     return () if isinstance(observed, Raw) else observed
 
 
-def replies(action: Action, policy: ParsePolicy, capabilities: Mapping[str, bool]) -> list[Message]:
+def replies(action: Action, policy: BadCallPolicy, capabilities: Mapping[str, bool]) -> list[Message]:
     """One message for each call that could not be read.
 
     It is a tool's, unless no call of the turn was read and the template cannot carry a tool result without a call: some

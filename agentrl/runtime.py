@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from agentrl._concurrency import Deadline, Worker, carriable
 from agentrl._resources import OwnTask, Resources
-from agentrl.errors import InfraError, ParseError, told
+from agentrl.errors import BadCall, InfraError, told
 from agentrl.types import Limits, MaybeAwait
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Runtime:
         self.tool_errors: dict[str, int] = {}
         """Unexpected exceptions in tools, counted by tool and type. A bug hides here when this is not empty."""
         self.first_tool_error: Exception | None = None
-        self.call_errors: list[ParseError] = []
+        self.call_errors: list[BadCall] = []
         """Calls of the last action that named no tool or had arguments that do not fit."""
         self._inline = inline
         self._resources = Resources()

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.boundary import at_boundary
 from agentrl.env import Env, runtime
-from agentrl.errors import ParsePolicy
+from agentrl.errors import BadCallPolicy
 from agentrl.options import RewardFn
 from agentrl.plain import number, shown
 from agentrl.trajectory import Trajectory
@@ -15,7 +15,7 @@ from agentrl.types import Reward
 
 
 async def score(
-    env: Env, trajectory: Trajectory, reward: RewardFn | None, policy: ParsePolicy | None, *, timeout: float
+    env: Env, trajectory: Trajectory, reward: RewardFn | None, policy: BadCallPolicy | None, *, timeout: float
 ) -> None:
     """Write the reward and its parts into the trajectory. Raises FailedError."""
     with at_boundary("score"):
@@ -29,7 +29,7 @@ async def score(
 
 
 def _penalise(trajectory: Trajectory, penalty: float) -> None:
-    unread = sum(turn.parse_error == "structural" for turn in trajectory.turns)
+    unread = sum(turn.bad_call == "structural" for turn in trajectory.turns)
     if trajectory.reward is not None and penalty and unread:
         trajectory.reward -= penalty * unread
-        trajectory.reward_parts = {**trajectory.reward_parts, "parse_penalty": -penalty * unread}
+        trajectory.reward_parts = {**trajectory.reward_parts, "bad_call_penalty": -penalty * unread}

@@ -317,7 +317,7 @@ class Segment:
         self = cls()
         self.ids, self.prompt_length = _ids(data["tokens"]), data["prompt_length"]
         self.spans = [Span(**span) for span in data["spans"]]
-        self.turns = [Turn(**turn) for turn in data["turns"]]
+        self.turns = [Turn(**_as_named_now(turn)) for turn in data["turns"]]
         self.said = [_action_from_json(action) for action in data["actions"]]
         self.thinking = data["thinking"]
         for span in self.spans:
@@ -387,6 +387,11 @@ def _spread(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
     for span in spans:
         found.extend(repeat(value(span), span.stop - span.start))
     return found
+
+
+def _as_named_now(turn: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A turn of an older file, whose wrong calls were called parse errors."""
+    return {"bad_call" if name == "parse_error" else name: value for name, value in turn.items()}
 
 
 def _action_from_json(data: Mapping[str, JSON]) -> Action:

@@ -66,8 +66,8 @@ class Turn:
     env_s: float = 0.0
     calls: list[str] = field(default_factory=list)
     """Names called, in order; calls that could not be read are left out."""
-    parse_error: Literal["structural", "content"] | None = None
-    """Kind of the worst ParseError among its calls."""
+    bad_call: Literal["structural", "content"] | None = None
+    """Kind of the worst BadCall among its calls."""
     reward: float | None = None
     meta: list[Mapping[str, Any]] = field(default_factory=list)
     """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""

@@ -65,7 +65,7 @@ async def _answer(env: Env, call: ToolCall) -> tuple[Message, ToolResult]:
         return _message(call, result.content), result
     except ToolError as exc:
         if isinstance(exc, CallError):
-            runtime.call_errors.append(ParseError("content", str(exc)))
+            runtime.call_errors.append(BadCall("content", str(exc)))
         return _error(call, str(exc))
     except Exception as exc:  # the tool boundary: the model reads the error, and it is counted
         if any(isinstance(one, InfraError) for one in leaves(exc)):

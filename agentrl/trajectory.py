@@ -193,15 +193,15 @@ class Trajectory:
         return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
 
     @property
-    def tool_calls(self) -> int:
+    def tool_call_count(self) -> int:
         """How many calls named a tool that there is."""
         known = {spec.get("function", spec).get("name") for spec in self.tools}
         return sum(name in known for turn in self.turns for name in turn.calls)
 
     @property
-    def parse_errors_in_a_row(self) -> int:
+    def bad_calls_in_a_row(self) -> int:
         """How many turns, the last one backwards, held a wrong tool call."""
-        return sum(1 for _ in takewhile(lambda turn: turn.parse_error is not None, reversed(self.turns)))
+        return sum(1 for _ in takewhile(lambda turn: turn.bad_call is not None, reversed(self.turns)))
 
     @property
     def prefix_breaks(self) -> int:
@@ -235,7 +235,7 @@ class Trajectory:
         """Close the open turn with what it meant. Raises LedgerError if no turn is open, or it is of other tokens."""
         self.segment.append_action(action)
         if action.error is not None and self.tools:  # without tools, nothing is a tool call
-            self.segment.turns[-1].parse_error = action.error.kind
+            self.segment.turns[-1].bad_call = action.error.kind
         self.messages.append(assistant_message(action))
 
     def append_observation(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
-from agentrl.errors import ConfigError, ParseError
+from agentrl.errors import BadCall, ConfigError
 from agentrl.plain import text
 
 T = TypeVar("T")
@@ -88,13 +88,13 @@ class Action:
     tokens: tuple[int, ...] = ()
 
     @property
-    def error(self) -> ParseError | None:
+    def error(self) -> BadCall | None:
         """Of the first call that could not be read, if there is one; always structural."""
-        return next((ParseError("structural", call.error) for call in self.calls if call.error is not None), None)
+        return next((BadCall("structural", call.error) for call in self.calls if call.error is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class TurnOptions:
     """What an Env may ask of the next generation. No temperature or grammar: they would part sampler from trainer."""
 
     stop: Sequence[str] = ()
@@ -121,7 +121,7 @@ class StepResult:
     reward: float | None = None
     """None: not scored here. The default `Env.score` adds up what was given."""
     done: bool = False
-    ask: Ask | None = None
+    turn_options: TurnOptions | None = None
     """For the next turn only, instead of the Env's own."""
     info: Mapping[str, JSON] = field(default_factory=dict)
 
@@ -155,16 +155,16 @@ class StopReason(StrEnum):
 
     DONE = "done"
     """The Env said so, or the model called no tool."""
-    TURNS = "turns"
+    MAX_TURNS = "max_turns"
     """`Limits.turns` turns were taken."""
-    TURN_CUT = "turn_cut"
+    TURN_MAX_TOKENS = "turn_max_tokens"
     """One turn met its token budget before the model closed it."""
-    TOKENS = "tokens"
+    MAX_TOKENS = "max_tokens"
     """The response (sampled and observed) met `Limits.tokens`."""
-    CONTEXT = "context"
+    CONTEXT_FULL = "context_full"
     """The next turn would not fit into the model's context."""
-    PARSE_ERRORS = "parse_errors"
-    """`ParsePolicy.in_a_row` turns, one after the other, held a tool call that was wrong."""
+    BAD_CALLS = "bad_calls"
+    """`BadCallPolicy.in_a_row` turns, one after the other, held a tool call that was wrong."""
     DEADLINE = "deadline"
     """`Limits.episode_s` seconds passed."""
     ABORTED = "aborted"
@@ -172,10 +172,17 @@ class StopReason(StrEnum):
     FAILED = "failed"
     """The environment broke or has a bug: see `Trajectory.failure`."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> StopReason | None:
+        """Trajectories written before the reasons had these names are still read."""
+        old = {"turns": cls.MAX_TURNS, "turn_cut": cls.TURN_MAX_TOKENS, "tokens": cls.MAX_TOKENS}
+        old |= {"context": cls.CONTEXT_FULL, "parse_errors": cls.BAD_CALLS}
+        return old.get(str(value))
+
     @property
     def truncated(self) -> bool:
         """A bound on tokens or time ended the episode, not the model or the Env."""
-        return self in (StopReason.TURN_CUT, StopReason.TOKENS, StopReason.CONTEXT, StopReason.DEADLINE)
+        return self in (StopReason.TURN_MAX_TOKENS, StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL, StopReason.DEADLINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl import Ask, Env, Limits, Observation, Raw, StepResult, StopReason, Task, ToolResult, tool
+from agentrl import Env, Limits, Observation, Raw, StepResult, StopReason, Task, ToolResult, TurnOptions, tool
 from agentrl.render.base import Renderer
 from agentrl.testing import call, rollout, tiny_renderer
 from agentrl.types import Action
@@ -45,7 +45,7 @@ class Sums(Env):
 class Search(Env):
     """Raw text inside the model's own turn, as in Search-R1."""
 
-    ask = Ask(stop=("</search>",))
+    turn_options = TurnOptions(stop=("</search>",))
 
     async def step(self, action: Action) -> StepResult:
         found = action.content.rpartition("<search>")[2]
@@ -55,7 +55,7 @@ class Search(Env):
 class Echo(Env):
     """Answers as the user; its reward is the share of even tokens, for which a random model is good enough."""
 
-    ask = Ask(stop=tuple("aeiou"))
+    turn_options = TurnOptions(stop=tuple("aeiou"))
 
     def step(self, action: Action) -> StepResult:
         return StepResult(f"Go on, {self.task.id}: {action.content}", reward=float(len(action.tokens) % 2))

@@ -173,7 +173,7 @@ def timed(seconds: dict[str, float]) -> type[Trainer]:
 
 def record(folder: Path, keys: dict[str, Any]) -> tuple[Path, Path, Path]:
     """Questions, held-out ones, and the mediocre player's demonstrations in this model's tokens."""
-    from agentrl import Envs
+    from agentrl import EnvFactory
     from agentrl.rollout.tasks import load_tasks
     from agentrl.testing import rollout
     from agentrl.types import Limits
@@ -185,7 +185,7 @@ def record(folder: Path, keys: dict[str, Any]) -> tuple[Path, Path, Path]:
     tasks = load_tasks(data, split="train")[: min(6000, keys["warm_start"]["steps"] * batch)]
 
     async def play() -> list[str]:
-        async with Envs(ENV, keys.get("env_config", {})) as envs:
+        async with EnvFactory(ENV, keys.get("env_config", {})) as envs:
             limits = Limits(**keys["limits"])
             played = [
                 await rollout(envs.make(), task, mediocre(task), renderer=renderer, limits=limits) for task in tasks

@@ -103,11 +103,11 @@ async def test_every_budget_ends_within_bounds_and_at_a_boundary(renderer, limit
             assert t.truncated
             # either the turn was cut by the bound itself, or it is complete
             assert t.response_length == length or t.response_length in ends
-    assert stops == {StopReason.DONE, StopReason.TOKENS if limit == "tokens" else StopReason.CONTEXT}
+    assert stops == {StopReason.DONE, StopReason.MAX_TOKENS if limit == "tokens" else StopReason.CONTEXT_FULL}
 
 
 async def test_a_cut_observation_may_save_an_episode_that_would_not_fit(renderer):
-    assert (await play(renderer, context=500)).stop is StopReason.CONTEXT
+    assert (await play(renderer, context=500)).stop is StopReason.CONTEXT_FULL
     assert (await play(renderer, context=500, observation_tokens=50)).stop is StopReason.DONE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl import Ask, EpisodeOptions, Generation, LedgerError, Limits, StopReason, Trajectory
+from agentrl import EpisodeOptions, Generation, LedgerError, Limits, StopReason, Trajectory, TurnOptions
 from agentrl.boundary import FailedError
 from agentrl.conversation import Conversation
 from agentrl.engine import ScriptedEngine
@@ -40,12 +40,12 @@ async def test_two_turns_without_an_env(renderer):
 
 async def test_bounds_and_aborts_say_why_it_ends(renderer):
     talk = await opened(renderer, ["a long answer"])
-    action, stop = await talk.sample(Ask(max_tokens=2))
-    assert (len(action.tokens), stop) == (2, StopReason.TURN_CUT)
+    action, stop = await talk.sample(TurnOptions(max_tokens=2))
+    assert (len(action.tokens), stop) == (2, StopReason.TURN_MAX_TOKENS)
     talk = await opened(renderer, ["Paris"], context=60)
     await talk.sample()
     before = talk.trajectory.tokens
-    assert talk.observe([{"role": "user", "content": "And? " * 50}]) is StopReason.CONTEXT
+    assert talk.observe([{"role": "user", "content": "And? " * 50}]) is StopReason.CONTEXT_FULL
     assert talk.trajectory.tokens == before
     talk = await opened(renderer, ["Paris"])
     talk.aborted = lambda: True

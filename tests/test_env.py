@@ -15,7 +15,7 @@ from agentrl import (
     Action,
     ConfigError,
     Env,
-    Envs,
+    EnvFactory,
     InfraError,
     Limits,
     StepResult,
@@ -246,7 +246,7 @@ class Configured(Tools):
 
 
 async def test_config_is_validated_and_share_is_entered_once():
-    async with Envs(Configured, {"corpus": "c.jsonl"}) as envs:
+    async with EnvFactory(Configured, {"corpus": "c.jsonl"}) as envs:
         first, second = envs.make(), envs.make()
         assert first.config.top == 3
         assert first.shared is second.shared
@@ -260,7 +260,7 @@ async def test_config_is_validated_and_share_is_entered_once():
 )
 def test_a_wrong_config_names_the_key_and_the_known_ones(config, says):
     with pytest.raises(ConfigError, match=r"env_config of Configured: .*known keys: corpus, top") as caught:
-        Envs(Configured, config)
+        EnvFactory(Configured, config)
     assert says in str(caught.value)
 
 
@@ -270,7 +270,7 @@ async def test_share_may_be_a_coroutine():
         async def share(cls, config):
             return 42
 
-    async with Envs(Shares) as envs:
+    async with EnvFactory(Shares) as envs:
         assert envs.make().shared == 42
 
 
@@ -280,13 +280,13 @@ def test_an_env_without_tools_or_step_is_refused():
             return 1.0
 
     with pytest.raises(ConfigError, match="Empty has neither tools nor a step"):
-        Envs(Empty)
+        EnvFactory(Empty)
 
     class Steps(Env):
         async def step(self, action):
             return StepResult(done=True)
 
-    Envs(Steps)
+    EnvFactory(Steps)
 
 
 def test_envs_are_found_in_files_and_modules(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypedDict
 
-from agentrl import Ask, ConfigError, Env, Envs, StepResult, StopReason, Task, tool
+from agentrl import ConfigError, Env, EnvFactory, StepResult, StopReason, Task, TurnOptions, tool
 from agentrl.testing import call, rollout
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ async def test_any_other_name_is_the_users(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["config", "shared", "task", "rng", "enter", "call", "step", "close", "run_tools", "ask", "deterministic"]
+    "name",
+    ["config", "shared", "task", "rng", "enter", "call", "step", "close", "run_tools", "turn_options", "deterministic"],
 )
 def test_a_tool_of_a_name_that_env_needs_is_refused_with_the_remedy(name):
     async def own(self) -> str:
@@ -64,8 +65,8 @@ def test_a_tool_of_a_name_that_env_needs_is_refused_with_the_remedy(name):
         ("call", lambda self: 1, r"Game\.call hides Env\.call: .*choose another name"),
         ("score", 0.0, r"Game\.score is 0\.0, but Env\.score is a hook; choose another name"),
         ("tools", [], r"Game\.tools is \[\], but Env\.tools is a hook"),
-        ("ask", "stop", r"Game\.ask is 'stop'; it must be Ask"),
-        ("parse_errors", 3, r"Game\.parse_errors is 3; it must be agentrl\.errors\.ParsePolicy \| None"),
+        ("turn_options", "stop", r"Game\.turn_options is 'stop'; it must be TurnOptions"),
+        ("bad_calls", 3, r"Game\.bad_calls is 3; it must be agentrl\.errors\.BadCallPolicy \| None"),
         ("deterministic", "yes", r"Game\.deterministic is 'yes'; it must be bool"),
         ("share", lambda cls, config: 1, r"Game\.share is called on the class: write @classmethod above it"),
     ],
@@ -79,13 +80,13 @@ def test_settings_may_be_properties_and_annotations_have_no_value():
     class Fine(Steps):
         config: dict[str, Any]
         shared: Pool
-        parse_errors = None
+        bad_calls = None
 
         @property
-        def ask(self):
-            return Ask(stop=["</s>"])
+        def turn_options(self):
+            return TurnOptions(stop=["</s>"])
 
-    assert list(Fine({}).ask.stop) == ["</s>"]
+    assert list(Fine({}).turn_options.stop) == ["</s>"]
 
 
 async def test_an_attribute_that_would_replace_a_hook_is_refused():
@@ -108,7 +109,7 @@ async def test_an_init_of_its_own_is_refused_unless_it_calls_envs():
         def __init__(self, config, shared):
             self.moves = []
 
-    async with Envs(Bare) as envs:
+    async with EnvFactory(Bare) as envs:
         with pytest.raises(
             ConfigError, match=r"Bare\.__init__ has to call super\(\)\.__init__\(config, shared=shared\)"
         ):
@@ -119,7 +120,7 @@ async def test_an_init_of_its_own_is_refused_unless_it_calls_envs():
             super().__init__()
 
     with pytest.raises(ConfigError, match=r"Other\.__init__\(self, size\) does not take \(config, shared=...\)"):
-        Envs(Other)
+        EnvFactory(Other)
 
 
 def test_only_the_hint_of_config_is_read():
@@ -131,13 +132,13 @@ def test_only_the_hint_of_config_is_read():
         async def take(self, size: int) -> Pool:
             """Take one."""
 
-    assert Envs(Typed, {"size": 3}).config.size == 3
+    assert EnvFactory(Typed, {"size": 3}).config.size == 3
 
     class Hidden(Steps):
         config: Pool
 
     with pytest.raises(ConfigError, match=r"Hidden\.config: name 'Pool' is not defined; import it at module level"):
-        Envs(Hidden)
+        EnvFactory(Hidden)
 
 
 class Model(BaseModel):
@@ -163,15 +164,15 @@ def declaring(hint: Any) -> type[Env]:
 
 def test_keys_that_nobody_reads_are_refused():
     with pytest.raises(ConfigError, match=r"env_config of Steps: 'size', 'sise' given, but the class takes no config"):
-        Envs(Steps, {"size": 1, "sise": 2})
+        EnvFactory(Steps, {"size": 1, "sise": 2})
     with pytest.raises(ConfigError, match=r"sise: there is no such key; did you mean 'size'\? \(known keys: size\)"):
-        Envs(declaring(Model), {"sise": 2})
+        EnvFactory(declaring(Model), {"sise": 2})
     for hint in (Keys, Data):
         with pytest.raises(ConfigError, match=r"sise: there is no such key; did you mean 'size'\?"):
-            Envs(declaring(hint), {"size": 1, "sise": 2})
+            EnvFactory(declaring(hint), {"size": 1, "sise": 2})
     with pytest.raises(ConfigError, match=r"env_config of Game: size: "):
-        Envs(declaring(Model), {"size": "big"})
-    assert Envs(Steps, {}).config == {}
+        EnvFactory(declaring(Model), {"size": "big"})
+    assert EnvFactory(Steps, {}).config == {}
 
 
 @pytest.mark.parametrize(
@@ -189,10 +190,10 @@ def test_keys_that_nobody_reads_are_refused():
     ],
 )
 def test_what_is_declared_is_what_the_env_gets(hint, config, made):
-    envs = Envs(declaring(hint), config)
+    envs = EnvFactory(declaring(hint), config)
     assert envs.config == envs.make().config == made
 
 
 def test_a_declaration_that_nothing_can_check_is_refused():
     with pytest.raises(ConfigError, match=r"Game\.config is annotated .*, which pydantic cannot check"):
-        Envs(declaring(Env), {"size": 1})
+        EnvFactory(declaring(Env), {"size": 1})

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 import anyio
 import pytest
 
-from agentrl import Env, Envs, InfraError, Limits, StepResult, StopReason, Task, tool
+from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, StopReason, Task, tool
 from agentrl.engine import ScriptedEngine
 from agentrl.env import begin_env, close_env, runtime
 from agentrl.rollout import Rollout, run_groups
@@ -60,7 +60,7 @@ class Owner(Steps):
 
 
 async def groups_of(env: type[Env], renderer, **options):
-    async with Envs(env) as envs:
+    async with EnvFactory(env) as envs:
         engine = ScriptedEngine(["Done."], renderer)
         given = Rollout(envs=envs, engine=engine, renderer=renderer, **options)
         return [t for group in await run_groups(given, [TASK] * 4, 4) for t in group]
@@ -99,7 +99,7 @@ async def test_a_task_group_that_fails_in_an_episode_is_not_the_hosts_cancellati
             await asyncio.sleep(0.01)
             return StepResult(reward=1.0, done=True)
 
-    async with Envs(Dies) as envs:
+    async with EnvFactory(Dies) as envs:
         t = await rollout(envs.make(), TASK, ["x"], renderer=renderer)
     if by_hand:
         assert (t.stop, t.failure.kind, t.failure.boundary) == (StopReason.FAILED, "environment", "step")
@@ -121,7 +121,7 @@ async def test_share_is_entered_and_exited_in_one_task():
                 yield 1
             tasks.append(asyncio.current_task())
 
-    envs = Envs(Shares)
+    envs = EnvFactory(Shares)
     await asyncio.create_task(envs.__aenter__())
     await asyncio.create_task(envs.__aexit__(None, None, None))
     assert tasks[0] is tasks[1]

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from agentrl import (
-    Ask,
     ConfigError,
     EngineError,
     Env,
@@ -22,6 +21,7 @@ from agentrl import (
     StopReason,
     Task,
     ToolError,
+    TurnOptions,
     run_episode,
     tool,
 )
@@ -108,13 +108,13 @@ async def test_the_task_may_be_messages_or_raw_text(renderer):
 
 async def test_turn_limit_stops_after_the_last_step(renderer):
     t = await play(renderer, [call("search", query="x")] * 5, limits=Limits(turns=2))
-    assert (t.stop, len(t.turns), t.reward) == (StopReason.TURNS, 2, 0.0)
+    assert (t.stop, len(t.turns), t.reward) == (StopReason.MAX_TURNS, 2, 0.0)
     assert t.spans[-1].kind == "sampled"  # no observation that no turn would read
 
 
 async def test_a_cut_turn_is_neither_parsed_nor_executed(renderer):
     t = await play(renderer, SEARCH_THEN_ANSWER, limits=Limits(turn_tokens=8))
-    assert (t.stop, len(t.turns)) == (StopReason.TURN_CUT, 1)
+    assert (t.stop, len(t.turns)) == (StopReason.TURN_MAX_TOKENS, 1)
     assert t.actions[0].calls == ()
     assert (t.ledger.sampled, t.turns[0].finish_reason) == (8, "length")
     assert t.reward == 0.0
@@ -126,10 +126,10 @@ async def test_response_budget_ends_at_a_turn_boundary_or_inside_a_turn(renderer
     Capitals.closed = 0
     first = len(whole.actions[0].tokens)
     t = await play(renderer, SEARCH_THEN_ANSWER, limits=Limits(tokens=first + extra))
-    assert (t.stop, t.response_length) == (StopReason.TOKENS, first)
+    assert (t.stop, t.response_length) == (StopReason.MAX_TOKENS, first)
     Capitals.closed = 0
     t = await play(renderer, SEARCH_THEN_ANSWER, limits=Limits(tokens=whole.response_length - 1))
-    assert (t.stop, t.response_length, len(t.turns)) == (StopReason.TOKENS, whole.response_length - 1, 2)
+    assert (t.stop, t.response_length, len(t.turns)) == (StopReason.MAX_TOKENS, whole.response_length - 1, 2)
 
 
 async def test_context_is_asked_of_the_engine_and_never_exceeded(renderer):
@@ -138,14 +138,14 @@ async def test_context_is_asked_of_the_engine_and_never_exceeded(renderer):
         Capitals.closed = 0
         engine = ScriptedEngine(SEARCH_THEN_ANSWER, renderer, context_length=context)
         t = await play(renderer, [], engine=engine)
-        assert t.stop is StopReason.CONTEXT
+        assert t.stop is StopReason.CONTEXT_FULL
         assert len(t.tokens) <= context
         t.verify()
 
 
 async def test_a_prompt_that_fills_the_context_ends_before_the_first_turn(renderer):
     t = await play(renderer, SEARCH_THEN_ANSWER, limits=Limits(context=3))
-    assert (t.stop, t.turns, t.reward) == (StopReason.CONTEXT, [], 0.0)
+    assert (t.stop, t.turns, t.reward) == (StopReason.CONTEXT_FULL, [], 0.0)
 
 
 async def test_deadline(renderer):
@@ -156,7 +156,7 @@ async def test_deadline(renderer):
 
 async def test_sampling_params_are_passed_on_bounded_and_not_mutated(renderer):
     class Asks(Capitals):
-        ask = Ask(stop=("</answer>",), max_tokens=40)
+        turn_options = TurnOptions(stop=("</answer>",), max_tokens=40)
 
     engine = Spy(["Paris"], renderer)
     given = {"temperature": 0.5, "stop": "END", "max_new_tokens": 90, "min_new_tokens": 60, "sampling_seed": 4}
@@ -171,7 +171,7 @@ async def test_sampling_params_are_passed_on_bounded_and_not_mutated(renderer):
 
 async def test_raw_text_continues_the_same_turn(renderer):
     class Tags(Capitals):
-        ask = Ask(stop=("</search>",))
+        turn_options = TurnOptions(stop=("</search>",))
 
         async def step(self, action):
             if "</search>" in action.text:

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from agentrl import ConfigError, Envs, InfraError, Limits, StepResult, StopReason, run_episode, tool
+from agentrl import ConfigError, EnvFactory, InfraError, Limits, StepResult, StopReason, run_episode, tool
 from agentrl.errors import ResumeError
 from agentrl.options import Host as EpisodeHost
 from tests.test_episode_resume import ENVS, SCRIPT, TASK, Engine, Host, Replayed, Saved, Sum, closed, picture
@@ -87,7 +87,7 @@ def test_a_snapshot_needs_a_restore():
             return 0
 
     with pytest.raises(ConfigError, match="Half writes one of snapshot and restore without the other; write both"):
-        Envs(Half)
+        EnvFactory(Half)
 
 
 # What cannot come back

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from agentrl import (
-    Ask,
     Env,
     LedgerError,
     Limits,
     StepResult,
     StopReason,
     Task,
+    TurnOptions,
     run_episode,
     tool,
 )
@@ -47,7 +47,7 @@ def _nothing_happened_yet():
 class Sum(Env):
     """What it answers depends on all that happened before, random numbers included."""
 
-    ask = Ask(max_tokens=60)
+    turn_options = TurnOptions(max_tokens=60)
 
     async def reset(self, task):
         self.total = 0
@@ -62,7 +62,7 @@ class Sum(Env):
 
     async def step(self, action):
         result = await self.run_tools(action)
-        return replace(result, ask=Ask(max_tokens=70 + self.total))
+        return replace(result, turn_options=TurnOptions(max_tokens=70 + self.total))
 
     def score(self, trajectory):
         return float(self.total)
@@ -158,9 +158,7 @@ class Host:
 
 def picture(t):
     """All of a trajectory but what time it took and in how many requests."""
-    of_turns = [
-        (turn.sampled_tokens, turn.finish_reason, turn.calls, turn.parse_error, turn.reward) for turn in t.turns
-    ]
+    of_turns = [(turn.sampled_tokens, turn.finish_reason, turn.calls, turn.bad_call, turn.reward) for turn in t.turns]
     of_segments = [(s.tokens, s.prompt_length, s.log_probs, s.loss_mask, s.ledger) for s in t.segments]
     return of_segments, of_turns, t.messages, t.reward, t.stop, t.info, t.failure
 
@@ -240,10 +238,10 @@ async def test_an_abort_in_the_middle_of_any_turn(renderer, env):
 @pytest.mark.parametrize(
     ("limits", "stop"),
     [
-        ({"turns": 3}, StopReason.TURNS),
-        ({"tokens": 200}, StopReason.TOKENS),
-        ({"turn_tokens": 12}, StopReason.TURN_CUT),
-        ({"context": 300}, StopReason.CONTEXT),
+        ({"turns": 3}, StopReason.MAX_TURNS),
+        ({"tokens": 200}, StopReason.MAX_TOKENS),
+        ({"turn_tokens": 12}, StopReason.TURN_MAX_TOKENS),
+        ({"context": 300}, StopReason.CONTEXT_FULL),
     ],
 )
 async def test_budgets_count_what_was_spent_before(renderer, env, limits, stop):
@@ -354,7 +352,7 @@ async def test_an_abort_that_comes_with_the_last_token_of_a_turn(renderer):
 
 async def test_an_abort_that_comes_with_the_end_of_a_stop_string(renderer):
     class Tags(Env):
-        ask = Ask(stop=("</go>",))
+        turn_options = TurnOptions(stop=("</go>",))
 
         async def step(self, action):
             return StepResult(done=True)

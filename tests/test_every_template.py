@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import Ask, Env, Generation, Limits, Raw, StepResult, StopReason, Task, TemplateError, run_episode, tool
+from agentrl import (
+    Env,
+    Generation,
+    Limits,
+    Raw,
+    StepResult,
+    StopReason,
+    Task,
+    TemplateError,
+    TurnOptions,
+    run_episode,
+    tool,
+)
 from agentrl.engine import ScriptedEngine
 from agentrl.options import EpisodeOptions
 from agentrl.render import Renderer, load_renderer
@@ -30,7 +42,7 @@ class Capitals(Env):
 
 
 class Tags(Env):
-    ask = Ask(stop=("</answer>",))
+    turn_options = TurnOptions(stop=("</answer>",))
 
     async def step(self, action):
         return StepResult(done=True) if "</answer>" in action.text else StepResult(Raw("\nTry again.\n"))
@@ -83,7 +95,7 @@ async def test_a_call_that_cannot_be_read_is_answered_and_then_the_last_turn(ren
     text = renderer.decode(t.response)
     for told in (reply["content"], "the capital is Paris.", "Answer now."):
         assert told in text
-    assert [turn.parse_error for turn in t.turns] == ["structural", None, None]
+    assert [turn.bad_call for turn in t.turns] == ["structural", None, None]
 
 
 async def test_text_goes_on_in_a_turn_that_the_model_had_ended(renderer):

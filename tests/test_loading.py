@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentrl import ConfigError, Env, Envs, InfraError, StepResult
+from agentrl import ConfigError, Env, EnvFactory, InfraError, StepResult
 from agentrl.env import load_env
 from agentrl.loading import load_object
 
@@ -82,7 +82,7 @@ async def bug(cls, config):
 )
 async def test_a_bug_in_share_ends_the_run_in_one_line(function, says):
     with pytest.raises(ConfigError, match=says) as caught:
-        await Envs(sharing(function)).__aenter__()
+        await EnvFactory(sharing(function)).__aenter__()
     assert "\n" not in str(caught.value)
 
 
@@ -103,5 +103,5 @@ async def test_a_world_that_is_down_is_no_bug_of_share():
         (cancelled, "CancelledError"),
     ):
         with pytest.raises(InfraError, match=says):
-            await Envs(sharing(function)).__aenter__()
+            await EnvFactory(sharing(function)).__aenter__()
     assert asyncio.current_task().cancelling() == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import Envs, Limits, StopReason, Task
+from agentrl import EnvFactory, Limits, StopReason, Task
 from agentrl.cli import app
 from agentrl.engine import ScriptedEngine
 from agentrl.env import load_env
@@ -40,7 +40,7 @@ def children() -> set[int]:
 
 
 async def test_the_example_with_the_packages_own_server():
-    async with Envs(ENV, PACKAGE) as envs:
+    async with EnvFactory(ENV, PACKAGE) as envs:
         turns = [call("other"), *sys.modules[envs.cls.__module__].gold(FRANCE)]
         t = await rollout(envs.make(), FRANCE, turns)
     assert (t.reward, t.failure, t.info) == (1.0, None, {})
@@ -54,7 +54,7 @@ def lines(file: Path) -> list[dict]:
 
 
 async def test_episodes_at_once_each_with_its_own_server(renderer):
-    async with Envs(ENV, FAST) as envs:
+    async with EnvFactory(ENV, FAST) as envs:
         turns = [call("capital", country="pid"), call("capital", country="France"), "Paris"]
         given = Rollout(envs=envs, engine=ScriptedEngine(turns, renderer), renderer=renderer)
         played = [t for group in await run_groups(given, [FRANCE] * 4, 4) for t in group]
@@ -78,7 +78,7 @@ async def test_a_rollout_that_is_cancelled_ends_its_servers(renderer):
         async def exec_tool(self, call):
             await asyncio.sleep(3600)
 
-    async with Envs(Waits, FAST) as envs:
+    async with EnvFactory(Waits, FAST) as envs:
         engine = ScriptedEngine([call("capital", country="France")], renderer)
         running = asyncio.create_task(run_groups(Rollout(envs=envs, engine=engine, renderer=renderer), [FRANCE] * 4, 2))
         await asyncio.wait_for(Waits.all_open.wait(), 60)
@@ -92,7 +92,7 @@ async def test_a_rollout_that_is_cancelled_ends_its_servers(renderer):
 
 async def test_a_server_that_dies_fails_the_call_and_not_the_run(renderer):
     turns = [call("capital", country="the end"), "Paris"]
-    async with Envs(ENV, FAST) as envs:
+    async with EnvFactory(ENV, FAST) as envs:
         options = EpisodeOptions(limits=Limits(tool_s=5))
         engine = ScriptedEngine(turns, renderer)
         given = Rollout(envs=envs, engine=engine, renderer=renderer, options=options)

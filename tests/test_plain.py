@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentrl import Ask, ConfigError, Env, Limits, Raw, Reward, StepResult, StopReason, Task, Trajectory, tool
+from agentrl import ConfigError, Env, Limits, Raw, Reward, StepResult, StopReason, Task, Trajectory, TurnOptions, tool
 from agentrl.plain import MAX_DEPTH, number, plain, shown
 from agentrl.testing import call, rollout
 
@@ -136,7 +136,7 @@ def _as_it_was():
         StepResult(HALF),
         StepResult(Raw(HALF)),
         StepResult([{"role": "user", "content": HALF, "n": np.arange(2)}]),
-        StepResult(({"role": "user", "content": "so"},), ask=Ask(stop="x", max_tokens=np.int64(9))),
+        StepResult(({"role": "user", "content": "so"},), turn_options=TurnOptions(stop="x", max_tokens=np.int64(9))),
         StepResult([{"role": "user", "content": HALF}], done=True),
     ],
 )
@@ -213,7 +213,7 @@ async def test_arguments_that_no_json_holds_are_a_bad_call(renderer, arguments):
 
     t = await rollout(Plain(), Task(prompt="?"), [said, "end"])
     assert t.failure is None, t.failure
-    assert t.turns[0].parse_error == "structural"
+    assert t.turns[0].bad_call == "structural"
     assert written(t).actions == t.actions
 
 
@@ -222,15 +222,15 @@ async def test_a_good_call_is_as_it_was(renderer):
         step = Env.step
 
     t = await rollout(Plain(), Task(prompt="?"), [call("find", what="x"), "end"])
-    assert (t.actions[0].calls[0].arguments, t.turns[0].parse_error) == ({"what": "x"}, None)
+    assert (t.actions[0].calls[0].arguments, t.turns[0].bad_call) == ({"what": "x"}, None)
     assert replace(t.actions[0], tokens=()) == t.said[0]
 
 
 @pytest.mark.parametrize("stop", [("a", 1), ("",), 7])
 def test_stop_strings_are_text(stop):
     with pytest.raises((ConfigError, TypeError)):
-        Ask(stop=stop)
-    assert Ask(stop="end").stop == ("end",)
+        TurnOptions(stop=stop)
+    assert TurnOptions(stop="end").stop == ("end",)
 
 
 @pytest.mark.parametrize(

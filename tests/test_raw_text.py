@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agentrl import Ask, Env, Generation, Limits, Raw, StepResult, StopReason, Task, Trajectory, run_episode
+from agentrl import Env, Generation, Limits, Raw, StepResult, StopReason, Task, Trajectory, TurnOptions, run_episode
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.testing import call
@@ -20,8 +20,8 @@ TASK = Task(prompt=Raw("Question: capital of France? "), label="Paris")
 class SearchR1(Env):
     """The environment of Search-R1, its retriever left out."""
 
-    ask = Ask(stop=("</search>", "</answer>"), max_tokens=100)
-    parse_errors = None
+    turn_options = TurnOptions(stop=("</search>", "</answer>"), max_tokens=100)
+    bad_calls = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -97,7 +97,7 @@ async def test_text_past_the_tag_within_its_last_token_stays_as_sampled(renderer
     """Where one token holds the tag's end and more, the engine returns all of it, and all of it is trained."""
 
     class Odd(SearchR1):
-        ask = Ask(stop=("> t", "</answer>"))
+        turn_options = TurnOptions(stop=("> t", "</answer>"))
 
         async def step(self, action):
             return StepResult(Raw(DOCS)) if action.matched == "> t" else StepResult(done=True)
@@ -132,7 +132,7 @@ async def test_an_end_before_the_tag_reopens_the_turn(renderer):
 async def test_a_turn_cut_by_length_is_not_read(renderer):
     env = SearchR1()
     t = await play(renderer, [SEARCH], env, limits=Limits(turn_tokens=len(encode(renderer, SEARCH)) - 1))
-    assert (t.stop, env.read, t.reward, t.truncated) == (StopReason.TURN_CUT, [], 0.0, True)
+    assert (t.stop, env.read, t.reward, t.truncated) == (StopReason.TURN_MAX_TOKENS, [], 0.0, True)
     assert t.turns[0].finish_reason == "length"
 
 
@@ -197,17 +197,22 @@ class TestLastTurn:
         t = await play(renderer, [SEARCH, SEARCH, ANSWER], env, limits=Limits(turns=2))
         assert (t.stop, t.reward, len(t.turns)) == (StopReason.DONE, 1.0, 3)
         assert text_of(renderer, t).endswith(f"{DOCS}\nI must answer now.\n{ANSWER}")
-        assert env.reasons == [StopReason.TURNS]
+        assert env.reasons == [StopReason.MAX_TURNS]
 
     async def test_a_model_that_goes_on_searching_has_had_its_turn(self, renderer):
         env = Forced()
         t = await play(renderer, [SEARCH] * 9, env, limits=Limits(turns=2))
-        assert (t.stop, len(t.turns), len(env.read), env.reasons) == (StopReason.TURNS, 3, 3, [StopReason.TURNS])
+        assert (t.stop, len(t.turns), len(env.read), env.reasons) == (
+            StopReason.MAX_TURNS,
+            3,
+            3,
+            [StopReason.MAX_TURNS],
+        )
         assert t.spans[-1].kind == "sampled"
 
     async def test_none_ends_the_episode_as_before(self, renderer):
         t = await play(renderer, [SEARCH] * 9, limits=Limits(turns=2))
-        assert (t.stop, len(t.turns)) == (StopReason.TURNS, 2)
+        assert (t.stop, len(t.turns)) == (StopReason.MAX_TURNS, 2)
 
     async def test_it_is_not_asked_when_the_env_is_done(self, renderer):
         env = Forced()
@@ -218,7 +223,7 @@ class TestLastTurn:
         whole = await play(renderer, [SEARCH, ANSWER], Forced(), limits=Limits(turns=1))
         room = whole.response_length - len(whole.actions[-1].tokens)
         t = await play(renderer, [SEARCH, ANSWER], Forced(), limits=Limits(turns=1, tokens=room))
-        assert (t.stop, len(t.turns)) == (StopReason.TOKENS, 1)
+        assert (t.stop, len(t.turns)) == (StopReason.MAX_TOKENS, 1)
 
     async def test_messages_are_followed_by_messages(self, renderer):
         class Tools(Env):
@@ -252,7 +257,7 @@ async def test_two_hundred_turns_keep_their_ledger(renderer):
             return StepResult(Raw(DOCS))
 
     t = await play(renderer, lambda ids: call("x") if len(ids) % 2 else SEARCH, Endless(), limits=Limits(turns=200))
-    assert (t.stop, len(t.turns)) == (StopReason.TURNS, 200)
+    assert (t.stop, len(t.turns)) == (StopReason.MAX_TURNS, 200)
     assert t.ledger.trained == t.ledger.sampled
 
 
@@ -272,7 +277,7 @@ class TestLocalEngine:
     @staticmethod
     def env(stop, **kwargs):
         class Tagged(Env):
-            ask = Ask(stop=(stop,), **kwargs)
+            turn_options = TurnOptions(stop=(stop,), **kwargs)
 
             async def step(self, action):
                 return StepResult(Raw(DOCS)) if action.matched == stop else StepResult(done=True)

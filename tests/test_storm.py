@@ -12,7 +12,7 @@ from random import Random
 
 import anyio
 
-from agentrl import Env, Envs, InfraError, Limits, StepResult, StopReason, Task, Trajectory, run_episode, tool
+from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, StopReason, Task, Trajectory, run_episode, tool
 from agentrl.engine import ScriptedEngine
 from agentrl.options import EpisodeOptions
 from agentrl.testing import call
@@ -113,7 +113,7 @@ LIMITS = Limits(reset_s=0.3, step_s=0.4, tool_s=0.1, score_s=0.2, close_s=0.15, 
 
 async def test_a_storm_leaves_nothing(renderer):
     threads, chance = threading.active_count(), Random(7)
-    async with Envs(Wild) as wild, Envs(WildThread) as wild_thread:
+    async with EnvFactory(Wild) as wild, EnvFactory(WildThread) as wild_thread:
 
         async def episode(number: int) -> Trajectory:
             return await run_episode(

@@ -65,7 +65,7 @@ async def test_a_player_reads_what_the_environment_answered_without_markup() -> 
 async def test_limits_end_the_episode() -> None:
     turns = [call("search", query=str(n)) for n in range(3)]
     t = await rollout(Capitals(shared=FakeIndex()), TASK, turns, limits=Limits(turns=2))
-    assert (t.stop, len(t.actions)) == (StopReason.TURNS, 2)
+    assert (t.stop, len(t.actions)) == (StopReason.MAX_TURNS, 2)
 
 
 async def test_a_script_that_is_too_short_is_the_tests_mistake() -> None:

@@ -136,7 +136,7 @@ async def test_a_segment_begins_where_the_template_drops_a_thought_and_nowhere_e
     # A tool's answer drops nothing; the guesses a and b are answered by the user; before the last, nothing was thought.
     assert [len(s.actions) for s in t.segments] == [2, 1, 2]
     assert [{span.turn for span in s.spans} for s in t.segments] == [{0, 1}, {0}, {0, 1}]
-    assert (len(t.turns), len(t.actions), t.stop) == (5, 5, StopReason.TURNS)
+    assert (len(t.turns), len(t.actions), t.stop) == (5, 5, StopReason.MAX_TURNS)
     assert t.step_rewards == [0.5] * 4
     # What the engine was sent is what each segment holds.
     sent = [s.tokens[: turn.prompt_tokens] for s in t.segments for turn in s.turns]
@@ -251,7 +251,7 @@ async def test_a_stripped_prompt_that_leaves_no_room_ends_the_episode(thinker):
     assert len(whole.segments) > 1, "what is stripped fits where what is kept would not"
     long = [think("x", "a" * 200), "b"]
     t, _ = await play(thinker, script=long, context=(await play(thinker, script=long))[0].prompt_length)
-    assert (t.stop, len(t.segments)) == (StopReason.CONTEXT, 1)
+    assert (t.stop, len(t.segments)) == (StopReason.CONTEXT_FULL, 1)
 
 
 async def test_limits_tokens_bounds_each_segment(thinker):
@@ -260,7 +260,7 @@ async def test_limits_tokens_bounds_each_segment(thinker):
     again, _ = await play(thinker, tokens=longest + 1)
     assert [s.tokens for s in again.segments] == [s.tokens for s in t.segments]
     cut, _ = await play(thinker, tokens=longest - 1)
-    assert cut.stop is StopReason.TOKENS
+    assert cut.stop is StopReason.MAX_TOKENS
 
 
 async def test_cut_observations_cannot_be_rendered_again(thinker):

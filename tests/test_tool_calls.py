@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentrl import Action, ConfigError, Env, Envs, Limits, StepResult, StopReason, Task, ToolCall, ToolResult, tool
+from agentrl import (
+    Action,
+    ConfigError,
+    Env,
+    EnvFactory,
+    Limits,
+    StepResult,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    tool,
+)
 from agentrl.env import begin_env, close_env, runtime
 from agentrl.rollout import load_tasks
 from agentrl.testing import call, rollout
@@ -301,7 +313,7 @@ def test_a_tool_of_a_row_that_is_none_is_refused_with_its_line(tmp_path, spec, s
 async def test_a_rows_own_tool_that_nobody_executes_is_refused_before_the_run(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"prompt": "Go"}\n{"prompt": "Go", "tools": [{"name": "look"}]}\n')
     with pytest.raises(ConfigError, match=r"d\.jsonl:2: Base cannot execute the tool 'look' .*write exec_tool\(call\)"):
-        load_tasks(tmp_path / "d.jsonl", split="train", check=Envs(Base).check)
+        load_tasks(tmp_path / "d.jsonl", split="train", check=EnvFactory(Base).check)
     with pytest.raises(ConfigError, match="Base cannot execute the tool 'look'"):
         await rollout(Base(), Task(prompt="Go", tools=[FLAT]), ["x"])
 
@@ -310,4 +322,4 @@ async def test_a_rows_own_tool_that_nobody_executes_is_refused_before_the_run(tm
             return StepResult(done=True)
 
     for cls in (Executes, Steps):
-        assert len(load_tasks(tmp_path / "d.jsonl", split="train", check=Envs(cls).check)) == 2
+        assert len(load_tasks(tmp_path / "d.jsonl", split="train", check=EnvFactory(cls).check)) == 2

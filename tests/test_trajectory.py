@@ -264,10 +264,10 @@ def test_a_trajectory_that_goes_on_from_json_goes_on_counting():
 def test_what_counts_as_truncated(stop):
     t = two_turns()
     t.stop = stop
-    assert t.truncated == (stop in {"turn_cut", "tokens", "context", "deadline"})
+    assert t.truncated == (stop in {"turn_max_tokens", "max_tokens", "context_full", "deadline"})
 
 
-def test_parse_errors_in_a_row_and_what_counts_as_a_call():
+def test_bad_calls_in_a_row_and_what_counts_as_a_call():
     broken = ToolCall("c1", "", {}, error="not JSON")
     t = Trajectory(tools=[{"type": "function", "function": {"name": "f"}}])
     t.append_prompt(rendered(prompt=5))
@@ -275,8 +275,8 @@ def test_parse_errors_in_a_row_and_what_counts_as_a_call():
     for calls in [(broken,), (ToolCall("c2", "f", {}), broken), (), (broken,)]:
         t.append_model(generation(1))
         t.append_action(action(*calls))
-        rows.append((t.parse_errors_in_a_row, t.turns[-1].calls))
+        rows.append((t.bad_calls_in_a_row, t.turns[-1].calls))
         t.append_observation(rendered(observation=1))
     assert rows == [(1, []), (2, ["f"]), (0, []), (1, [])]
     again = Trajectory.from_json(json.loads(json.dumps(t.to_json())))
-    assert [turn.parse_error for turn in again.turns] == ["structural", "structural", None, "structural"]
+    assert [turn.bad_call for turn in again.turns] == ["structural", "structural", None, "structural"]

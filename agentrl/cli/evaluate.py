@@ -17,7 +17,7 @@ from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, write_trajectories
 from agentrl.cli.models import open_model, run_config
 from agentrl.cli.options import Data, Device, DeviceName, EngineName, EnvPath, EpisodeSettings, Limit, ModelName, Out
-from agentrl.env import Envs
+from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
 from agentrl.options import EpisodeOptions
@@ -91,7 +91,7 @@ def evaluate(
 async def _evaluate(job: _Job) -> Evaluation:
     from agentrl.rollout import Evaluation, Rollout, load_tasks, run_groups
 
-    envs, reward = Envs(job.env, job.config.env_config), load_object(job.reward) if job.reward else None
+    envs, reward = EnvFactory(job.env, job.config.env_config), load_object(job.reward) if job.reward else None
     tasks = load_tasks(job.data, split="eval", check=envs.check)[: job.limit]
     check_out(job.out, job.data)
     async with open_model(job.model, job.device, job.engine, job.config.engine_config) as model, envs:

@@ -16,7 +16,7 @@ from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig, OnEpisode, check_out, progress, write_trajectories
 from agentrl.cli.options import Data, EnvPath, EpisodeSettings, Limit, ModelName, Out
 from agentrl.engine.scripted import Turn
-from agentrl.env import Envs
+from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.loading import cause, load_object
 from agentrl.testing import rollout
@@ -83,7 +83,7 @@ async def _play(
     from agentrl.render import load_renderer
     from agentrl.rollout import load_tasks
 
-    envs, start = Envs(env, config.env_config), load_player(player)
+    envs, start = EnvFactory(env, config.env_config), load_player(player)
     tasks = load_tasks(data, split="train", check=envs.check)[:limit]
     check_out(out, data)
     renderer = load_renderer(load_tokenizer(model))
@@ -96,7 +96,7 @@ async def _play(
 
 
 async def _episodes(
-    envs: Envs,
+    envs: EnvFactory,
     player: Player,
     tasks: Sequence[Task],
     renderer: Renderer,

@@ -61,10 +61,10 @@ def init(
 ) -> None:
     """Write a launch script and agentrl.yaml for a model size and a number of GPUs."""
     with one_line_errors():
-        from agentrl.env import Envs
+        from agentrl.env import EnvFactory
         from agentrl.slime.launch import launch_of, next_steps, write_launch
 
-        Envs(env)
+        EnvFactory(env)
         file, colon, name = env.rpartition(":")
         if file.endswith(".py"):  # slime runs elsewhere
             env = f"{Path(file).resolve()}{colon}{name}"

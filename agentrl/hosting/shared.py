@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from agentrl.engine.base import Engine
-from agentrl.env import Envs
+from agentrl.env import EnvFactory
 from agentrl.parking import Parking
 from agentrl.render.base import Renderer
 from agentrl.types import JSON
@@ -50,9 +50,9 @@ class Shared:
         key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code)
         return await self._once(("renderer", *key), lambda: asyncio.to_thread(_load_once, *key))
 
-    async def envs(self, path: str, config: Mapping[str, JSON]) -> Envs:
-        async def make() -> Envs:
-            return await self._stack.enter_async_context(Envs(path, config))
+    async def envs(self, path: str, config: Mapping[str, JSON]) -> EnvFactory:
+        async def make() -> EnvFactory:
+            return await self._stack.enter_async_context(EnvFactory(path, config))
 
         return await self._once(("envs", path, json.dumps(config, sort_keys=True, default=str)), make)
 

@@ -28,9 +28,9 @@ class CanaryConfig(BaseModel):
     """Stop at a step in which not one token may be trained."""
     no_tool_calls: int = Field(default=10, ge=0)
     """Stop after so many steps in a row without a single tool call, where there are tools; 0: never."""
-    parse_error_jump: float = Field(default=0.5, ge=0, le=1)
+    bad_call_jump: float = Field(default=0.5, ge=0, le=1)
     """Stop when the share of turns with a wrong tool call rises by this much over the steps before; 0: never."""
-    parse_error_steps: int = Field(default=3, gt=0)
+    bad_call_steps: int = Field(default=3, gt=0)
     """For so many steps in a row it must be that high."""
     zero_advantage: int = Field(default=10, ge=0)
     """Warn after so many steps in a row in which the rewards of no group differed; 0: never."""
@@ -51,7 +51,7 @@ class Canaries:
         """The warnings about a step's episodes. Raises CanaryError."""
         self._trainable_tokens(step, metrics)
         self._tool_calls(step, metrics)
-        self._parse_errors(step, metrics)
+        self._bad_calls(step, metrics)
         return [*self._zero_advantage(step, metrics), *self._new_tool_errors(step, metrics)]
 
     def _trainable_tokens(self, step: int, metrics: RolloutMetrics) -> None:
@@ -71,24 +71,24 @@ class Canaries:
         if 0 < self._config.no_tool_calls <= self._silent_steps:
             raise CanaryError(
                 f"{_steps(step, self._silent_steps)}: none of {self._silent_episodes} episodes called a "
-                f"tool, though they had tools (parse-error rate {metrics.parse_error_rate:.0%}); look at one with "
+                f"tool, though they had tools (parse-error rate {metrics.bad_call_rate:.0%}); look at one with "
                 "agentrl show: is the tool in the prompt, and does the model know how calls are written? A warm start "
                 "teaches it"
             )
 
-    def _parse_errors(self, step: int, metrics: RolloutMetrics) -> None:
-        rate, jump = metrics.parse_error_rate, self._config.parse_error_jump
+    def _bad_calls(self, step: int, metrics: RolloutMetrics) -> None:
+        rate, jump = metrics.bad_call_rate, self._config.bad_call_jump
         before = statistics.fmean(self._calm) if len(self._calm) >= _BASELINE_AT_LEAST else 1.0
         if not jump or rate < before + jump:
             self._loud_steps = 0
             self._calm.append(rate)
             return
         self._loud_steps += 1
-        if self._loud_steps >= self._config.parse_error_steps:
+        if self._loud_steps >= self._config.bad_call_steps:
             raise CanaryError(
                 f"{_steps(step, self._loud_steps)}: {rate:.0%} of the turns hold a wrong tool call, before "
                 f"it was {before:.0%}; look at one with agentrl show; a lower learning rate, or a penalty in "
-                "Env.parse_errors, may prevent it"
+                "Env.bad_calls, may prevent it"
             )
 
     def _zero_advantage(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:

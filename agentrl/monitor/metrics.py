@@ -20,7 +20,7 @@ class EpisodeMetrics:
 
     stop: StopReason | None
     turns: int = 0
-    parse_errors: int = 0
+    bad_calls: int = 0
     """Turns with a tool call that could not be read, names no tool or has arguments that do not fit."""
     tools: int = 0
     """Tools that the model had."""
@@ -40,9 +40,9 @@ class EpisodeMetrics:
         return cls(
             stop=trajectory.stop,
             turns=len(trajectory.turns),
-            parse_errors=sum(turn.parse_error is not None for turn in trajectory.turns),
+            bad_calls=sum(turn.bad_call is not None for turn in trajectory.turns),
             tools=len(trajectory.tools),
-            tool_calls=trajectory.tool_calls,
+            tool_calls=trajectory.tool_call_count,
             response_length=sum(segment.response_length for segment in trajectory.segments),
             failure=f"{failure.kind}/{failure.boundary}" if failure is not None else None,
             reward_parts=trajectory.reward_parts,
@@ -93,7 +93,7 @@ class RolloutMetrics:
     episodes_with_tools: int = 0
     tool_call_rate: float = 0.0
     """Share of the episodes with tools in which the model called one that there is."""
-    parse_error_rate: float = 0.0
+    bad_call_rate: float = 0.0
     """Share of the turns with a tool call that could not be read, names no tool or has arguments that do not fit."""
     truncation_rate: float = 0.0
     """Share of the episodes ended by a bound on tokens or time."""
@@ -138,7 +138,7 @@ class RolloutMetrics:
             restarts=sum(episode.restarts for episode in episodes),
             episodes_with_tools=len(with_tools),
             tool_call_rate=_mean([episode.tool_calls > 0 for episode in with_tools]),
-            parse_error_rate=sum(episode.parse_errors for episode in valid) / max(turns, 1),
+            bad_call_rate=sum(episode.bad_calls for episode in valid) / max(turns, 1),
             truncation_rate=_mean([episode.truncated for episode in valid]),
             tool_errors=_total(episode.tool_errors for episode in episodes),
             observation_tokens_cut=sum(episode.observation_tokens_cut for episode in episodes),

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from agentrl._concurrency import gather
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine, SamplingParams
-from agentrl.env import Envs
+from agentrl.env import EnvFactory
 from agentrl.episode import run_episode
 from agentrl.errors import AgentRLError, ConfigError, Failure
 from agentrl.options import EpisodeOptions, RewardFn
@@ -60,7 +60,7 @@ class Scored:
 class Rollout:
     """What the episodes of a run have in common."""
 
-    envs: Envs
+    envs: EnvFactory
     engine: Engine
     renderer: Renderer
     options: EpisodeOptions = field(default_factory=EpisodeOptions)
@@ -153,7 +153,7 @@ def _settle_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
 
 def _was_answered(trajectory: Trajectory) -> bool:
     """`Env.step` has seen a turn: what cannot be read as a call never reaches it."""
-    return any(turn.env_s > 0 and turn.parse_error != "structural" for turn in trajectory.turns)
+    return any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
 
 
 async def _play_twice(

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from agentrl._concurrency import is_cancelled
 from agentrl.engine.base import Engine, SamplingParams
-from agentrl.env import Env, Envs
+from agentrl.env import Env, EnvFactory
 from agentrl.episode import run_episode
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
 from agentrl.hosting.shared import Shared, shared
@@ -163,7 +163,7 @@ class _Call:
             trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, boundary)
             return trajectory
 
-    async def _resumed(self, visit: Visit, envs: Envs, played: _Played) -> Trajectory | None:
+    async def _resumed(self, visit: Visit, envs: EnvFactory, played: _Played) -> Trajectory | None:
         """The episode that slime aborted, gone on with; None: it starts anew."""
         parked = await visit.take(self.flags, self.sample)
         if parked is None:
@@ -183,7 +183,7 @@ class _Call:
             return None
 
 
-def _check_prompt(task: Task, envs: Envs) -> None:
+def _check_prompt(task: Task, envs: EnvFactory) -> None:
     has_tools = bool(envs.cls._agentrl_tools) or envs.cls.tools is not Env.tools
     if has_tools and isinstance(task.prompt, Raw):
         raise ConfigError(

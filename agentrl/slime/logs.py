@@ -80,7 +80,7 @@ def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
     return EpisodeMetrics(
         stop=StopReason(note["stop"]),
         turns=note.get("turns", 0),
-        parse_errors=note.get("parse_errors", 0),
+        bad_calls=note.get("bad_calls", 0),
         tools=note.get("tools", 0),
         tool_calls=note.get("tool_calls", 0),
         response_length=sum(sample.response_length for sample in siblings),

@@ -20,11 +20,11 @@ ROUNDS_KEY = "round_number"
 
 _STATUS: Mapping[StopReason, str] = {
     StopReason.DONE: "COMPLETED",
-    StopReason.TURNS: "COMPLETED",
-    StopReason.PARSE_ERRORS: "COMPLETED",
-    StopReason.TURN_CUT: "TRUNCATED",
-    StopReason.TOKENS: "TRUNCATED",
-    StopReason.CONTEXT: "TRUNCATED",
+    StopReason.MAX_TURNS: "COMPLETED",
+    StopReason.BAD_CALLS: "COMPLETED",
+    StopReason.TURN_MAX_TOKENS: "TRUNCATED",
+    StopReason.MAX_TOKENS: "TRUNCATED",
+    StopReason.CONTEXT_FULL: "TRUNCATED",
     StopReason.DEADLINE: "TRUNCATED",
     StopReason.ABORTED: "ABORTED",
     StopReason.FAILED: "FAILED",
@@ -156,8 +156,8 @@ def _account(trajectory: Trajectory) -> dict[str, JSON]:
         **_outcome(trajectory),
         "turns": len(trajectory.turns),
         "tools": len(trajectory.tools),
-        "tool_calls": trajectory.tool_calls,
-        "parse_errors": sum(turn.parse_error is not None for turn in trajectory.turns),
+        "tool_calls": trajectory.tool_call_count,
+        "bad_calls": sum(turn.bad_call is not None for turn in trajectory.turns),
         "ledger": asdict(trajectory.ledger),
         "reward_parts": dict(trajectory.reward_parts),
     }

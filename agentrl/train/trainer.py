@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentrl._interrupts import run
 from agentrl.engine.base import TrainedEngine
 from agentrl.engine.table import EngineParts, open_engine
-from agentrl.env import Envs
+from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
 from agentrl.models import load_model, load_tokenizer, save_model
@@ -141,7 +141,7 @@ class Trainer:
         """Load and check everything; only then make the run folder. Raises ConfigError."""
         config = self.config
         self.folder.check(config, resume=self._resume)
-        envs = Envs(config.env, config.env_config)
+        envs = EnvFactory(config.env, config.env_config)
         reward = _load_reward(config.reward)
         self.stream = TaskStream(load_tasks(config.data, split="train", check=envs.check), config.seed)
         self.eval_tasks = _eval_tasks(config, envs)
@@ -457,7 +457,7 @@ def _device(name: str) -> str:
     return name
 
 
-def _eval_tasks(config: TrainConfig, envs: Envs) -> list[Task]:
+def _eval_tasks(config: TrainConfig, envs: EnvFactory) -> list[Task]:
     if not config.eval_data:
         return []
     return load_tasks(config.eval_data, split="eval", check=envs.check)[: config.eval_tasks]

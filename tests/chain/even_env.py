@@ -1,12 +1,12 @@
 """A world in which a random model earns something: rewards differ from the first step, over several turns."""
 
-from agentrl import Ask, Env, StepResult
+from agentrl import Env, StepResult, TurnOptions
 
 
 class Even(Env):
     """Turns until the limit; the reward is the share of even tokens among those sampled."""
 
-    ask = Ask(stop=tuple("aeiou"))  # else a random model would never end its turn
+    turn_options = TurnOptions(stop=tuple("aeiou"))  # else a random model would never end its turn
 
     def step(self, action):
         return StepResult("Go on.")

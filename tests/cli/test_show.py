@@ -139,9 +139,9 @@ def test_a_failure_and_an_empty_episode_are_shown():
 
 @pytest.fixture
 async def recorded(folder):
-    from agentrl import Envs
+    from agentrl import EnvFactory
 
-    envs = Envs("my_env.py:Capitals")
+    envs = EnvFactory("my_env.py:Capitals")
     found = [
         await rollout(envs.make(), Task(prompt="?", label=label), [call("search", query=about), label])
         for about, label in (("France", "Paris"), ("Peru", "Lima"))

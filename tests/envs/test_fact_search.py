@@ -8,7 +8,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from agentrl import ConfigError, Envs, StopReason, Task
+from agentrl import ConfigError, EnvFactory, StopReason, Task
 from agentrl.testing import call, rollout
 from agentrl_envs.fact_search import FactSearch, gold, load_facts, make_tasks, mediocre, noop, write_tasks
 
@@ -19,7 +19,7 @@ def tasks():
 
 
 async def scores(player, tasks):
-    async with Envs(FactSearch) as envs:
+    async with EnvFactory(FactSearch) as envs:
         return [(await rollout(envs.make(), task, player(task))).reward for task in tasks]
 
 
@@ -57,7 +57,7 @@ async def test_the_mediocre_player_mostly_guesses_and_then_wins_nothing(tasks):
 
 async def test_a_right_guess_and_a_wrong_search_are_worth_nothing():
     task = Task(prompt="What is the capital of France?", label="Paris")
-    async with Envs(FactSearch) as envs:
+    async with EnvFactory(FactSearch) as envs:
         guessed = await rollout(envs.make(), task, ["Answer: Paris"])
         elsewhere = await rollout(envs.make(), task, [call("search", query="Peru"), "Answer: Paris"])
         unformatted = await rollout(envs.make(), task, [call("search", query="France"), "Paris"])
@@ -67,12 +67,12 @@ async def test_a_right_guess_and_a_wrong_search_are_worth_nothing():
 
 
 async def test_search_says_when_it_finds_nothing_and_returns_as_many_as_configured():
-    async with Envs(FactSearch, {"passages": 3}) as envs:
+    async with EnvFactory(FactSearch, {"passages": 3}) as envs:
         env = envs.make()
         assert await env.search("qqqq zzzz") == "No result."
         assert len((await env.search("capital of France")).splitlines()) == 3
     with pytest.raises(ConfigError, match="passages"):
-        Envs(FactSearch, {"passages": 0})
+        EnvFactory(FactSearch, {"passages": 0})
     assert not issubclass(ConfigError, ValidationError)
 
 

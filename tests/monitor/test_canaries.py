@@ -16,7 +16,7 @@ HEALTHY = {
     "stops": {"done": 120, "turns": 8},
     "episodes_with_tools": 128,
     "tool_call_rate": 0.8,
-    "parse_error_rate": 0.05,
+    "bad_call_rate": 0.05,
     "tool_errors": {},
     "sampled_tokens": 9000,
     "trained_tokens": 9000,
@@ -30,7 +30,7 @@ BROKEN = {
     "tool_call_rate": 0.0,
     "stops": {"failed": 128},
 }
-SILENT, LOUD, FLAT = {"tool_call_rate": 0.0}, {"parse_error_rate": 0.9}, {"zero_advantage_groups": 16}
+SILENT, LOUD, FLAT = {"tool_call_rate": 0.0}, {"bad_call_rate": 0.9}, {"zero_advantage_groups": 16}
 
 
 def run(*steps: dict, **config) -> list[str]:
@@ -85,11 +85,11 @@ def test_what_is_no_silence(steps, config):
     assert run(*steps, **config) == []
 
 
-def test_parse_errors_that_jump():
+def test_bad_calls_that_jump():
     with pytest.raises(CanaryError, match=r"steps 6 to 8: 90% of the turns hold a wrong tool call, before it was 5%"):
         run(*[{}] * 5, *[LOUD] * 3)
     with pytest.raises(CanaryError, match=r"^step 5: 30%"):
-        run(*[{}] * 4, {"parse_error_rate": 0.3}, parse_error_jump=0.25, parse_error_steps=1)
+        run(*[{}] * 4, {"bad_call_rate": 0.3}, bad_call_jump=0.25, bad_call_steps=1)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_parse_errors_that_jump():
         ([{}, {}, {}, LOUD, LOUD, {}, LOUD, LOUD, {}], {}),
         ([LOUD] * 50, {}),
         ([{}, *[LOUD] * 50], {}),
-        ([{"parse_error_rate": n / 100} for n in range(100)], {}),
-        ([*[{}] * 5, *[LOUD] * 50], {"parse_error_jump": 0}),
+        ([{"bad_call_rate": n / 100} for n in range(100)], {}),
+        ([*[{}] * 5, *[LOUD] * 50], {"bad_call_jump": 0}),
     ],
     ids=["it came back", "it was so from the start", "too short a start to judge by", "a slow drift", "switched off"],
 )
@@ -109,7 +109,7 @@ def test_what_is_no_jump(steps, config):
 
 def test_the_baseline_does_not_learn_from_the_jump():
     with pytest.raises(CanaryError, match="before it was 5%"):
-        run(*[{}] * 5, *[LOUD] * 9, parse_error_steps=9)
+        run(*[{}] * 5, *[LOUD] * 9, bad_call_steps=9)
 
 
 def test_no_advantage_anywhere_is_a_warning_repeated_now_and_then():
@@ -133,7 +133,7 @@ def test_the_first_exception_of_each_kind_in_a_tool_is_a_warning():
     assert run({}, key, tool_errors=False) == []
 
 
-@pytest.mark.parametrize("values", [{"no_tool_calls": -1}, {"parse_error_jump": 2}, {"parse_error_steps": 0}, {"x": 1}])
+@pytest.mark.parametrize("values", [{"no_tool_calls": -1}, {"bad_call_jump": 2}, {"bad_call_steps": 0}, {"x": 1}])
 def test_bad_configurations_are_refused(values):
     with pytest.raises(ValidationError):
         CanaryConfig(**values)

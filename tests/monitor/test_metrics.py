@@ -43,10 +43,10 @@ async def test_every_metric(played):
     assert (found.groups, found.zero_advantage_groups, found.samples) == (2, 0, 4)
     assert found.turns_mean == (2 + 4 + 2 + 1) / 4
     assert found.tool_call_rate == 0.5, "a tool that there is not was not called"
-    assert found.parse_error_rate == 3 / 9
+    assert found.bad_call_rate == 3 / 9
     assert found.truncation_rate == 0.25
     assert found.tool_errors == {"search:KeyError": 1}
-    assert found.stops == {"done": 3, "turn_cut": 1}
+    assert found.stops == {"done": 3, "turn_max_tokens": 1}
     assert (found.trained_tokens, found.masked_tokens) == (found.sampled_tokens, {})
     assert found.prefix_breaks == 0
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from agentrl import Envs, InfraError, Task, Trajectory, run_episode
+from agentrl import EnvFactory, InfraError, Task, Trajectory, run_episode
 from agentrl.engine import Generation, ScriptedEngine
 from agentrl.models import tiny_model
 from agentrl.options import EpisodeOptions
@@ -83,7 +83,7 @@ async def play() -> list[list[Trajectory]]:
         (near, [["Answer: A"], [*searches(near), "Answer: Bb"], ["Answer: Ccc, or so"], ["Answer: d"]]),
     ]  # fmt: skip
     groups = []
-    async with Envs(f"{__file__}:Breakable") as envs:
+    async with EnvFactory(f"{__file__}:Breakable") as envs:
         for task, group in scripts:
             played = []
             for script in group:

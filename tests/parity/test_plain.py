@@ -54,10 +54,10 @@ def test_the_episodes_are_what_they_should_be(groups):
     """Else the rest would prove less than it says."""
     assert [len({t.response_length for t in group}) for group in groups] == [4, 4, 3]
     stops = [t.stop for group in groups for t in group]
-    assert {StopReason.DONE, StopReason.TURN_CUT, StopReason.FAILED} == set(stops)
+    assert {StopReason.DONE, StopReason.TURN_MAX_TOKENS, StopReason.FAILED} == set(stops)
     assert [len(t.turns) for t in groups[0]] == [3, 1, 2, 2]
     assert [t.reward for t in groups[1]] == [1.0, 0.0, None, 0.0]
     assert {t.reward for t in groups[2]} == {0.0}
     assert sum(t.ledger.observation + t.ledger.scaffold for group in groups for t in group) > 100
     assert groups[1][2].ledger.masked == {"env_failure": groups[1][2].ledger.sampled}
-    assert groups[1][3].turns[0].parse_error == "structural"
+    assert groups[1][3].turns[0].bad_call == "structural"

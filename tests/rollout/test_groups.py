@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl import Env, Envs, Generation, InfraError, Limits, StepResult, StopReason, Task
+from agentrl import Env, EnvFactory, Generation, InfraError, Limits, StepResult, StopReason, Task
 from agentrl.errors import ConfigError, EngineError
 from agentrl.options import EpisodeOptions
 from agentrl.rollout import BugError, Evaluation, Rollout, evaluate, run_groups
@@ -63,7 +63,7 @@ def tasks(n):
 
 async def play(engine, renderer, env=Echo, n=3, group_size=4, **kwargs):
     concurrency = kwargs.pop("concurrency", 128)
-    async with Envs(env) as envs:
+    async with EnvFactory(env) as envs:
         rollout = Rollout(
             envs=envs,
             engine=engine,
@@ -240,14 +240,14 @@ class Cuts(Fake):
 
 async def test_an_episode_that_ends_before_its_first_step_is_worth_nothing(renderer):
     groups = await play(Cuts(renderer), renderer, RewardsInStep)
-    assert {t.stop for t in groups[0]} == {StopReason.CONTEXT}
+    assert {t.stop for t in groups[0]} == {StopReason.CONTEXT_FULL}
     assert [[t.reward for t in group] for group in groups] == [[0.0] * 4, [1.0] * 4, [0.0] * 4]
     everywhere = Cuts(renderer)
     assert {t.reward for group in await play(everywhere, renderer, RewardsInStep, n=1) for t in group} == {0.0}
 
 
 async def test_a_run_that_has_got_rewards_may_get_none_in_a_step(renderer):
-    async with Envs(RewardsInStep) as envs:
+    async with EnvFactory(RewardsInStep) as envs:
         rollout = Rollout(envs=envs, engine=Fake(renderer), renderer=renderer)
         with pytest.raises(ConfigError, match="gave no episode a reward"):
             await run_groups(rollout, tasks(3)[2:], 2)
@@ -269,7 +269,7 @@ async def test_an_aborted_episode_is_masked_as_the_hosts(renderer):
 
 async def test_evaluation_is_greedy_and_leaves_failures_out_of_its_mean(renderer):
     engine = Fake(renderer)
-    async with Envs(Breaks) as envs:
+    async with EnvFactory(Breaks) as envs:
         found = await evaluate(Rollout(envs=envs, engine=engine, renderer=renderer), tasks(3))
 
     assert isinstance(found, Evaluation)

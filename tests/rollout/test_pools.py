@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from agentrl import Ask, Env, Envs, EpisodeOptions, InfraError, Limits, StepResult, StopReason, Task
+from agentrl import Env, EnvFactory, EpisodeOptions, InfraError, Limits, StepResult, StopReason, Task, TurnOptions
 from agentrl.engine.local import LocalEngine, lockstep
 from agentrl.models import load_model
 from agentrl.rollout.groups import Rollout, run_groups
@@ -36,7 +36,7 @@ class Pool:
 class Boxed(Env):
     """Holds a box from reset to close, and takes a while that differs from run to run."""
 
-    ask = Ask(stop=tuple("aeiou"))
+    ask = TurnOptions(stop=tuple("aeiou"))
     jitter = random.Random()
     fails: set[str] = set()  # noqa: RUF012
     at_first_step = False
@@ -67,7 +67,7 @@ async def play(tokenizer, renderer, env=Boxed, seed=0, fails=()):
     engine = LocalEngine(load_model("tiny", seed=1), tokenizer)
     Boxed.jitter, Boxed.fails = random.Random(seed), set(fails)
     try:
-        async with Envs(env) as envs, asyncio.timeout(60):
+        async with EnvFactory(env) as envs, asyncio.timeout(60):
             options = EpisodeOptions(limits=Limits(turns=2, turn_tokens=6))
             rollout = Rollout(envs=envs, engine=engine, renderer=renderer, options=options)
             tasks = [Task(prompt=f"say {i}", id=str(i)) for i in range(4)]
@@ -101,7 +101,7 @@ async def test_boxes_that_are_taken_in_a_step_hold_up_nobody_for_ever(tokenizer,
     monkeypatch.setattr(lockstep, "QUIET_S", 0.1)
     monkeypatch.setattr(lockstep, "STUCK_S", 0.2)
     played = await play(tokenizer, renderer, Late)
-    assert {t.stop for t in played} <= {StopReason.TURNS, StopReason.TURN_CUT}
+    assert {t.stop for t in played} <= {StopReason.MAX_TURNS, StopReason.TURN_MAX_TOKENS}
 
 
 @pytest.mark.parametrize("asked", [0, 1])

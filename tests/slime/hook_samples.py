@@ -58,7 +58,7 @@ def played(group: int | None, reward: Any = 1.0, cls: Any = Segment, **note: Any
         rollout_log_probs=[-1.0, -1.0, 0.0, -1.0],
         reward=reward,
     )
-    whole = {"turns": 1, "parse_errors": 0, "reward_parts": {}, "session_id": f"s-{sample.index}", "ledger": ledger}
+    whole = {"turns": 1, "bad_calls": 0, "reward_parts": {}, "session_id": f"s-{sample.index}", "ledger": ledger}
     sample.metadata = {"agentrl": {**whole, **note}}
     if stop == "failed":
         sample.status, sample.remove_sample, sample.loss_mask = cls.Status.FAILED, True, [0] * 4

@@ -72,7 +72,7 @@ async def test_calls_that_cannot_be_read_end_an_episode_that_is_trained(Sample, 
     async with serve(ScriptedEngine(['<tool_call>\n{"name": "capital"'] * 3, renderer)) as (_, url):
         sample = await adapt(make_args(url), question(Sample), PARAMS)
     account = sample.metadata["agentrl"]
-    assert (account["stop"], account["parse_errors"], account["turns"]) == ("parse_errors", 3, 3)
+    assert (account["stop"], account["bad_calls"], account["turns"]) == ("bad_calls", 3, 3)
     assert (sample.status, sample.reward, sample.remove_sample) == (Sample.Status.COMPLETED, 0.0, False)
     assert sum(sample.loss_mask) == account["ledger"]["sampled"]
     assert sample.response.count("Your tool call could not be read: the call is not closed") == 2
@@ -107,7 +107,7 @@ async def test_evaluation(Sample, serve, make_args):
     ("limits", "params", "stop", "status"),
     [
         ({"turns": 1}, {}, "turns", "COMPLETED"),
-        ({"turn_tokens": 5}, {}, "turn_cut", "TRUNCATED"),
+        ({"turn_tokens": 5}, {}, "turn_max_tokens", "TRUNCATED"),
         ({}, {"max_new_tokens": 5}, "tokens", "TRUNCATED"),
         ({"context": 40}, {}, "context", "TRUNCATED"),
         ({"episode_s": 0.3, "tool_s": 60}, {}, "deadline", "TRUNCATED"),

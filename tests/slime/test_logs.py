@@ -43,11 +43,11 @@ def a_rollout(cls=Segment):
     info = {"tool_errors": {"search:KeyError": 2}, "observation_tokens_cut": 7}
     samples = [
         *fan_out(0, 1.0, 3, cls),
-        played(0, 0.0, cls, turns=3, parse_errors=1, reward_parts={"right": 0.0}, info=info, stop="tokens"),
+        played(0, 0.0, cls, turns=3, bad_calls=1, reward_parts={"right": 0.0}, info=info, stop="tokens"),
         failed(0, cls),
         played(1, 0.5, cls, restarts=2, resumes=1, reward_parts={"right": 1.0, "short": 0.25}),
         played(1, 0.5, cls, restarts=1),
-        played(1, 0.5, cls, parse_errors=1),
+        played(1, 0.5, cls, bad_calls=1),
     ]
     samples[-1].loss_mask = [0, 0, 0, 1]  # as --mask-offpolicy-in-partial-rollout does
     samples[-2].remove_sample = True  # as --rollout-sample-filter-path does
@@ -69,7 +69,7 @@ METRICS = {
     "resumes": 1,
     "restarts": 3,
     "turns_mean": 7 / 5,
-    "parse_error_rate": 2 / 7,
+    "bad_call_rate": 2 / 7,
     "truncation_rate": 1 / 5,
     "episodes_with_tools": 0,
     "tool_call_rate": 0.0,
@@ -96,7 +96,7 @@ def test_nesting_and_strangers_do_not_matter(Sample):
 
 def test_a_rollout_in_which_all_failed():
     metrics = rollout_metrics(args(), [failed(0), failed(0, kind="bug", boundary="score")])
-    assert (metrics.reward_mean, metrics.turns_mean, metrics.parse_error_rate) == (0.0, 0.0, 0.0)
+    assert (metrics.reward_mean, metrics.turns_mean, metrics.bad_call_rate) == (0.0, 0.0, 0.0)
     assert metrics.failures == {"environment/step": 1, "bug/score": 1}
     assert (metrics.zero_advantage_groups, metrics.trained_tokens) == (1, 0)
 

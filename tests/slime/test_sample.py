@@ -66,7 +66,7 @@ def test_every_field(Sample):
             "turns": 2,
             "tools": 0,
             "tool_calls": 0,
-            "parse_errors": 0,
+            "bad_calls": 0,
             "session_id": "s-1",
             "reward_parts": {"em": 1.0},
             "ledger": {"sampled": 4, "trained": 4, "masked": {}, "observation": 2, "scaffold": 1},
@@ -77,21 +77,21 @@ def test_every_field(Sample):
 
 def test_wrong_tool_calls_and_tool_bugs_are_counted(Sample):
     trajectory = played()
-    trajectory.turns[1].parse_error = "content"
+    trajectory.turns[1].bad_call = "content"
     trajectory.info["tool_errors"] = {"search:KeyError": 2}
     account = to_sample(trajectory, Sample(), decode=decode).metadata["agentrl"]
-    assert (account["parse_errors"], account["info"]) == (1, {"tool_errors": {"search:KeyError": 2}})
+    assert (account["bad_calls"], account["info"]) == (1, {"tool_errors": {"search:KeyError": 2}})
 
 
 @pytest.mark.parametrize(
     ("stop", "status"),
     [
         (StopReason.DONE, "COMPLETED"),
-        (StopReason.TURNS, "COMPLETED"),
-        (StopReason.PARSE_ERRORS, "COMPLETED"),
-        (StopReason.TURN_CUT, "TRUNCATED"),
-        (StopReason.TOKENS, "TRUNCATED"),
-        (StopReason.CONTEXT, "TRUNCATED"),
+        (StopReason.MAX_TURNS, "COMPLETED"),
+        (StopReason.BAD_CALLS, "COMPLETED"),
+        (StopReason.TURN_MAX_TOKENS, "TRUNCATED"),
+        (StopReason.MAX_TOKENS, "TRUNCATED"),
+        (StopReason.CONTEXT_FULL, "TRUNCATED"),
         (StopReason.DEADLINE, "TRUNCATED"),
         (StopReason.ABORTED, "ABORTED"),
         (StopReason.FAILED, "FAILED"),
@@ -134,7 +134,7 @@ def test_a_failed_episode_is_masked_and_says_why(Sample):
 def with_prompt() -> Trajectory:
     t = Trajectory()
     t.append_prompt(Rendered((1, 2), (RenderedSpan("prompt", 0, 2),)))
-    t.stop = StopReason.CONTEXT
+    t.stop = StopReason.CONTEXT_FULL
     return t
 
 
@@ -294,7 +294,7 @@ def test_a_failure_masks_all_siblings_and_each_says_why():
 
 
 def test_a_prompt_that_met_a_limit_is_a_sibling_with_a_dummy():
-    trajectory = played(StopReason.CONTEXT)
+    trajectory = played(StopReason.CONTEXT_FULL)
     trajectory.begin_segment(Rendered((1, 2, 3), (RenderedSpan("prompt", 0, 3),)))
     samples = to_samples(trajectory, Numbered(index=7), decode=decode)
     assert [(s.tokens[-2:], s.loss_mask[-1]) for s in samples] == [([8, 9], 1), ([3, 3], 0)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl import Envs, Trajectory, run_episode
+from agentrl import EnvFactory, Trajectory, run_episode
 from agentrl.engine import ScriptedEngine
 from agentrl.options import EpisodeOptions
 from agentrl.train import TrainConfig
@@ -32,7 +32,7 @@ def demonstrations(tmp_path, renderer) -> Path:
     """Twenty episodes that say what they are asked to."""
 
     async def play(i: int) -> Trajectory:
-        async with Envs(f"{TOY}:Toy") as envs:
+        async with EnvFactory(f"{TOY}:Toy") as envs:
             task = Task(prompt=f"say {i}", label=0.0, id=str(i))
             engine = ScriptedEngine([f"so {i}"] * 3, renderer)
             return await run_episode(

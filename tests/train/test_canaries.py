@@ -58,7 +58,7 @@ def test_every_step_reports_the_same_figures(make_config, tmp_path):
 
     for line in lines(tmp_path / "run"):
         assert line["prefix_breaks"] == 0
-        assert line["parse_error_rate"] == line["tool_call_rate"] == 0.0
+        assert line["bad_call_rate"] == line["tool_call_rate"] == 0.0
         assert (line["groups"], line["episodes"], line["episodes_with_tools"], line["tool_errors"]) == (3, 12, 0, {})
         assert sum(line["stops"].values()) == 12
-        assert line["truncation_rate"] == line["stops"].get("turn_cut", 0) / 12
+        assert line["truncation_rate"] == line["stops"].get("turn_max_tokens", 0) / 12

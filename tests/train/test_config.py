@@ -28,7 +28,7 @@ def test_survives_yaml(tmp_path, make_config):
         ({"learning_rte": 1}, "unknown key 'learning_rte'; the keys are env, env_config"),
         ({"warm_start": {"demonstrations": "d", "lr": 1}}, "unknown key 'warm_start.lr'; the keys are demonstrations,"),
         ({"canaries": {"tool_calls": 3}}, "unknown key 'canaries.tool_calls'; the keys are no_trainable_tokens, no_to"),
-        ({"canaries": {"parse_error_jump": 5}}, "canaries.parse_error_jump: Input should be less than or equal to 1"),
+        ({"canaries": {"bad_call_jump": 5}}, "canaries.bad_call_jump: Input should be less than or equal to 1"),
         ({"warm_start": {}}, "'warm_start.demonstrations' is missing"),
         ({"limits": {"turn": 3}}, "unknown key limits.turn; the keys are turns, tokens"),
         ({"limits": {"turns": 0}}, "limits.turns must be positive, not 0"),

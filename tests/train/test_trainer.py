@@ -324,7 +324,7 @@ def test_overlong_episodes_are_masked_and_stay_in_the_baseline(make_config, tmp_
     train(make_config(mask_overlong=True, steps=1, limits={**LIMITS, "turn_tokens": 3}), console=quiet())
 
     [line] = lines(tmp_path / "run")
-    cut = line["stops"]["turn_cut"]
+    cut = line["stops"]["turn_max_tokens"]
     assert 0 < cut < line["episodes"]
     assert line["masked_tokens"] == {"overlong": line["sampled_tokens"] - line["trained_tokens"]}
     assert line["masked_tokens"]["overlong"] > 0

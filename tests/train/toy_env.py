@@ -1,12 +1,12 @@
 """Worlds for the trainer's tests: a random model earns something in them, so rewards differ from the first step."""
 
-from agentrl import Ask, Env, InfraError, StepResult, tool
+from agentrl import Env, InfraError, StepResult, TurnOptions, tool
 
 
 class Toy(Env):
     """Three turns; the reward is the share of even tokens among those sampled, plus a little for the task."""
 
-    ask = Ask(stop=tuple("aeiou"))  # else a random model would never end its turn
+    turn_options = TurnOptions(stop=tuple("aeiou"))  # else a random model would never end its turn
 
     def step(self, action):
         return StepResult(f"Go on, {self.task.id}.")

@@ -53,7 +53,7 @@ def prompts(setup: Setup) -> Iterator[Finding]:
     if stops := args.rollout_stop:
         yield note(
             f"--rollout-stop {' '.join(map(repr, stops))} ends every turn, tool calls included; "
-            "what one Env needs belongs into its `ask = Ask(stop=...)`"
+            "what one Env needs belongs into its `turn_options = TurnOptions(stop=...)`"
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.env import Env, Envs
+from agentrl.env import Env, EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.command import Command
@@ -125,7 +125,7 @@ def read_config(keys: Mapping[str, Any]) -> SlimeConfig:
 
 def open_env(config: SlimeConfig, path: str) -> type[Env]:
     """Import the Env and let it check its configuration; nothing of it is started. Raises ConfigError."""
-    return Envs(path, config.env_config).cls
+    return EnvFactory(path, config.env_config).cls
 
 
 def read_model(folder: Path) -> dict[str, Any]:

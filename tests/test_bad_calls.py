@@ -8,12 +8,12 @@ import pytest
 
 from agentrl import (
     Action,
+    BadCall,
+    BadCallPolicy,
     CallError,
     ConfigError,
     Env,
     Limits,
-    ParseError,
-    ParsePolicy,
     Raw,
     Reward,
     StepResult,
@@ -72,9 +72,9 @@ class Incapable:
         return Incapable(self.renderer.bind(*args, **kwargs), *self.missing)
 
 
-async def play(renderer, turns, env=None, *, policy: ParsePolicy | None = Env.parse_errors, **kwargs) -> Trajectory:
+async def play(renderer, turns, env=None, *, policy: BadCallPolicy | None = Env.bad_calls, **kwargs) -> Trajectory:
     env = env or Capitals()
-    env.parse_errors = policy
+    env.bad_calls = policy
     t = await run_episode(env, TASK, engine=ScriptedEngine(turns, renderer), renderer=renderer, **arranged(**kwargs))
     t.verify()
     assert t.prefix_breaks == 0
@@ -86,13 +86,13 @@ def answers(t: Trajectory) -> list[dict]:
 
 
 def kinds(t: Trajectory) -> list[str | None]:
-    return [turn.parse_error for turn in t.turns]
+    return [turn.bad_call for turn in t.turns]
 
 
 def test_an_actions_error_is_its_first_unreadable_call():
     good, bad, worse = ToolCall("a", "f", {}), ToolCall("b", "", {}, error="not JSON"), ToolCall("c", "", {}, error="x")
     assert Action("", "", calls=(good,)).error is None
-    assert Action("", "", calls=(good, bad, worse)).error == ParseError("structural", "not JSON")
+    assert Action("", "", calls=(good, bad, worse)).error == BadCall("structural", "not JSON")
 
 
 @pytest.mark.parametrize("text", [BROKEN, UNCLOSED])
@@ -112,7 +112,7 @@ async def test_an_unreadable_call_is_answered_and_the_model_may_try_again(render
 
 
 async def test_the_policys_own_words_may_show_json(renderer):
-    policy = ParsePolicy(message='Write {"name": ...}. {detail}!')
+    policy = BadCallPolicy(message='Write {"name": ...}. {detail}!')
     t = await play(renderer, [UNCLOSED, "Paris"], policy=policy)
     assert answers(t)[0]["content"] == 'Write {"name": ...}. the call is not closed!'
 
@@ -160,7 +160,7 @@ async def test_content_errors_are_answered_by_the_env_and_counted(renderer, mess
     assert len(env.stepped) == 2
 
 
-async def test_a_tool_that_refuses_is_no_parse_error_but_a_call_error_is(renderer):
+async def test_a_tool_that_refuses_is_no_bad_call_but_a_call_error_is(renderer):
     t = await play(renderer, [call("search", query="nothing"), "Paris"])
     assert kinds(t) == [None, None]
 
@@ -174,20 +174,20 @@ async def test_a_tool_that_refuses_is_no_parse_error_but_a_call_error_is(rendere
 
 async def test_errors_in_a_row_end_the_episode_and_are_trained(renderer):
     t = await play(renderer, [BROKEN, call("find"), UNCLOSED, GOOD])
-    assert (t.stop, kinds(t), t.reward) == (StopReason.PARSE_ERRORS, ["structural", "content", "structural"], 0.0)
+    assert (t.stop, kinds(t), t.reward) == (StopReason.BAD_CALLS, ["structural", "content", "structural"], 0.0)
     assert t.spans[-1].kind == "sampled", "no reply that no turn would read"
     assert (t.ledger.trained, t.truncated) == (t.ledger.sampled, False)
 
 
 async def test_a_good_turn_starts_the_count_anew(renderer):
-    t = await play(renderer, [BROKEN, GOOD, BROKEN, "Paris"], policy=ParsePolicy(in_a_row=2))
+    t = await play(renderer, [BROKEN, GOOD, BROKEN, "Paris"], policy=BadCallPolicy(in_a_row=2))
     assert (t.stop, t.reward) == (StopReason.DONE, 1.0)
-    t = await play(renderer, [GOOD, BROKEN], policy=ParsePolicy(in_a_row=1))
-    assert t.stop is StopReason.PARSE_ERRORS
+    t = await play(renderer, [GOOD, BROKEN], policy=BadCallPolicy(in_a_row=1))
+    assert t.stop is StopReason.BAD_CALLS
 
 
 async def test_masking_takes_the_unreadable_turns_and_no_others(renderer):
-    t = await play(renderer, [BROKEN, call("find"), "Paris"], policy=ParsePolicy(mask=True))
+    t = await play(renderer, [BROKEN, call("find"), "Paris"], policy=BadCallPolicy(mask=True))
     assert t.ledger.masked == {"malformed": t.turns[0].sampled_tokens}
     assert [span.masked for span in t.spans if span.kind == "sampled"] == ["malformed", None, None]
 
@@ -197,9 +197,9 @@ async def test_the_penalty_is_a_part_of_the_reward(renderer):
         def score(self, trajectory):
             return Reward(1.0, {"em": 1.0})
 
-    policy = ParsePolicy(penalty=0.25)
+    policy = BadCallPolicy(penalty=0.25)
     t = await play(renderer, [BROKEN, GOOD, BROKEN, call("find"), "Paris"], Parts(), policy=policy)
-    assert (t.reward, t.reward_parts) == (0.5, {"em": 1.0, "parse_penalty": -0.5})
+    assert (t.reward, t.reward_parts) == (0.5, {"em": 1.0, "bad_call_penalty": -0.5})
     t = await play(renderer, [GOOD, "Paris"], Parts(), policy=policy)
     assert (t.reward, t.reward_parts) == (1.0, {"em": 1.0})
     t = await play(renderer, [BROKEN, "Paris"], policy=policy, reward=lambda t: 3.0)
@@ -211,7 +211,7 @@ async def test_without_a_reward_there_is_nothing_to_take_the_penalty_from(render
         def score(self, trajectory):
             return None
 
-    t = await play(renderer, [BROKEN, "Paris"], Unscored(), policy=ParsePolicy(penalty=1.0))
+    t = await play(renderer, [BROKEN, "Paris"], Unscored(), policy=BadCallPolicy(penalty=1.0))
     assert (t.reward, t.reward_parts) == (None, {})
 
 
@@ -233,14 +233,14 @@ async def test_an_env_without_tools_reads_its_own_formats(renderer):
     assert (t.reward, kinds(t)) == (1.0, [None])
 
 
-async def test_a_cut_turn_is_no_parse_error(renderer):
+async def test_a_cut_turn_is_no_bad_call(renderer):
     t = await play(renderer, [GOOD], limits=Limits(turn_tokens=6))
-    assert (t.stop, kinds(t)) == (StopReason.TURN_CUT, [None])
+    assert (t.stop, kinds(t)) == (StopReason.TURN_MAX_TOKENS, [None])
 
 
 async def test_the_turn_limit_counts_unreadable_turns_too(renderer):
     t = await play(renderer, [BROKEN, BROKEN, BROKEN], limits=Limits(turns=2))
-    assert t.stop is StopReason.TURNS
+    assert t.stop is StopReason.MAX_TURNS
 
 
 async def test_text_goes_on_in_the_turn_and_leaves_no_room_for_replies(renderer):
@@ -254,11 +254,11 @@ async def test_text_goes_on_in_the_turn_and_leaves_no_room_for_replies(renderer)
 
 def test_a_policy_must_allow_one_error():
     with pytest.raises(ConfigError, match="in_a_row must be at least 1, not 0"):
-        ParsePolicy(in_a_row=0)
+        BadCallPolicy(in_a_row=0)
 
 
 def test_hooks_and_settings_may_not_be_hidden_by_a_tool():
-    for name in ("ask", "parse_errors", "last_turn"):
+    for name in ("turn_options", "bad_calls", "last_turn"):
         with pytest.raises(ConfigError, match=f"a tool method named '{name}' hides Env.{name}"):
             type("Hides", (Env,), {name: tool(lambda self: "")})
 
