@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agentrl._concurrency import Deadline, gather
-from agentrl.errors import CallError, InfraError, ParseError, ToolError, leaves, told
+from agentrl.errors import BadCall, CallError, InfraError, ToolError, leaves, told
 from agentrl.tools import normal_spec, tool_name
 from agentrl.types import JSON, Message, StepResult, ToolCall, ToolResult
 

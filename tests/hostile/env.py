@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MethodType
 from typing import Any
 
-from agentrl import Ask, Env, StepResult, tool
+from agentrl import Env, StepResult, TurnOptions, tool
 from tests.hostile.faults import FAULTS
 
 LIMITS = {
@@ -24,7 +24,7 @@ LIMITS = {
     "close_s": 1.0,
     "episode_s": 15.0,
 }
-VOWELS = Ask(stop=tuple("aeiou"))
+VOWELS = TurnOptions(stop=tuple("aeiou"))
 """Else a random model would never end its turn."""
 
 

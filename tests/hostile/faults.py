@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl import Ask, InfraError, Raw, Reward, StepResult, ToolResult
+from agentrl import InfraError, Raw, Reward, StepResult, ToolResult, TurnOptions
 from agentrl.errors import ToolError
 from agentrl.testing import call
 from tests.hostile.hooks import (
@@ -59,7 +59,7 @@ class Fault:
     stop: str = "done"
     reward: float | None = None
     """None: what the Env gives."""
-    parse_error: str | None = None
+    bad_call: str | None = None
     """Of the first turn."""
     info: Mapping[str, str] = field(default_factory=dict)
     """Parts of what `info` says. An entry that is not named here is one too many."""
@@ -208,7 +208,7 @@ ODDITIES: dict[str, Fault] = {
     ),
     "no end": Fault({"step": gives(lambda env: StepResult("Again."))}, stop="turns", reward=0.0, reads="Again."),
     "a turn that is cut": Fault(
-        {"reset": gives(lambda env: setattr(env, "ask", Ask(max_tokens=3)) or env.task.prompt)},
+        {"reset": gives(lambda env: setattr(env, "ask", TurnOptions(max_tokens=3)) or env.task.prompt)},
         says=("So many words and no end",),
         stop="turn_cut",
         reward=0.0,
@@ -248,19 +248,15 @@ ODDITIES: dict[str, Fault] = {
         says=(calls("single", "look", "single", "single"), "Done."), reads="was alone"
     ),
     "a call too deep": Fault(
-        says=(raw_call("[" * 150 + "]" * 150), "Done."), parse_error="structural", reads="could not be read"
+        says=(raw_call("[" * 150 + "]" * 150), "Done."), bad_call="structural", reads="could not be read"
     ),
-    "a call without an end": Fault(
-        says=(raw_call("1e400"), "Done."), parse_error="structural", reads="could not be read"
-    ),
+    "a call without an end": Fault(says=(raw_call("1e400"), "Done."), bad_call="structural", reads="could not be read"),
     "half a character in a call": Fault(
-        says=(raw_call('["\\ud83d"]'), "Done."), parse_error="structural", reads="could not be read"
+        says=(raw_call('["\\ud83d"]'), "Done."), bad_call="structural", reads="could not be read"
     ),
-    "a tool that is none": Fault(says=(call("dance"), "Done."), parse_error="content", reads="there is no tool"),
-    "arguments that do not fit": Fault(says=(call("slow", s="x"), "Done."), parse_error="content", reads="Error"),
-    "nothing but bad calls": Fault(
-        says=(raw_call("1e400"),), stop="parse_errors", reward=0.0, parse_error="structural"
-    ),
+    "a tool that is none": Fault(says=(call("dance"), "Done."), bad_call="content", reads="there is no tool"),
+    "arguments that do not fit": Fault(says=(call("slow", s="x"), "Done."), bad_call="content", reads="Error"),
+    "nothing but bad calls": Fault(says=(raw_call("1e400"),), stop="bad_calls", reward=0.0, bad_call="structural"),
 }
 """The Env or the model is odd, and the episode counts."""
 

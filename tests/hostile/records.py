@@ -21,7 +21,7 @@ class Record:
     info: Mapping[str, Any]
     trained: int
     masked: Mapping[str, int]
-    parse_errors: int
+    bad_calls: int
     read: str
     """All that the model read, or would have."""
 
@@ -29,7 +29,7 @@ class Record:
     def of(cls, t: Trajectory) -> Record:
         failure = t.failure and (t.failure.kind, t.failure.boundary, t.failure.error)
         read = "\n".join(str(m["content"]) for m in t.messages[1:] if m["role"] != "assistant")
-        errors = sum(turn.parse_error is not None for turn in t.turns)
+        errors = sum(turn.bad_call is not None for turn in t.turns)
         return cls(str(t.stop), failure, t.reward, t.to_json()["info"], t.ledger.trained, t.ledger.masked, errors, read)
 
 
@@ -43,8 +43,8 @@ def wrong(name: str, found: Record, *, again: bool = True, in_full: bool = True,
         said += [f"stop and reward {got}, not {given}"] if got != given or found.failure else []
         said += ["nothing trained"] if not found.trained else []
         said += (
-            [f"parse errors {found.parse_errors}"]
-            if bool(found.parse_errors) != bool(fault.parse_error) and not at_random
+            [f"parse errors {found.bad_calls}"]
+            if bool(found.bad_calls) != bool(fault.bad_call) and not at_random
             else []
         )
         said += [f"read {found.read!r:.200}"] if in_full and fault.reads not in found.read else []

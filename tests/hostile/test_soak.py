@@ -18,7 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from agentrl import Env, Envs, EpisodeOptions, InfraError, Limits, Task, Trajectory
+from agentrl import Env, EnvFactory, EpisodeOptions, InfraError, Limits, Task, Trajectory
 from agentrl.engine import Engine, ScriptedEngine
 from agentrl.engine.local import LocalEngine, lockstep
 from agentrl.models import load_model
@@ -64,7 +64,7 @@ async def play(
     limits = Limits(**{**LIMITS, **options.pop("limits", {})})
     given = EpisodeOptions(limits=limits)
     try:
-        async with Envs(env, options) as envs:
+        async with EnvFactory(env, options) as envs:
             rollout = Rollout(envs=envs, engine=engine, renderer=renderer, options=given, concurrency=AT_ONCE)
             return [t for group in await run_groups(rollout, tasks, 1) for t in group]
     finally:

@@ -35,7 +35,7 @@ def record(sample) -> Record:
         told.get("info", {}),
         trained,
         ledger["masked"],
-        told["parse_errors"],
+        told["bad_calls"],
         sample.response,
     )
 
