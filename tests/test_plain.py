@@ -235,7 +235,7 @@ def test_stop_strings_are_text(stop):
 
 @pytest.mark.parametrize(
     ("limits", "stop"),
-    [({}, "done"), ({"turns": 1}, "turns"), ({"context": 60}, "context"), ({"tokens": 24}, "tokens")],
+    [({}, "done"), ({"turns": 1}, "max_turns"), ({"context": 60}, "context_full"), ({"tokens": 24}, "max_tokens")],
 )
 async def test_the_last_answer_of_the_env_is_kept_but_not_as_tokens(limits, stop):
     class Says(Env):

@@ -66,7 +66,7 @@ class Hostile(Env):
         self.alone = self.taken = 0
         hooks = dict(self.fault.hooks)
         if self.config.get("random"):
-            self.ask = VOWELS
+            self.turn_options = VOWELS
         for name in ("step", "score", "close", "last_turn", "tools"):
             if name in hooks:
                 setattr(self, name, MethodType(hooks[name], self))

@@ -204,13 +204,13 @@ ODDITIES: dict[str, Fault] = {
     "notes in the trajectory": Fault({"score": notes_in_the_trajectory}, reward=1.0, info={"path": "x"}),
     "raw text": Fault({"step": done(observation=Raw(" and"))}, reward=1.0, reads=" and"),
     "too much to read": Fault(
-        {"step": gives(lambda env: StepResult("word " * 5000))}, stop="context", reward=0.0, reads="word"
+        {"step": gives(lambda env: StepResult("word " * 5000))}, stop="context_full", reward=0.0, reads="word"
     ),
-    "no end": Fault({"step": gives(lambda env: StepResult("Again."))}, stop="turns", reward=0.0, reads="Again."),
+    "no end": Fault({"step": gives(lambda env: StepResult("Again."))}, stop="max_turns", reward=0.0, reads="Again."),
     "a turn that is cut": Fault(
         {"reset": gives(lambda env: setattr(env, "ask", TurnOptions(max_tokens=3)) or env.task.prompt)},
         says=("So many words and no end",),
-        stop="turn_cut",
+        stop="turn_max_tokens",
         reward=0.0,
     ),
     "tool: KeyError": answered("KeyError: 'k'", "KeyError", tool=raises(lambda: KeyError("k"))),
@@ -274,7 +274,7 @@ BUGS: dict[str, Fault] = {
         "step", "with a role each", step=gives(lambda env: StepResult([{"content": "x"}]))
     ),
     "step: info is a list": bug("step", "", step=gives(lambda env: StepResult("x", info=[1]))),
-    "step: ask is a string": bug("step", "ask", step=gives(lambda env: StepResult("x", ask="</a>"))),
+    "step: ask is a string": bug("step", "turn_options", step=gives(lambda env: StepResult("x", turn_options="</a>"))),
     "step: NaN": bug("step", "the reward of Hostile.step is nan", step=done(reward=float("nan"))),
     "step: 1e39": bug("step", "the reward of Hostile.step is 1e+39", step=done(reward=1e39)),
     "step: numpy's NaN": bug("step", "the reward of Hostile.step is nan", step=done(reward=np.float32("nan"))),

@@ -36,7 +36,7 @@ class Pool:
 class Boxed(Env):
     """Holds a box from reset to close, and takes a while that differs from run to run."""
 
-    ask = TurnOptions(stop=tuple("aeiou"))
+    turn_options = TurnOptions(stop=tuple("aeiou"))
     jitter = random.Random()
     fails: set[str] = set()  # noqa: RUF012
     at_first_step = False

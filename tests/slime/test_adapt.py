@@ -106,10 +106,10 @@ async def test_evaluation(Sample, serve, make_args):
 @pytest.mark.parametrize(
     ("limits", "params", "stop", "status"),
     [
-        ({"turns": 1}, {}, "turns", "COMPLETED"),
+        ({"turns": 1}, {}, "max_turns", "COMPLETED"),
         ({"turn_tokens": 5}, {}, "turn_max_tokens", "TRUNCATED"),
-        ({}, {"max_new_tokens": 5}, "tokens", "TRUNCATED"),
-        ({"context": 40}, {}, "context", "TRUNCATED"),
+        ({}, {"max_new_tokens": 5}, "max_tokens", "TRUNCATED"),
+        ({"context": 40}, {}, "context_full", "TRUNCATED"),
         ({"episode_s": 0.3, "tool_s": 60}, {}, "deadline", "TRUNCATED"),
     ],
 )
@@ -129,7 +129,7 @@ async def test_a_prompt_that_fills_the_context(Sample, serve, make_args):
         sample = await adapt(make_args(url, limits={"context": 3}), question(Sample), PARAMS)
     assert engine.requests == []
     assert (sample.response, sample.response_length, sample.loss_mask) == ("", 1, [0])
-    assert sample.metadata["agentrl"]["stop"] == "context"
+    assert sample.metadata["agentrl"]["stop"] == "context_full"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def a_rollout(cls=Segment):
     info = {"tool_errors": {"search:KeyError": 2}, "observation_tokens_cut": 7}
     samples = [
         *fan_out(0, 1.0, 3, cls),
-        played(0, 0.0, cls, turns=3, bad_calls=1, reward_parts={"right": 0.0}, info=info, stop="tokens"),
+        played(0, 0.0, cls, turns=3, bad_calls=1, reward_parts={"right": 0.0}, info=info, stop="max_tokens"),
         failed(0, cls),
         played(1, 0.5, cls, restarts=2, resumes=1, reward_parts={"right": 1.0, "short": 0.25}),
         played(1, 0.5, cls, restarts=1),
@@ -65,7 +65,7 @@ METRICS = {
     "zero_advantage_groups": 1,
     "failed_episodes": 1,
     "failures": {"environment/step": 1},
-    "stops": {"done": 4, "tokens": 1, "failed": 1},
+    "stops": {"done": 4, "max_tokens": 1, "failed": 1},
     "resumes": 1,
     "restarts": 3,
     "turns_mean": 7 / 5,
