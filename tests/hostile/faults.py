@@ -208,7 +208,7 @@ ODDITIES: dict[str, Fault] = {
     ),
     "no end": Fault({"step": gives(lambda env: StepResult("Again."))}, stop="max_turns", reward=0.0, reads="Again."),
     "a turn that is cut": Fault(
-        {"reset": gives(lambda env: setattr(env, "ask", TurnOptions(max_tokens=3)) or env.task.prompt)},
+        {"reset": gives(lambda env: setattr(env, "turn_options", TurnOptions(max_tokens=3)) or env.task.prompt)},
         says=("So many words and no end",),
         stop="turn_max_tokens",
         reward=0.0,
@@ -274,7 +274,9 @@ BUGS: dict[str, Fault] = {
         "step", "with a role each", step=gives(lambda env: StepResult([{"content": "x"}]))
     ),
     "step: info is a list": bug("step", "", step=gives(lambda env: StepResult("x", info=[1]))),
-    "step: ask is a string": bug("step", "turn_options", step=gives(lambda env: StepResult("x", turn_options="</a>"))),
+    "step: turn_options is a string": bug(
+        "step", "turn_options", step=gives(lambda env: StepResult("x", turn_options="</a>"))
+    ),
     "step: NaN": bug("step", "the reward of Hostile.step is nan", step=done(reward=float("nan"))),
     "step: 1e39": bug("step", "the reward of Hostile.step is 1e+39", step=done(reward=1e39)),
     "step: numpy's NaN": bug("step", "the reward of Hostile.step is nan", step=done(reward=np.float32("nan"))),
