@@ -129,6 +129,19 @@ def test_text_and_thoughts_come_back(path: Path) -> None:
             assert (action.content, [call.arguments for call in action.calls]) == ("Let me see.", [{"what": "x"}])
 
 
+@pytest.mark.parametrize("name", ["cdata_pairs", "cdata_key_tags"])
+def test_a_section_may_hold_the_format_itself_but_must_be_closed(name: str) -> None:
+    renderer, _ = opened(next(path for path in made_files() if path.stem == name))
+    whole = {"what": "a</param></what></function></call:find> <b>&amp;\n]] >", "count": 2}
+    assert [call.arguments for call in read(renderer, renderer.encode(turn(whole, {"what": "<"}))).calls] == [
+        whole,
+        {"what": "<"},
+    ]
+    written = renderer.decode(renderer.encode(turn({"what": "<one>"}, {"what": "<two>"})))
+    action = read(renderer, renderer.encode({"role": "assistant", "content": written.replace("]]>", "", 1)[:-10]}))
+    assert action.calls[0].error
+
+
 @pytest.mark.parametrize("path", ALL)
 def test_a_turn_that_was_cut_holds_no_call_and_never_raises(path: Path) -> None:
     renderer, _ = opened(path)

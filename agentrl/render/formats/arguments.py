@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
@@ -26,6 +27,8 @@ class Arguments(Protocol):
         ...
 
 
+CDATA = ("<![CDATA[", "]]>")
+"""Some templates put text with markup in it between these."""
 Regions: TypeAlias = list[list[Span]]
 """Where the arguments of each call stand, in each text of a Spelled."""
 Learned: TypeAlias = tuple[Arguments, Regions]
@@ -37,6 +40,19 @@ def by_schema(text: str, schema: Mapping[str, Any] | None) -> JSON:
         return text
     value = literal(text)
     return text if isinstance(value, Unread) else value
+
+
+def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]:
+    """What closes the CDATA section that opens at `at`, together with the marker `end`, and the text within it.
+
+    One that opens again before it is closed has lost its own close, and is none.
+    """
+    start = at + len(CDATA[0])
+    closed = lexed.search(re.escape(CDATA[1]) + end, start)
+    again = lexed.search(re.escape(CDATA[0]), start)
+    if closed is None or (again is not None and again.start() < closed.start()):
+        return None, ""
+    return closed, lexed.text[start : closed.start()]
 
 
 def literal(text: str) -> Any:

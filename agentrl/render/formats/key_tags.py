@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.render.formats import spelled
-from agentrl.render.formats.arguments import Learned, Regions, by_schema
+from agentrl.render.formats.arguments import CDATA, Learned, Regions, by_schema, section
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import Unread
 from agentrl.render.read.lexer import Lexed, loose
@@ -33,6 +33,8 @@ class AsKeyTags:
     """The key under which the elements of a list stand."""
     escaped: bool = False
     """`&lt;` stands for `<`."""
+    cdata: bool = False
+    """Text with markup in it stands in a CDATA section."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -50,11 +52,17 @@ class AsKeyTags:
         found = list[tuple[str, JSON]]()
         while (opened := opening.match(lexed.syntax, at, stop)) is not None:
             key = opened["key"]
-            ends = re.compile(loose(self.close) + re.escape(key) + loose(self.end))
-            closed = self._closing(lexed, key, ends, opened.end(), stop)
+            ends, schema = loose(self.close) + re.escape(key) + loose(self.end), types.get(key) or {}
+            if self.cdata and lexed.syntax.startswith(CDATA[0], opened.end()):
+                closed, text = section(lexed, opened.end(), ends)
+                closed = closed if closed is not None and closed.end() <= stop else None
+                found.append((key, by_schema(text, schema)))
+            else:
+                closed = self._closing(lexed, key, re.compile(ends), opened.end(), stop)
+                end = closed.start() if closed is not None else opened.end()
+                found.append((key, self._value(lexed, opened.end(), end, schema, depth)))
             if closed is None:
                 return found, at, f"the argument {key!r} is not closed"
-            found.append((key, self._value(lexed, opened.end(), closed.start(), types.get(key) or {}, depth)))
             at = closed.end()
         return found, at, ""
 
@@ -113,7 +121,8 @@ def learn(probes: Spelled) -> Learned | None:
     escaped = "&lt;" in probes.typed("<")
     key = spelled.words(0)[1]
     list_item = item[1] if item and item[1] != key else ""
-    return AsKeyTags(opening, between, close, end, nested, list_item, escaped), regions
+    cdata = f"{CDATA[0]}<{CDATA[1]}" in probes.typed("<")
+    return AsKeyTags(opening, between, close, end, nested, list_item, escaped, cdata), regions
 
 
 def _space(marker: str) -> str:

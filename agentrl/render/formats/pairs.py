@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.render.formats import spelled
-from agentrl.render.formats.arguments import Learned, Regions, by_schema, literal
+from agentrl.render.formats.arguments import CDATA, Learned, Regions, by_schema, literal, section
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import Unread
 from agentrl.render.read.lexer import TYPE, Lexed, is_tag, loose, pieces
@@ -35,6 +35,8 @@ class AsPairs:
     """Strings are written as JSON."""
     escaped: bool = False
     """`&lt;` stands for `<`."""
+    cdata: bool = False
+    """Text with markup in it stands in a CDATA section."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -52,13 +54,18 @@ class AsPairs:
         values: dict[str, JSON] = {}
         while (opened := key.match(lexed.syntax, at)) is not None:
             name = opened["key"]
-            closed = lexed.search(end, opened.end())
+            at = opened.end()
+            protected = self.cdata and lexed.syntax.startswith(CDATA[0], at)
+            if protected:
+                closed, text = section(lexed, at, end)
+            else:
+                closed = lexed.search(end, at)
+                text = lexed.text[at : closed.start() if closed else at]
             if closed is None:
                 return Unread(f"the argument {name!r} is not closed"), at
-            first = lexed.search(loose(self.close), opened.end())
+            first = lexed.search(loose(self.close), closed.start() if protected else at)
             if first and another.search(lexed.syntax, first.end(), closed.start()):
                 return Unread(f"text behind the argument {name!r}"), at
-            text = lexed.text[opened.end() : closed.start()]
             values[name] = self._value(text, opened.groupdict().get("type"), types.get(name))
             at = closed.end()
         return values, at
@@ -100,7 +107,8 @@ def learn(probes: Spelled) -> Learned | None:
     ]
     escaped = "&lt;" in _value_of(probes.typed("<"))
     between, string_type = _typed_between(between, number)
-    return AsPairs(opening, between, closing, string_type, quoted, escaped), regions
+    cdata = f"{CDATA[0]}<{CDATA[1]}" in probes.typed("<")
+    return AsPairs(opening, between, closing, string_type, quoted, escaped, cdata), regions
 
 
 def _value_of(text: str) -> str:
