@@ -19,8 +19,8 @@ from agentrl_sandbox import LocalSandbox
 
 BLOCKED_S = 3.0
 """Longer than any limit of a hook."""
-SLEEP = "7654"
-"""By its length one knows a `sleep` of ours."""
+SLEEP = f"7654.{os.getpid()}"
+"""By its length one knows a `sleep` of this process's tests."""
 
 
 def raises(error: Callable[[], BaseException]) -> Callable[..., Any]:

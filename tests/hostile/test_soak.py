@@ -109,7 +109,7 @@ def run_training(out: Path, lines: list[dict[str, Any]], *, env: type[Env] = Hos
         "engine": "tests.hostile.test_soak:Speaker",
         "limits": LIMITS,
         "group_size": 2,
-        "concurrency": AT_ONCE,
+        "concurrency": 2 * AT_ONCE,
         "numerics": None,
         "canaries": None,
         "device": "cpu",
@@ -119,13 +119,13 @@ def run_training(out: Path, lines: list[dict[str, Any]], *, env: type[Env] = Hos
 
 
 def test_train(tmp_path, before):
-    """As `agentrl train` does it: two steps or more, with updates."""
-    a_step, group = max(EPISODES // 5, 46), 2
-    steps = max(EPISODES // (a_step * group), 2)
+    """As `agentrl train` does it, with updates."""
+    names, group = [*WORLD, *ODDITIES], 2
+    a_step = max(EPISODES // 10, len(names))
+    steps = max(EPISODES // (a_step * group), 1)
     run = partial(run_training, group_size=group)
     run(tmp_path / "first", rows(["nothing"], 2), steps=1, prompts_per_step=2)  # what torch starts once, it keeps
     there = Before(before.folder)
-    names = [*WORLD, *ODDITIES]
     lines = rows(names, steps * a_step)
     run(tmp_path / "run", lines, steps=steps, prompts_per_step=a_step, save_groups=a_step)
     there.nothing_left()
