@@ -42,6 +42,12 @@ class Forms:
     reasoning_field: str = REASONING_FIELDS[0]
     name_in_id: bool = False
     """The template writes a call's id and not its name, which stands in the id (Kimi's `functions.lookup:0`)."""
+    no_nulls: bool = False
+    """The template leaves out arguments that are null, so that no model says them."""
+
+    def said(self, arguments: Mapping[str, JSON]) -> dict[str, JSON]:
+        """The arguments as far as a call can hold them."""
+        return _without_nulls(arguments) if self.no_nulls else dict(arguments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,6 +208,12 @@ def with_named_ids(messages: Sequence[Message]) -> list[Message]:
         for i, call in enumerate(message.get("tool_calls") or ()):
             ids[call.get("id") or ""] = named_id((call.get("function") or call)["name"], i)
     return [_renamed(message, ids) for message in messages]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value if item is not None] if isinstance(value, list) else value
 
 
 def named_id(name: str, number: int) -> str:

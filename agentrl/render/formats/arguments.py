@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from agentrl.render.formats.spelled import Span
@@ -34,10 +34,16 @@ Regions: TypeAlias = list[list[Span]]
 Learned: TypeAlias = tuple[Arguments, Regions]
 
 
+_EMPTY: Mapping[str, Callable[[], JSON]] = {"array": list, "object": dict}
+"""What nothing is, written as elements."""
+
+
 def by_schema(text: str, schema: Mapping[str, Any] | None) -> JSON:
     """A value without quotes: text where the schema says string; else JSON, or Python, or else text."""
     if schema is not None and schema.get("type") == "string":
         return text
+    if not text and schema is not None and schema.get("type") in _EMPTY:
+        return _EMPTY[schema["type"]]()
     value = literal(text)
     return text if isinstance(value, Unread) else value
 

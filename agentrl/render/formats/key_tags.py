@@ -100,8 +100,8 @@ def learn(probes: Spelled) -> Learned | None:
         regions.append([])
         for i in range(n + 1):
             _, key, value, other, second = spelled.words(i)
-            pattern = rf"{key}([^\w]+){value}([^\w]+){key}([^\w]+){other}\1{second}\2{other}"
-            found = re.search(pattern, text)
+            mark = r"(\W|\W.{0,60}?\W)"  # words may stand in it, as in ]<]ns[>[
+            found = re.search(rf"{key}{mark}{value}{mark}{key}{mark}{other}\1{second}\2{other}", text, re.DOTALL)
             if found is None:
                 return None
             marks.add((found[1], found[2], found[3]))
@@ -111,6 +111,8 @@ def learn(probes: Spelled) -> Learned | None:
     between, close, apart = marks.pop()
     (start, stop), text = regions[0][0], probes.texts[0]
     opening = spelled.common_end(text[:start], apart)
+    if opening.startswith(between.strip()):  # it ends the tag before, as it does within an element
+        opening = opening.removeprefix(between.strip())
     end = spelled.common_start(apart[: len(apart) - len(opening)], text[stop:])
     if not (opening and between and close.strip()):
         return None

@@ -12,7 +12,7 @@ from agentrl.render.formats.named_calls import NamedCalls
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types
 from agentrl.render.read.lexer import Lexer, pieces
-from agentrl.render.template import Template, named_id
+from agentrl.render.template import Forms, Template, named_id
 from agentrl.types import JSON
 
 KNOWN: Mapping[str, JSON] = {"city": 'Zürich "x"\n', "days": [1, 2.5, None, True], "where": {"a": "{}"}}
@@ -33,11 +33,11 @@ class Known:
     """Id, name and arguments."""
 
 
-def known_calls(count: int, content: str, name_in_id: bool = False) -> list[Known]:
+def known_calls(count: int, content: str, forms: Forms) -> list[Known]:
     """Turns with one call and, if `count` is 2, with two: hard arguments, plain ones, and none."""
     hard: list[Mapping[str, JSON]] = [{**KNOWN, "i": i} for i in range(count)]
     turns: list[list[Mapping[str, JSON]]] = [hard[:1], hard, [_PLAIN, {}][:count], [{}]]
-    return [_known(content, arguments, name_in_id) for arguments in turns]
+    return [_known(content, list(map(forms.said, arguments)), forms.name_in_id) for arguments in turns]
 
 
 def derive(
@@ -58,7 +58,7 @@ def derive(
         first = next(iter(arguments))
         return sampled(_turn(content, [(call_id, name, {**arguments, first: value})]))
 
-    written = list(_written(known_calls(count, content, name_in_id), sampled))
+    written = list(_written(known_calls(count, content, template.forms), sampled))
     silent = sampled({"role": "assistant", "content": _PLAIN_WORDS})
     for lead in _leads(prompt, texts[-1]):
         for block in _candidates(Spelled(tuple(lead + text for text in texts), typed)):

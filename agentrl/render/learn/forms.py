@@ -32,7 +32,7 @@ def settle(template: Template) -> Template:
     broken = [error for error in errors if breaks(error)]
     if broken and not found and len(errors) == 2 * len(_FORMS):
         raise broken[0]
-    settled = _with_ids(found[0]) if found else template
+    settled = _with_nulls(_with_ids(found[0])) if found else template
     for name in REASONING_FIELDS:
         tried = replace(settled, forms=replace(settled.forms, reasoning_field=name))
         for turn in (assistant(SAID), assistant("", [ASKED])):
@@ -49,6 +49,17 @@ def _with_ids(template: Template) -> Template:
         if ASKED in text:
             in_id = (call.id in text and call.name not in text) or named_id(call.name, 0) in text
             return replace(template, forms=replace(template.forms, name_in_id=in_id))
+    return template
+
+
+def _with_nulls(template: Template) -> Template:
+    """The template, knowing whether it leaves out arguments that are null."""
+    for content in ("", SAID):
+        turn = assistant(content, [ASKED])
+        turn["tool_calls"][0]["function"]["arguments"]["zqnull"] = None
+        text = template.try_render([QUESTION, turn]) or ""
+        if ASKED in text:
+            return replace(template, forms=replace(template.forms, no_nulls="zqnull" not in text))
     return template
 
 

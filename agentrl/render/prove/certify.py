@@ -112,6 +112,8 @@ def _remarks(turns: Turns, reading: Reading, shown: bool) -> Iterator[str]:
             yield f"the template's tool calls cannot be read back: it serves without tools only ({reading.calls})"
         if not shown:
             yield "the template does not show the tools to the model: describe them in a system message"
+    if turns.template.forms.no_nulls:
+        yield "the template leaves out arguments of calls that are null; what was sampled is kept"
     if profile.content_after_calls:
         yield "the template moves text behind the calls beside it; it is kept where it was sampled"
     if reading.beside_text and not reading.calls:

@@ -151,7 +151,7 @@ def _says_first(turns: Turns) -> bool:
 
 
 def _unread(turns: Turns) -> str:
-    known = known_calls(1, SAID if turns.profile.calls_need_content else "", turns.template.forms.name_in_id)[0]
+    known = known_calls(1, SAID if turns.profile.calls_need_content else "", turns.template.forms)[0]
     try:
         return turns.sampled(known.message)
     except TemplateError as exc:

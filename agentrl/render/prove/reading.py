@@ -10,6 +10,7 @@ from agentrl.render.learn.calls import schemas
 from agentrl.render.learn.probe import QUESTION
 from agentrl.render.prove.cases import READ, ask_arguments
 from agentrl.render.read.parse import Parser
+from agentrl.render.template import Forms
 from agentrl.render.turns import Turns
 from agentrl.types import Action, Message
 
@@ -32,7 +33,7 @@ def read_back(turns: Turns, parser: Parser) -> Reading:
     schema = {"parameters": {"type": "object", "properties": schemas(ask_arguments())}}
     parser = parser.bind([{"name": name, **schema} for name in ("lookup", "seek_2")])
     thinking = turns.profile.thinking.left_open(turns.template.render([QUESTION], generation_prompt=True)[-2000:])
-    for message in READ:
+    for message in (_carried(message, turns.template.forms) for message in READ):
         if message.get("tool_calls") and turns.profile.called is None:
             continue
         if len(message.get("tool_calls", ())) > 1 and not turns.profile.parallel_calls:
@@ -51,6 +52,16 @@ def read_back(turns: Turns, parser: Parser) -> Reading:
         else:
             found.calls = wrong
     return found
+
+
+def _carried(message: Message, forms: Forms) -> Message:
+    """The message, its calls with the arguments that the template can write."""
+    if not (forms.no_nulls and message.get("tool_calls")):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    said = [{**function, "arguments": forms.said(function["arguments"])} for function in functions]
+    calls = [{**call, "function": function} for call, function in zip(message["tool_calls"], said, strict=True)]
+    return {**message, "tool_calls": calls}
 
 
 def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> str | None:
