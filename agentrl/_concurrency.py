@@ -168,7 +168,7 @@ class Worker:
             try:
                 result = job.context.run(job.function)
             except BaseException as exc:  # noqa: BLE001 - the thread boundary: it is raised where it is awaited
-                self._report(job, exc=carriable(exc, "in a thread"))
+                self._report(job, exc=safe_to_raise(exc, "in a thread"))
             else:
                 self._report(job, result)
 
@@ -191,7 +191,7 @@ class Worker:
             job.future.set_exception(exc)
 
 
-def carriable(exc: BaseException, where: str) -> Exception | asyncio.CancelledError:
+def safe_to_raise(exc: BaseException, where: str) -> Exception | asyncio.CancelledError:
     """What may be raised in a task: a future refuses StopIteration, and SystemExit would end the event loop of all."""
     if isinstance(exc, Exception | asyncio.CancelledError) and not isinstance(exc, StopIteration):
         return exc

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
 
-from agentrl._concurrency import carriable
+from agentrl._concurrency import safe_to_raise
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class OwnTask:
         call = _Call(coroutine, self._task)
         self._queue.put_nowait(call)
         try:
-            return await waited_for(call.future, call.cancel, patience=patience)
+            return await wait_through_cancellation(call.future, call.cancel, patience=patience)
         finally:
             if not call.future.done():
                 self._queue.put_nowait(None)
@@ -66,14 +66,14 @@ class OwnTask:
         try:
             return await queue.get()
         except asyncio.CancelledError:
-            return await outlive(queue.get(), _LAST_MOMENT_S)
+            return await survive_cancellation(queue.get(), _LAST_MOMENT_S)
 
 
 class _Call(Generic[T]):
     def __init__(self, coroutine: Awaitable[T], task: asyncio.Task[None]) -> None:
         self._coroutine, self._task = coroutine, task
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.future.add_done_callback(_seen)
+        self.future.add_done_callback(_consume_exception)
         self._begun, self._cancels = False, 0
 
     def cancel(self) -> None:
@@ -109,15 +109,15 @@ class Resources:
         self._patience = patience
         """Seconds in which their owner is to begin closing them once the event loop ends; then they end themselves."""
         self._closing = asyncio.Event()
-        self._opening: set[_Holding[Any]] = set()
-        self._held: list[_Holding[Any]] = []
+        self._opening: set[_HeldResource[Any]] = set()
+        self._held: list[_HeldResource[Any]] = []
 
     async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
         """The value it gives. When cancelled, the opening is cancelled, and waited for."""
-        holding = _Holding(resource, self._closing, self._patience)
+        holding = _HeldResource(resource, self._closing, self._patience)
         self._opening.add(holding)
         try:
-            value, context = await waited_for(holding.entered, holding.task.cancel)
+            value, context = await wait_through_cancellation(holding.entered, holding.task.cancel)
         finally:
             self._opening.discard(holding)
             if holding.is_held():
@@ -138,7 +138,7 @@ class Resources:
         while self._held:
             holding = self._held.pop()
             holding.leave()
-            await waited_for(holding.task, holding.task.cancel, raises=False)
+            await wait_through_cancellation(holding.task, holding.task.cancel, raises=False)
             errors += holding.error()
         return errors
 
@@ -171,14 +171,14 @@ class Resources:
         return errors
 
 
-class _Holding(Generic[T]):
+class _HeldResource(Generic[T]):
     def __init__(self, resource: AbstractAsyncContextManager[T], closing: asyncio.Event, patience: float) -> None:
         self._resource, self._closing, self._patience = resource, closing, patience
         self._leave = asyncio.Event()
         function = getattr(resource, "func", None)  # of a generator under @asynccontextmanager
         self.name: str = getattr(function, "__qualname__", type(resource).__qualname__)
         self.entered: asyncio.Future[tuple[T, Context]] = asyncio.get_running_loop().create_future()
-        self.entered.add_done_callback(_seen)
+        self.entered.add_done_callback(_consume_exception)
         self.late = False
         self.before = copy_context()
         self.task = asyncio.create_task(self._hold(), name=f"resource {self.name}")
@@ -190,7 +190,7 @@ class _Holding(Generic[T]):
                     self.entered.set_result((value, copy_context()))
                 await self._wait()
         except BaseException as exc:  # sent on, unless SystemExit, which would end the event loop of all
-            error = carriable(exc, f"in {self.name}")
+            error = safe_to_raise(exc, f"in {self.name}")
             if not self.entered.done():
                 self.entered.set_exception(error)
             elif isinstance(exc, SystemExit):
@@ -202,7 +202,7 @@ class _Holding(Generic[T]):
         try:
             await self._leave.wait()
         except asyncio.CancelledError:
-            await outlive(self._closing.wait(), self._patience)
+            await survive_cancellation(self._closing.wait(), self._patience)
             await self._leave.wait()
 
     def leave(self) -> None:
@@ -220,7 +220,7 @@ class _Holding(Generic[T]):
         return [error] if error else []
 
 
-async def outlive(coming: Coroutine[Any, Any, T], patience: float) -> T:
+async def survive_cancellation(coming: Coroutine[Any, Any, T], patience: float) -> T:
     """Get over one cancellation of the running task, for what its owner sends within `patience` seconds.
 
     An event loop that ends cancels all its tasks at once, once. Owners then close what they own, in order. A cancel
@@ -236,7 +236,7 @@ async def outlive(coming: Coroutine[Any, Any, T], patience: float) -> T:
         raise asyncio.CancelledError from None
 
 
-async def waited_for(
+async def wait_through_cancellation(
     future: asyncio.Future[T], cancel: Callable[[], object], *, patience: float | None = None, raises: bool = True
 ) -> T:
     """The result of `future` once it is there. A cancellation is passed on by `cancel`, and raised after that.
@@ -268,10 +268,10 @@ def abandon(*tasks: asyncio.Task[Any]) -> None:
 
 def _forget(task: asyncio.Task[Any]) -> None:
     _abandoned.discard(task)
-    _seen(task)
+    _consume_exception(task)
 
 
-def _seen(future: asyncio.Future[Any]) -> None:
+def _consume_exception(future: asyncio.Future[Any]) -> None:
     """Keep asyncio from logging an exception that nobody asked for."""
     if not future.cancelled():
         future.exception()

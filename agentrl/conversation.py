@@ -152,11 +152,13 @@ class Conversation:
                 trajectory.segment.ids, params, session_id=trajectory.session_id, rid=rid
             )
             _check(generation)
-        generation = self._stopped(_closed(generation, params["stop_token_ids"]), params.get("stop") or ())
+        generation = self._cut_at_split_stop(
+            _mark_finished(generation, params["stop_token_ids"]), params.get("stop") or ()
+        )
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
         return generation
 
-    def _stopped(self, generation: Generation, stop: Sequence[str]) -> Generation:
+    def _cut_at_split_stop(self, generation: Generation, stop: Sequence[str]) -> Generation:
         """End a turn at a stop string that an abort has split, or come with: engines look in what they sample now, and
         only if nothing else has ended it."""
         longest = max((len(string.encode()) for string in stop), default=0)  # a token is at least a byte
@@ -224,7 +226,7 @@ def _plain_call(call: ToolCall) -> ToolCall:
     return replace(call, id=text(call.id), name=text(call.name), arguments=arguments, error=error and text(error))
 
 
-def _closed(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:
+def _mark_finished(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:
     """Finished, if its last token ends the turn: SGLang calls it aborted where the abort came in the same step."""
     if generation.finish_reason == "abort" and generation.tokens and generation.tokens[-1] in stop_token_ids:
         return replace(generation, finish_reason="stop", matched=generation.tokens[-1])

@@ -40,7 +40,7 @@ log = logging.getLogger("agentrl")
 _unparked: set[tuple[type[Env], type[Exception]]] = set()
 """Whose episodes could not be kept."""
 
-How: TypeAlias = Literal["alive", "snapshot", "replay"]
+ResumeMethod: TypeAlias = Literal["alive", "snapshot", "replay"]
 Next: TypeAlias = Literal["generate", "step"]
 
 VERSION = 2
@@ -66,7 +66,7 @@ class EpisodeState:
     stop: StopReason | None = None
     """Why it ended, once it has; it may still have to be scored."""
     steps: int = 0
-    """How many actions the Env has answered."""
+    """ResumeMethod many actions the Env has answered."""
     played_s: float = 0.0
     """Seconds that count towards `Limits.episode_s`."""
 
@@ -75,7 +75,7 @@ class EpisodeState:
 class Parked:
     """An aborted episode: all that `resume_episode` needs to go on where it stopped. Picklable unless it is "alive"."""
 
-    how: How
+    how: ResumeMethod
     episode: EpisodeState
     rng: Any
     """State of `Env.rng`."""
@@ -85,8 +85,8 @@ class Parked:
     """What `Env.snapshot` gave."""
 
 
-def way_back(cls: type[Env]) -> How:
-    """How an aborted episode of this Env class goes on."""
+def resume_method(cls: type[Env]) -> ResumeMethod:
+    """ResumeMethod an aborted episode of this Env class goes on."""
     if cls.snapshot is not Env.snapshot:
         return "snapshot"
     return "replay" if cls.deterministic else "alive"
@@ -111,7 +111,7 @@ async def hand_over(
 
 
 async def _pack(env: Env, state: EpisodeState, timeout: float) -> Parked:
-    how = way_back(type(env))
+    how = resume_method(type(env))
     saved = await runtime(env).hook(env.snapshot, timeout=timeout) if how == "snapshot" else None
     return Parked(how, state, runtime(env).rng.getstate(), env if how == "alive" else None, saved)
 

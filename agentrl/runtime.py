@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
-from agentrl._concurrency import Deadline, Worker, carriable
+from agentrl._concurrency import Deadline, Worker, safe_to_raise
 from agentrl._resources import OwnTask, Resources
 from agentrl.errors import BadCall, InfraError, told
 from agentrl.types import Limits, MaybeAwait
@@ -119,7 +119,7 @@ async def _carried(awaitable: Awaitable[T]) -> T:
     except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as exc:
-        raise carriable(exc, "in a hook") from exc
+        raise safe_to_raise(exc, "in a hook") from exc
 
 
 def _closing_error(error: BaseException) -> Exception:

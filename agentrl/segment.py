@@ -103,7 +103,7 @@ class Segment:
     @property
     def loss_mask(self) -> list[int]:
         """1 at each response token that is trained, else 0."""
-        return _spread(self.spans, lambda span: int(span.trained))
+        return _per_token(self.spans, lambda span: int(span.trained))
 
     @property
     def log_probs(self) -> list[float]:
@@ -121,7 +121,7 @@ class Segment:
     @property
     def sources(self) -> list[Source]:
         """Origin of each response token, shape [response_length]."""
-        return _spread(self.spans, lambda span: span.source)
+        return _per_token(self.spans, lambda span: span.source)
 
     @property
     def ledger(self) -> Ledger:
@@ -293,8 +293,8 @@ class Segment:
             at = span.stop
         trained = sum(span.stop - span.start for span in self.spans if span.trained)
         require(self._trained == trained, f"trained {self._trained} != {trained} in the spans")
-        _checked(self._log_probs)
-        _ids(self.ids)
+        _log_prob_array(self._log_probs)
+        _id_array(self.ids)
 
     # Serialising
 
@@ -315,9 +315,9 @@ class Segment:
     def from_json(cls, data: Mapping[str, JSON]) -> Self:
         """Read what `to_json` wrote. Raises LedgerError if it was tampered with."""
         self = cls()
-        self.ids, self.prompt_length = _ids(data["tokens"]), data["prompt_length"]
+        self.ids, self.prompt_length = _id_array(data["tokens"]), data["prompt_length"]
         self.spans = [Span(**span) for span in data["spans"]]
-        self.turns = [Turn(**_as_named_now(turn)) for turn in data["turns"]]
+        self.turns = [Turn(**_upgrade_turn(turn)) for turn in data["turns"]]
         self.said = [_action_from_json(action) for action in data["actions"]]
         self.thinking = data["thinking"]
         for span in self.spans:
@@ -327,7 +327,7 @@ class Segment:
         require(len(log_probs) == len(sources), f"{len(log_probs)} log_probs of {len(sources)} tokens")
         pairs = list(zip(log_probs, sources, strict=True))
         require(not any(x for x, source in pairs if source != "sampled"), "tokens that were not sampled have log_probs")
-        self._log_probs = _checked([x for x, source in pairs if source == "sampled"])
+        self._log_probs = _log_prob_array([x for x, source in pairs if source == "sampled"])
         self._ends = [span.stop for span in self.spans]
         self._digest = self._digests()[-1]
         self.verify()
@@ -355,12 +355,12 @@ def require(condition: bool, message: str) -> None:
 
 def checked(generation: Generation) -> tuple[array[int], array[float]]:
     """Its tokens and log-probs. Raises LedgerError if there are not equally many, or one of them is none."""
-    tokens, log_probs = _ids(generation.tokens), _checked(generation.log_probs)
+    tokens, log_probs = _id_array(generation.tokens), _log_prob_array(generation.log_probs)
     require(len(tokens) == len(log_probs), f"{len(tokens)} sampled tokens but {len(log_probs)} log_probs")
     return tokens, log_probs
 
 
-def _ids(tokens: Iterable[int]) -> array[int]:
+def _id_array(tokens: Iterable[int]) -> array[int]:
     """Raises LedgerError for what is no token id."""
     try:
         ids = array("i", tokens)
@@ -370,7 +370,7 @@ def _ids(tokens: Iterable[int]) -> array[int]:
     return ids
 
 
-def _checked(log_probs: Iterable[float]) -> array[float]:
+def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
     """Raises LedgerError for what is no log-prob."""
     found = list(log_probs)
     try:
@@ -381,7 +381,7 @@ def _checked(log_probs: Iterable[float]) -> array[float]:
     return array("f", found)
 
 
-def _spread(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
+def _per_token(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
     """Of each token, the value of its span."""
     found: list[T] = []
     for span in spans:
@@ -389,7 +389,7 @@ def _spread(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
     return found
 
 
-def _as_named_now(turn: Mapping[str, JSON]) -> dict[str, JSON]:
+def _upgrade_turn(turn: Mapping[str, JSON]) -> dict[str, JSON]:
     """A turn of an older file, whose wrong calls were called parse errors."""
     return {"bad_call" if name == "parse_error" else name: value for name, value in turn.items()}
 

@@ -24,7 +24,7 @@ from agentrl.engine import ScriptedEngine
 from agentrl.models import load_tokenizer
 from agentrl.options import EpisodeOptions
 from agentrl.options import Host as EpisodeHost
-from agentrl.parking import Parked, way_back
+from agentrl.parking import Parked, resume_method
 from agentrl.render import load_renderer
 from agentrl.resume import resume_episode
 from agentrl.testing import call
@@ -164,12 +164,12 @@ def picture(t):
 
 
 def test_the_way_back():
-    assert [way_back(env) for env in ENVS] == ["alive", "snapshot", "replay"]
+    assert [resume_method(env) for env in ENVS] == ["alive", "snapshot", "replay"]
 
     class Both(Saved):
         deterministic = True
 
-    assert way_back(Both) == "snapshot"
+    assert resume_method(Both) == "snapshot"
 
 
 @pytest.mark.parametrize("env", ENVS)

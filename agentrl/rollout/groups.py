@@ -100,7 +100,7 @@ async def run_groups(
         async with slots:
             with lockstep.episode():
                 session_id = f"{name}-{step:06d}-{group:04d}-{member:03d}"
-                trajectory = await _play_twice(rollout, tasks[group], params, session_id, lockstep)
+                trajectory = await _play_with_retry(rollout, tasks[group], params, session_id, lockstep)
         if on_episode is not None:
             on_episode(trajectory)
         return trajectory
@@ -112,8 +112,8 @@ async def run_groups(
             with engine.lockstep(len(wave)) as lockstep:
                 played += await gather([play(seat, lockstep) for seat in wave])
     else:
-        played = await gather([play(seat, _Unordered()) for seat in seats])
-    _settle_unscored(rollout, played)
+        played = await gather([play(seat, _NoLockstep()) for seat in seats])
+    _zero_unscored(rollout, played)
     return [list(group) for group in batched(played, group_size)]
 
 
@@ -123,7 +123,7 @@ def sampling_seed(*parts: str | int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-class _Unordered:
+class _NoLockstep:
     """Where an engine needs no lockstep."""
 
     def episode(self) -> AbstractContextManager[None]:
@@ -133,7 +133,7 @@ class _Unordered:
         pass
 
 
-def _settle_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
+def _zero_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
     """An episode that nothing gave a reward is worth 0, if others got one or the Env never had the chance to give it.
 
     Raises ConfigError if the Env answered, and no episode of the run has got a reward so far.
@@ -156,7 +156,7 @@ def _was_answered(trajectory: Trajectory) -> bool:
     return any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
 
 
-async def _play_twice(
+async def _play_with_retry(
     rollout: Rollout, task: Task, params: SamplingParams, session_id: str, lockstep: Lockstep
 ) -> Trajectory:
     """An episode, and once more under another session id if its environment failed."""
@@ -176,7 +176,7 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
     except FailedError as failed:
         trajectory = Trajectory(task, session_id=session_id)
         trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
-        return _without_bug(trajectory)
+        return _raise_bug(trajectory)
     trajectory = await run_episode(
         env,
         task,
@@ -186,10 +186,10 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
         reward=rollout.reward,
         session_id=session_id,
     )
-    return _without_bug(trajectory)
+    return _raise_bug(trajectory)
 
 
-def _without_bug(trajectory: Trajectory) -> Trajectory:
+def _raise_bug(trajectory: Trajectory) -> Trajectory:
     """The trajectory. Raises BugError."""
     if trajectory.failure is not None and trajectory.failure.kind == "bug":
         raise BugError(trajectory.failure, trajectory.session_id)

@@ -14,7 +14,7 @@ from agentrl.engine.base import Engine, SamplingParams
 from agentrl.env import Env, EnvFactory
 from agentrl.episode import run_episode
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
-from agentrl.hosting.shared import Shared, shared
+from agentrl.hosting.loop_resources import LoopResources, loop_resources
 from agentrl.options import EpisodeOptions, Host, RewardFn
 from agentrl.render.base import Renderer
 from agentrl.resume import resume_episode
@@ -88,7 +88,7 @@ class _Call:
             distill.refuse(self.flags, self.sample)
 
     async def play(self) -> Any:
-        flags, config, here = self.flags, self.config, shared()
+        flags, config, here = self.flags, self.config, loop_resources()
         visit = Visit(here.parking(config.park_folder), config.park_s)
         renderer = await self._renderer(here)
         experts = {} if self.evaluation else request_fields(flags)
@@ -114,7 +114,7 @@ class _Call:
             account=visit.account(),
         )
 
-    async def _renderer(self, here: Shared) -> Renderer:
+    async def _renderer(self, here: LoopResources) -> Renderer:
         model, kwargs = self.config.model_path(self.flags), self.config.chat_template_kwargs
         if kwargs is None:
             kwargs = dict(template_kwargs(self.flags, self.sample, evaluation=self.evaluation))
@@ -130,7 +130,7 @@ class _Call:
             limits=limits, sampling_params=cast(SamplingParams, params), thinking=self.config.thinking
         )
 
-    async def _episode(self, here: Shared, visit: Visit, task: Task, played: _Played) -> Trajectory:
+    async def _episode(self, here: LoopResources, visit: Visit, task: Task, played: _Played) -> Trajectory:
         """The episode. What breaks outside of run_episode's own boundaries is recorded as it records it."""
         session_id = getattr(self.sample, "session_id", None) or uuid4().hex
         boundary: Boundary = "share"

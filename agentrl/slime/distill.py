@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError, EngineError, Failure
-from agentrl.hosting.shared import Shared
+from agentrl.hosting.loop_resources import LoopResources
 from agentrl.slime.host import HostArgs
 from agentrl.trajectory import Trajectory
 from agentrl.types import StopReason
@@ -46,7 +46,7 @@ def refuse(flags: HostArgs, sample: Any) -> None:
         raise ConfigError("--opd-type sglang: this host's Sample has no teacher_log_probs; use --opd-type megatron")
 
 
-async def ask_teacher(here: Shared, flags: HostArgs, trajectory: Trajectory) -> list[Sequence[float]]:
+async def ask_teacher(here: LoopResources, flags: HostArgs, trajectory: Trajectory) -> list[Sequence[float]]:
     """For each segment, the teacher's log-probs of its response; without an answer the episode has failed.
 
     Empty where the flags name no teacher, and for an episode that is not trained.

@@ -42,13 +42,13 @@ class WarmStartConfig(_Config):
     """Padded tokens of one forward and backward pass."""
 
 
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+_ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "dr_grpo": {"reduction": "constant"},
     "gspo": {"reduction": "sample", "clip_low": 3e-4, "clip_high": 4e-4},
 }
 """What an algorithm's paper has where GRPO has the default."""
 
-_OF_TINY: Mapping[str, Mapping[str, Any]] = {
+_TINY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "limits": {"turns": 8, "turn_tokens": 64},
     "warm_start": {"steps": 100, "optimizer": "muon", "context_weight": 1.0},
 }
@@ -150,16 +150,19 @@ class TrainConfig(_Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_the_paper_has_it(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**_DEFAULTS.get(str(values.get("algorithm")), {}), **values}
+    def _fill_in_algorithm(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**_ALGORITHM_DEFAULTS.get(str(values.get("algorithm")), {}), **values}
 
     @model_validator(mode="before")
     @classmethod
-    def _as_suits_tiny(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _fill_in_tiny(cls, values: dict[str, Any]) -> dict[str, Any]:
         if values.get("model", "tiny") != "tiny":
             return values
-        given = {key: values.get(key, {} if key == "limits" else None) for key in _OF_TINY}
-        return {**values, **{key: {**_OF_TINY[key], **own} for key, own in given.items() if isinstance(own, Mapping)}}
+        given = {key: values.get(key, {} if key == "limits" else None) for key in _TINY_DEFAULTS}
+        return {
+            **values,
+            **{key: {**_TINY_DEFAULTS[key], **own} for key, own in given.items() if isinstance(own, Mapping)},
+        }
 
     @field_validator("limits")
     @classmethod
@@ -168,25 +171,25 @@ class TrainConfig(_Config):
         return {name: getattr(valid, name) for name in limits}
 
     @model_validator(mode="after")
-    def _strips_what_is_whole(self) -> Self:
+    def _check_thinking(self) -> Self:
         if self.thinking == "strip" and self.limits.get("observation_tokens") is not None:
             raise ValueError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
         return self
 
     @model_validator(mode="after")
-    def _credits_what_it_can(self) -> Self:
+    def _check_credit(self) -> Self:
         if self.algorithm == "gspo" and self.credit == "turn":
             raise ValueError("algorithm gspo judges a sequence as a whole: leave out credit, or take grpo")
         return self
 
     @model_validator(mode="after")
-    def _clips_what_it_means(self) -> Self:
+    def _check_gspo_precision(self) -> Self:
         if self.algorithm == "gspo" and self.dtype == "bfloat16" and self.tis_clip is None:
             raise ValueError("algorithm gspo clips at less than bfloat16 rounds: set tis_clip (2), or dtype float32")
         return self
 
     @model_validator(mode="after")
-    def _splits(self) -> Self:
+    def _check_minibatches(self) -> Self:
         episodes = self.prompts_per_step * self.group_size
         if self.minibatches > episodes:
             raise ValueError(f"minibatches ({self.minibatches}) exceeds the {episodes} episodes of a step")
@@ -219,8 +222,8 @@ class TrainConfig(_Config):
 
     def to_yaml(self) -> str:
         """All keys; but what an algorithm decides only where it was decided otherwise, so that another may be set."""
-        values, decided = self.model_dump(mode="json"), _DEFAULTS.get(self.algorithm, {})
-        for key in {key for keys in _DEFAULTS.values() for key in keys}:
+        values, decided = self.model_dump(mode="json"), _ALGORITHM_DEFAULTS.get(self.algorithm, {})
+        for key in {key for keys in _ALGORITHM_DEFAULTS.values() for key in keys}:
             if values[key] == decided.get(key, type(self).model_fields[key].default):
                 del values[key]
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

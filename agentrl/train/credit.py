@@ -16,7 +16,7 @@ TurnAdvantages: TypeAlias = list[list[list[float]]]
 """Of each group, of each member, of each turn; padded to the most turns of any."""
 
 
-def credited(
+def assign_advantages(
     groups: Sequence[Sequence[Trajectory]], algorithm: Algorithm, credit: Credit
 ) -> tuple[TurnAdvantages, list[bool]]:
     """The advantages, and of each group whether its rewards differ, so that there is something to learn from.

@@ -89,7 +89,7 @@ class Learner:
         config = self.config
         set_learning_rate(self.optimizer, self.schedule.at(step))
         update = Update(self.optimizer.param_groups[0]["lr"])
-        shuffled = list(rows) if config.tis_clip is None else self.weigh(rows, config.tis_clip, update)
+        shuffled = list(rows) if config.tis_clip is None else self.apply_tis(rows, config.tis_clip, update)
         random.Random(f"{config.seed}/{step}").shuffle(shuffled)
         for number in range(config.minibatches):
             batch = shuffled[number :: config.minibatches]
@@ -132,7 +132,7 @@ class Learner:
         return loss + config.kl_coef * (kl * micro.shares).sum()
 
     @torch.no_grad()
-    def weigh(self, rows: Sequence[Row], clip: float, update: Update) -> list[Row]:
+    def apply_tis(self, rows: Sequence[Row], clip: float, update: Update) -> list[Row]:
         """Rows whose log-probs are the trainer's before any update, and whose advantages carry the weights of TIS.
 
         A weight is a constant and not negative, so that weighing the advantage is weighing the token's loss.

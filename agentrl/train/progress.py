@@ -17,7 +17,7 @@ class Progress:
     """Progress of one phase: `with Progress(console, "rl", 100) as progress: progress.show(1, reward=0.2)`."""
 
     def __init__(self, console: Console, phase: str, total: int, *, done: int = 0) -> None:
-        self._console, self._phase, self._total, self._done = console, phase, total, done
+        self._console, self._phase, self._total = console, phase, total
         self._began = self._said = time.monotonic()
         self._begun_at = done
         self._bar = RichProgress(

@@ -42,11 +42,11 @@ class RunFolder:
     """The files of one run. Nothing is written before `create`."""
 
     def __init__(self, path: Path) -> None:
-        self._lies_at(path)
+        self._set_path(path)
         self._lock: int | None = None
         self._made = False
 
-    def _lies_at(self, path: Path) -> None:
+    def _set_path(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.trajectories = path / "trajectories"
@@ -99,7 +99,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
             self.check(config, resume=False)  # another process may have been faster
-        self._lies_at(self.path.absolute())  # an Env may change the process's folder
+        self._set_path(self.path.absolute())  # an Env may change the process's folder
         self.trajectories.mkdir(exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
         write_atomically(self.path / "config.yaml", config.to_yaml())

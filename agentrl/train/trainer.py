@@ -34,7 +34,7 @@ from agentrl.rollout.groups import BugError, Rollout, run_groups
 from agentrl.rollout.tasks import TaskStream, load_tasks
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
-from agentrl.train.credit import credited
+from agentrl.train.credit import assign_advantages
 from agentrl.train.files import write_atomically
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.progress import Progress
@@ -113,7 +113,7 @@ class Trainer:
         self.numerics = NumericsWatch(config.numerics) if config.numerics else None
         self._resume, self._created = resume, False
         self._accept_changed_data = accept_changed_data
-        self._kept: tuple[int, int, bool] | None = None
+        self._progress_saved: tuple[int, int, bool] | None = None
         """The position of the last checkpoint: steps of RL, of the warm start, and whether RL has begun."""
         self._stack = AsyncExitStack()
         self._counted = time.monotonic()
@@ -169,7 +169,7 @@ class Trainer:
         self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
         if checkpoint is not None and state is not None:
             self._restore(checkpoint, state)
-        self._settle()
+        self._note_step_end()
         self.folder.create(config)
         self._created = not self._resume
         if self._resume:
@@ -185,7 +185,7 @@ class Trainer:
         try:
             return await self._run()
         except asyncio.CancelledError:
-            self._keep()
+            self._checkpoint_if_new()
             raise
 
     async def _run(self) -> Summary:
@@ -211,7 +211,7 @@ class Trainer:
         """Imitate the demonstrations."""
         config = self.config.warm_start
         assert config is not None
-        self._settle()
+        self._note_step_end()
         tokens, began, done = 0, time.monotonic(), self.position.warm_steps
         with Progress(self.console, "warm start", config.steps, done=done) as progress:
             batches = demonstration_batches(self.demonstrations, config, self.config.seed)
@@ -270,7 +270,7 @@ class Trainer:
 
         Those groups count in the loss's mean, but their only gradient is KL's: without it they need not be read.
         """
-        advantages, informative = credited(groups, self.config.algorithm, self.config.credit)
+        advantages, informative = assign_advantages(groups, self.config.algorithm, self.config.credit)
         rows: list[Row] = []
         for group, of_group, differs in zip(groups, advantages, informative, strict=True):
             if differs or self.config.kl_coef > 0:
@@ -326,7 +326,7 @@ class Trainer:
         for warning in warnings:
             progress.note(f"warning: {warning}")
         self.position.step = step
-        self._settle()
+        self._note_step_end()
         progress.show(step, reward=metrics["reward_mean"], tokens_s=metrics["tokens_per_second"])
 
     # Coming back
@@ -338,26 +338,26 @@ class Trainer:
         def write(path: Path) -> None:
             self._save_model(path)
             warm = [optimizer.state_dict() for optimizer in self.warm_optimizers]
-            torch.save({**self.learner.state_dict(), **self._settled_rng, "warm": warm}, path / "optimizer.pt")
+            torch.save({**self.learner.state_dict(), **self._rng_at_step_end, "warm": warm}, path / "optimizer.pt")
             schedule = asdict(self.learner.schedule)
-            state = {"position": asdict(self.position), "data": self._settled_data, "schedule": schedule}
+            state = {"position": asdict(self.position), "data": self._data_at_step_end, "schedule": schedule}
             (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
 
         self.folder.save_checkpoint(self.position.step, write)
-        self._kept = self._mark()
+        self._progress_saved = self._progress_made()
 
-    def _settle(self) -> None:
+    def _note_step_end(self) -> None:
         """Note what the next step changes before it changes any weight: a checkpoint is of the end of a step."""
-        self._settled_data = self.stream.state_dict()
-        self._settled_rng = random_states(self.learner.device)
+        self._data_at_step_end = self.stream.state_dict()
+        self._rng_at_step_end = random_states(self.learner.device)
 
-    def _keep(self) -> None:
+    def _checkpoint_if_new(self) -> None:
         """A checkpoint of what has been learned since the last one."""
-        if self._mark() not in (self._kept, (0, 0, False)):
+        if self._progress_made() not in (self._progress_saved, (0, 0, False)):
             self.checkpoint()
             self.console.print(f"checkpoint written {self._where()}", highlight=False)
 
-    def _mark(self) -> tuple[int, int, bool]:
+    def _progress_made(self) -> tuple[int, int, bool]:
         return self.position.step, self.position.warm_steps, self.position.started
 
     def _where(self) -> str:
@@ -412,7 +412,7 @@ class Trainer:
             self.folder.save_model(self.folder.reference, 0, self._save_model)
             self.learner.reference = self._load(str(self.folder.reference))
         self.position.started = True
-        self._settle()
+        self._note_step_end()
         self.checkpoint()
 
     def _restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
@@ -424,7 +424,7 @@ class Trainer:
         self.learner.load_state_dict(learned)
         for optimizer, of_warm_start in zip(self.warm_optimizers, learned.get("warm", ()), strict=False):
             optimizer.load_state_dict(of_warm_start)
-        self._kept = self._mark()
+        self._progress_saved = self._progress_made()
         if self.config.kl_coef > 0 and self.position.started:
             self.learner.reference = self._load(str(self.folder.reference))
         self._hand_over(str(self.position.step))

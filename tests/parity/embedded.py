@@ -64,7 +64,7 @@ def learn(groups: list[list[Trajectory]], models: Models, micro_batch_tokens: in
     rows, _ = trainer.rows(groups)
     update = Update(0.0)
     if asked.tis_clip is not None:
-        rows = Stopped(models.before, asked).weigh(rows, asked.tis_clip, update)
+        rows = Stopped(models.before, asked).apply_tis(rows, asked.tis_clip, update)
     learner = Stopped(models.now, asked.model_copy(update={"tis_clip": None}))
     if asked.kl_coef > 0:
         learner.reference = models.reference

@@ -17,7 +17,7 @@ from agentrl import ConfigError, TemplateError, adapt
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.env import load_env
-from agentrl.hosting import shared as _shared
+from agentrl.hosting import loop_resources as _loop_resources
 from agentrl.slime.ship import _warn_unscored
 from agentrl.testing import call
 
@@ -337,13 +337,13 @@ async def test_metadata_of_no_use(Sample, make_args, metadata):
 )
 async def test_whose_template_kwargs(Sample, serve, make_args, monkeypatch, given, own, evaluation, expected):
     asked = []
-    renderer = _shared.Shared.renderer
+    renderer = _loop_resources.LoopResources.renderer
 
     async def noted(self, model, template, template_kwargs, **kwargs):
         asked.append((dict(template_kwargs), kwargs))
         return await renderer(self, model, template, {})
 
-    monkeypatch.setattr(_shared.Shared, "renderer", noted)
+    monkeypatch.setattr(_loop_resources.LoopResources, "renderer", noted)
     datasets = [SimpleNamespace(apply_chat_template_kwargs=own)]
     async with serve() as (_, url):
         args = make_args(url, args={"apply_chat_template_kwargs": given, "eval_datasets": datasets})
@@ -363,7 +363,7 @@ async def test_code_of_a_tokenizer_that_slime_has_run(host, make_args, monkeypat
         assert trust_remote_code is trusted
         raise Asked
 
-    monkeypatch.setattr(_shared.Shared, "renderer", noted)
+    monkeypatch.setattr(_loop_resources.LoopResources, "renderer", noted)
     with pytest.raises(Asked):
         await adapt(make_args(model=model), question(host.Sample), PARAMS)
 
@@ -469,8 +469,8 @@ async def test_the_first_caller_is_cancelled_alone(Sample, serve, make_args, eve
 
 async def test_first_calls_at_once_make_everything_once(Sample, serve, make_args, events, monkeypatch):
     loads = []
-    load = _shared._load.__wrapped__
-    monkeypatch.setattr(_shared, "_load", lambda *key: loads.append(key) or load(*key))
+    load = _loop_resources._load.__wrapped__
+    monkeypatch.setattr(_loop_resources, "_load", lambda *key: loads.append(key) or load(*key))
     async with serve() as (engine, url):
         args = make_args(url, engine=url)
         samples = await asyncio.gather(*(adapt(args, question(Sample), PARAMS) for _ in range(256)))
@@ -478,7 +478,7 @@ async def test_first_calls_at_once_make_everything_once(Sample, serve, make_args
     assert len({s.metadata["agentrl"]["session_id"] for s in samples}) == 256
     assert events.count("share") == 1
     assert len(loads) == 1
-    assert len(_shared._loops) == 1
+    assert len(_loop_resources._loops) == 1
     assert len(engine.requests) == 512
 
 
@@ -497,7 +497,7 @@ def test_two_loops_in_two_threads(Sample, serve, make_args, events):
         thread.join()
     assert results == [[1.0] * 8] * 2
     assert (events.count("share"), events.count("unshare")) == (2, 2), "once a loop, and closed with it"
-    assert not _shared._loops
+    assert not _loop_resources._loops
 
 
 def test_other_configurations_share_nothing(Sample, serve, make_args, events):
@@ -512,16 +512,16 @@ def test_other_configurations_share_nothing(Sample, serve, make_args, events):
 
 DAEMON = """
 import asyncio, threading, sys
-from agentrl.hosting import shared as _shared
+from agentrl.hosting import loop_resources as _loop_resources
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 async def enter():
-    here = _shared.shared()
+    here = _loop_resources.loop_resources()
     await here.envs(sys.argv[1], {})
 asyncio.run_coroutine_threadsafe(enter(), loop).result()
 env = next(m for n, m in sys.modules.items() if n.startswith("agentrl_user_"))
-_shared._close_running_loops()
-print(env.EVENTS, _shared._loops)
+_loop_resources._close_running_loops()
+print(env.EVENTS, _loop_resources._loops)
 """
 
 

@@ -21,7 +21,7 @@ import pytest
 from agentrl import ConfigError, adapt
 from agentrl.engine import ScriptedEngine
 from agentrl.env import load_env
-from agentrl.hosting import shared as _shared
+from agentrl.hosting import loop_resources as _loop_resources
 from agentrl.testing import call
 
 ENV_FILE = Path(__file__).parent / "adding_env.py"
@@ -117,7 +117,7 @@ def slime(serve, make_args, host, renderer, world):
         given = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": False, **(args or {})}
         async with serve(engine) as (_, url):
             yield Slime(host, make_args(url, env=f"{ENV_FILE}:{env}", args=given, **config), engine)
-            if here := _shared._loops.get(asyncio.get_running_loop()):
+            if here := _loop_resources._loops.get(asyncio.get_running_loop()):
                 await here.close()
 
     return running
@@ -433,4 +433,4 @@ def test_the_end_of_a_loop_closes_what_is_parked_there(serve, make_args, host, r
     assert evaluated[0][0] == 1.0
     assert "in another loop or process" in evaluated[0][1]
     assert not world.OPEN
-    assert not _shared._loops
+    assert not _loop_resources._loops

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from agentrl.parking import way_back
+from agentrl.parking import resume_method
 from agentrl.slime.check.evaluation import evaluation
 from agentrl.slime.check.finding import Finding, error, note, warning
 from agentrl.slime.check.functions import functions
@@ -115,7 +115,7 @@ def resuming(setup: Setup) -> Iterator[Finding]:
         )
     if setup.env is None or setup.config is None:
         return
-    how = way_back(setup.env)
+    how = resume_method(setup.env)
     if how == "alive" and setup.config.park_s == 0:
         yield warning(
             f"{setup.env.__name__} can neither be restored nor replayed, and park_s is 0: an aborted episode restarts "

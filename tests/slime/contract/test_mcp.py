@@ -51,6 +51,6 @@ class Slow(load_env({ENV!r})):
 
 
 async def _forgotten() -> None:
-    from agentrl.hosting.shared import shared
+    from agentrl.hosting.loop_resources import loop_resources
 
-    await shared().close()
+    await loop_resources().close()

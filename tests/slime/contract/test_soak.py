@@ -68,7 +68,7 @@ def test_a_rollout_of_a_hostile_env(host, checkpoint, renderer, tmp_path, monkey
         )
         samples, data, _ = run.train()
         if not path:  # the worker of the other goes on to the next prompts
-            host.run(no_tasks_left("Shared._keep", "resource _sharing"))
+            host.run(no_tasks_left("LoopResources._keep", "resource _sharing"))
         assert len(samples) == prompts * GROUP
         assert path or {s.metadata["fault"] for s in samples} == set(FAULTS)  # fully-async leaves out who is late
         said = [one for s in samples for one in wrong(s.metadata["fault"], record(s), again=False, in_full=False)]

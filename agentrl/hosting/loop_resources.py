@@ -33,7 +33,7 @@ _CLOSE_S = 30.0
 """Seconds that the process waits at its end for one loop's resources."""
 
 
-class Shared:
+class LoopResources:
     """Renderers, Envs, engines and parked episodes of one event loop."""
 
     def __init__(self) -> None:
@@ -121,14 +121,14 @@ class Shared:
             del _loops[loop]
 
 
-_loops: dict[asyncio.AbstractEventLoop, Shared] = {}
+_loops: dict[asyncio.AbstractEventLoop, LoopResources] = {}
 
 
-def shared() -> Shared:
+def loop_resources() -> LoopResources:
     """What the running loop's episodes share."""
     loop = asyncio.get_running_loop()
     if loop not in _loops:
-        _loops[loop] = Shared()
+        _loops[loop] = LoopResources()
     return _loops[loop]
 
 
