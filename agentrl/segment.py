@@ -135,11 +135,11 @@ class Segment:
     @property
     def actions(self) -> list[Action]:
         """What each closed turn meant."""
-        return [self._whole(action, turn) for turn, action in enumerate(self.said)]
+        return [self._with_tokens(action, turn) for turn, action in enumerate(self.said)]
 
     @property
     def last_action(self) -> Action | None:
-        return self._whole(self.said[-1], len(self.said) - 1) if self.said else None
+        return self._with_tokens(self.said[-1], len(self.said) - 1) if self.said else None
 
     @property
     def turn_tokens(self) -> list[int]:
@@ -170,7 +170,7 @@ class Segment:
             found.append(hash((found[-1], *response[start:stop])))
         return found
 
-    def _whole(self, action: Action, turn: int) -> Action:
+    def _with_tokens(self, action: Action, turn: int) -> Action:
         return replace(action, tokens=tuple(self.tokens_of(turn)))
 
     # Growing

@@ -157,7 +157,7 @@ class RunFolder:
 
     def latest_checkpoint(self, warn: Callable[[str], None] = log.warning) -> Path | None:
         """The newest one that is whole; `warn` hears of those that are not. Raises ConfigError if none is whole."""
-        return self._whole([self.checkpoints / step_name(step) for step in self._steps()[::-1]], warn)
+        return self._first_intact([self.checkpoints / step_name(step) for step in self._steps()[::-1]], warn)
 
     def newest_weights(self) -> Path | None:
         """The final weights, or those of a checkpoint if the run has gone on since. Raises ConfigError if damaged."""
@@ -165,7 +165,7 @@ class RunFolder:
         if self.model.exists():
             found.append((about_folder(self.model).get("step", -1), self.model))
         found.sort(key=lambda weights: weights[0])
-        return self._whole([folder for _, folder in found[::-1]], log.warning)
+        return self._first_intact([folder for _, folder in found[::-1]], log.warning)
 
     def rewind(self, step: int) -> None:
         """Forget what happened after `step`: it will happen again."""
@@ -184,7 +184,7 @@ class RunFolder:
         found = [_step_of(path.name) for path in self.checkpoints.iterdir() if path.is_dir()]
         return sorted(step for step in found if step is not None)
 
-    def _whole(self, folders: Iterable[Path], warn: Callable[[str], None]) -> Path | None:
+    def _first_intact(self, folders: Iterable[Path], warn: Callable[[str], None]) -> Path | None:
         broken = []
         for folder in folders:
             if (why := damage(folder)) is None:
