@@ -1,6 +1,6 @@
-"""agentrl under slime: `--custom-generate-function-path agentrl.adapt`, and the hooks that go with it by their flags.
+"""agentrl under slime: `--custom-generate-function-path agentrl.adapt`, and the hooks for slime's other flags.
 
-The only place that knows slime, and it knows it by the shape of `args` and `sample` alone: slime is never imported.
+Only this package knows slime. It never imports slime: it reads the attributes of `args` and `sample`.
 
     --custom-rm-path                         agentrl.slime.reward
     --custom-reward-post-process-path        agentrl.slime.post_process_rewards

@@ -1,4 +1,4 @@
-"""`agentrl.adapt`: one slime Sample in, one episode, the same Sample out."""
+"""`agentrl.adapt`: takes a slime Sample, plays one episode, and returns the same Sample."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from agentrl.render.base import Renderer
 from agentrl.resume import resume_episode
 from agentrl.slime import distill
 from agentrl.slime.config import SlimeConfig
-from agentrl.slime.fatal import refused, say
+from agentrl.slime.fatal import failed_sample, log_once
 from agentrl.slime.host import HostArgs, abort_flag
 from agentrl.slime.replay import forget_old_experts, request_fields
+from agentrl.slime.resumption import Resumption
 from agentrl.slime.ship import ship_evaluation, ship_training
 from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 from agentrl.slime.trace import traced
-from agentrl.slime.visit import Visit
 from agentrl.trajectory import Trajectory
 from agentrl.types import Raw, StopReason, Task
 
@@ -34,31 +34,31 @@ log = logging.getLogger("agentrl")
 
 
 async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
-    """Play one episode for slime and write it into `sample`, whatever happened in it.
+    """Play one episode for slime and write it into `sample`, however the episode ends.
 
-    A sample that slime aborted goes on where it stopped, if what was kept of it is still there. A broken environment
-    gives a masked, removed sample with its cause in metadata["agentrl"]. Under `thinking: strip` training gets a list,
-    one sample for each segment. `args` and `sampling_params` stay as they are.
+    An aborted sample continues where it stopped if its parked state still exists. A broken environment gives a masked,
+    removed sample with the cause in metadata["agentrl"]. Under `thinking: strip` training gets a list with one sample
+    for each segment. `args` and `sampling_params` are not changed.
 
-    Raises ConfigError and TemplateError, which no sample could outlive, and cancellation. slime's fully-async rollout
-    would swallow what is raised, so there the sample carries the error instead, and ends the run (see `fatal`).
+    Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. slime's
+    fully-async rollout swallows exceptions. There the sample carries the error and ends the run (see `fatal`).
     """
     flags = HostArgs.of(args)
     try:
         sample.metadata = metadata_of(sample)
         call = _Call(flags, SlimeConfig.from_args(args), sample, sampling_params, evaluation, abort_flag(args, sample))
-        call.refuse()
+        call.check_flags()
         return await call.play()
     except Exception as exc:  # the host's boundary: its fully-async rollout would swallow whatever this is
-        say(exc)
+        log_once(exc)
         if evaluation or not flags.fully_async:
             raise
-        return refused(sample, exc)
+        return failed_sample(sample, exc)
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
-    """What an episode is played with, whether it begins or goes on."""
+class _EpisodeSetup:
+    """The parts that a new or a resumed episode is played with."""
 
     engine: Engine
     renderer: Renderer
@@ -69,7 +69,7 @@ class _Played:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of `adapt`. Methods raise ConfigError."""
+    """One call of `adapt`. All methods raise ConfigError."""
 
     flags: HostArgs
     config: SlimeConfig
@@ -77,19 +77,19 @@ class _Call:
     sampling_params: Mapping[str, Any]
     evaluation: bool
     aborted: Any
-    """slime's abort flag; None where no slime is."""
+    """slime's abort flag; None outside of slime."""
 
-    def refuse(self) -> None:
-        """Say what agentrl or slime cannot do, before it is done wrongly."""
+    def check_flags(self) -> None:
+        """Refuse flags and samples that agentrl or slime cannot handle."""
         if any(value is not None for value in (getattr(self.sample, "multimodal_inputs", None) or {}).values()):
             raise ConfigError("remove --multimodal-keys: agentrl plays text only")
         if not self.evaluation:
-            self.config.refuse_fan_out(self.flags)
-            distill.refuse(self.flags, self.sample)
+            self.config.check_fan_out(self.flags)
+            distill.check_flags(self.flags, self.sample)
 
     async def play(self) -> Any:
         flags, config, here = self.flags, self.config, loop_resources()
-        visit = Visit(here.parking(config.park_folder), config.park_s)
+        resumption = Resumption(here.parking(config.park_folder), config.park_s)
         renderer = await self._renderer(here)
         experts = {} if self.evaluation else request_fields(flags)
         task = from_sample(flags, self.sample, evaluation=self.evaluation)
@@ -98,47 +98,49 @@ class _Call:
             host = Host(
                 aborted=self.aborted,
                 on_turn=forget_old_experts if experts else None,
-                park=visit.park if config.park_s and not self.evaluation and flags.sends_aborted_again else None,
+                park=resumption.park if config.park_s and not self.evaluation and flags.sends_aborted_again else None,
             )
-            played = _Played(engine, renderer, self._options(), config.reward_function(), host)
-            trajectory = await self._episode(here, visit, task, played)
+            setup = _EpisodeSetup(engine, renderer, self._options(), config.reward_function(), host)
+            trajectory = await self._episode(here, resumption, task, setup)
         if self.evaluation:
-            return ship_evaluation(flags, trajectory, self.sample, decode=renderer.decode, account=visit.account())
+            return ship_evaluation(flags, trajectory, self.sample, decode=renderer.decode, extra=resumption.metadata())
         return ship_training(
             flags,
             trajectory,
             self.sample,
-            taught=await distill.ask_teacher(here, flags, trajectory),
+            teacher_log_probs=await distill.ask_teacher(here, flags, trajectory),
             segments=config.thinking == "strip",
             decode=renderer.decode,
-            account=visit.account(),
+            extra=resumption.metadata(),
         )
 
     async def _renderer(self, here: LoopResources) -> Renderer:
         model, kwargs = self.config.model_path(self.flags), self.config.chat_template_kwargs
         if kwargs is None:
             kwargs = dict(template_kwargs(self.flags, self.sample, evaluation=self.evaluation))
-        # slime has loaded --hf-checkpoint with whatever code lies there.
+        # slime has already run the code in --hf-checkpoint.
         trusted = self.aborted is not None and model == self.flags.hf_checkpoint
         return await here.renderer(model, self.config.template_text(), kwargs, trust_remote_code=trusted)
 
     def _options(self) -> EpisodeOptions:
-        # Which budget max_new_tokens is, the limits say.
+        # The limits say which budget max_new_tokens is.
         params = {name: value for name, value in self.sampling_params.items() if name != "max_new_tokens"}
         limits = self.config.slime_limits(self.flags, self.sampling_params, evaluation=self.evaluation)
         return EpisodeOptions(
             limits=limits, sampling_params=cast(SamplingParams, params), thinking=self.config.thinking
         )
 
-    async def _episode(self, here: LoopResources, visit: Visit, task: Task, played: _Played) -> Trajectory:
-        """The episode. What breaks outside of run_episode's own boundaries is recorded as it records it."""
+    async def _episode(
+        self, here: LoopResources, resumption: Resumption, task: Task, setup: _EpisodeSetup
+    ) -> Trajectory:
+        """Play or resume the episode. Errors outside of run_episode's boundaries become a failed Trajectory, too."""
         session_id = getattr(self.sample, "session_id", None) or uuid4().hex
         boundary: Boundary = "share"
         try:
             envs = await here.envs(self.config.env_path(task.metadata), self.config.env_config)
             _check_prompt(task, envs)
             boundary = "reset"
-            resumed = await self._resumed(visit, envs, played)
+            resumed = await self._resumed(resumption, envs, setup)
             if resumed is not None:
                 return resumed
             env = envs.make()
@@ -146,16 +148,16 @@ class _Call:
             return await run_episode(
                 env,
                 task,
-                engine=played.engine,
-                renderer=played.renderer,
-                options=played.options,
-                reward=played.reward,
+                engine=setup.engine,
+                renderer=setup.renderer,
+                options=setup.options,
+                reward=setup.reward,
                 session_id=session_id,
-                host=played.host,
+                host=setup.host,
             )
         except ConfigError:
             raise
-        except (Exception, asyncio.CancelledError) as exc:  # slime's boundary: this would end its whole rollout
+        except (Exception, asyncio.CancelledError) as exc:  # slime's boundary: an error would end its whole rollout
             if isinstance(exc, asyncio.CancelledError) and is_cancelled():
                 raise
             log.warning("episode %s failed in %s", session_id, boundary, exc_info=exc)
@@ -163,23 +165,23 @@ class _Call:
             trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, boundary)
             return trajectory
 
-    async def _resumed(self, visit: Visit, envs: EnvFactory, played: _Played) -> Trajectory | None:
-        """The episode that slime aborted, gone on with; None: it starts anew."""
-        parked = await visit.take(self.flags, self.sample)
+    async def _resumed(self, resumption: Resumption, envs: EnvFactory, setup: _EpisodeSetup) -> Trajectory | None:
+        """Resume the episode that slime aborted. None if it has to start over."""
+        parked = await resumption.take(self.flags, self.sample)
         if parked is None:
             return None
         try:
             return await resume_episode(
                 parked,
                 parked.env or envs.make(),
-                engine=played.engine,
-                renderer=played.renderer,
-                options=played.options,
-                reward=played.reward,
-                host=played.host,
+                engine=setup.engine,
+                renderer=setup.renderer,
+                options=setup.options,
+                reward=setup.reward,
+                host=setup.host,
             )
         except ResumeError as exc:
-            visit.cannot_resume(str(exc))
+            resumption.cannot_resume(str(exc))
             return None
 
 

@@ -1,4 +1,4 @@
-"""What `adapt` is told: the configuration that every host has, what slime's flags imply, and what they cannot be."""
+"""The configuration of `adapt`: the keys that every host has, and the settings that follow from slime's flags."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from agentrl.types import JSON, Limits
 __all__ = ["CONFIG_FILE_VARIABLE", "SlimeConfig", "fan_out_problems"]
 
 _KEPT = 16
-"""Configurations that are kept parsed. A run has one."""
+"""How many parsed configurations are kept. A run has one."""
 
 
 class SlimeConfig(HostedConfig):
     """The mapping under the key `agentrl` in the YAML file of slime's --custom-config-path.
 
-    Where slime was started without one, the file named by the environment variable AGENTRL_CONFIG is read; there the
-    mapping may also stand by itself.
+    Without that flag, the file in the environment variable AGENTRL_CONFIG is read. There the key `agentrl` may be left
+    out.
     """
 
     max_new_tokens: Literal["episode", "turn"] = "episode"
-    """What slime's --rollout-max-response-len bounds: the whole response, as slime means it, or each turn."""
+    """slime's --rollout-max-response-len limits the whole response, as in slime itself, or each turn."""
     numerics: NumericsConfig = NumericsConfig()
     """When `agentrl.slime.watch_log_probs` warns, and when it stops the run."""
 
     @classmethod
     def from_args(cls, args: Any) -> Self:
-        """Find and validate the configuration; all defaults where there is none. Raises ConfigError.
+        """Find and validate the configuration. Without one, all keys have their defaults. Raises ConfigError.
 
-        slime's hooks ask for it at every sample, so what was parsed is kept.
+        slime's hooks ask for it at every sample, so the parsed configuration is kept.
         """
         where, given = "the key 'agentrl' of --custom-config-path", HostArgs.of(args).agentrl
         if given is None:
@@ -46,7 +46,7 @@ class SlimeConfig(HostedConfig):
         return cast(Self, _parsed[key])
 
     def env_path(self, metadata: Mapping[str, JSON]) -> str:
-        """The path of the Env for a row. Raises ConfigError if nobody names one."""
+        """The path of the Env for a row. Raises ConfigError if neither the row nor the configuration names one."""
         path = metadata.get("env") or self.env
         if path is None:
             raise ConfigError(
@@ -74,17 +74,17 @@ class SlimeConfig(HostedConfig):
         return f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
 
     def template_kwargs(self, args: Any) -> dict[str, Any]:
-        """Of training. An evaluation data set, or a sample, may have its own: see `task.template_kwargs`."""
+        """The template arguments for training. `task.template_kwargs` adds those of a data set or a sample."""
         given = self.chat_template_kwargs
         return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if given is None else dict(given)
 
-    def refuse_fan_out(self, flags: HostArgs) -> None:
-        """Raises ConfigError where episodes become several samples and slime is told what it cannot do with them."""
+    def check_fan_out(self, flags: HostArgs) -> None:
+        """Raises ConfigError where episodes become several samples and a flag of slime does not allow that."""
         if self.thinking == "strip" and (problems := fan_out_problems(flags)):
             raise ConfigError(f"thinking: strip gives several samples of one episode: {'; '.join(problems)}")
 
     def slime_limits(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> Limits:
-        """What slime's flags imply, overridden by the keys of `limits`."""
+        """The limits from slime's flags, overridden by the keys of `limits`."""
         flags = HostArgs.of(args)
         context = (flags.eval_max_context_len if evaluation else None) or flags.rollout_max_context_len
         budget = "tokens" if self.max_new_tokens == "episode" else "turn_tokens"
@@ -95,7 +95,7 @@ _parsed: dict[tuple[type[SlimeConfig], str, str], SlimeConfig] = {}
 
 
 def fan_out_problems(args: Any) -> list[str]:
-    """What slime was told that it cannot do where one call gives a list of samples: each flag, and the remedy."""
+    """The flags that do not work where one call returns a list of samples, each with its remedy."""
     flags = HostArgs.of(args)
     problems = []
     if flags.partial_rollout:
@@ -103,12 +103,12 @@ def fan_out_problems(args: Any) -> list[str]:
     if flags.group_rm:
         problems.append("remove --group-rm, which scores each as one sample")
     if flags.fully_async:
-        problems.append("remove --rollout-function-path, for slime's fully-async rollout trains aborted lists")
+        problems.append("remove --rollout-function-path: slime's fully-async rollout trains aborted lists")
     if flags.own_filter:
         problems.append("replace --dynamic-sampling-filter-path by a filter of agentrl.slime, which takes lists")
     if flags.centred and not flags.custom_reward_post_process_path:
         problems.append(
-            "add --custom-reward-post-process-path agentrl.slime.post_process_rewards, for slime takes the mean reward "
+            "add --custom-reward-post-process-path agentrl.slime.post_process_rewards: slime takes the mean reward "
             "over the whole batch where prompts have unequal numbers of samples"
         )
     return problems

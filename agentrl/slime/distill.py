@@ -1,8 +1,8 @@
 """On-policy distillation from a teacher behind HTTP: --use-opd --opd-type sglang --rm-url http://TEACHER:PORT/generate.
 
-slime does it by a reward model whose answer takes the reward's place, and a reward post-process that takes it apart
-(slime/rollout/on_policy_distillation.py, 624b824a8). An Env has a reward of its own. So here the teacher is asked when
-an episode has ended: the reward stays, and slime's trainer finds the log-probs where it looks for them.
+slime uses a reward model whose answer replaces the reward, and a reward post-process that unpacks the answer
+(slime/rollout/on_policy_distillation.py, 624b824a8). An Env has a reward of its own. So agentrl asks the teacher after
+the episode and keeps the reward. slime's trainer finds the log-probs in `sample.teacher_log_probs`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600.0
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Between attempts, where the teacher gave no answer."""
+"""Seconds between attempts when the teacher does not answer."""
 
 
-def refuse(flags: HostArgs, sample: Any) -> None:
-    """Raises ConfigError for flags that --opd-type sglang does not go with."""
+def check_flags(flags: HostArgs, sample: Any) -> None:
+    """Raises ConfigError for flags that conflict with --opd-type sglang."""
     if not flags.asks_teacher:
         return
     given = {
@@ -37,7 +37,7 @@ def refuse(flags: HostArgs, sample: Any) -> None:
     }
     if pair := [name for name, path in given.items() if "on_policy_distillation" in (path or "")]:
         raise ConfigError(
-            f"--opd-type sglang: remove {' and '.join(pair)}, which would take the place of the Env's reward; agentrl "
+            f"--opd-type sglang: remove {' and '.join(pair)}, which would replace the Env's reward; agentrl "
             "asks the teacher at --rm-url itself"
         )
     if not flags.rm_url:
@@ -47,7 +47,7 @@ def refuse(flags: HostArgs, sample: Any) -> None:
 
 
 async def ask_teacher(here: LoopResources, flags: HostArgs, trajectory: Trajectory) -> list[Sequence[float]]:
-    """For each segment, the teacher's log-probs of its response; without an answer the episode has failed.
+    """The teacher's log-probs of the response, one list for each segment. Without an answer the episode fails.
 
     Empty where the flags name no teacher, and for an episode that is not trained.
     """
@@ -64,8 +64,8 @@ async def ask_teacher(here: LoopResources, flags: HostArgs, trajectory: Trajecto
         return []
 
 
-def write(sample: Any, log_probs: Sequence[float]) -> None:
-    """Into a sample: zeros where there are none, for slime's trainer wants a number for each token."""
+def write_log_probs(sample: Any, log_probs: Sequence[float]) -> None:
+    """Write the log-probs into a sample. slime's trainer needs a number for each token, so missing ones are zeros."""
     import torch  # there is no slime without it
 
     known = log_probs if len(log_probs) == sample.response_length else [0.0] * sample.response_length

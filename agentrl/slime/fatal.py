@@ -1,8 +1,9 @@
-"""What no episode could outlive, as an error of the configuration, ends the run, also where slime would swallow it.
+"""Errors that would break every episode (a wrong configuration) end the run, even where slime would swallow them.
 
-slime's rollout and its evaluation end with what a generate function raises. Its fully-async rollout logs that, drops
-the group and draws the next prompt, for ever. There the sample goes on to slime with a reward that cannot be read: the
-rollout completes, and whoever first reads a reward of it (slime's metrics, its conversion, a hook) raises the error.
+An exception from a generate function ends slime's rollout and its evaluation. But slime's fully-async rollout logs the
+exception, drops the group and draws the next prompt, forever. There agentrl returns a sample whose reward raises the
+error when it is read. The rollout completes, and the first reader of the reward (slime's metrics, its conversion, a
+hook) raises the error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _said: set[str] = set()
 
 
 class NoReward:
-    """The reward of a sample that could not be played. Whatever is done with it raises ConfigError."""
+    """The reward of a sample that could not be played. Every use of it raises ConfigError."""
 
     def __init__(self, message: str) -> None:
         self.message = message
@@ -36,18 +37,18 @@ class NoReward:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _read
 
 
-def say(error: Exception) -> None:
-    """One line at error level, once a process: a host may show a traceback of many, or drop it.
+def log_once(error: Exception) -> None:
+    """Log the error as one line, once in a process. A host may show many tracebacks, or none.
 
-    What is no error of the configuration is a bug, and has its traceback.
+    An error that is not about the configuration is a bug, so it is logged with its traceback.
     """
     if (text := _text(error)) not in _said:
         _said.add(text)
         log.error("the run cannot go on: %s", text, exc_info=None if isinstance(error, ConfigError) else error)
 
 
-def refused(sample: Any, error: Exception) -> Any:
-    """The sample of an episode that could not be played: failed, masked, and without a reward."""
+def failed_sample(sample: Any, error: Exception) -> Any:
+    """Turn the sample of an episode that could not be played into a failed, masked one with the reward NoReward."""
     trajectory = Trajectory(Task(prompt=""), session_id=getattr(sample, "session_id", None) or "")
     trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(error, "share")
     clear(sample)

@@ -1,7 +1,7 @@
-"""slime as agentrl reads it: its flags, and the modules that lie beside its Sample. A new commit is met here.
+"""slime's flags and modules, as agentrl reads them. A new commit of slime changes only this file.
 
-slime is never imported. Its flags are attributes of `args`, and its modules are looked up among those that are loaded,
-in the package that the Sample's class is from: so the same code serves slime's relatives.
+slime is never imported. Its flags are attributes of `args`. Its modules are looked up among the loaded ones, in the
+package of the Sample's class, so the same code works with slime's relatives.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, Self
 SCALED = ("grpo", "gspo", "cispo")
 """The advantage estimators whose rewards slime divides by their standard deviation."""
 CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
-"""The advantage estimators whose rewards slime measures against their mean."""
+"""The advantage estimators from whose rewards slime subtracts the mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostArgs:
-    """The flags of slime that agentrl reads. One that this host does not have, or left None, is as it is here."""
+    """The flags of slime that agentrl reads. A flag that is missing or None has the default given here."""
 
     agentrl: Any = None
-    """The key of --custom-config-path; slime makes an attribute of each."""
+    """The key `agentrl` of --custom-config-path. slime makes an attribute of each key of that file."""
 
     hf_checkpoint: str | None = None
     sglang_router_ip: str | None = None
@@ -82,32 +82,32 @@ class HostArgs:
 
     @property
     def sends_aborted_again(self) -> bool:
-        """slime sends an aborted sample again."""
+        """Whether slime sends an aborted sample again."""
         return self.partial_rollout or self.fully_async
 
     @property
     def masks_off_policy(self) -> bool:
-        """slime masks what was sampled before an abort."""
+        """Whether slime masks the tokens that were sampled before an abort."""
         return self.partial_rollout and self.mask_offpolicy_in_partial_rollout
 
     @property
     def centred(self) -> bool:
-        """Rewards are measured against those of the same prompt, not taken as they are."""
+        """Whether the mean reward of the prompt is subtracted from its rewards."""
         return self.rewards_normalization and self.advantage_estimator in CENTRED
 
     @property
     def scaled(self) -> bool:
-        """Rewards are divided by their standard deviation as well."""
+        """Whether rewards are also divided by their standard deviation."""
         return self.centred and self.grpo_std_normalization and self.advantage_estimator in SCALED
 
     @property
     def own_filter(self) -> bool:
-        """The dynamic filter is one of slime's or its relatives' own."""
+        """Whether the dynamic filter comes with slime or one of its relatives."""
         return self.dynamic_sampling_filter_path.startswith(("slime.", "miles."))
 
     @property
     def asks_teacher(self) -> bool:
-        """Distillation from a teacher that is asked over HTTP."""
+        """Whether the run distils from a teacher over HTTP."""
         return self.use_opd and self.opd_type == "sglang"
 
     @property
@@ -115,11 +115,11 @@ class HostArgs:
         return self.rollout_top_p != 1.0
 
     def reward_name(self, *, evaluation: bool) -> str | None:
-        """Where slime finds the number in a reward that is a mapping; None: the reward is the number."""
+        """The key under which slime reads the number in a reward mapping. None if the reward itself is the number."""
         return (self.eval_reward_key if evaluation else None) or self.reward_key
 
     def has_reward_model(self, sample: Any) -> bool:
-        """slime would score this sample if it has no reward."""
+        """Whether slime would score this sample if it has no reward."""
         paths = getattr(sample, "custom_rm_path", None), self.custom_rm_path
         metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
         return bool(any(paths) or metadata.get("rm_type") or self.rm_type)
@@ -130,15 +130,18 @@ _NAMES = tuple(field.name for field in fields(HostArgs))
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What slime does with the prompts of a data set."""
+    """How slime treats the prompts of a data set."""
 
     rendered: bool
-    """It has rendered them: --apply-chat-template."""
+    """Whether slime has rendered them: --apply-chat-template."""
     template_kwargs: Mapping[str, Any]
 
 
 def eval_renderings(flags: HostArgs, sample: Any, default: Rendering) -> list[Rendering]:
-    """Of the evaluation data sets that a sample may be from, by what slime copies from a data set to its samples."""
+    """The rendering of each evaluation data set that the sample may be from.
+
+    Data sets are recognised by the fields that slime copies from them to their samples.
+    """
     fitting = [dataset for dataset in flags.eval_datasets if _may_hold(dataset, sample)]
     return [
         Rendering(
@@ -152,7 +155,10 @@ def eval_renderings(flags: HostArgs, sample: Any, default: Rendering) -> list[Re
 
 
 def _may_hold(dataset: Any, sample: Any) -> bool:
-    """slime: rollout/sglang_rollout.py, eval_rollout_single_dataset, and EvalDatasetConfig.inject_metadata."""
+    """Whether the sample has all fields that slime would have copied from this data set.
+
+    In slime: rollout/sglang_rollout.py, eval_rollout_single_dataset, and EvalDatasetConfig.inject_metadata.
+    """
     paths = {"custom_generate_function_path": "generate_function_path", "custom_rm_path": "custom_rm_path"}
     if any(getattr(dataset, its, None) != getattr(sample, own, None) for its, own in paths.items()):
         return False
@@ -167,8 +173,8 @@ def is_fully_async(rollout_function_path: str | None) -> bool:
     return "fully_async" in (rollout_function_path or "")
 
 
-def of_host(sample: Any, name: str, *modules: str) -> Any:
-    """`name` from the first of these modules that has it, in the package that the Sample's class is from; else None."""
+def host_attribute(sample: Any, name: str, *modules: str) -> Any:
+    """`name` from the first of these modules that has it, in the package of the Sample's class. None if none has it."""
     for package in {cls.__module__.partition(".")[0] for cls in type(sample).__mro__}:
         for module in modules:
             found = getattr(sys.modules.get(f"{package}.{module}"), name, None)
@@ -178,8 +184,8 @@ def of_host(sample: Any, name: str, *modules: str) -> Any:
 
 
 def abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
-    """slime's abort flag; None where no slime is, as in a contract test or a notebook."""
-    generate_state = of_host(sample, "GenerateState", "rollout.sglang_rollout")
+    """slime's abort flag. None outside of slime, as in a contract test or a notebook."""
+    generate_state = host_attribute(sample, "GenerateState", "rollout.sglang_rollout")
     if generate_state is None:
         return None
     state = generate_state(args)  # a singleton, made before slime calls `adapt`
@@ -187,25 +193,27 @@ def abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
 
 
 def filter_output(sample: Any) -> Any:
-    """The class of what a dynamic filter returns, which carries a reason; None where the host wants a bool."""
-    return of_host(sample, "DynamicFilterOutput", "rollout.filter_hub.base_types")
+    """The class that a dynamic filter returns, which carries a reason. None where the host wants a bool."""
+    return host_attribute(sample, "DynamicFilterOutput", "rollout.filter_hub.base_types")
 
 
 def tracing(sample: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
-    """`trace_span(sample, name, attrs=)`, and what makes its attributes of SGLang's meta_info."""
+    """slime's `trace_span(sample, name, attrs=)`, and its function that turns SGLang's meta_info into `attrs`."""
     modules = "observability.trace_utils", "utils.trace_utils"
-    return of_host(sample, "trace_span", *modules), of_host(sample, "build_sglang_meta_trace_attrs", *modules)
+    return host_attribute(sample, "trace_span", *modules), host_attribute(
+        sample, "build_sglang_meta_trace_attrs", *modules
+    )
 
 
 def tracker(sample: Any) -> Callable[..., Any] | None:
-    """`log(args, metrics, step_key=)`, which slime tracks its metrics with."""
-    found: Callable[..., Any] | None = of_host(
+    """slime's `log(args, metrics, step_key=)`, by which it tracks its metrics."""
+    found: Callable[..., Any] | None = host_attribute(
         sample, "log", "observability.logging_utils", "utils.logging_utils", "utils.tracking_utils"
     )
     return found
 
 
 def tracked_step(args: Any, sample: Any, rollout_id: int) -> int:
-    """The step that slime tracks the metrics of a rollout at."""
-    count = of_host(sample, "compute_rollout_step", "observability.metric_utils", "utils.metric_utils")
+    """The step at which slime tracks the metrics of a rollout."""
+    count = host_attribute(sample, "compute_rollout_step", "observability.metric_utils", "utils.metric_utils")
     return count(args, rollout_id) if count else rollout_id

@@ -13,7 +13,7 @@ from agentrl.slime.script import CONFIG, SCRIPT, config, script
 
 
 def launch_of(model: str, env: str, **more: Any) -> Launch:
-    """For a model's name, or its folder, whose config.json is read. Raises ConfigError."""
+    """A Launch for a model's name, or for its folder, whose config.json is read. Raises ConfigError."""
     folder = Path(model).expanduser()
     if found := read_model(folder):
         name, base = model_of(found, model)
@@ -22,7 +22,7 @@ def launch_of(model: str, env: str, **more: Any) -> Launch:
 
 
 def write_launch(launch: Launch, folder: Path) -> tuple[Path, Path]:
-    """Write the script and the YAML file into `folder`; their paths. Raises ConfigError, also where one exists."""
+    """Write the script and the YAML file, and return their paths. Raises ConfigError, also where one of them exists."""
     texts = {folder / SCRIPT: script(launch), folder / CONFIG: config(launch)}
     for file in texts:
         if file.exists():
@@ -38,7 +38,7 @@ def write_launch(launch: Launch, folder: Path) -> tuple[Path, Path]:
 
 
 def next_steps(launch: Launch, folder: Path) -> list[str]:
-    """What to do once the script is written."""
+    """The commands to run once the script is written."""
     asked = ["SLIME", "MEGATRON", *([] if launch.folder else ["MODEL"]), "DATA"]
     many = launch.nodes > 1
     if many:

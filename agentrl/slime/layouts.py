@@ -1,7 +1,7 @@
 """How models are split over GPUs in training and generation.
 
-The layouts are those of slime's own scripts (scripts/run-*.sh at 624b824a8). A size for which slime has no script takes
-the layout of the next larger one that has.
+The layouts come from slime's own scripts (scripts/run-*.sh at 624b824a8). A size without a script takes the layout of
+the next larger size that has one.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from agentrl.errors import ConfigError
 from agentrl.slime.models import MODELS, Layout, Model
 
 _ROOM_GB = 60.0
-"""Of a GPU's 80 GB, what weights, gradients and optimizer may take; the rest is for activations and logits."""
+"""Weights, gradients and optimizer may take this much of a GPU's 80 GB. The rest is for activations and logits."""
 _ENGINE_ROOM_GB = 45.0
-"""Of the 56 GB that an engine may have of a GPU, what its weights may take; the rest is for its KV cache."""
+"""An engine's weights may take this much of its 56 GB on a GPU. The rest is for its KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a launch script is written for."""
+    """The settings of a launch script."""
 
     model: str
     """A key of MODELS."""
     env: str
     gpus: int = 8
-    """Of each node."""
+    """GPUs of each node."""
     nodes: int = 1
     fp8: bool = False
     fully_async: bool = False
     folder: str | None = None
-    """The model's folder, where it is known."""
+    """The model's folder, if it is known."""
     rotary_base: float | None = None
-    """The model's own, where it is not that of slime's model file."""
+    """The model's rotary base, if it differs from slime's model file."""
 
     @property
     def trainer(self) -> tuple[int, int]:
-        """Nodes and GPUs of each that train. Fully-async gives the other half to generation."""
+        """The number of nodes that train, and of GPUs on each. Fully-async gives the other half to generation."""
         if not self.fully_async:
             return self.nodes, self.gpus
         return (self.nodes // 2, self.gpus) if self.nodes > 1 else (1, self.gpus // 2)
 
 
-def fitted(launch: Launch) -> tuple[Layout, bool]:
-    """The model's layout on these GPUs, and whether its optimizer goes to the CPU. Raises ConfigError."""
+def layout_for(launch: Launch) -> tuple[Layout, bool]:
+    """Fit the model's layout to the GPUs. Also says whether its optimizer goes to the CPU. Raises ConfigError."""
     if launch.gpus < 1 or launch.nodes < 1:
         raise ConfigError(f"--gpus {launch.gpus} --nodes {launch.nodes}: both must be at least 1")
     nodes, each = launch.trainer
@@ -65,10 +65,10 @@ def fitted(launch: Launch) -> tuple[Layout, bool]:
 
 
 def training_gb(model: Model, layout: Layout, gpus: int, *, offload: bool = False) -> float:
-    """What one GPU holds of the BF16 weights (2 bytes a parameter), the FP32 gradients (4) and the optimizer (FP32
-    weights and two moments: 12), unless that is on the CPU.
+    """Gigabytes on one GPU for weights, gradients and, without `offload`, the optimizer.
 
-    Weights and gradients are split by tensor and expert parallelism alone; the optimizer over all GPUs.
+    A parameter takes 2 bytes of BF16 weights, 4 of FP32 gradients and 12 of optimizer (FP32 weights and two moments).
+    Weights and gradients are split by tensor and expert parallelism only. The optimizer is split over all GPUs.
     """
     sizes = model.sizes
     held = sizes.dense_parameters / layout.tensor + sizes.expert_parameters / layout.expert
@@ -90,12 +90,12 @@ def _training(launch: Launch, model: Model, gpus: int, each: int) -> Layout:
 
 
 def _generation(launch: Launch, model: Model, layout: Layout, gpus: int) -> Layout:
-    """The largest engine that the layout, the GPUs and FP8's blocks allow. Raises ConfigError."""
+    """The layout with the largest engine that it, the GPUs and FP8's blocks allow. Raises ConfigError."""
     problem = "no engine has a number of GPUs that divides them; give a power of two"
     for engine, experts in _engines(model, min(layout.engine, gpus)):
         if gpus % engine or launch.gpus % engine:
             continue
-        cut = next(model.sizes.unblocked(engine, experts), None) if launch.fp8 else None
+        cut = next(model.sizes.split_fp8_blocks(engine, experts), None) if launch.fp8 else None
         weight = model.sizes.parameters * (1 if launch.fp8 else 2) / engine / 1e9
         if cut:
             problem = f"{cut} is no multiple of 128, as FP8 asks; leave --fp8 out"
@@ -109,7 +109,7 @@ def _generation(launch: Launch, model: Model, layout: Layout, gpus: int) -> Layo
 
 
 def _engines(model: Model, most: int) -> Iterator[tuple[int, int]]:
-    """GPUs of an engine, and over how many of them whole experts are spread."""
+    """Possible sizes of an engine, largest first: its GPUs, and its expert parallel size."""
     sizes = model.sizes
     for engine in range(most, 0, -1):
         if most % engine == 0 and sizes.heads % engine == 0:

@@ -1,4 +1,4 @@
-"""agentrl's accounting among slime's metrics, and its canaries."""
+"""agentrl's metrics among slime's own, and its canaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.monitor.canaries import Canaries, CanaryConfig
 from agentrl.monitor.metrics import EpisodeMetrics, RolloutMetrics
 from agentrl.slime.host import HostArgs, tracked_step, tracker
 from agentrl.slime.rewards import rollout_rewards
-from agentrl.slime.rollouts import account, by_prompt, by_rollout, leaves
+from agentrl.slime.rollouts import by_prompt, by_rollout, episode_metadata, flat_samples
 from agentrl.spans import Ledger
 from agentrl.types import JSON, StopReason
 
@@ -29,14 +29,14 @@ def log_rollout(
 ) -> bool:
     """--custom-rollout-log-function-path: `rollout_metrics` as `rollout/agentrl/...`, beside slime's own metrics.
 
-    Warns of what the canaries see; they never stop slime. False: slime goes on with its own logging.
+    Logs a warning for each canary that fires; canaries never stop slime. Returns False, so slime logs as usual.
     """
     flags = HostArgs.of(args)
     if flags.load_debug_rollout_data:  # then slime logs nothing either
         return False
     if metrics := rollout_metrics(args, samples):
         _track(rollout_id, args, samples, "rollout", _flat("rollout/agentrl", metrics.to_json()))
-        for warning in _canaries_see(_canaries(flags.centred), rollout_id, metrics):
+        for warning in _canary_warnings(_canaries(flags.centred), rollout_id, metrics):
             log.warning(warning)
     return False
 
@@ -46,7 +46,7 @@ def log_eval(
 ) -> bool:
     """--custom-eval-rollout-log-function-path: `rollout_metrics` of each data set, as `eval/NAME/agentrl/...`.
 
-    False: slime goes on with its own logging.
+    Returns False, so slime logs as usual.
     """
     for name, found in data.items():
         samples = found.get("samples") or ()
@@ -56,12 +56,12 @@ def log_eval(
 
 
 def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> RolloutMetrics | None:
-    """The metrics of the episodes behind these samples; None if another generate function made all of them.
+    """The metrics of the episodes behind these samples. None if another generate function made all of them.
 
-    Tokens are counted as they are trained: what slime or one of its filters masked on top is `host`, so
-    sampled_tokens == trained_tokens + sum(masked_tokens.values()).
+    Tokens are counted as slime trains them. Tokens that slime or one of its filters masked in addition count as
+    `host`, so sampled_tokens == trained_tokens + sum(masked_tokens.values()).
     """
-    played = [sample for sample in leaves(list(samples)) if account(sample)]
+    played = [sample for sample in flat_samples(list(samples)) if episode_metadata(sample)]
     if not played:
         return None
     prompts = list(by_prompt(played).values())
@@ -74,8 +74,8 @@ def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = Fal
 
 
 def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
-    """Of siblings the last one speaks for the whole episode."""
-    note = account(siblings[-1])
+    """The metrics of one episode. Among siblings, the last one holds the data of the whole episode."""
+    note = episode_metadata(siblings[-1])
     failure = note.get("failure")
     return EpisodeMetrics(
         stop=StopReason(note["stop"]),
@@ -96,7 +96,7 @@ def _tokens(samples: Iterable[Any]) -> Ledger:
     sampled = trained = allowed = 0
     masked = Counter[str]()
     for sample in samples:
-        ledger = account(sample)["ledger"]
+        ledger = episode_metadata(sample)["ledger"]
         sampled += ledger["sampled"]
         allowed += ledger["trained"]
         trained += 0 if sample.remove_sample else sum(sample.loss_mask)
@@ -107,16 +107,16 @@ def _tokens(samples: Iterable[Any]) -> Ledger:
 
 
 def _track(rollout_id: int, args: Any, samples: Sequence[Any], kind: str, metrics: dict[str, float]) -> None:
-    """Into the log, and to whatever the host tracks with (wandb, TensorBoard), at the step that it counts."""
+    """Write metrics to the log and to the host's tracker (wandb, TensorBoard), at the host's step."""
     log.info("%s %d: %s", kind, rollout_id, metrics)
-    sample = next(leaves(list(samples)))
+    sample = next(flat_samples(list(samples)))
     if track := tracker(sample):
         key = f"{kind}/step"
         track(args, {**metrics, key: tracked_step(args, sample, rollout_id)}, step_key=key)
 
 
 def _flat(name: str, value: JSON) -> dict[str, float]:
-    """Metrics by path: what is a mapping gets a name for each of its keys."""
+    """Metrics by path: a mapping becomes one metric for each of its keys."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {path: number for key, inner in value.items() for path, number in _flat(f"{name}/{key}", inner).items()}
@@ -124,12 +124,12 @@ def _flat(name: str, value: JSON) -> dict[str, float]:
 
 @cache
 def _canaries(grouped: bool) -> Canaries:
-    """Of this process, which is one run. Where rewards are not compared within groups, equal ones are no alarm."""
+    """The canaries of this process, which is one run. Equal rewards are no alarm if groups are not compared."""
     return Canaries(CanaryConfig() if grouped else CanaryConfig(zero_advantage=0))
 
 
-def _canaries_see(canaries: Canaries, step: int, metrics: RolloutMetrics) -> list[str]:
+def _canary_warnings(canaries: Canaries, step: int, metrics: RolloutMetrics) -> list[str]:
     try:
         return canaries.watch(step, metrics)
-    except CanaryError as alarm:  # the embedded trainer stops at it; a cluster's run is the user's to stop
+    except CanaryError as alarm:  # the embedded trainer stops here; on a cluster the user decides
         return [str(alarm)]

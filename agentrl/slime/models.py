@@ -1,6 +1,6 @@
 """The models that slime has a file for (scripts/models/NAME.sh at 624b824a8), their sizes, and how they are split.
 
-Larger ones than these need pipeline parallelism: slime's own script is the place to start from.
+Larger models need pipeline parallelism: start from slime's own script for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Layout:
     engine: int = 1
     """GPUs of one SGLang engine."""
     engine_expert: int = 1
-    """Of those, over how many whole experts are spread."""
+    """--sglang-expert-parallel-size: whole experts are spread over this many GPUs of the engine."""
     tokens: int = 9216
     """--max-tokens-per-gpu"""
 
@@ -84,7 +84,7 @@ MODELS: Mapping[str, Model] = {
     "qwen3-30B-A3B": Model(Sizes(48, 2048, 6144, 32, 4, 128, 151936, True, 128, 768), _30B_A3B, 1e6),
     "qwen3.5-35B-A3B": Model(Sizes(40, 2048, 512, 16, 2, 256, 248320, True, 256, 512, 512), _35B_A3B, 1e7),
 }
-"""By the name of slime's file."""
+"""Models by the name of slime's file."""
 
 LARGER = (
     "deepseek-v3",
@@ -98,9 +98,9 @@ LARGER = (
     "qwen3-235B-A22B",
     "qwen3-next-80B-A3B",
 )
-"""Models of slime's whose layouts are not written here."""
+"""Models that slime has a file for, but that have no layout here."""
 _PUBLISHED = {"moonlight": "moonlight-16b-a3b", "qwen3-4B-Instruct-2507": "qwen3-4b-(instruct|thinking)-2507"}
-"""Patterns of the names that models are published under, where slime's file is not named so."""
+"""Patterns of published names that differ from the name of slime's file."""
 _OTHER_KINDS = re.compile(r"-(vl|vision|omni|audio|awq|gptq|gguf|mlx|embedding|reranker|reward|prm)\b")
 
 
@@ -112,27 +112,24 @@ def model_name(given: str) -> str:
         if name == key.lower() or (re.fullmatch(rf"{pattern}(-.*)?", name) and not _OTHER_KINDS.search(name)):
             if key in LARGER:
                 raise ConfigError(
-                    f"--model {given}: its layout, with pipeline parallelism, is not written here; start from "
+                    f"--model {given}: agentrl has no layout with pipeline parallelism for it; start from "
                     "slime's own script for it, and add the flags that `agentrl slime check` asks for"
                 )
             return key
     raise ConfigError(
-        f"--model {given}: neither a folder with config.json, nor named as a model of slime's; give the folder, or the "
+        f"--model {given}: neither a folder with config.json nor the name of a model of slime; give the folder, or the "
         f"nearest of {', '.join(MODELS)}"
     )
 
 
 def model_of(config: Mapping[str, Any], given: str) -> tuple[str, float | None]:
-    """The key of MODELS for a config.json, and its base of rotary positions where slime's file has another one.
-
-    Raises ConfigError.
-    """
+    """The key of MODELS for a config.json, and its rotary base if slime's file has another one. Raises ConfigError."""
     sizes, base = Sizes.of_config(config), rotary_base(config)
     alike = [key for key, model in MODELS.items() if sizes and not model.sizes.differs(sizes)]
     if not alike:
         found = f"{sizes.layers} layers of {sizes.hidden}, {sizes.heads} heads" if sizes else "no sizes"
         raise ConfigError(
-            f"--model {given}: slime has no model file for what its config.json says ({found}); write one like its "
+            f"--model {given}: slime has no model file for the sizes in its config.json ({found}); write one like its "
             "scripts/models/*.sh, and a script around it"
         )
     for key in alike:

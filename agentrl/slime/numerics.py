@@ -1,4 +1,4 @@
-"""Do slime's engines and its trainer agree? Looked at where both log-probs of a token are at hand: in the loss."""
+"""Compare the log-probs of slime's engines and trainer. In the loss both are available for each token."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def watch_log_probs(
     loss_masks: Sequence[Tensor],
     **_: Any,
 ) -> tuple[Tensor, Sequence[Tensor], dict[str, Tensor]]:
-    """--custom-tis-function-path, with --get-mismatch-metrics or --use-tis: watch trainer and engine disagree.
+    """--custom-tis-function-path, with --get-mismatch-metrics or --use-tis: compare trainer and engine.
 
-    Adds the metrics `logprob_diff` (|trainer's - engine's log-prob|, nats) and `logprob_clipped` (is the ratio outside
-    the clipping range) of each trained token. Warns once on each rank, and raises CanaryError, by the key `numerics` of
-    the configuration, on what a micro-batch differs by on average.
+    Adds the metrics `logprob_diff` (|trainer's - engine's log-prob|, nats) and `logprob_clipped` (whether the ratio is
+    outside the clipping range) of each trained token. The mean difference of a micro-batch is held against the key
+    `numerics` of the configuration: the first excess logs a warning on each rank, a large one raises CanaryError.
 
-    With --use-tis the loss is weighed as slime does itself (megatron_utils/loss.py:884); otherwise it stays as it is,
-    where slime's own function, asked for the metrics alone, would weigh it all the same.
+    With --use-tis the loss is weighted as slime does it (megatron_utils/loss.py:884). Without it the loss is not
+    changed. slime's own function would weight the loss even if only the metrics were asked for.
     """
     import torch  # the hook runs in the trainer, which has it
 
     flags = HostArgs.of(args)
     trainer, engine = torch.cat(list(train_log_probs)), torch.cat(list(rollout_log_probs))
     ratio = (trainer - engine).exp()
-    # Under context parallelism masks are of whole responses and log-probs of a part; what nobody sampled carries 0.0.
+    # Under context parallelism masks cover whole responses, log-probs only a part. Unsampled tokens have log-prob 0.0.
     masks = torch.cat(list(loss_masks)).to(engine.device)
     trained = masks.bool() if len(masks) == len(engine) else engine != 0.0
     difference = torch.where(trained, (trainer - engine).abs(), 0.0).detach()
@@ -58,5 +58,5 @@ def watch_log_probs(
 
 @cache
 def _watch(config: NumericsConfig) -> NumericsWatch:
-    """Of this process, which is one rank of one run."""
+    """The watch of this process, which is one rank of one run."""
     return NumericsWatch(config)

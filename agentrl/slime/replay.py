@@ -1,8 +1,8 @@
-"""What slime's trainer replays of each generation: top-p nuclei (--rollout-top-p) and routed experts (R3).
+"""Data that slime's trainer replays for each generation: top-p nuclei (--rollout-top-p) and routed experts (R3).
 
-The rules are those of slime's `Sample.append_response_tokens` (slime/utils/types.py:253, 624b824a8), and the tests hold
-the two equal. They are written anew because that method refuses what an episode may hold, a generation cut at its stop
-string and tokens that the engine never read, and because slime's relatives and its older commits do not have it.
+The rules are those of slime's `Sample.append_response_tokens` (slime/utils/types.py:253, 624b824a8), and tests compare
+the two. That method cannot be called here for two reasons. It refuses generations that are cut at a stop string and
+tokens that the engine never read, and an episode may hold both. And slime's relatives and older commits lack it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _EXPERTS = ("routed_experts",)
 
 
 def request_fields(args: Any) -> dict[str, Any]:
-    """Fields of the request body that ask for routed experts. Top-p ids are asked for in slime's sampling_params."""
+    """The request fields that ask for routed experts. slime's sampling_params already ask for top-p ids."""
     return {"return_routed_experts": True} if HostArgs.of(args).use_rollout_routing_replay else {}
 
 
-def fill(args: Any, sample: Any, segment: Segment) -> None:
-    """Write into a training sample, made of this segment, what slime's flags have it replay; nothing without them.
+def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
+    """Write the data that slime's flags ask to replay into the training sample of this segment.
 
-    Raises ConfigError where the engine did not return what a flag needs.
+    Raises ConfigError where the engine did not return the data that a flag needs.
     """
     flags = HostArgs.of(args)
-    # What is not shipped is not replayed, and an aborted request may come without what it would be replayed by.
+    # A sample that is not shipped is not replayed, and an aborted request may lack the data.
     shipped = not sample.remove_sample and sample.status is not type(sample).Status.ABORTED
     played = _generations(segment) if shipped else []
     if flags.replays_top_p and hasattr(sample, "rollout_top_p_token_ids"):
@@ -53,7 +53,7 @@ def fill(args: Any, sample: Any, segment: Segment) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """`response[start:stop]`, sampled by one request. The engine sampled `count` tokens: more where it was cut."""
+    """`response[start:stop]`, sampled by one request. The engine sampled `count` tokens, more if they were cut."""
 
     start: int
     stop: int
@@ -62,7 +62,7 @@ class _Generation:
 
 
 def _generations(segment: Segment) -> list[_Generation]:
-    """The requests that sampled tokens, in order. Those of one turn lie side by side; only its last may be cut."""
+    """The requests that sampled tokens, in order. Requests of one turn are adjacent. Only its last may be cut."""
     found: list[_Generation] = []
     sampled = [span for span in segment.spans if span.kind == "sampled"]
     for turn in sorted({span.turn for span in sampled}):
@@ -76,7 +76,7 @@ def _generations(segment: Segment) -> list[_Generation]:
 
 
 def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generation]) -> tuple[Ints, Ints]:
-    """Ids of all nuclei, and where each token's begins, shape [response_length + 1]; unsampled tokens have none."""
+    """Ids of all nuclei, and each token's offset, shape [response_length + 1]. Unsampled tokens have no nucleus."""
     import numpy as np
 
     sizes = np.zeros(response_length + 1, np.int32)
@@ -102,14 +102,14 @@ def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generat
 def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations: Sequence[_Generation]) -> Ints:
     """Experts of each token but the last, shape [rows, num_layers, moe_router_topk].
 
-    What a request returns replaces what is known of the tokens it covers: all, or those from routed_experts_start_len
-    on. Tokens behind the last request have no loss, so any experts will do: slime's own padding (cp_utils.py:239).
+    A request covers all tokens, or those from routed_experts_start_len on. Its experts replace earlier ones. Tokens
+    after the last request have no loss, so they get arbitrary experts: slime's own padding (cp_utils.py:239).
     """
     import numpy as np
 
     layers, topk = flags.num_layers, flags.moe_router_topk
     known = np.zeros((0, layers, topk), np.int32)
-    for generation in _since_whole(generations):
+    for generation in _from_last_complete(generations):
         experts, start = _ints(generation.meta, _EXPERTS), _start(generation)
         if experts is None:
             raise ConfigError(
@@ -129,23 +129,23 @@ def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations:
     return np.concatenate([known, padding.reshape(missing)])
 
 
-def _since_whole(generations: Sequence[_Generation]) -> Sequence[_Generation]:
-    """From the last one on that covers its whole sequence: those before it need not be decoded."""
-    whole = [i for i, generation in enumerate(generations) if _covers_all(generation.meta)]
+def _from_last_complete(generations: Sequence[_Generation]) -> Sequence[_Generation]:
+    """The generations from the last one that covers its whole sequence. Earlier ones need not be decoded."""
+    whole = [i for i, generation in enumerate(generations) if _is_complete(generation.meta)]
     return generations[whole[-1] if whole else 0 :]
 
 
 def forget_old_experts(trajectory: Trajectory) -> None:
-    """After each turn: experts that a later request returned anew, which would be the square of an episode's length."""
+    """Drop experts that a later request has returned again. Kept, they would grow with the square of the length."""
     turns = trajectory.segment.turns
     seen = [(turn, i) for turn in turns for i in range(len(turn.meta))]
-    last = max((n for n, (turn, i) in enumerate(seen) if _covers_all(turn.meta[i])), default=0)
+    last = max((n for n, (turn, i) in enumerate(seen) if _is_complete(turn.meta[i])), default=0)
     for turn, i in seen[:last]:
         turn.meta[i] = {name: value for name, value in turn.meta[i].items() if name not in _EXPERTS}
 
 
-def _covers_all(meta: Mapping[str, Any]) -> bool:
-    """It holds the experts of a whole sequence, not those from some token on."""
+def _is_complete(meta: Mapping[str, Any]) -> bool:
+    """Whether `meta` holds the experts of a whole sequence, from the first token on."""
     return not meta.get("routed_experts_start_len") and any(meta.get(name) is not None for name in _EXPERTS)
 
 
@@ -154,7 +154,7 @@ def _start(generation: _Generation) -> int:
 
 
 def _ints(meta: Mapping[str, Any], names: Sequence[str]) -> Ints | None:
-    """An array of int32: as SGLang sends it, base64 of its bytes, or as numbers."""
+    """The first of these fields as an array of int32. SGLang sends base64 of its bytes; numbers are read, too."""
     import numpy as np
 
     value = next((meta[name] for name in names if meta.get(name) is not None), None)

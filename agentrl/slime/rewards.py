@@ -1,4 +1,4 @@
-"""Rewards under slime: handed to its reward model hook, and measured against the right baseline."""
+"""Rewards under slime: for its reward model hook, and with the right baseline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.slime.host import HostArgs
-from agentrl.slime.rollouts import account, by_prompt, by_rollout, is_valid, reward_of
+from agentrl.slime.rollouts import by_prompt, by_rollout, episode_metadata, is_valid, reward_of
 from agentrl.types import JSON
 
 log = logging.getLogger("agentrl")
@@ -22,19 +22,19 @@ _EPSILON = 1e-6
 async def reward(args: Any, sample: Any, **kwargs: Any) -> JSON:
     """--custom-rm-path: the reward that the Env or the reward function of the configuration gave.
 
-    For a Sample its reward; for a list (slime's batches and, under --group-rm, groups) the list of them, nested as it
-    is. slime overwrites `sample.reward` with the result under --group-rm, so this lets every sample keep its own.
+    For a list (slime's batches and, under --group-rm, groups) it returns the rewards in the same nesting. Under
+    --group-rm slime overwrites `sample.reward` with the result, so with this hook every sample keeps its own reward.
 
-    An episode that nobody scored has earned 0, as without this hook, and a warning says so once: an Env that rewards
-    steps alone leaves an episode without such a step unscored. Raises ConfigError for a sample that no Env played.
+    An episode without a score gets 0, as without this hook, and one warning is logged. This happens with an Env that
+    rewards only steps, if an episode has no such step. Raises ConfigError for a sample that no Env played.
     """
     if isinstance(sample, list):
         return [await reward(args, one, **kwargs) for one in sample]
     if sample.reward is not None:
         return sample.reward
-    if not account(sample):
+    if not episode_metadata(sample):
         raise ConfigError(
-            f"sample {sample.index} has no reward that agentrl.slime.reward could hand over: no Env played it; use "
+            f"sample {sample.index} has no reward for agentrl.slime.reward to return: no Env played it; use "
             "--custom-generate-function-path agentrl.adapt, or another --custom-rm-path"
         )
     _warn_unscored()
@@ -48,15 +48,17 @@ def _warn_unscored() -> None:
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """--custom-reward-post-process-path: raw rewards, and rewards against the baseline of their prompt; both [samples].
+    """--custom-reward-post-process-path: raw rewards, and rewards relative to the baseline of their prompt.
 
-    As slime's own (ray/rollout.py:608) where each prompt has its samples: for GRPO and its kin the mean of the prompt's
-    rewards is taken away, and the rest divided by their standard deviation (n - 1) + 1e-6, as the flags say. Different
-    in two ways. Prompts are told apart by `group_index`, each rollout counted once however many samples it fanned out
-    into, where slime takes uneven groups for one. And episodes that the environment failed, that had a bug or that were
-    aborted neither count nor get an advantage: their 0.0 is no news of the policy.
+    Both lists have one number for each sample. With groups of equal size and no failures the result is slime's own
+    (ray/rollout.py:608). For GRPO and related estimators the mean of the prompt's rewards is subtracted. The rest is
+    divided by their standard deviation (n - 1) + 1e-6, if the flags say so.
 
-    Raises ConfigError for a reward that is no finite number, and for a sample without a group_index.
+    Two things differ from slime. Prompts are told apart by `group_index`, and each rollout counts once, however many
+    samples it has; slime treats uneven groups as a single one. And an episode that was aborted, or failed by the
+    environment or a bug, neither counts nor gets an advantage: its 0.0 says nothing about the policy.
+
+    Raises ConfigError for a reward that is not a finite number, and for a sample without a group_index.
     """
     flags = HostArgs.of(args)
     raw = [reward_of(flags, sample) for sample in samples]
@@ -65,8 +67,8 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     prompts = by_prompt(samples)
     if None in prompts:
         raise ConfigError(
-            f"sample {prompts[None][0].index} has no group_index, by which agentrl.slime.post_process_rewards tells "
-            "prompts apart; your --data-source-path or --rollout-function-path must set it"
+            f"sample {prompts[None][0].index} has no group_index, and agentrl.slime.post_process_rewards needs it to "
+            "tell prompts apart; your --data-source-path or --rollout-function-path must set it"
         )
     baselines = {index: _Baseline.of(flags, group) for index, group in prompts.items()}
     return raw, [
@@ -77,7 +79,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 @dataclass(frozen=True, slots=True)
 class _Baseline:
-    """What the rewards of one prompt are measured against."""
+    """The mean and the scale of one prompt's rewards."""
 
     mean: float = 0.0
     scale: float = 1.0
@@ -87,7 +89,7 @@ class _Baseline:
         values = rollout_rewards(flags, group)
         if not values:
             return cls()
-        # `statistics` is exact: equal rewards leave no dust that a deviation of nearly 0 would blow up.
+        # `statistics` is exact: equal rewards have a deviation of exactly 0, so rounding errors are not amplified.
         scale = statistics.stdev(values) + _EPSILON if flags.scaled and len(values) > 1 else 1.0
         return cls(statistics.mean(values), scale)
 
@@ -96,7 +98,7 @@ class _Baseline:
 
 
 def rollout_rewards(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> list[float]:
-    """The reward of each rollout of a prompt that counts; of a fan-out the mean of its samples."""
+    """The reward of each valid rollout of a prompt. A fan-out has the mean of its samples."""
     flags, valid = HostArgs.of(args), [sample for sample in samples if is_valid(sample)]
     return [
         statistics.mean(reward_of(flags, sample, evaluation=evaluation) for sample in siblings)

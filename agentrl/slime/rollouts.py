@@ -1,4 +1,4 @@
-"""What the hooks read in slime's Samples: which are of one rollout, which of them count, and what they earned."""
+"""Reads slime's Samples for the hooks: which belong to one rollout, which are valid, and their rewards."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from agentrl.slime.sample import METADATA_KEY
 from agentrl.types import JSON, StopReason
 
 
-def account(sample: Any) -> Mapping[str, JSON]:
-    """What `adapt` noted of the episode; empty where another generate function made the sample."""
+def episode_metadata(sample: Any) -> Mapping[str, JSON]:
+    """The metadata that `adapt` wrote about the episode. Empty where another generate function made the sample."""
     found = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 def is_valid(sample: Any) -> bool:
-    """Its reward says something about the policy: not failed by the environment or a bug, not aborted.
+    """Whether the reward says something about the policy: the episode neither failed nor was aborted.
 
-    `sample.remove_sample` by itself does not decide it: slime's own filters set it to spare a sample the loss alone.
+    `sample.remove_sample` does not decide this: slime's own filters set it to remove a sample from the loss only.
     """
-    return account(sample).get("stop") not in (StopReason.FAILED, StopReason.ABORTED)
+    return episode_metadata(sample).get("stop") not in (StopReason.FAILED, StopReason.ABORTED)
 
 
-def leaves(samples: Any) -> Iterator[Any]:
-    """The Samples of any nesting of lists: a fan-out puts a list where a Sample was."""
+def flat_samples(samples: Any) -> Iterator[Any]:
+    """The Samples in nested lists. A fan-out puts a list in the place of a Sample."""
     if isinstance(samples, list):
         for item in samples:
-            yield from leaves(item)
+            yield from flat_samples(item)
     else:
         yield samples
 
@@ -44,10 +44,10 @@ def by_prompt(samples: Iterable[Any]) -> dict[int | None, list[Any]]:
 
 
 def by_rollout(samples: Iterable[Any]) -> list[list[Any]]:
-    """The samples of each rollout of a prompt: one each, but for the siblings of a fan-out.
+    """Group the samples of a prompt by rollout. Only a fan-out has several samples: siblings.
 
-    Siblings have one `rollout_id`. Where it is None it is the `index` (slime/utils/types.py:98), as in slime's
-    relatives, which have no other. A sample without either is a rollout of its own.
+    Siblings share a `rollout_id`. Where it is None or missing, as in slime's relatives, the `index` replaces it
+    (slime/utils/types.py:98). A sample without either is a rollout of its own.
     """
     found: dict[Any, list[Any]] = {}
     for sample in samples:
@@ -58,11 +58,11 @@ def by_rollout(samples: Iterable[Any]) -> list[list[Any]]:
 
 
 def reward_of(flags: HostArgs, sample: Any, *, evaluation: bool = False) -> float:
-    """The number in `sample.reward`, by --reward-key where that is given. Raises ConfigError if there is none."""
+    """The number in `sample.reward`, under --reward-key if that is given. Raises ConfigError if there is none."""
     key, value = flags.reward_name(evaluation=evaluation), sample.reward
     try:
         number = float(value[key] if key else value)
-    except ConfigError:  # of a sample that could not be played: this is what it is for
+    except ConfigError:  # from NoReward: it ends the run here
         raise
     except (TypeError, ValueError, KeyError):
         number = math.nan

@@ -1,4 +1,4 @@
-"""A Trajectory to a slime Sample that every path of slime accepts."""
+"""Converts a Trajectory to a slime Sample that every path of slime accepts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from agentrl.trajectory import Trajectory, Turn
 from agentrl.types import JSON, StopReason
 
 METADATA_KEY = "agentrl"
-"""The one key that is written into `sample.metadata`; all others are the user's."""
+"""agentrl writes only this key of `sample.metadata`. The others belong to the user."""
 ROUNDS_KEY = "round_number"
-"""Under --log-multi-turn this one as well: slime's metrics read the turns of an episode there."""
+"""Under --log-multi-turn agentrl writes this key, too: slime's metrics read the turns of an episode there."""
 
 _STATUS: Mapping[StopReason, str] = {
     StopReason.DONE: "COMPLETED",
@@ -29,14 +29,14 @@ _STATUS: Mapping[StopReason, str] = {
     StopReason.ABORTED: "ABORTED",
     StopReason.FAILED: "FAILED",
 }
-"""Names of slime's Sample.Status. Out of turns, or too often unreadable, is the policy's doing; a cut is not."""
+"""Names of slime's Sample.Status. The policy causes MAX_TURNS and BAD_CALLS, so those episodes are complete."""
 
 
 def clear(sample: Any) -> None:
-    """Forget an earlier attempt: the episode of a resumed sample starts anew.
+    """Reset the fields that an earlier attempt has set.
 
-    Also the reward, since slime asks its reward model only where there is none, and the loss_mask, whose zeros spoke of
-    tokens that are no longer there.
+    The reward is reset because slime asks its reward model only where there is none. The loss_mask is reset because it
+    described the discarded tokens.
     """
     _write(
         sample,
@@ -61,19 +61,19 @@ def to_sample(
     sample: Any,
     *,
     decode: Callable[[Sequence[int]], str],
-    account: Mapping[str, JSON] | None = None,
+    extra: Mapping[str, JSON] | None = None,
 ) -> Any:
-    """Write a trajectory into a cleared Sample, and return it. Total: any trajectory becomes a valid Sample.
+    """Write a trajectory into a cleared Sample, and return it. Every trajectory becomes a valid Sample.
 
-    A failed episode is masked and removed, its reward 0.0; so is an aborted one's, for slime does arithmetic with it.
-    Otherwise the reward is the trajectory's, None included: then slime's own reward model decides. `account` is added
-    to metadata["agentrl"].
+    A failed episode is masked and removed. Its reward is 0.0. An aborted episode has the reward 0.0, too, because
+    slime computes with it. Otherwise the reward is the trajectory's. If that is None, slime's reward model decides.
+    `extra` is added to metadata["agentrl"].
 
-    Of a trajectory in several segments, the tokens are the last one's, as evaluation wants it; `to_samples` keeps all.
+    Only the last segment's tokens are written, as evaluation needs them. `to_samples` writes all segments.
     """
     _write_tokens(trajectory.segment, trajectory, sample, decode)
     _write_counts(trajectory.turns, sample)
-    _write_account(sample, {**_account(trajectory), **(account or {})})
+    _write_metadata(sample, {**_metadata(trajectory), **(extra or {})})
     return sample
 
 
@@ -82,13 +82,13 @@ def to_samples(
     sample: Any,
     *,
     decode: Callable[[Sequence[int]], str],
-    account: Mapping[str, JSON] | None = None,
+    extra: Mapping[str, JSON] | None = None,
 ) -> list[Any]:
     """Siblings to train on, one for each segment: valid Samples with one rollout_id, the same reward and status.
 
-    Tokens, ledger and counters are each segment's own. What is told of the whole episode stands in the last one alone,
-    which is the `sample` that slime, its traces and its hooks know; those before it are copies. Raises ConfigError for
-    a Sample without a rollout_id, whose trainer would count an episode of n segments n times.
+    Each sibling has the tokens, ledger and counters of its own segment. Only the last one holds the data of the whole
+    episode. It is the `sample` that slime, its traces and its hooks know; the others are copies. Raises ConfigError
+    for a Sample without a rollout_id, since its trainer would count an episode of n segments n times.
     """
     _number(sample)
     segments = trajectory.segments
@@ -99,14 +99,14 @@ def to_samples(
         whole = segment is trajectory.segment
         _write_tokens(segment, trajectory, sibling, decode)
         _write_counts(segment.turns, sibling)
-        told = {**_account(trajectory), **(account or {})} if whole else _outcome(trajectory)
+        about = {**_metadata(trajectory), **(extra or {})} if whole else _outcome(trajectory)
         own = {"segment": i, "segments": len(segments), "ledger": asdict(segment.ledger)}
-        _write_account(sibling, {**told, **own})
+        _write_metadata(sibling, {**about, **own})
     return siblings
 
 
 def _number(sample: Any) -> None:
-    """Give the sample the rollout_id that its siblings share: its index, unique over a run of slime's data source."""
+    """Set the rollout_id that the siblings share: the sample's index, which is unique in a run of slime."""
     if not hasattr(sample, "rollout_id"):
         raise ConfigError(
             "thinking: strip needs a Sample with a rollout_id, as slime's has: without one, an episode of n segments "
@@ -119,7 +119,7 @@ def _number(sample: Any) -> None:
 
 
 def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Callable[[Sequence[int]], str]) -> None:
-    """A segment's tokens and what is trained of them, and the reward and status of its episode."""
+    """Write a segment's tokens, mask and log-probs, and the reward and status of its episode."""
     stop = episode.stop or StopReason.FAILED
     failed = stop is StopReason.FAILED
     if failed:
@@ -127,7 +127,7 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
     tokens = segment.tokens or [0]
     response, loss_mask, log_probs = segment.response, segment.loss_mask, segment.log_probs
     if not response:
-        # slime's loss reads tokens[-response_length:], which at 0 is everything: a masked dummy stands in.
+        # slime's loss reads tokens[-response_length:], which at 0 is everything. So one masked token is added.
         tokens, loss_mask, log_probs = [*tokens, tokens[-1]], [0], [0.0]
     _write(
         sample,
@@ -143,16 +143,16 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
 
 
 def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
-    """How the episode ended: said of each of its samples."""
+    """How the episode ended. All of its samples hold this."""
     outcome: dict[str, JSON] = {"stop": str(trajectory.stop or StopReason.FAILED), "session_id": trajectory.session_id}
     if failure := trajectory.failure:
         outcome["failure"] = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error}
     return outcome
 
 
-def _account(trajectory: Trajectory) -> dict[str, JSON]:
-    """What slime has no field for."""
-    account: dict[str, JSON] = {
+def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
+    """The data of the episode that slime has no field for."""
+    metadata: dict[str, JSON] = {
         **_outcome(trajectory),
         "turns": len(trajectory.turns),
         "tools": len(trajectory.tools),
@@ -162,19 +162,19 @@ def _account(trajectory: Trajectory) -> dict[str, JSON]:
         "reward_parts": dict(trajectory.reward_parts),
     }
     if trajectory.info:
-        account["info"] = shown(trajectory.info)
-    return account
+        metadata["info"] = shown(trajectory.info)
+    return metadata
 
 
-def _write_account(sample: Any, account: Mapping[str, JSON]) -> None:
-    """Into a new mapping, for samples may share theirs; in JSON's types, for slime pickles it and people read it."""
-    plain = shown(account)
+def _write_metadata(sample: Any, metadata: Mapping[str, JSON]) -> None:
+    """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles it."""
+    plain = shown(metadata)
     own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     _write(sample, metadata={**own, METADATA_KEY: plain})
 
 
 def _write_counts(turns: Sequence[Turn], sample: Any) -> None:
-    """What slime's metrics count of generations: weights, seconds, prefix cache and speculative decoding."""
+    """Write the fields that slime's metrics read: weight versions, seconds, prefix cache, speculative decoding."""
     _write(
         sample,
         weight_versions=[version for turn in turns for version in turn.weight_versions],
@@ -190,7 +190,7 @@ def _write_counts(turns: Sequence[Turn], sample: Any) -> None:
 
 
 def _write(sample: Any, **values: Any) -> None:
-    """Set the fields that this Sample has: those of slime's relatives lack some."""
+    """Set the fields that this Sample has. The Samples of slime's relatives lack some."""
     for name, value in values.items():
         if hasattr(sample, name):
             setattr(sample, name, value)

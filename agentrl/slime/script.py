@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from agentrl.slime.check.setup import FULLY_ASYNC
-from agentrl.slime.layouts import Launch, fitted
+from agentrl.slime.layouts import Launch, layout_for
 from agentrl.slime.models import MODELS, Layout
 
 SCRIPT, CONFIG = "run.sh", "agentrl.yaml"
@@ -27,7 +27,7 @@ def config(launch: Launch) -> str:
 
 def script(launch: Launch) -> str:
     """The launch script. Raises ConfigError where the model does not fit the GPUs."""
-    layout, offload = fitted(launch)
+    layout, offload = layout_for(launch)
     parameters = MODELS[launch.model].sizes.parameters
     groups = {
         "AGENT_ARGS": _agent(launch),
@@ -95,7 +95,7 @@ def _save(launch: Launch) -> list[str]:
 
 
 def _join(launch: Launch) -> list[str]:
-    """What every node but the first does: join the first one's Ray cluster."""
+    """Lines for every node but the first: join the first node's Ray cluster."""
     return [
         'HEAD="${HEAD:?the address of the first node}"',
         'if [[ "${NODE:?the number of this node, 0 on the first}" != 0 ]]; then',

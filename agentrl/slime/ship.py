@@ -1,4 +1,4 @@
-"""A finished episode as what slime goes on with: a sample or several, with tokens, reward and what its flags want."""
+"""Turns a finished episode into one or several samples, with tokens, reward and the data that slime's flags want."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.slime import distill
 from agentrl.slime.host import HostArgs
-from agentrl.slime.replay import fill
+from agentrl.slime.replay import write_replay_data
 from agentrl.slime.sample import ROUNDS_KEY, clear, to_sample, to_samples
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON
@@ -24,12 +24,12 @@ def ship_evaluation(
     sample: Any,
     *,
     decode: Callable[[Sequence[int]], str],
-    account: Mapping[str, JSON],
+    extra: Mapping[str, JSON],
 ) -> Any:
-    """The sample, with its reward as slime's evaluation reads it."""
+    """Write the episode into the sample, with the reward in the shape that slime's evaluation reads."""
     clear(sample)
-    to_sample(trajectory, sample, decode=decode, account=account)
-    _settle_reward(flags, sample, trajectory.reward_parts, evaluation=True, siblings=1)
+    to_sample(trajectory, sample, decode=decode, extra=extra)
+    _write_reward(flags, sample, trajectory.reward_parts, evaluation=True, siblings=1)
     return sample
 
 
@@ -39,32 +39,32 @@ def ship_training(
     sample: Any,
     *,
     decode: Callable[[Sequence[int]], str],
-    account: Mapping[str, JSON],
+    extra: Mapping[str, JSON],
     segments: bool,
-    taught: Sequence[Sequence[float]],
+    teacher_log_probs: Sequence[Sequence[float]],
 ) -> Any:
-    """The sample; with `segments`, a list with one for each. `taught` is what a teacher says of each segment."""
+    """Write the episode into the sample. With `segments`, return a list with one sample for each segment."""
     clear(sample)
-    make = to_samples if segments else _alone
-    samples = make(trajectory, sample, decode=decode, account=account)
+    make = to_samples if segments else _one_sample
+    samples = make(trajectory, sample, decode=decode, extra=extra)
     played = trajectory.segments[-len(samples) :]
     for one, segment in zip(samples, played, strict=True):
-        _settle_reward(flags, one, trajectory.reward_parts, evaluation=False, siblings=len(samples))
-        fill(flags, one, segment)
+        _write_reward(flags, one, trajectory.reward_parts, evaluation=False, siblings=len(samples))
+        write_replay_data(flags, one, segment)
         if flags.log_multi_turn:
             one.metadata[ROUNDS_KEY] = len({span.turn for span in segment.spans if span.kind == "sampled"})
     if flags.asks_teacher:
-        for one, log_probs in zip(samples, taught or [()] * len(samples), strict=True):
-            distill.write(one, log_probs)
+        for one, log_probs in zip(samples, teacher_log_probs or [()] * len(samples), strict=True):
+            distill.write_log_probs(one, log_probs)
     return samples if segments else sample
 
 
-def _alone(trajectory: Trajectory, sample: Any, **kwargs: Any) -> list[Any]:
+def _one_sample(trajectory: Trajectory, sample: Any, **kwargs: Any) -> list[Any]:
     return [to_sample(trajectory, sample, **kwargs)]
 
 
-def _settle_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:
-    """Put the reward into the shape that slime will read: a number, or a mapping where --reward-key is given."""
+def _write_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:
+    """Put the reward into the shape that slime reads: a number, or a mapping where --reward-key is given."""
     if sample.reward is None and siblings > 1 and flags.has_reward_model(sample):
         raise ConfigError(
             "thinking: strip needs the reward from Env.score or `reward`: slime's reward model would score each "
@@ -75,7 +75,7 @@ def _settle_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, e
         sample.reward = 0.0
     key = flags.reward_name(evaluation=evaluation)
     if key and sample.reward is not None:
-        # In training a part must not pass for the total; evaluation may ask for a part by its name.
+        # In training a part must not replace the total. Evaluation may ask for a part by its name.
         sample.reward = {key: sample.reward, **parts} if evaluation else {**parts, key: sample.reward}
 
 

@@ -1,4 +1,4 @@
-"""How large a model's parts are, read from its config.json or from Megatron's arguments; what FP8 asks of them."""
+"""The sizes of a model's parts, from its config.json or Megatron's arguments, and the sizes that FP8 allows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 FP8_BLOCK = 128
-"""Rows and columns of one scale: what slime's tools/convert_hf_to_fp8.py writes with --block-size 128 128."""
+"""Rows and columns of one scale. slime's tools/convert_hf_to_fp8.py writes this with --block-size 128 128."""
 _COMPARED = ("layers", "hidden", "ffn", "heads", "groups", "experts", "expert_ffn")
 
 
@@ -18,19 +18,19 @@ class Sizes:
     ffn: int
     heads: int
     groups: int
-    """Heads of keys and values."""
+    """The number of key-value heads."""
     channels: int
-    """Of one head."""
+    """Channels of one head."""
     vocab: int
     untied: bool = False
-    """Whether the output layer has weights of its own."""
+    """Whether the output layer has its own weights."""
     experts: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
     dense: int = 0
-    """Layers without experts, where others have them."""
+    """The number of layers without experts in a model with experts."""
     rank: int = 0
-    """Of multi-head latent attention; 0 where there is none."""
+    """The rank of multi-head latent attention. 0 for a model without it."""
     rope: int = 0
     """Channels that latent attention adds for positions."""
     query_rank: int = 0
@@ -39,7 +39,7 @@ class Sizes:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Self | None:
-        """The language model's part of config.json. None where it does not say."""
+        """Read the language model's part of config.json. None where sizes are missing."""
         read = _Reader(config)
         heads, hidden = read("num_attention_heads"), read("hidden_size")
         layers, ffn = read("num_hidden_layers"), read("intermediate_size") or read("moe_intermediate_size")
@@ -71,7 +71,7 @@ class Sizes:
 
     @classmethod
     def of_args(cls, args: Any) -> Self | None:
-        """Megatron's arguments, as slime's scripts/models/*.sh set them. None where they are not given."""
+        """Read Megatron's arguments, as slime's scripts/models/*.sh set them. None where they are missing."""
         heads, hidden, layers, ffn = args.num_attention_heads, args.hidden_size, args.num_layers, args.ffn_hidden_size
         if not (heads and hidden and layers and ffn):
             return None
@@ -96,7 +96,7 @@ class Sizes:
 
     @property
     def dense_parameters(self) -> int:
-        """All but the experts', about: linear attention counts as attention."""
+        """About the number of parameters outside of experts. Linear attention counts as attention."""
         if self.rank:
             query, value = self.channels + self.rope, 2 * self.channels
             attention = self.heads * (self.hidden * (query + self.channels) + self.rank * value)
@@ -112,15 +112,15 @@ class Sizes:
         return self.dense_parameters + self.expert_parameters
 
     def differs(self, other: Sizes) -> list[str]:
-        """Names of what both know and is not equal."""
+        """Names of the sizes that both know and that differ."""
         unknown = set() if not (self.rank or other.rank) else {"groups"}
         if self.experts and other.experts:  # then Megatron's --ffn-hidden-size may stand for the experts'
             unknown.add("ffn")
         known = [name for name in _COMPARED if name not in unknown]
         return [name for name in known if getattr(self, name) != getattr(other, name)]
 
-    def unblocked(self, tensor: int, experts: int = 1, attention: int | None = None) -> Iterator[str]:
-        """Parts that no longer consist of whole FP8 blocks when SGLang splits them: the name, and the division.
+    def split_fp8_blocks(self, tensor: int, experts: int = 1, attention: int | None = None) -> Iterator[str]:
+        """Parts that SGLang cannot split into whole FP8 blocks: the name, and the division.
 
         `tensor`, `experts` and `attention` are the ranks over which layers, experts and attention are spread.
         """
@@ -148,12 +148,12 @@ class _Reader:
         self._config = config
 
     def __call__(self, *names: str) -> int:
-        """The first of these keys that holds a whole number; else 0."""
+        """The first of these keys that holds an integer. 0 if none does."""
         return next((value for name in names if type(value := self._config.get(name)) is int), 0)
 
 
 def rotary_base(config: Mapping[str, Any]) -> float | None:
-    """The base of the position embedding, where config.json names it."""
+    """The base of the rotary position embedding. None if config.json does not name it."""
     inner = config.get("rope_parameters")
     base = inner.get("rope_theta") if isinstance(inner, Mapping) else None
     base = base if base is not None else config.get("rope_theta")

@@ -1,4 +1,4 @@
-"""slime's Sample to a Task. All that is read of a sample's own content is read here."""
+"""Converts slime's Sample to a Task. Only this module reads a sample's own content."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
 
 
 def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
-    """The Task in a Sample; nothing in it is shared with the sample. Raises ConfigError for what it cannot read.
+    """Build a Task from a copy of the sample's content. Raises ConfigError for content that it cannot read.
 
-    A prompt that slime's --apply-chat-template has rendered becomes Raw. The seed is the prompt's, so that a group
-    faces one world; in evaluation, where slime numbers no groups, each sample has its own, the same in every run.
+    A prompt that slime's --apply-chat-template has rendered becomes Raw. All samples of a group have the same seed, so
+    they play in the same world. In evaluation slime numbers no groups: there each sample has its own seed, which is the
+    same in every run.
     """
     metadata = copy.deepcopy({key: value for key, value in metadata_of(sample).items() if key != METADATA_KEY})
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
@@ -33,7 +34,7 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
 
 
 def metadata_of(sample: Any) -> Mapping[str, JSON]:
-    """The sample's metadata, which a data set may hold as JSON text. Raises ConfigError if it is no mapping."""
+    """The sample's metadata. A data set may hold it as JSON text. Raises ConfigError if it is not a mapping."""
     given = sample.metadata
     found = {} if given is None else _parsed(given)
     if not isinstance(found, Mapping):
@@ -42,7 +43,7 @@ def metadata_of(sample: Any) -> Mapping[str, JSON]:
 
 
 def template_kwargs(args: Any, sample: Any, *, evaluation: bool) -> Mapping[str, Any]:
-    """What slime would render this sample with: its own arguments, else its evaluation data set's, else the flag's."""
+    """The template arguments that slime would use: the sample's, else its evaluation data set's, else the flag's."""
     if own := getattr(sample, "apply_chat_template_kwargs", None):
         return dict(own)
     chosen = [rendering.template_kwargs for rendering in _renderings(args, sample, evaluation)]
@@ -61,7 +62,7 @@ def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
 
 
 def _renderings(args: Any, sample: Any, evaluation: bool) -> Sequence[Rendering]:
-    """How the prompt was rendered; several where slime does not tell which data set the sample is from."""
+    """How the prompt was rendered. Several answers if the sample may be from one of several data sets."""
     flags = HostArgs.of(args)
     own = Rendering(flags.apply_chat_template, flags.apply_chat_template_kwargs or {})
     return (eval_renderings(flags, sample, own) if evaluation else ()) or [own]
@@ -70,8 +71,8 @@ def _renderings(args: Any, sample: Any, evaluation: bool) -> Sequence[Rendering]
 def _same(chosen: Sequence[Any], name: str, remedy: str) -> Any:
     if any(value != chosen[0] for value in chosen):
         raise ConfigError(
-            f"eval datasets differ in {name}, and a sample does not tell which of them it is from; {remedy}, or give "
-            "each a mark of its own, as `metadata_overrides: {dataset: NAME}`"
+            f"eval datasets differ in {name}, and a sample does not tell which of them it is from; {remedy}, or mark "
+            "each with `metadata_overrides: {dataset: NAME}`"
         )
     return chosen[0]
 
@@ -87,7 +88,7 @@ def _tools(given: Any) -> Sequence[ToolSpec]:
 
 
 def _parsed(given: Any) -> Any:
-    """What JSON text says; all else, and text that is no JSON, as it is."""
+    """Parse JSON text. Other values, and text that is not JSON, are returned unchanged."""
     if not isinstance(given, str):
         return given
     try:

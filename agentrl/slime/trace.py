@@ -1,4 +1,4 @@
-"""An episode among slime's trace spans: each request to the engine as slime's own, and each hook of the Env.
+"""Trace spans for slime: one for each request to the engine, named as slime names them, and for each hook of the Env.
 
 slime computes its request metrics (latency, queue time, throughput) from the spans called `sglang_generate`.
 """
@@ -20,7 +20,7 @@ _HOOKS: Mapping[Boundary, str] = {"reset": "env_reset", "step": "env_step", "sco
 
 @contextmanager
 def traced(sample: Any, engine: Engine) -> Iterator[Engine]:
-    """While it is open, the hooks of the task's episode are spans of the sample, and so are the engine's requests."""
+    """Record the hooks of the task's Env and the requests of the yielded engine as spans of the sample."""
     span, attributes = tracing(sample)
     if span is None:
         yield engine

@@ -172,12 +172,12 @@ def test_aborted_episodes_are_parked_and_thoughts_kept():
     ],
 )
 def test_what_slime_cannot_do_to_several_samples_of_one_episode(flags, message):
-    read().refuse_fan_out(SimpleNamespace(**flags))
+    read().check_fan_out(SimpleNamespace(**flags))
     strip = read(thinking="strip")
     with pytest.raises(ConfigError, match=f"thinking: strip gives several samples.*{message}") as excinfo:
-        strip.refuse_fan_out(SimpleNamespace(**flags))
+        strip.check_fan_out(SimpleNamespace(**flags))
     one_line(excinfo)
-    strip.refuse_fan_out(
+    strip.check_fan_out(
         SimpleNamespace(
             partial_rollout=False,
             group_rm=False,

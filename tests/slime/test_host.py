@@ -10,7 +10,7 @@ import pytest
 
 import agentrl.slime
 from agentrl.slime import SlimeConfig
-from agentrl.slime.host import HostArgs, of_host
+from agentrl.slime.host import HostArgs, host_attribute
 
 ROOM = Path(agentrl.slime.__file__).parent
 
@@ -56,8 +56,8 @@ def test_estimators(estimator, centred, scaled):
 
 
 def test_modules_are_looked_up_beside_the_sample(host):
-    assert of_host(host.Sample(), "GenerateState", "utils.nothing", "rollout.sglang_rollout") is not None
-    assert of_host(object(), "GenerateState", "rollout.sglang_rollout") is None
+    assert host_attribute(host.Sample(), "GenerateState", "utils.nothing", "rollout.sglang_rollout") is not None
+    assert host_attribute(object(), "GenerateState", "rollout.sglang_rollout") is None
 
 
 def test_a_configuration_is_parsed_once(monkeypatch):

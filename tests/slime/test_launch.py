@@ -17,7 +17,7 @@ from agentrl.cli import app
 from agentrl.errors import ConfigError
 from agentrl.slime.check import arguments, check, read_command
 from agentrl.slime.launch import launch_of, write_launch
-from agentrl.slime.layouts import Launch, fitted, training_gb
+from agentrl.slime.layouts import Launch, layout_for, training_gb
 from agentrl.slime.models import LARGER, MODELS, model_name
 from agentrl.slime.script import CONFIG, CONTEXT, SCRIPT, config, script
 from agentrl.slime.sizes import Sizes
@@ -180,7 +180,7 @@ def test_layouts(gpus, nodes, fully_async):
     fitting = [launch for launch in launches if fits(launch)]
     assert len(fitting) >= (0 if fully_async and gpus == 1 else 18)
     for launch in fitting:
-        model, (layout, offload) = MODELS[launch.model], fitted(launch)
+        model, (layout, offload) = MODELS[launch.model], layout_for(launch)
         trainer = launch.trainer[0] * launch.trainer[1]
         rollout = gpus * nodes - (trainer if fully_async else 0)
         assert rollout > 0
@@ -189,12 +189,12 @@ def test_layouts(gpus, nodes, fully_async):
         assert layout.tokens * layout.context >= CONTEXT * 0.99
         assert training_gb(model, layout, trainer, offload=offload) <= 60
         if launch.fp8:
-            assert list(model.sizes.unblocked(layout.engine, layout.engine_expert)) == []
+            assert list(model.sizes.split_fp8_blocks(layout.engine, layout.engine_expert)) == []
 
 
 def fits(launch: Launch) -> bool:
     try:
-        return bool(fitted(launch))
+        return bool(layout_for(launch))
     except ConfigError:
         return False
 
@@ -210,13 +210,13 @@ def fits(launch: Launch) -> bool:
     ],
 )
 def test_on_8_gpus_the_layouts_are_slimes_own(model, layout, offload):
-    found, offloaded = fitted(Launch(model, ENV))
+    found, offloaded = layout_for(Launch(model, ENV))
     assert ((found.tensor, found.context, found.expert, found.engine), offloaded) == (layout, offload)
 
 
 def test_weights_are_not_split_over_data_parallel_ranks():
     """8 GPUs, tensor parallel 2: (2 + 4) bytes over 2, 12 over 8. Over all 8 it would be 18 GB."""
-    layout, offload = fitted(Launch("qwen3-8B", ENV))
+    layout, offload = layout_for(Launch("qwen3-8B", ENV))
     assert (layout.tensor, offload) == (2, False)
     assert training_gb(MODELS["qwen3-8B"], layout, 8) == pytest.approx(8.19 * (6 / 2 + 12 / 8), rel=0.01)
 
@@ -231,7 +231,7 @@ def test_weights_are_not_split_over_data_parallel_ranks():
     ],
 )
 def test_fp8_takes_an_engine_that_does_not_cut_its_blocks(model, gpus, engine):
-    layout, _ = fitted(Launch(model, ENV, gpus=gpus, fp8=True))
+    layout, _ = layout_for(Launch(model, ENV, gpus=gpus, fp8=True))
     assert (layout.engine, layout.engine_expert) == engine
     text = script(Launch(model, ENV, gpus=gpus, fp8=True))
     assert ("--sglang-expert-parallel-size" in text) == (engine[1] > 1)
@@ -327,7 +327,9 @@ def test_a_folder_is_known_by_its_config(tmp_path, model):
 
 def test_a_folder_that_slime_has_no_model_file_for(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["qwen3-8B"], "num_hidden_layers": 35}))
-    with pytest.raises(ConfigError, match=r"no model file for what its config.json says \(35 layers of 4096, 32 heads"):
+    with pytest.raises(
+        ConfigError, match=r"no model file for the sizes in its config.json \(35 layers of 4096, 32 heads"
+    ):
         launch_of(str(tmp_path), ENV)
 
 
@@ -392,9 +394,9 @@ def test_what_init_writes_passes_the_check(env, world):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--model", "gpt-9"), "--model gpt-9: neither a folder with config.json, nor named as a model of slime's"),
-        (("--model", "Qwen3-235B-A22B"), "is not written here; start from slime's own script for it"),
-        (("--model", "Qwen/Qwen3.5-35B-A3B-VL"), "nor named as a model of slime's"),
+        (("--model", "gpt-9"), "--model gpt-9: neither a folder with config.json nor the name of a model of slime"),
+        (("--model", "Qwen3-235B-A22B"), "no layout with pipeline parallelism for it; start from slime's own script"),
+        (("--model", "Qwen/Qwen3.5-35B-A3B-VL"), "nor the name of a model of slime"),
         (
             ("--model", "qwen3-32B", "--gpus", "1"),
             "qwen3-32B is not trained on 1 GPU: weights and gradients alone would",

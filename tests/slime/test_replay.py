@@ -18,7 +18,7 @@ from agentrl.engine import Generation
 from agentrl.errors import ConfigError
 from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.render import Rendered, RenderedSpan
-from agentrl.slime.replay import fill, forget_old_experts, request_fields
+from agentrl.slime.replay import forget_old_experts, request_fields, write_replay_data
 from agentrl.slime.sample import to_sample, to_samples
 from agentrl.trajectory import Trajectory
 from agentrl.types import Action, StopReason
@@ -112,7 +112,7 @@ class Conversation:
 
 def filled(args: Any, trajectory: Trajectory) -> Any:
     sample = to_sample(trajectory, Sample(), decode=decode)
-    fill(args, sample, trajectory)
+    write_replay_data(args, sample, trajectory)
     return sample
 
 
@@ -202,7 +202,7 @@ def test_each_segment_has_its_own():
     trajectory = play.trajectory
     samples = to_samples(trajectory, Sample(index=4), decode=decode)
     for sample, segment in zip(samples, trajectory.segments, strict=True):
-        fill(BOTH, sample, segment)
+        write_replay_data(BOTH, sample, segment)
     assert [s.rollout_top_p_token_ids.tolist() for s in samples] == [[1, 2], [3, 4]]
     assert [s.rollout_top_p_token_offsets.tolist() for s in samples] == [[0, 1, 2], [0, 2]]
     assert [len(s.rollout_routed_experts) for s in samples] == [3, 5]
@@ -246,7 +246,7 @@ def test_relatives_of_slime_have_arrays_or_nothing():
 
     play = Conversation()
     sample = to_sample(play.three_turns(), Relative(), decode=decode)
-    fill(BOTH, sample, play.trajectory)
+    write_replay_data(BOTH, sample, play.trajectory)
     assert isinstance(sample.rollout_routed_experts, np.ndarray)
     assert not hasattr(sample, "rollout_top_p_token_ids")
 
@@ -314,7 +314,7 @@ def test_equal_to_slimes_own_bookkeeping(slime, monkeypatch, encode, partial):
             BOTH, tokens=tokens, log_probs=log_probs, trainable=meta is not None, meta_info=meta
         )
     ours = to_sample(trajectory, slime.Sample(), decode=decode)
-    fill(BOTH, ours, trajectory)
+    write_replay_data(BOTH, ours, trajectory)
     assert (ours.tokens, ours.loss_mask) == (theirs.tokens, theirs.loss_mask)
     assert ours.rollout_log_probs == theirs.rollout_log_probs
     for name in ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts"):
@@ -343,7 +343,7 @@ def test_slime_takes_them_to_its_trainer(slime):
         segments += trajectory.segments
     args = SimpleNamespace(**{**hosts.ARGS, **vars(BOTH), "global_batch_size": 4})
     for sample, segment in zip(samples, segments, strict=True):
-        fill(args, sample, segment)
+        write_replay_data(args, sample, segment)
     manager = object.__new__(slime.manager)
     manager.args, manager.custom_reward_post_process_func = args, None
     manager.custom_convert_samples_to_train_data_func = None

@@ -181,9 +181,9 @@ def test_clear_forgets_an_attempt_and_keeps_the_task(Sample):
 def test_what_adapt_knows_is_added_to_the_account(Sample):
     sample = Sample(metadata={"own": 1, "agentrl": {"restarts": 3, "resume": {"key": "k"}}})
     account = {"restarts": 3, "resume": {"version": 1}}
-    told = to_sample(played(StopReason.ABORTED), sample, decode=decode, account=account).metadata
+    told = to_sample(played(StopReason.ABORTED), sample, decode=decode, extra=account).metadata
     assert (told["own"], told["agentrl"]["restarts"], told["agentrl"]["resume"]) == (1, 3, {"version": 1})
-    told = to_sample(played(), sample, decode=decode, account={}).metadata["agentrl"]
+    told = to_sample(played(), sample, decode=decode, extra={}).metadata["agentrl"]
     assert {"restarts", "resume"}.isdisjoint(told), "the ticket is used up"
 
 
@@ -266,7 +266,7 @@ def test_siblings_count_nothing_twice():
 
 
 def test_the_account_of_the_whole_episode_stands_in_the_last_sibling():
-    first, last = to_samples(in_segments(), Numbered(index=7), decode=decode, account={"restarts": 1})
+    first, last = to_samples(in_segments(), Numbered(index=7), decode=decode, extra={"restarts": 1})
     told = {"stop": "done", "session_id": "s-1", "segments": 2}
     ledger = {"sampled": 4, "trained": 4, "masked": {}, "observation": 2, "scaffold": 1}
     assert first.metadata["agentrl"] == {**told, "segment": 0, "ledger": ledger}

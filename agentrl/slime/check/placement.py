@@ -113,7 +113,7 @@ def fp8(setup: Setup) -> Iterator[Finding]:
     tensor //= args.sglang_pp_size or args.sglang_pipeline_parallel_size or 1
     experts = args.sglang_ep_size or args.sglang_expert_parallel_size or 1
     attention = tensor // (args.sglang_dp_size or args.sglang_data_parallel_size or 1)
-    for part in sizes.unblocked(tensor, experts, max(1, attention)):
+    for part in sizes.split_fp8_blocks(tensor, experts, max(1, attention)):
         remedy = "write a smaller --rollout-num-gpus-per-engine"
         if part.startswith("the experts"):
             remedy = f"add --sglang-expert-parallel-size {tensor}"

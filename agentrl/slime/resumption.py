@@ -1,4 +1,4 @@
-"""A sample that slime aborts comes back: what each visit finds of the one before, and leaves for the next."""
+"""Resuming: slime sends an aborted sample again, and its metadata tells where the episode is parked."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from agentrl.types import JSON, StopReason
 
 
 @dataclass(slots=True)
-class Visit:
-    """One call of `adapt` for one sample."""
+class Resumption:
+    """The resume state of a sample during one call of `adapt`."""
 
     parking: Parking
     park_s: float
     resumes: int = 0
-    """How often the episode went on where it had stopped."""
+    """How often the episode continued where it had stopped."""
     restarts: int = 0
-    """How often it began anew though something of it had been played."""
+    """How often it started over although a part had been played."""
     restart_reason: str = ""
-    """Of the last restart."""
+    """The reason of the last restart."""
     ticket: Mapping[str, JSON] | None = None
 
     async def take(self, flags: HostArgs, sample: Any) -> Parked | None:
-        """The episode that the sample's ticket stands for, its mask as slime left it; None if it is to start anew.
+        """Fetch the parked episode of the sample's ticket, with slime's masking applied. None: it has to start over.
 
-        Whoever gets a parked Env here is to close it: go on without another await.
+        The caller owns `parked.env` and must close it, so the caller may not await before it does so.
         """
         earlier = metadata_of(sample).get(METADATA_KEY)
         if not isinstance(earlier, Mapping):
@@ -42,7 +42,7 @@ class Visit:
         self.restart_reason = earlier.get("restart_reason", "")
         ticket = earlier.get("resume")
         if not isinstance(ticket, Mapping):
-            if reason := _why_no_ticket(earlier):
+            if reason := _reason_not_parked(earlier):
                 self.restarted(reason)
             return None
         try:
@@ -50,7 +50,7 @@ class Visit:
         except ResumeError as exc:
             self.restarted(str(exc))
             return None
-        if _keep_zeros(flags, sample, parked.episode.trajectory):
+        if _apply_mask_of(flags, sample, parked.episode.trajectory):
             self.resumes += 1
             return parked
         if parked.env is not None:
@@ -59,7 +59,7 @@ class Visit:
         return None
 
     def cannot_resume(self, reason: str) -> None:
-        """What was taken turned out to be of no use."""
+        """Count the episode that `take` returned as a restart instead of a resume."""
         self.resumes -= 1
         self.restarted(reason)
 
@@ -69,8 +69,8 @@ class Visit:
     async def park(self, parked: Parked) -> None:
         self.ticket = await self.parking.park(parked, self.park_s)
 
-    def account(self) -> dict[str, JSON]:
-        """What metadata["agentrl"] says of it; nothing of an episode that was played in one go."""
+    def metadata(self) -> dict[str, JSON]:
+        """Its entries for metadata["agentrl"]. Empty for an episode that was played without an abort."""
         said = {
             "resume": self.ticket,
             "resumes": self.resumes,
@@ -80,8 +80,8 @@ class Visit:
         return {name: value for name, value in said.items() if value}
 
 
-def _why_no_ticket(earlier: Mapping[str, JSON]) -> str:
-    """Why nothing was parked; "" if there was nothing to park."""
+def _reason_not_parked(earlier: Mapping[str, JSON]) -> str:
+    """The reason why nothing was parked. "" if there was nothing to park."""
     if failure := earlier.get("failure"):
         return f"it failed in {failure['boundary']}: {failure['error']}"
     if problem := earlier.get("info", {}).get("not_parked"):
@@ -90,8 +90,8 @@ def _why_no_ticket(earlier: Mapping[str, JSON]) -> str:
     return "" if nothing else "it was not parked: park_s is 0, or slime did not say that it would send it back"
 
 
-def _keep_zeros(flags: HostArgs, sample: Any, trajectory: Trajectory) -> bool:
-    """Mask what slime has masked, by zeros in `sample.loss_mask`; False if the sample has other tokens by now."""
+def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory) -> bool:
+    """Mask the tokens that slime has masked in `sample.loss_mask`. False if the sample has other tokens by now."""
     length, mask = trajectory.response_length, sample.loss_mask
     if sample.tokens[: trajectory.length] != trajectory.tokens or (length and mask and len(mask) != length):
         return False
