@@ -19,6 +19,7 @@ from tests.render.markers import made_files, template_files, tokenizer_of
 REFUSES_TOOLS = {"call_behind_a_stop": "stop token '<|message_sep|>' stands inside the turn"}
 KEEPS = {
     "call_behind_a_stop",
+    "ids_in_history_end_twice",
     "ids_in_history_only",
     "json_in_json",
     "name_in_id",

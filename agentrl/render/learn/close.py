@@ -56,6 +56,8 @@ def close_of(template: Template, turn: Message, reply: Message, sentinel: str, s
     if final and following and following in behind_user:  # it ends messages, and so this turn as `final` would
         before, _, rest = followed.partition(following)
         after = shared(behind_user.partition(following)[2], rest)
+        if following in alone:  # the same token ends it either way; an end of text may stand behind
+            return Close(before, following, after, after_last=alone.partition(following)[2])
         return Close(before, following, after, final, after_last=alone.rpartition(final)[2])
     return Close(common, "", "", final, following, alone.rpartition(final)[2] if final else "")
 
