@@ -136,7 +136,8 @@ def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tup
             place = text.rfind(spelled.name(i), at, start)
             if place < 0:
                 return None
-            befores.append(text[at:place].replace(spelled.name(i - 1), NAME))
+            before = text[at:place].replace(spelled.name(i - 1), NAME)
+            befores.append(before.replace(spelled.name(i), NAME))  # a recipient, say, in front of the call itself
             betweens.append(text[place + len(spelled.name(i)) : start])
             at = end
     after = texts[0][regions[0][0][1] :].replace(spelled.name(0), NAME)

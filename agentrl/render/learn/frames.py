@@ -31,6 +31,8 @@ def learn_frames(
     closed = [profile.said.stop] if framed and profile.said.stop != profile.said.sampled_stop else []
     thoughts = {profile.thinking.open, profile.thinking.close, prompt + profile.thinking.open}
     literals = {literal for literal in (*found, *opened, *closed) if literal and literal not in thoughts}
+    if profile.thinking.ends_more:
+        literals.add(profile.thinking.close)
     return Frames(tuple(sorted(literals, key=lambda literal: (-len(literal), literal))), lead)
 
 

@@ -22,7 +22,9 @@ def learn_thinking(template: Template) -> Thinking:
     close = _close(after, other, bare if before_answer else "")
     if not close.strip():
         return Thinking()  # nothing tells a thought from what follows it, as reading it back will show
-    return Thinking(_open(before, prompt, close.strip()), close.strip(), close)
+    two = template.try_render([QUESTION, assistant("", [f"{ASKED}0", f"{ASKED}1"])]) or ""
+    between = two.partition(f"{ASKED}0")[2].partition(f"{ASKED}1")[0]
+    return Thinking(_open(before, prompt, close.strip()), close.strip(), close, close.strip() in between)
 
 
 def _around(template: Template, said: str, asked: tuple[str, ...]) -> tuple[str, str] | None:
@@ -69,6 +71,8 @@ def _open(before: str, prompt: str, close: str) -> str:
     reasoning steps:").
     """
     added, dropped = before[len(shared(before, prompt)) :], prompt[len(shared(before, prompt)) :].strip()
+    if has_tag(added) and before == prompt + added:
+        return added.strip()  # a turn begins with it
     if has_tag(added):
         return _from_a_tag(before, len(before) - len(added)).strip()
     if dropped and close not in dropped:

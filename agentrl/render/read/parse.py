@@ -36,6 +36,7 @@ class Parser:
         self._block = block
         self._lead = frames.lead
         self._stops = stop_token_ids
+        self._ends_more = thinking.ends_more
         self._open, self._close = loose(thinking.open) or _NEVER, loose(thinking.close) or _NEVER
         self._frames, self._first = frames.pattern(), frames.first()
         markers = block.markers if block is not None else ()
@@ -121,6 +122,8 @@ class Parser:
 
     def _ends_first(self, lexed: Lexed, think: re.Match[str] | None, call: int | None) -> bool:
         """Whether the turn ends a thought before it opens one: it began within it, unsaid."""
+        if self._ends_more:
+            return False
         end = lexed.search(self._close, 0)
         later = min(len(lexed.text) if think is None else think.start(), len(lexed.text) if call is None else call)
         return end is not None and end.start() < later

@@ -16,6 +16,8 @@ class Thinking:
     close: str = "</think>"
     closing: str = "</think>\n\n"
     """What ends an open thought when the turn goes on, with its whitespace."""
+    ends_more: bool = False
+    """`close` ends other parts of a turn too: only behind `open` does it end a thought."""
 
     def left_open(self, text: str, thinking: bool = False) -> bool:
         """Whether a reader of the text, who may begin within a thought, ends within one."""
@@ -28,6 +30,9 @@ class Thinking:
 
     def behind(self, text: str) -> str:
         """The text behind its last thought."""
+        if self.ends_more:
+            _, opened, rest = text.rpartition(self.open)
+            return rest.partition(self.close)[2] if opened else text
         ends = [m.end() for m in re.finditer(loose(self.close), text)]
         return text[ends[-1] :] if ends else text
 
