@@ -26,16 +26,18 @@ class Context:
 
     system: bool = False
     """The system message: Mistral-Nemo repeats it in the last user message."""
-    calls: Literal["none", "one", "all"] = "none"
-    """Stand-ins for earlier calls: some templates open a list of results once, or number the calls."""
+    calls: Literal["none", "last", "one", "all"] = "none"
+    """Stand-ins for earlier calls: some templates open a list of results once, or number the calls. "last" is one if a
+    result stands right before the turn: some templates look two messages back."""
 
     def before(self, history: Sequence[Message]) -> list[Message]:
         """What to render before the sampled turn, which is the last of `history`."""
         first = history[:1] if self.system and history and history[0].get("role") == "system" else ()
         messages: list[Message] = [*first, QUESTION]
         if self.calls != "none":
-            answered = sum(message.get("role") == "tool" for message in history)
-            for i in range(min(answered, 1) if self.calls == "one" else answered):
+            within = history[-2:-1] if self.calls == "last" else history
+            answered = sum(message.get("role") == "tool" for message in within)
+            for i in range(answered if self.calls == "all" else min(answered, 1)):
                 call = ToolCall(f"p{i:08}", "lookup", {})
                 messages += [assistant("", ["x"], [call]), {**RESULT, "tool_call_id": call.id}]
         return messages
@@ -45,6 +47,7 @@ CONTEXTS = (
     Context(),
     Context(system=True),
     Context(calls="one"),
+    Context(system=True, calls="last"),
     Context(system=True, calls="one"),
     Context(calls="all"),
 )

@@ -296,7 +296,8 @@ class Template:
             if rest.lstrip().startswith(closing.strip()):
                 return f"Zq4w.{rest}", True
             return f"Zq4w.{closing}{rest.lstrip()}", True
-        return rest, False
+        header = asked.removeprefix(self.render(before, prompt=False))  # a template may change what stands before it
+        return rest.removeprefix(header), False
 
     def _with_a_thought(self, before: Sequence[Mapping[str, Any]], message: Mapping[str, Any], asked: str) -> str:
         """The turn with a thought in it, where that follows the prompt, which then has left one open; else ""."""

@@ -26,6 +26,7 @@ KEEPS = {
     "prefixed_elements",
     "prefixed_key_tags",
     "reasoning_only_in_prompt",
+    "results_looked_up_too_early",
 }
 """The others are exact."""
 NO_NULLS = {"prefixed_key_tags"}
@@ -154,6 +155,37 @@ def test_a_section_may_hold_the_format_itself_but_must_be_closed(name: str) -> N
     written = renderer.decode(renderer.encode(turn({"what": "<one>"}, {"what": "<two>"})))
     action = read(renderer, renderer.encode({"role": "assistant", "content": written.replace("]]>", "", 1)[:-10]}))
     assert action.calls[0].error
+
+
+@pytest.mark.parametrize("path", WITH_TOOLS)
+def test_what_the_template_writes_of_any_conversation_ends_with_the_bridge(path: Path) -> None:
+    """Seen of conversations that certification does not walk: with a system message and without, calls in any order."""
+    renderer, tokenizer = opened(path)
+    parallel, rng = renderer.certificate.capabilities["parallel_calls"], random.Random(11)
+    for system in ([], [], [{"role": "system", "content": "Be brief."}], [{"role": "system", "content": "Be brief."}]):
+        if system and not renderer.certificate.capabilities["system"]:
+            continue
+        history: list[dict[str, Any]] = [*system, {"role": "user", "content": "Go."}]
+        for number in range(5):
+            count = rng.choice((0, 1, 1, 2 if parallel else 1))
+            said = turn(*[{"what": f"w{number}"}] * count, content="" if count else f"Answer {number}")
+            action = read(renderer, renderer.encode(said))
+            calls = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                for call in action.calls
+            ]
+            history.append({**said, "tool_calls": calls} if calls else said)
+            new = [
+                {"role": "tool", "tool_call_id": call["id"], "name": "find", "content": f"found {number}"}
+                for call in calls
+            ] or [{"role": "user", "content": f"And {number}?"}]
+            bridge = renderer.decode(renderer.bridge(history, action, new).tokens)
+            history += new
+            try:
+                full = tokenizer.apply_chat_template(history, tools=[TOOL], add_generation_prompt=True, tokenize=False)
+            except TypeError:
+                pytest.skip("the template takes messages in another form")
+            assert full.endswith(bridge), (number, full[-len(bridge) - 40 :], bridge)
 
 
 @pytest.mark.parametrize("path", ALL)
