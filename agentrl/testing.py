@@ -8,6 +8,7 @@ async def test_finds_and_answers() -> None:
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections.abc import Generator, Sequence
 from itertools import takewhile
@@ -47,6 +48,9 @@ async def rollout(
     raises anything but a ToolError or an InfraError: in a run the model would read it. A test of just that passes
     `raise_tool_errors=False`.
     """
+    if inspect.isgeneratorfunction(turns):
+        name = turns.__name__
+        raise TypeError(f"rollout: {name} is a function; call it with the task: {name}(task)")
     renderer = renderer or tiny_renderer()
     answered = _Answered()
     engine, options = ScriptedEngine(turns, renderer, reads=answered.read), EpisodeOptions(limits=limits or Limits())

@@ -104,6 +104,20 @@ async def test_a_broken_world_is_recorded_not_raised() -> None:
     assert (t.failure.kind, t.failure.error) == ("environment", "InfraError: the index is down")
 
 
+def player(task: Task) -> Generator[Turn, str, None]:
+    yield f"<{task.label}>"
+
+
+async def test_a_player_that_was_not_called_is_refused_and_the_remedy_named() -> None:
+    with pytest.raises(TypeError, match=r"rollout: player is a function; call it with the task: player\(task\)"):
+        await rollout(Capitals(shared=FakeIndex()), TASK, player)  # type: ignore[arg-type]
+
+
+async def test_a_turn_of_a_wrong_type_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"a turn is text, a message such as call\(\.\.\.\) makes, .*, not 3"):
+        await rollout(Capitals(shared=FakeIndex()), TASK, [3])  # type: ignore[list-item]
+
+
 async def test_an_engine_error_in_the_script_is_recorded() -> None:
     t = await rollout(Capitals(shared=FakeIndex()), TASK, [InfraError("no engine")])
     assert t.failure is not None

@@ -39,11 +39,11 @@ def one_line_errors(
     except BugError as exc:
         if frames := own_frames(exc.failure.traceback):
             typer.echo(frames, err=True, nl=False)
-        _end(f"error: {exc.summary}; mend it, then {interrupted()}", BUG)
+        _end(f"error: {exc.summary}; mend it; {interrupted()}", BUG)
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _end(f"error: {exc.strerror}: {exc.filename or 'the disk'}; free some space, then {interrupted()}", DISK_FULL)
+        _end(f"error: {exc.strerror}: {exc.filename or 'the disk'}; free some space; {interrupted()}", DISK_FULL)
     except CanaryError as exc:
         _end(f"stopped: {exc}; {interrupted()}", CANARY)
     except Terminated:

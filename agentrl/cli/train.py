@@ -48,8 +48,8 @@ def train(
 
     agentrl train --resume --out runs/first
 
-    Ctrl-C and SIGTERM write a checkpoint first. Exit codes: 0 done, 1 disk full, 2 cannot start, 3 stopped by a canary,
-    130 after Ctrl-C, 143 after SIGTERM.
+    Ctrl-C and SIGTERM write a checkpoint first. Exit codes: 0 done, 1 a bug in the Env or a full disk,
+    2 cannot start, 3 stopped by a canary, 130 after Ctrl-C, 143 after SIGTERM.
     """
     flags = {
         "env": env,

@@ -6,7 +6,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
 from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
@@ -147,7 +147,10 @@ class ScriptedEngine(AsyncClosing):
             case Mapping():
                 tokens = self._renderer.encode(turn)
             case _:
-                assert_never(turn)
+                raise TypeError(
+                    "a turn is text, a message such as call(...) makes, a Generation or an exception to raise, "
+                    f"not {turn!r}"
+                )
         return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
 
     def _limit(self, said: Generation, sampling_params: SamplingParams) -> Generation:

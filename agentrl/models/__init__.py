@@ -41,7 +41,9 @@ def _folder(model: str) -> Path:
         return smollm2_folder()
     folder = Path(model)
     if not folder.is_dir():
-        raise ConfigError(f"unknown model {model!r}: use {', '.join(NAMES)} or the folder of a Hugging Face model")
+        raise ConfigError(
+            f"unknown model {model!r}: use {', '.join(NAMES)}, a run's folder or the folder of a Hugging Face model"
+        )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json: it is not the folder of a Hugging Face model")
     return folder

@@ -89,7 +89,7 @@ def _cached(name: str) -> Path:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    known = f"unknown model {name!r}: use tiny, smollm2-135m or the folder of a Hugging Face model"
+    known = f"unknown model {name!r}: use tiny, smollm2-135m, a run's folder or the folder of a Hugging Face model"
     try:
         found = [path for file in _FILES if isinstance(path := try_to_load_from_cache(name, file), str)]
     except HFValidationError as exc:

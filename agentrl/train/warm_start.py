@@ -39,9 +39,9 @@ class Demonstration:
 def load_demonstrations(path: Path, vocabulary: int) -> list[Demonstration]:
     """Read trajectories, one a line. Raises ConfigError (`file:line: what and remedy`)."""
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file of demonstrations; record some as Trajectory.to_json, one a line")
+        raise ConfigError(f"{path}: no such file of demonstrations; record some with agentrl play --out")
     found: list[Demonstration] = []
-    for number, row in read_jsonl(path, "record some as Trajectory.to_json, one a line"):
+    for number, row in read_jsonl(path, "record some with agentrl play --out"):
         try:
             trajectory = Trajectory.from_json(row)
         except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:

@@ -144,7 +144,7 @@ def test_a_full_disk_says_how_to_go_on_wherever_the_folder_was_named(folder, age
     (folder / "train.yaml").write_text(SMALL + "env: my_env.py:Capitals\ndata: tasks.jsonl\nout: run\n")
     assert agentrl("train", "--config", "train.yaml") == 1
     assert agentrl.stderr == (
-        "error: No space left on device: run/trajectories; free some space, then go on with: agentrl train --resume "
+        "error: No space left on device: run/trajectories; free some space; go on with: agentrl train --resume "
         "--out run\n"
     )
 

@@ -189,7 +189,7 @@ def test_the_same_seed_repeats_and_another_does_not(make_config, tmp_path):
         ({"model": "huge"}, "unknown model 'huge'"),
         ({"reward": f"{TOY}:nothing"}, "has no 'nothing'"),
         ({"reward": f"{TOY}:NOT_A_FUNCTION"}, "is 3, not a function of a trajectory"),
-        ({"warm_start": {"demonstrations": "nowhere.jsonl"}}, "no such file of demonstrations"),
+        ({"warm_start": {"demonstrations": "nowhere.jsonl"}}, "demonstrations; record some with agentrl play --out"),
     ],
 )
 def test_bad_input_is_told_before_anything_is_written(make_config, tmp_path, values, says):
