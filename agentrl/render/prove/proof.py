@@ -18,6 +18,7 @@ from agentrl.render.learn.profile import Profile
 from agentrl.render.prove.certify import certify
 from agentrl.render.prove.reading import read_back
 from agentrl.render.read.calls import Block
+from agentrl.render.read.lexer import Lexer
 from agentrl.render.read.parse import Parser
 from agentrl.render.template import Template
 from agentrl.render.turns import Context, Turns
@@ -139,15 +140,22 @@ def _block(turns: Turns) -> Block | None:
     prompt = turns.template.render([QUESTION], generation_prompt=True).removeprefix(bare)
     content = SAID if profile.calls_need_content else ""
     block = derive(turns.template, sampled, profile.parallel_calls, content, prompt)
-    return replace(block, behind_text=_says_first(turns)) if block is not None else None
+    said = _said_first(turns)
+    if block is None or not said:
+        return block
+    opened = block.find(Lexer(turns.template, block.markers)(turns.template.encode(said), block.lead), 0)
+    if opened is not None and opened < len(block.lead) + said.index(SAID):  # what is said stands within the opening
+        block = derive(turns.template, sampled, profile.parallel_calls, SAID, prompt) or block
+    return replace(block, behind_text=True)
 
 
-def _says_first(turns: Turns) -> bool:
-    """Whether a turn may say something before it calls."""
+def _said_first(turns: Turns) -> str:
+    """A turn that says something before it calls; empty if the template writes none."""
     try:
-        return SAID in turns.sampled(assistant(SAID, [ASKED])).partition(ASKED)[0]
+        turn = turns.sampled(assistant(SAID, [ASKED]))
     except TemplateError:
-        return False
+        return ""
+    return turn if SAID in turn.partition(ASKED)[0] else ""
 
 
 def _unread(turns: Turns) -> str:
