@@ -143,8 +143,8 @@ def _block(turns: Turns) -> Block | None:
     said = _said_first(turns)
     if block is None or not said:
         return block
-    opened = block.find(Lexer(turns.template, block.markers)(turns.template.encode(said), block.lead), 0)
-    if opened is not None and opened < len(block.lead) + said.index(SAID):  # what is said stands within the opening
+    opened = None if block.lead else block.find(Lexer(turns.template, block.markers)(turns.template.encode(said)), 0)
+    if opened is not None and opened < said.index(SAID):  # what is said stands within the opening
         block = derive(turns.template, sampled, profile.parallel_calls, SAID, prompt) or block
     return replace(block, behind_text=True)
 
