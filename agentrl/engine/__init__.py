@@ -23,7 +23,7 @@ __all__ = [
     "Turn",
 ]
 
-# aiohttp takes 0.2 s to import and torch more than a second: paid by whoever uses them.
+# Imported on use: aiohttp takes 0.2 s to import, torch more than a second.
 _LAZY = {"LocalEngine": "agentrl.engine.local", "SGLangEngine": "agentrl.engine.sglang"}
 
 

@@ -1,4 +1,4 @@
-"""What agentrl needs of an inference engine: token ids in, token ids and their log-probs out."""
+"""The protocol of an inference engine: token ids in, token ids and their log-probs out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.types import FinishReason
 
 
 class SamplingParams(TypedDict, total=False):
-    """The sampling parameters that agentrl itself reads, spelled as SGLang spells them."""
+    """The sampling parameters that agentrl itself reads, with SGLang's names."""
 
     temperature: float
     """0 is greedy."""
@@ -22,42 +22,42 @@ class SamplingParams(TypedDict, total=False):
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     sampling_seed: int
-    """With a seed, a token depends on (seed, its position in the sequence) and on nothing else that is random."""
+    """With a seed, the only randomness of a token is a function of (seed, its position in the sequence)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What an engine sampled. `log_probs[i]` is the natural log-prob of `tokens[i]` when it was sampled."""
+    """The answer of an engine. `log_probs[i]` is the natural log-prob of `tokens[i]` when it was sampled."""
 
     tokens: Sequence[int]
     log_probs: Sequence[float]
     finish_reason: FinishReason
     matched: int | str | None = None
-    """The stop token or stop string that ended it. A stop token is the last of `tokens`."""
+    """The stop token or stop string that ended the generation. A stop token is the last of `tokens`."""
     weight_version: str | None = None
     cached_tokens: int = 0
     """Prompt tokens that the engine found in its prefix cache."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """What else the engine said (SGLang's `meta_info` without the log-probs: routed experts, top-p ids, ...); never
-    serialised."""
+    """Other data from the engine: SGLang's `meta_info` without the log-probs (routed experts, top-p ids, ...). It is
+    never serialised."""
 
 
 class Engine(Protocol):
-    """One conversation turn at a time. Implementations: SGLangEngine, LocalEngine, ScriptedEngine."""
+    """Generates one conversation turn at a time. Implementations: SGLangEngine, LocalEngine, ScriptedEngine."""
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
         """Continue `input_ids`.
 
-        `session_id` names the episode (routing, prefix cache), `rid` this request (abort). A caller that is cancelled
-        leaves no request running. Raises EngineError when there is no answer to be had, and of these RequestError when
-        the request is to blame, so that asking again cannot help.
+        `session_id` names the episode (for routing and the prefix cache), `rid` names this request (for `abort`).
+        Cancelling the caller also ends the request. Raises EngineError when the engine gives no answer. Raises its
+        subclass RequestError when the request is at fault, so another attempt cannot help.
         """
         ...
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all; each returns what it has, with finish_reason "abort"."""
+        """End one request, or all. Each returns the tokens sampled so far, with finish_reason "abort"."""
         ...
 
     async def context_length(self) -> int:
@@ -71,12 +71,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class TrainedEngine(Engine, Protocol):
-    """An engine that takes over the weights that are being trained: LocalEngine."""
+    """An engine that can load the weights during training: LocalEngine."""
 
     def load_weights(self, weights: Mapping[str, Any], version: str) -> None:
-        """Answer with these weights, a state dict, from now on, and report them as `version`.
+        """Use these weights, a state dict, from now on, and report them as `version`.
 
-        A session's prefix computed with other weights is used no more.
+        Prefixes that were computed with other weights are not reused.
         """
         ...
 

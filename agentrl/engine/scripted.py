@@ -16,42 +16,43 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 Turn: TypeAlias = str | Message | Generation | Exception
-"""What the model says next: assistant content, an assistant message, exact tokens, or an error to raise."""
+"""The model's next turn: assistant content, an assistant message, exact tokens, or an error to raise."""
 
 Script: TypeAlias = Sequence[Turn] | Generator[Turn, str, None] | Callable[[Sequence[int]], Turn]
 
 
 def scripted_log_prob(token: int) -> float:
-    """The made-up log-prob of a token: never 0, exact in float32, and different for neighbours, so that a shift by one
-    shows."""
+    """A made-up log-prob of a token. It is never 0, exact in float32, and different for neighbours, so that a test sees
+    a shift by one."""
     return -(13 + token % 89) / 128
 
 
 @dataclass(slots=True)
 class _Session:
-    """How far one episode has come in the script."""
+    """The position of one episode in the script."""
 
     turns: int = 0
     seen: int = 0
-    """Tokens of the conversation up to the end of the last turn played."""
+    """The number of tokens up to the end of the last turn played."""
     open: tuple[int, Generation] | None = None
-    """A turn that was aborted or cancelled: the length of its prompt, and all that was to be said."""
+    """A turn that was aborted or cancelled: the length of its prompt, and the whole planned generation."""
 
 
 class ScriptedEngine(AsyncClosing):
-    """Plays `turns` and obeys stop strings, stop tokens and max_new_tokens as SGLang does, else tests would lie.
+    """Plays `turns`, and obeys stop strings, stop tokens and max_new_tokens as SGLang does.
 
     `turns` is one of:
-    - a sequence, played in order, for each session_id from its start;
-    - a generator, which plays one session and is sent what was appended since its last turn: what `reads` returns, or
-      where that is None the decoded tokens;
-    - a function of the input ids, which keeps no state and so serves any number of sessions.
+    - a sequence. Each session_id plays it in order, from its start;
+    - a generator for one session. It is sent the text that was appended since its last turn: the result of `reads`, or
+      if that is None the decoded tokens;
+    - a function of the input ids. It keeps no state and so serves any number of sessions.
 
     A str or message becomes tokens through `renderer.encode`, with `scripted_log_prob` as log-probs. An exception is
-    raised. A Generation is played as it is, cut if the request's limits say so. After an abort or a cancellation a
-    sequence or generator goes on where the next prompt says it was left. `requests` keeps all input ids asked with.
+    raised. A Generation is played unchanged, but cut at the request's limits. After an abort or a cancellation a
+    sequence or generator continues at the point that the next prompt shows. `requests` keeps the input ids of all
+    requests.
 
-    `seconds` is the simulated time of a turn, of which an abort returns the fraction sampled so far.
+    `seconds` is the simulated time of a turn. An abort returns the fraction that was sampled by then.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ScriptedEngine(AsyncClosing):
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
-        """Play the next turn. Raises AssertionError when the script has none left: the test's bug, not the world's."""
+        """Play the next turn. Raises AssertionError when the script has none left, since that is a bug of the test."""
         input_ids = list(input_ids)
         self.requests.append(input_ids)
         if isinstance(self._turns, Sequence | Generator):
@@ -89,7 +90,7 @@ class ScriptedEngine(AsyncClosing):
         self, session: _Session, input_ids: Sequence[int], sampling_params: SamplingParams, rid: str
     ) -> Generation:
         said = self._resumed(session, len(input_ids)) or self._generation(self._next_turn(session, input_ids))
-        # Open until it has been played to its end: an abort or a cancellation leaves it so.
+        # The turn is open until its end. After an abort or a cancellation it stays open.
         session.open = (len(input_ids), said)
         played = await self._play(self._limit(said, sampling_params), rid)
         session.seen = len(input_ids) + len(played.tokens)
@@ -154,7 +155,7 @@ class ScriptedEngine(AsyncClosing):
         return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
 
     def _limit(self, said: Generation, sampling_params: SamplingParams) -> Generation:
-        """Cut where SGLang would have. At one token a stop string wins over a stop token, and that over length."""
+        """Cut as SGLang would. At the same token a stop string has priority over a stop token, and that over length."""
         tokens = said.tokens
         ends = [(len(tokens), 3, said.finish_reason, said.matched)]
         if (budget := sampling_params.get("max_new_tokens")) is not None and budget <= len(tokens):
@@ -174,7 +175,7 @@ class ScriptedEngine(AsyncClosing):
         )
 
     def _end_of(self, stop: str, tokens: Sequence[int]) -> int:
-        """How many tokens it takes until the text holds `stop`; one more than there are if it never does."""
+        """The number of tokens until the text holds `stop`. One more than there are if it never does."""
         decode = self._renderer.decode
         if stop not in decode(tokens):
             return len(tokens) + 1
@@ -204,11 +205,11 @@ class ScriptedEngine(AsyncClosing):
                 aborted.set()
 
     async def context_length(self) -> int:
-        """As given at construction, in tokens."""
+        """The length given at construction, in tokens."""
         return self._context_length
 
     async def close(self) -> None:
-        """End what is running, and the generator."""
+        """End running requests, and the generator."""
         await self.abort()
         if isinstance(self._turns, Generator):
             self._turns.close()

@@ -1,4 +1,4 @@
-"""Engines by name: `local`, `sglang`, `scripted`, or a path to one of your own."""
+"""Engines by name: `local`, `sglang`, `scripted`, or the path of your own."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ ENGINES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What is at hand: an engine is given those that its parameters name."""
+    """Objects that an engine may need. It gets those that its parameters name."""
 
     tokenizer: Any
     renderer: Renderer
     model: Callable[[], Any]
-    """Loads it; called only for an engine that asks."""
+    """Loads the model. It is called only for an engine with a parameter `model`."""
     max_batch: int | None = None
-    """Sequences that will run at the same time, where that is known."""
+    """The number of sequences that will run at the same time, if known."""
 
 
 def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Engine:
-    """The engine `name`: a name of ENGINES, or the path of a class or function that makes one.
+    """Make the engine `name`: a name of ENGINES, or the path of a class or function that makes one.
 
-    It is called with the keys of `config`, and with those of `parts` that it has a parameter for. Raises ConfigError
-    for an unknown name or key, and for a key that is missing.
+    The class or function gets the keys of `config`, and those fields of `parts` that it has parameters for. Raises
+    ConfigError for an unknown name, an unknown key or a missing key.
     """
     if name not in ENGINES and not set(name) & {".", ":"}:
         raise ConfigError(f"unknown engine {name!r}: use {', '.join(ENGINES)} or a path such as my_engine.py:MyEngine")

@@ -12,7 +12,7 @@ from agentrl.slime.models import MODELS, Layout
 SCRIPT, CONFIG = "run.sh", "agentrl.yaml"
 CONTEXT, RESPONSE = 8192, 6144
 """Tokens of an episode, and of its response."""
-_STOP = "ray stop   # what an earlier run left: all Ray processes of yours on this node"
+_STOP = "ray stop   # ends what an earlier run left: all your Ray processes on this node"
 
 
 def config(launch: Launch) -> str:
@@ -48,8 +48,8 @@ def _head(launch: Launch) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# {launch.model} on {where} {launch.gpus} GPU{'s' if launch.gpus > 1 else ''}: {kind}.",
-        f"# Set the variables that it asks for. `{'NODE=0 ' if many else ''}CHECK=1 bash {SCRIPT}` says what would go "
-        "wrong, and stops before Ray starts;",
+        f"# Set the variables that the script asks for. `{'NODE=0 ' if many else ''}CHECK=1 bash {SCRIPT}` "
+        "lists problems and stops before Ray starts;",
         f"# `bash {SCRIPT}` runs it{': on each node, with NODE=0 on the first' if many else ''}.",
         "set -euo pipefail",
         "",
@@ -109,10 +109,10 @@ def _agent(launch: Launch) -> list[str]:
     return [
         "--custom-generate-function-path agentrl.adapt",
         f'--custom-config-path "${{HERE}}/{CONFIG}"',
-        "--custom-reward-post-process-path agentrl.slime.post_process_rewards   # failed episodes leave the baseline",
+        "--custom-reward-post-process-path agentrl.slime.post_process_rewards   # no failed episodes in the baseline",
         "--custom-rollout-log-function-path agentrl.slime.log_rollout",
         *([] if launch.fully_async else ["--custom-eval-rollout-log-function-path agentrl.slime.log_eval"]),
-        "--router-policy consistent_hashing   # an episode's turns meet the same engine, and its prefix cache",
+        "--router-policy consistent_hashing   # an episode's turns go to one engine and its prefix cache",
     ]
 
 
@@ -140,7 +140,7 @@ def _rollout(launch: Launch, layout: Layout) -> list[str]:
         f"--rollout-num-gpus-per-engine {layout.engine}",
         *([f"--sglang-expert-parallel-size {layout.engine_expert}"] if layout.engine_expert > 1 else []),
         "--sglang-mem-fraction-static 0.7",
-        "--use-fault-tolerance   # an engine that no longer answers is started anew",
+        "--use-fault-tolerance   # an engine that stops answering is restarted",
         *([] if launch.fully_async else evaluation),
     ]
 
@@ -156,7 +156,7 @@ def _train(launch: Launch) -> list[str]:
         "--advantage-estimator grpo",
         "--eps-clip 0.2",
         "--eps-clip-high 0.28",
-        *(["--use-tis   # the policy that sampled is not quite the one that is trained"] if off_policy else []),
+        *(["--use-tis   # the sampling policy differs slightly from the trained one"] if off_policy else []),
         "--optimizer adam",
         "--lr 1e-6",
         "--lr-decay-style constant",

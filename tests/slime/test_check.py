@@ -270,7 +270,7 @@ def test_partial_rollout(env, keys, level, message):
         ({"env": "leaves.py:Env"}, "leaves.py:3: SystemExit: bye"),
         ({"reward": "broken.py:reward"}, "broken.py:1: ZeroDivisionError"),
         ({"reward": "my_env.py:none"}, "my_env.py has no 'none'"),
-        ({"reward": "my_env.py:number"}, "reward my_env.py:number is no function"),
+        ({"reward": "my_env.py:number"}, "reward my_env.py:number is not a function"),
     ],
 )
 def test_configuration(folder, keys, message):
@@ -334,7 +334,7 @@ def test_rendered_prompts_are_fine_without_tools():
             '{"prompt": "a", "label": 1}\n{"prompt": 3, "label": 1}\n',
             "row 2: sample.prompt is neither text nor messages",
         ),
-        ('{"prompt": "a", "label": 1, "metadata": "x"}\n', "'metadata' is no object"),
+        ('{"prompt": "a", "label": 1, "metadata": "x"}\n', "'metadata' is not an object"),
         ('{"prompt": "a", "label": 1, "metadata": {"env": "none.py:E"}}\n', "metadata['env']: none.py: no such file"),
     ],
 )

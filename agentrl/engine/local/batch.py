@@ -1,4 +1,4 @@
-"""The rows of a running batch: admission, one decode step for all, and what is kept for a session's next turn."""
+"""The rows of a running batch: admission, decode steps, and the cache for a session's next turn."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from agentrl.errors import EngineError
 log = logging.getLogger(__name__)
 
 _PREFILL_TOKENS = 4096
-"""Padded tokens of one prefill pass: more do not stay in a CPU's caches (benchmarks/bench_local_engine.py)."""
+"""Padded tokens of one prefill pass. More do not stay in a CPU's caches (benchmarks/bench_local_engine.py)."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Rows of one block; they are computed in one pass."""
+    """The rows of one block. One pass computes them all."""
 
     block: Block
     rows: list[Request] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """What a session may go on from."""
+class _KeptSession:
+    """Tokens of a session with their keys and values, for its next turn."""
 
     tokens: Sequence[int]
     memory: Remembered
 
 
 class Batch:
-    """Running rows, in one block of memory or, where their lengths differ much, in one for each length class.
+    """The running rows, in one block of memory, or in one for each length class if their lengths differ much.
 
-    A prompt is prefilled up to its last token; that token starts the first decode step, which is the same for all rows.
-    An exception in a pass of many rows is met by passes of single rows: those that fail alone are at fault, and are
-    answered with `Failed`. Not thread-safe: one thread admits and steps.
+    A prompt is prefilled up to its last token. That token starts the first decode step, so decode steps are the same
+    for all rows. After an exception in a pass of many rows, each row is computed alone. The rows that fail alone are at
+    fault and are answered with `Failed`. Not thread-safe: one thread admits and steps.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Batch:
         self._token_bytes = token_bytes
         self._groups: dict[int, _Group] = {}
         self._split = False
-        self._kept: dict[str, _Kept] = {}  # the least recently used first
+        self._kept: dict[str, _KeptSession] = {}  # the least recently used first
         self._forgetting: set[Request] = set()
-        """Running rows that computed something with other weights, and leave nothing behind."""
+        """Running rows with keys and values from other weights. Nothing is kept of them."""
 
     @property
     def requests(self) -> list[Request]:
@@ -74,17 +74,17 @@ class Batch:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of keys and values, running and kept."""
+        """Bytes of the keys and values of running rows and kept sessions."""
         kept = sum(part.nbytes for kept in self._kept.values() for part in kept.memory)
         return kept + sum(group.block.bytes for group in self._groups.values())
 
     def forget(self) -> None:
-        """Drop what is kept for sessions; running rows go on, and leave nothing."""
+        """Drop the kept sessions. Running rows continue, but nothing is kept of them."""
         self._kept.clear()
         self._forgetting.update(self.requests)
 
     def clear(self) -> None:
-        """Drop everything, memory included."""
+        """Drop all rows and kept sessions, and free the memory."""
         self._groups.clear()
         self._kept.clear()
         self._forgetting.clear()
@@ -93,7 +93,7 @@ class Batch:
 
     @torch.inference_mode()
     def admit(self, requests: Sequence[Request]) -> list[Failed]:
-        """Take in up to `room` requests and prefill them. Answers those that cannot be."""
+        """Admit up to `room` requests and prefill them. Returns those that failed."""
         kept = {request: self._kept.pop(request.session_id, None) for request in requests}
         for request, found in kept.items():
             request.tokens = list(request.input_ids)
@@ -105,10 +105,10 @@ class Batch:
         new = sorted(requests, key=lambda row: len(row.input_ids) - row.computed)
         return self._enter(new, kept)
 
-    def _enter(self, new: Sequence[Request], kept: dict[Request, _Kept | None]) -> list[Failed]:
+    def _enter(self, new: Sequence[Request], kept: dict[Request, _KeptSession | None]) -> list[Failed]:
         try:
             self._arrange(new)
-        except RuntimeError as exc:  # too little memory: for which of them?
+        except RuntimeError as exc:  # too little memory: find the requests at fault
             if len(new) == 1:
                 return [_failed(new[0], exc)]
             return [failed for row in new for failed in self._enter([row], kept)]
@@ -124,7 +124,7 @@ class Batch:
         return failed
 
     def _prefill(self, group: _Group, first: int) -> Iterator[Failed]:
-        """Compute the prompts of rows from `first` on, as many rows a pass as the token budget holds."""
+        """Compute the prompts of rows from `first` on. A pass takes as many rows as the token budget allows."""
         while first < len(group.rows):
             stop, width = first, 0
             while stop < len(group.rows):
@@ -161,14 +161,14 @@ class Batch:
     # Memory
 
     def _key(self, row: Request) -> int:
-        """The group that a row belongs to: 0, or the power of two that holds its tokens."""
+        """The key of a row's group: 0, or the power of two that holds its tokens."""
         return max(64, 1 << (len(row.tokens) - 1).bit_length()) if self._split else 0
 
     def _arrange(self, new: Sequence[Request] = ()) -> None:
-        """Give every row, and room for `new` ones, a block of its length class.
+        """Give every row a block of its length class, with room for the `new` ones.
 
-        One block for all is fastest, and padded to its longest row. It is split where that would more than double what
-        its rows hold.
+        One block for all rows is fastest, but is padded to its longest row. It is split if the padding would more than
+        double its memory.
         """
         rows = [*self.requests, *new]
         longest, total = max(len(row.tokens) for row in rows), sum(len(row.tokens) for row in rows)
@@ -198,7 +198,7 @@ class Batch:
         return self._groups.setdefault(key, _Group(Block(self._token_bytes)))
 
     def _leave(self, group: _Group, row: Request) -> None:
-        """The last row of the group takes the seat that becomes free."""
+        """Remove a row. The last row of the group moves to the free place."""
         seat, last = group.rows.index(row), len(group.rows) - 1
         if seat != last:
             group.block.move(last, seat, group.rows[last].computed)
@@ -206,7 +206,7 @@ class Batch:
         group.rows.pop()
 
     def _drop_empty(self, needed: set[int]) -> None:
-        """Give back blocks without rows, but for the one that the next wave of requests will want."""
+        """Free blocks without rows, except the one that the next requests will use."""
         for key, group in list(self._groups.items()):
             if key not in needed and not group.rows and (key or self._split or group.block.bytes > SMALL_BYTES):
                 del self._groups[key]
@@ -215,7 +215,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Outcome]:
-        """Sample one token for each row; answers the rows that are finished by it."""
+        """Sample one token for each row. Returns the rows that finished or failed."""
         try:
             self._arrange()
         except RuntimeError as exc:  # no memory for the longest row to grow
@@ -228,7 +228,7 @@ class Batch:
         return outcomes
 
     def _sample(self, group: _Group, first: int, stop: int) -> Iterator[Outcome]:
-        """One token for rows first..stop."""
+        """Sample one token for rows first..stop."""
         rows = group.rows[first:stop]
         if not rows:
             return
@@ -262,7 +262,7 @@ class Batch:
 
     def _judge(self, row: Request) -> Finished | None:
         token, sampling = row.tokens[-1], row.sampling
-        # In the order in which SGLang judges.
+        # SGLang checks in this order.
         if sampling.stop and (matched := self._stop_string(row)):
             return Finished(row, "stop", matched)
         if token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos):
@@ -271,7 +271,7 @@ class Batch:
         return Finished(row, "length") if at_limit else None
 
     def _stop_string(self, row: Request) -> str | None:
-        """The stop string that the last token completed. A token is at least a byte, so the tail is long enough."""
+        """The stop string that the last token completed. A token has at least one byte, so the tail is long enough."""
         longest = max(len(stop.encode()) for stop in row.sampling.stop)
         tail = row.tokens[max(len(row.input_ids), len(row.tokens) - longest - 4) :]
         text = self._tokenizer.decode(tail, clean_up_tokenization_spaces=False)
@@ -279,7 +279,7 @@ class Batch:
 
     @torch.inference_mode()
     def remove(self, request: Request, *, failed: bool = False) -> None:
-        """Take a row out. Its keys and values are kept for its session, unless it failed or weights have changed."""
+        """Remove a row. Its keys and values are kept for its session, unless it failed or the weights have changed."""
         group = next(group for group in self._groups.values() if request in group.rows)
         seat = group.rows.index(request)
         if failed:
@@ -287,7 +287,7 @@ class Batch:
         elif request.session_id and request not in self._forgetting:
             self._kept.pop(request.session_id, None)
             memory = group.block.copy_out(seat, request.computed)
-            self._kept[request.session_id] = _Kept(request.tokens[: request.computed], memory)
+            self._kept[request.session_id] = _KeptSession(request.tokens[: request.computed], memory)
         self._forgetting.discard(request)
         self._leave(group, request)
         self._drop_empty(set())

@@ -24,11 +24,11 @@ from agentrl.errors import ConfigError, EngineError, RequestError
 class LocalEngine(AsyncClosing):
     """Batches concurrent requests in one worker thread; callers may live in any number of event loops.
 
-    `model` is used as it stands and by reference: a trainer may update its parameters in place while no request runs,
-    and then sets `weight_version`. A turn's keys and values are kept for the next turn of its `session_id`; running and
-    kept sequences together are at most `max_batch`, and the least recently used is dropped first.
+    `model` is used by reference. A trainer may update its parameters in place while no request runs, and must then set
+    `weight_version`. A turn's keys and values are kept for the next turn of its `session_id`. There are at most
+    `max_batch` running and kept sequences; the least recently used kept sequence is dropped first.
 
-    Raises ConfigError for a model that it cannot batch: a few tokens are compared with a plain forward pass.
+    Raises ConfigError for a model that it cannot batch. It compares a few tokens with a plain forward pass to find out.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class LocalEngine(AsyncClosing):
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
-        """Continue `input_ids`. See `Engine.generate`; parameters are read by `Sampling.read`.
+        """Continue `input_ids`. See `Engine.generate` and, for the parameters, `Sampling.read`.
 
-        Without `max_new_tokens`, a response may fill the context. Stop text stays in the tokens.
+        Without `max_new_tokens`, a response may fill the context. The tokens include the stop text.
         """
         sampling = Sampling.read(sampling_params)
         ids = self._read(input_ids)
@@ -75,7 +75,7 @@ class LocalEngine(AsyncClosing):
         return await asyncio.wrap_future(request.future)
 
     def _read(self, input_ids: Sequence[int]) -> list[int]:
-        """A copy of the prompt, checked."""
+        """Check the prompt and return a copy."""
         try:
             ids = list(map(operator.index, input_ids))
         except TypeError as exc:
@@ -93,7 +93,7 @@ class LocalEngine(AsyncClosing):
         return ids
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. Those not begun answer at once, the others after the step in progress."""
+        """End one request, or all. Waiting requests return at once, running ones after the current step."""
         self._worker.abort(rid)
 
     async def context_length(self) -> int:
@@ -105,7 +105,7 @@ class LocalEngine(AsyncClosing):
 
     @property
     def weight_version(self) -> str:
-        """Name of the weights, as each Generation reports it (the version its last token was sampled with)."""
+        """The name of the weights. A Generation reports the version that sampled its last token."""
         return self._worker.version
 
     @weight_version.setter
@@ -115,10 +115,10 @@ class LocalEngine(AsyncClosing):
             self._worker.version = version
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
-        """Copy a state dict into the model, between two steps; requests that are running go on with the new weights.
+        """Copy a state dict into the model between two steps. Running requests continue with the new weights.
 
-        Tensors that are the model's own already are left as they are. Raises EngineError, having changed nothing, when
-        one is missing, is not the model's, or has another shape, or where two differ that the model ties.
+        Tensors that already are the model's own are not copied. Raises EngineError without changing anything when a
+        tensor is missing, unknown or has another shape, or when two tensors differ that the model ties.
         """
         own: dict[str, torch.Tensor] = self._model.state_dict()
         _check_weights(weights, own)
@@ -131,7 +131,7 @@ class LocalEngine(AsyncClosing):
 
     @contextmanager
     def lockstep(self, episodes: int) -> Iterator[Lockstep]:
-        """Take turns in waves, so that results do not depend on timing: see Lockstep.
+        """Run turns in waves, so that results do not depend on timing: see Lockstep.
 
             with engine.lockstep(len(tasks)) as lockstep:
                 async def play(task: Task) -> Trajectory:
@@ -139,15 +139,15 @@ class LocalEngine(AsyncClosing):
                         return await run_episode(...)
                 await asyncio.gather(*map(play, tasks))
 
-        All of the episodes must be able to run at the same time, and nobody else may ask the engine meanwhile. Begins
-        with an empty prefix cache. Raises EngineError while requests run or another lockstep is open.
+        All of the episodes must be able to run at the same time. Nothing else may use the engine meanwhile. The prefix
+        cache is emptied first. Raises EngineError while requests run or another lockstep is open.
         """
         with self._worker.lockstep(episodes) as lockstep:
             yield lockstep
 
 
 def _check_weights(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
-    """Raises EngineError unless `weights` says what each of the model's own tensors is to be, and nothing else."""
+    """Raises EngineError unless `weights` has a value for each of the model's tensors, and no others."""
     if strange := [name for name in weights if name not in own]:
         raise EngineError(f"weights for {strange[0]} ({len(strange)} such): the model has no such tensor")
     same: dict[int, str] = {}
@@ -165,7 +165,7 @@ def _check_weights(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.
 
 
 def _eos_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that either of the two says ends a sequence."""
+    """All tokens that end a sequence according to the model or the tokenizer."""
     tokens: set[int] = set()
     for found in (model.config.eos_token_id, model.generation_config.eos_token_id, tokenizer.eos_token_id):
         tokens.update(found if isinstance(found, list | tuple) else [] if found is None else [found])

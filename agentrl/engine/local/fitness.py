@@ -1,4 +1,4 @@
-"""Can LocalEngine run this model? Asked when the engine is made, so that no log-prob is wrong in silence."""
+"""Checks whether LocalEngine can run a model. Every engine does this when it is made, so log-probs are right."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from agentrl.engine.local.kv_cache import Block, run
 from agentrl.errors import ConfigError
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
-"""How configurations call the number of tokens that a layer of local attention looks back."""
+"""Names in configurations for the number of tokens that a layer of local attention looks back."""
 
 _REMEDY = "serve the model with SGLang and use the engine sglang"
 
 _TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
-"""Of the largest difference of two logits, as a share of their standard deviation."""
+"""The largest allowed difference of two logits, in standard deviations of the logits."""
 
 
 def context_length(config: Any, wanted: int | None) -> int:
-    """The longest sequence. Raises ConfigError where the model attends or rotates otherwise within it."""
+    """The longest sequence. Raises ConfigError if the model changes its attention or rotation within that length."""
     holds: int | None = getattr(config, "max_position_embeddings", None)
     length = holds if wanted is None else wanted
     if length is None:
@@ -39,7 +39,7 @@ def context_length(config: Any, wanted: int | None) -> int:
 
 
 def check_attention(config: Any) -> None:
-    """Raises ConfigError for kernels and layers that cannot read a Block."""
+    """Raises ConfigError for kernels and layers that cannot work with a Block."""
     implementation = getattr(config, "_attn_implementation", "sdpa")
     if implementation not in ("sdpa", "eager"):
         raise ConfigError(f"LocalEngine cannot use {implementation}: load the model with attn_implementation='sdpa'")
@@ -49,7 +49,7 @@ def check_attention(config: Any) -> None:
 
 
 def _bounds(config: Any) -> Iterator[tuple[int, str]]:
-    """Lengths up to which the model is one of full attention and fixed rotation, each with what ends there."""
+    """Lengths up to which the model has full attention and a fixed rotation, each with the reason for the bound."""
     kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
     if not kinds or kinds - {"full_attention", "global"}:
         for name in _WINDOWS:
@@ -60,14 +60,18 @@ def _bounds(config: Any) -> Iterator[tuple[int, str]]:
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, Mapping) and "longrope" in (rope.get("rope_type"), rope.get("type")):
             reaches = int(rope.get("original_max_position_embeddings") or config.original_max_position_embeddings)
-            yield reaches, f"this model rotates a whole batch otherwise once a row exceeds {reaches} tokens (longrope)"
+            yield (
+                reaches,
+                f"this model changes the rotation of a whole batch once a row exceeds {reaches} tokens (longrope)",
+            )
 
 
 @torch.inference_mode()
 def measure(model: Any, context: int) -> int:
-    """Compare a few tokens through the cache with a plain forward pass; the bytes of keys and values of one token.
+    """Compare a few tokens through the cache with a plain forward pass. Returns the cache's bytes for one token.
 
-    Two rows of unequal length, the last three tokens of each decoded one by one. Raises ConfigError where they differ.
+    The test has two rows of different length, and decodes the last three tokens of each one by one. Raises ConfigError
+    if the results differ.
     """
     length = _probe_length(model.config, context)
     lengths = (length, max(length - 5, 2))
@@ -100,7 +104,7 @@ def measure(model: Any, context: int) -> int:
 
 
 def _probe_length(config: Any, context: int) -> int:
-    """A few tokens, or more where that looks past a small window."""
+    """The length of the test: a few tokens, or more if the model has a small window."""
     windows = [window for name in _WINDOWS if isinstance(window := getattr(config, name, None), int)]
     small = max((window for window in windows if window <= 256), default=0)
     return min(context, max(12, small + 6))

@@ -1,4 +1,4 @@
-"""Key and value memory that any Hugging Face causal LM writes to."""
+"""Memory for keys and values that any Hugging Face causal LM can write to."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 from transformers import Cache
 
 Remembered: TypeAlias = list[torch.Tensor]
-"""The keys and values of one sequence: for each layer [heads, tokens, head size], first all keys, then all values."""
+"""The keys and values of one sequence. Each layer has a [heads, tokens, head size]. All keys come before all values."""
 
 SMALL_BYTES = 256 << 20
-"""Blocks up to this size are made generously and kept for later; larger ones are kept near what is needed."""
+"""Blocks up to this size have ample room and are kept for later. Larger blocks stay near the size that is needed."""
 
 
 class Block(Cache):  # type: ignore[misc]
-    """Memory for sequences of similar length: a sequence is a row, a token's column is its position.
+    """Memory for sequences of similar length. A sequence is a row, and a token's column is its position.
 
-    transformers' DynamicCache copies all keys and values at each step to append one column, and pads rows of unequal
-    age on the left. Here a step writes in place and needs no padding on the left. Memory is [rows, heads, columns, head
-    size] for the keys and for the values of each layer. What was never written is zero: it is masked, but zero times
-    NaN would still be NaN.
+    transformers' DynamicCache copies all keys and values at each step to append one column, and pads shorter rows on
+    the left. Here a step writes in place and needs no padding on the left. The keys and the values of each layer have
+    the shape [rows, heads, columns, head size]. Unwritten memory is zero. It is masked, but zero times NaN would still
+    be NaN.
     """
 
     def __init__(self, token_bytes: int = 0) -> None:
@@ -32,7 +32,7 @@ class Block(Cache):  # type: ignore[misc]
         self.columns = 0
 
     def measure(self) -> int:
-        """Bytes of one token in all layers, after a forward pass."""
+        """Bytes of one token in all layers. Known after a forward pass."""
         return sum(memory.shape[1] * memory.shape[3] * memory.element_size() for memory in self._all())
 
     @property
@@ -43,17 +43,17 @@ class Block(Cache):  # type: ignore[misc]
         return *self._keys, *self._values
 
     def fit(self, rows: int, columns: int, most_rows: int) -> None:
-        """Make room for `rows` sequences of `columns` tokens; give memory back where less than half is needed."""
+        """Make room for `rows` sequences of `columns` tokens. Frees memory if less than half of it is needed."""
         wanted = self._roomy(rows, columns, most_rows)
         if self.bytes > SMALL_BYTES and self.rows * self.columns > 2 * wanted[0] * wanted[1]:
             self._resize(*wanted)
         elif rows > self.rows or columns > self.columns:
             grown = max(wanted[0], self.rows), max(wanted[1], self.columns)
-            # Many rows of short sequences are no reason for many rows of a long one.
+            # Many short sequences do not mean many long ones.
             self._resize(*(grown if grown[0] * grown[1] * self._token_bytes <= SMALL_BYTES else wanted))
 
     def _roomy(self, rows: int, columns: int, most_rows: int) -> tuple[int, int]:
-        """Room to grow: powers of two where that is small, else a quarter more."""
+        """A size with room to grow: powers of two if that is small, else a quarter more."""
         roomy = min(_power_of_two(rows), most_rows), max(64, _power_of_two(columns))
         if roomy[0] * roomy[1] * self._token_bytes <= SMALL_BYTES:
             return roomy
@@ -70,8 +70,9 @@ class Block(Cache):  # type: ignore[misc]
         self.rows, self.columns = rows, columns
 
     def select(self, first: int, stop: int, columns: torch.Tensor, end: int) -> Block:
-        """Direct the next forward pass: it writes to `columns` [rows, tokens] of rows first..stop, and reads up to
-        column `end`.
+        """Set where the next forward pass writes and reads.
+
+        It writes to `columns` [rows, tokens] of rows first..stop, and reads up to column `end`.
         """
         self._first, self._stop, self._end = first, stop, end
         self._rows, self._at = torch.arange(first, stop, device=columns.device)[:, None], columns
@@ -80,7 +81,7 @@ class Block(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Called by each attention layer with [rows, heads, tokens, head size]; answers all that it may attend to."""
+        """Each attention layer calls this with [rows, heads, tokens, head size]. Returns all that it may attend to."""
         if layer_idx == len(self._keys):
             shape = (self.rows, key_states.shape[1], self.columns)
             self._keys.append(key_states.new_zeros(*shape, key_states.shape[3]))
@@ -91,11 +92,11 @@ class Block(Cache):  # type: ignore[misc]
         return keys[self._first : self._stop, :, : self._end], values[self._first : self._stop, :, : self._end]
 
     def copy_out(self, row: int, tokens: int) -> Remembered:
-        """A copy of a row's first tokens, of that size and no more."""
+        """Copy the keys and values of a row's first tokens. The copy has no spare room."""
         return [memory[row, :, :tokens].clone() for memory in self._all()]
 
     def copy_in(self, row: int, remembered: Remembered, tokens: int) -> None:
-        """Put the first tokens of what `copy_out` gave into a row."""
+        """Copy the first tokens of a `copy_out` result into a row."""
         if not tokens:
             return
         half = len(remembered) // 2
@@ -116,17 +117,17 @@ class Block(Cache):  # type: ignore[misc]
             memory[row] = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: positions are always given, never counted from here."""
+        """Always 0: callers give positions explicitly."""
         return 0
 
 
 def run(
     model: Any, block: Block, first: int, ids: list[list[int]], starts: list[int], end: int, context: int
 ) -> torch.Tensor:
-    """A forward pass of rows first.. over `ids` (one width), row r at positions starts[r]...; the last logits of each.
+    """A forward pass of rows `first`... over `ids`. Row r begins at position starts[r]. Returns each row's last logits.
 
-    What padding on the right writes lies behind its row's last token, at most in column `end`, where it is overwritten
-    before it is looked at.
+    All rows of `ids` have one width. Padding on the right writes after the row's last token, at most in column `end`.
+    Later tokens overwrite it before it is read.
     """
     device, dtype, width = model.device, model.dtype, len(ids[0])
     columns = (torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)).clamp(max=end)

@@ -34,7 +34,7 @@ class Request:
     """How many of `tokens` have their keys and values in memory."""
 
     @property
-    def deserted(self) -> bool:
+    def abandoned(self) -> bool:
         """Nobody waits for the answer any more: the caller was cancelled, or its event loop is closed."""
         return self.future.cancelled() or (self.loop is not None and self.loop.is_closed())
 

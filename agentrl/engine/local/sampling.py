@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _GREEDY_BELOW = 1e-6
 """SGLang takes a smaller temperature for greedy (sampling_params.py, _SAMPLING_EPS)."""
 
-_HOTTEST = 1e6
+_MAX_TEMPERATURE = 1e6
 """All tokens are as good as equally likely long before; infinity is not JSON."""
 
 _HARMLESS = frozenset(
@@ -76,7 +76,7 @@ class Sampling:
         reader = _Reader(given)
         sampling = cls(
             seed=reader.integer("sampling_seed", secrets.randbits(63), at_least=0, at_most=2**63 - 1),
-            temperature=reader.number("temperature", 1.0, 0.0, _HOTTEST),
+            temperature=reader.number("temperature", 1.0, 0.0, _MAX_TEMPERATURE),
             top_p=reader.number("top_p", 1.0, 0.0, 1.0),
             top_k=reader.integer("top_k", -1, at_least=-1),
             max_new_tokens=reader.integer("max_new_tokens", -1, at_least=0) if "max_new_tokens" in given else None,

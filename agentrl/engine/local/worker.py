@@ -192,18 +192,18 @@ class Worker:
         for request in self._waiting:
             if request.aborted:
                 self._answer(Finished(request, "abort"))
-        self._waiting = [request for request in self._waiting if not request.aborted and not request.deserted]
+        self._waiting = [request for request in self._waiting if not request.aborted and not request.abandoned]
 
     def _turn(self) -> None:
         """Let requests leave and enter, then decode one token for each row."""
         for request in self._batch.requests:
-            if request.aborted or request.deserted:
+            if request.aborted or request.abandoned:
                 self._batch.remove(request)
                 self._answer(Finished(request, "abort"))
         begin: list[Request] = []
         while self._backlog and len(begin) < self._batch.room:
             request = self._backlog.popleft()
-            if request.aborted or request.deserted:
+            if request.aborted or request.abandoned:
                 self._answer(Finished(request, "abort"))
             else:
                 begin.append(request)
@@ -245,7 +245,7 @@ class Worker:
 
 
 def _settle(request: Request, result: Generation | EngineError) -> None:
-    if request.deserted:  # a closed loop can be told nothing
+    if request.abandoned:  # a closed loop can be told nothing
         return
     try:
         if isinstance(result, EngineError):

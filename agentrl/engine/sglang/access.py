@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_OPEN = frozenset({"/health", "/health_generate"})
+_PUBLIC_PATHS = frozenset({"/health", "/health_generate"})
 """Asked by routers and supervisors, who have no key and use any name. They tell nothing."""
 _WEIGHTS = frozenset({"/update_weights_from_disk"})
 
@@ -37,9 +37,9 @@ class Access:
 
     def refusal(self, request: web.Request) -> tuple[int, str] | None:
         """The status and reason for which a request is turned away."""
-        if request.path in _OPEN:
+        if request.path in _PUBLIC_PATHS:
             return None
-        reason = self._page(request) if self.api_key is None else self._stranger(request, self.api_key)
+        reason = self._refuse_page(request) if self.api_key is None else self._stranger(request, self.api_key)
         if reason is None and request.path in _WEIGHTS and request.content_type != "application/json":
             reason = 415, "weights are changed by a request of Content-Type application/json"
         return reason
@@ -53,10 +53,10 @@ class Access:
             "SGLangEngine(api_key=...) or the environment variable AGENTRL_API_KEY names"
         )
 
-    def _page(self, request: web.Request) -> tuple[int, str] | None:
+    def _refuse_page(self, request: web.Request) -> tuple[int, str] | None:
         """A page in a browser on this machine or network, which reaches what its author cannot."""
         host = request.headers.get("Host")
-        if host is not None and not self._knows(host):
+        if host is not None and not self._is_own_name(host):
             return 403, (
                 "this server goes by another name than the Host header says, as in DNS rebinding; "
                 "use its IP address, start it with --host NAME, or give it an --api-key"
@@ -67,7 +67,7 @@ class Access:
             return 403, "this server takes no requests from a web page of another origin"
         return None
 
-    def _knows(self, host_header: str) -> bool:
+    def _is_own_name(self, host_header: str) -> bool:
         """An address, or a name of this machine: no name that a stranger could point here."""
         try:
             name = URL(f"http://{host_header}").host or ""

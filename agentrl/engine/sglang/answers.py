@@ -13,11 +13,11 @@ from agentrl.types import FinishReason
 
 _TOKEN_IDS = 2**31
 """Tokenizers and tensors hold ids in 32 bits."""
-_ROUNDING = 1e-4
+_MAX_LOG_PROB = 1e-4
 """The most by which a log-prob may exceed 0: what a Trajectory allows."""
-_LEAST = -1e38
+_MIN_LOG_PROB = -1e38
 """Below it a float32 is infinite."""
-_READ = frozenset({"output_token_logprobs", "input_token_logprobs"})
+_READ_FIELDS = frozenset({"output_token_logprobs", "input_token_logprobs"})
 """Left out of `Generation.meta`: `tokens` and `log_probs` hold them, and a list for each token costs 200 bytes."""
 
 
@@ -34,7 +34,7 @@ def read_generation(answer: bytes, where: str, vocab_size: int | None = None) ->
         meta = _object(_object(json.loads(answer), "the answer").get("meta_info"), "meta_info")
         finish_reason, matched = _finish(meta.get("finish_reason"))
         tokens, log_probs = _scored(meta, vocab_size or _TOKEN_IDS)
-        kept = {name: value for name, value in meta.items() if name not in _READ}
+        kept = {name: value for name, value in meta.items() if name not in _READ_FIELDS}
         return Generation(
             tokens=tokens,
             log_probs=log_probs,
@@ -111,7 +111,7 @@ def _check_tokens(tokens: list[Any], vocab_size: int) -> None:
 def _checked_log_probs(log_probs: list[Any]) -> list[float]:
     for i, log_prob in enumerate(log_probs):
         # NaN fails both comparisons.
-        if type(log_prob) not in (float, int) or not _LEAST <= log_prob <= _ROUNDING:
+        if type(log_prob) not in (float, int) or not _MIN_LOG_PROB <= log_prob <= _MAX_LOG_PROB:
             raise _FieldError(
                 f"output_token_logprobs[{i}]: {_shown(log_prob)} is no log-prob: it must be finite and at most 0"
             )

@@ -14,7 +14,7 @@ from agentrl.errors import RequestError
 _MAX_NEW_TOKENS = 128  # SGLang's default
 _TOKEN_IDS = 2**31
 _GREEDY_BELOW = 1e-6  # SGLang's
-_HOTTEST = 1e6
+_MAX_TEMPERATURE = 1e6
 _STOPS, _STOP_CHARACTERS = 256, 65_536
 """Each step of each request looks for all its stop strings, on everybody's time."""
 
@@ -161,8 +161,10 @@ def _check_ranges(params: Mapping[str, Any]) -> None:
     if params["max_new_tokens"] < 0:
         raise RequestError(f"max_new_tokens must be at least 0, got {params['max_new_tokens']}.")
     temperature = params.get("temperature", 1.0)
-    if not 0 <= temperature <= _HOTTEST:
-        raise RequestError(f"temperature must be non-negative and at most {_HOTTEST:g}, got {_shown(temperature)}.")
+    if not 0 <= temperature <= _MAX_TEMPERATURE:
+        raise RequestError(
+            f"temperature must be non-negative and at most {_MAX_TEMPERATURE:g}, got {_shown(temperature)}."
+        )
     if not 0 < params.get("top_p", 1.0) <= 1:
         raise RequestError(f"top_p must be in (0, 1], got {_shown(params['top_p'])}.")
     if (top_k := params.get("top_k", -1)) != -1 and not 1 <= top_k < 2**31:

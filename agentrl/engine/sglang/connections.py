@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 API_KEY_VARIABLE = "AGENTRL_API_KEY"
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 """Overload, restarts and gateways in between. Any other error status is final."""
-_BLAMED = frozenset({400, 413, 422})
+_REQUEST_AT_FAULT = frozenset({400, 413, 422})
 """The request itself cannot be served."""
 _CONNECT_S = 30.0
 _CLOSE_S = 5.0
@@ -205,7 +205,7 @@ def _status_error(url: str, response: aiohttp.ClientResponse, answer: bytes) -> 
         return error
     if location := response.headers.get("Location"):
         return EngineError(f"{said}: moved to {without_credentials(location)}; give that as the engine's url")
-    if response.status in _BLAMED:
+    if response.status in _REQUEST_AT_FAULT:
         doubt = "vocab" in said and "mismatch" not in said
         return RequestError(f"{said}; tokenizer mismatch?" if doubt else said)
     return EngineError(said)

@@ -1,4 +1,4 @@
-"""What would go wrong with a slime run, found before any GPU is taken. Neither slime nor a GPU is needed."""
+"""Finds the problems of a slime run before it takes a GPU. Needs neither slime nor a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLAG = "--custom-config-path"
 
 
 def check(command: Command) -> list[Finding]:
-    """All findings, errors first. The Env is imported and its configuration validated; no hook of it is called."""
+    """All findings, errors first. Imports the Env and validates its configuration, but calls no hook of it."""
     found: list[Finding] = []
     config, keys = _configuration(command, found)
     reading = arguments.read(command, keys)
@@ -40,7 +40,7 @@ def check(command: Command) -> list[Finding]:
 
 
 def _configuration(command: Command, found: list[Finding]) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
-    """agentrl's configuration and the file's other keys; what is wrong with them goes into `found`."""
+    """agentrl's configuration and the file's other keys. Problems with them are appended to `found`."""
     keys: dict[str, Any] = {}
     try:
         keys = read_keys(next(iter(Words(command.words).values.get(_FLAG, ())), None))
@@ -57,14 +57,14 @@ def _env(config: SlimeConfig | None, command: Command, found: list[Finding]) -> 
         if config.env is not None:
             return open_env(config, config.env)
         if command.yaml_only or "--prompt-data" not in command.words:
-            config.env_path({})  # which says what to write where; else the rows may name one each
+            config.env_path({})  # its error says what to write where; with --prompt-data, rows may name an Env
     except ConfigError as exc:
         found.append(error(str(exc)))
     return None
 
 
 def _guarded(rule: Callable[[Setup], Iterable[Finding]], setup: Setup) -> Iterator[Finding]:
-    """One rule's findings; a value that it cannot read is one of them."""
+    """The findings of one rule. A value that it cannot read becomes a finding."""
     try:
         yield from rule(setup)
     except ConfigError as exc:
@@ -72,7 +72,7 @@ def _guarded(rule: Callable[[Setup], Iterable[Finding]], setup: Setup) -> Iterat
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """One line: whether the run may start, and what was not checked."""
+    """One line that says whether the run may start, and which parts were not checked."""
     errors, warnings = (sum(f.level is level for f in findings) for level in (Level.ERROR, Level.WARNING))
     missing = list(dict.fromkeys(f.subject for f in findings if f.level is Level.UNCHECKED))
     word = "not ready" if errors else "incomplete" if missing else "ready"

@@ -1,4 +1,4 @@
-"""slime's namespace for a command: built by slime's own parser where slime is installed, else read plainly."""
+"""slime's arguments for a command, from slime's own parser if slime is installed, else from a simple reader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FUNCTION = re.compile(r"^custom_.*_path$|(function|filter|hook|process|data_sou
 
 
 class Args:
-    """Arguments by name; None for one that nobody set."""
+    """Arguments as attributes. An argument that is not set is None."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -36,7 +36,7 @@ class Args:
         return self._values.get(name)
 
     def functions(self) -> Iterator[tuple[str, str]]:
-        """Each argument that names functions by their paths, as a flag, and the path."""
+        """The flags that name functions, each with the function's path."""
         for name, value in self._values.items():
             if _FUNCTION.search(name) and name != "custom_config_path":
                 for path in value if isinstance(value, list) else [value]:
@@ -48,12 +48,12 @@ class Args:
 class Reading:
     args: Args
     exact: bool = False
-    """Whether slime's own parser made it, here where slime is installed."""
+    """Whether slime's own parser read the arguments."""
     findings: list[Finding] = field(default_factory=list)
 
 
 def read(command: Command, keys: Mapping[str, Any]) -> Reading:
-    """`keys` are those of --custom-config-path, which become arguments."""
+    """Read the arguments. `keys` come from the file of --custom-config-path; slime turns them into arguments."""
     words = Words(command.words)
     values, found = plain(words)
     override(values, keys)
@@ -73,7 +73,7 @@ def read(command: Command, keys: Mapping[str, Any]) -> Reading:
 
 
 def _strays(found: list[Finding]) -> list[Finding]:
-    """Of what the plain reading says, what slime's parser passes over."""
+    """The findings of the simple reader that slime's parser does not report."""
     return [finding for finding in found if finding.level == "warning"]
 
 
@@ -97,7 +97,7 @@ def _ask(command: Command) -> dict[str, Any]:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return {"absent": f"it was not done after {TIMEOUT_S:g} s"}
+            return {"absent": f"it did not finish within {TIMEOUT_S:g} s"}
         if not report.is_file():
             return {"absent": f"its process ended with {done.returncode}: {_last(done.stderr)}"}
         answer: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
@@ -105,7 +105,7 @@ def _ask(command: Command) -> dict[str, Any]:
 
 
 def _host(path: tuple[str, ...]) -> str | None:
-    """slime or miles, whichever comes first where the command looks; then what is installed."""
+    """slime or miles: the first one in the command's folders, else the one that is installed here."""
     for folder in path:
         for host in HOSTS:
             if _is_host(Path(folder, host)):
@@ -118,9 +118,9 @@ def _host(path: tuple[str, ...]) -> str | None:
 
 
 def _is_host(package: Path) -> bool:
-    """A folder may merely have its name."""
+    """Whether the folder holds the host, and not something else of that name."""
     return (package / "utils" / "arguments.py").is_file()
 
 
 def _last(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no word of it")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")

@@ -1,10 +1,10 @@
-"""Have slime's own parser read a command line; run as a process of its own.
+"""Runs slime's own parser on a command line, in a separate process.
 
     python -m agentrl.slime.check.ask slime REPORT.json train.py --flag value ...
 
-What slime, Megatron and SGLang do when they are imported stays in that process. The report is a JSON object: `args` and
-`flags` (all that their parsers take), with `unfinished` where their last checks need a GPU; or `refused`; or `absent`
-where something that they need is not installed.
+Side effects of importing slime, Megatron and SGLang stay in that process. The report is a JSON object. It holds `args`
+and `flags` (all flags that their parsers take), with `unfinished` if their last checks need a GPU. Or it holds
+`refused`, or `absent` if a package that they need is not installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def ask(host: str, line: Sequence[str]) -> dict[str, Any]:
-    """The report. Whatever the host raises or ends with is in it: this is the boundary around the host's code."""
+    """The report. It also holds the host's exceptions and exits: this is the boundary around the host's code."""
     sys.argv[:] = line
     flags: set[str] = set()
     _record(flags)
@@ -49,7 +49,7 @@ def ask(host: str, line: Sequence[str]) -> dict[str, Any]:
 
 
 def _record(flags: set[str]) -> None:
-    """Have every parser of this process leave the flags that it takes."""
+    """Make every parser of this process add its flags to `flags`."""
     parse = argparse.ArgumentParser.parse_known_args
 
     def recording(self: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
@@ -60,7 +60,7 @@ def _record(flags: set[str]) -> None:
 
 
 def _parsed(exc: Exception) -> argparse.Namespace | None:
-    """The namespace that the host's own `parse_args` had made when a check at its end, Megatron's, asked for a GPU."""
+    """The namespace that the host's `parse_args` had built when Megatron's check at its end asked for a GPU."""
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         found = frame.f_locals.get("args")
         if frame.f_globals.get("__name__", "").endswith(".utils.arguments") and isinstance(found, argparse.Namespace):

@@ -1,4 +1,4 @@
-"""The command that starts slime, as bash has expanded it."""
+"""The command that starts slime, after bash has expanded it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ENV_FLAG = "--runtime-env-json"
 @dataclass(frozen=True, slots=True)
 class Command:
     words: tuple[str, ...]
-    """What stands behind train.py."""
+    """The arguments of train.py."""
     program: str = TRAIN_PROGRAMS[0]
     path: tuple[str, ...] = ()
-    """Folders where it will look for modules, before those of this process."""
+    """Folders where the command looks for modules first."""
     yaml_only: bool = False
 
 
 def read_command(words: Sequence[str]) -> Command:
-    """`python3 train.py FLAGS`, `ray job submit ... -- python3 train.py FLAGS`, or the flags alone.
+    """Read `python3 train.py FLAGS`, `ray job submit ... -- python3 train.py FLAGS`, or only the flags.
 
     Raises ConfigError where Ray's environment is not JSON.
     """
@@ -39,7 +39,7 @@ def read_command(words: Sequence[str]) -> Command:
 
 
 def read_argument(words: Sequence[str]) -> Command:
-    """What `agentrl slime check` was given: a YAML file, or a command. Raises ConfigError."""
+    """Read the arguments of `agentrl slime check`: a YAML file or a command. Raises ConfigError."""
     file = Path(words[0])
     if len(words) > 1 or words[0].startswith("--"):
         return read_command(words)
@@ -52,7 +52,7 @@ def read_argument(words: Sequence[str]) -> Command:
 
 
 def _python_path(words: Sequence[str]) -> list[str]:
-    """PYTHONPATH of the job, as `ray job submit` is told it."""
+    """The PYTHONPATH that the command gives to `ray job submit`."""
     texts = [word.partition("=")[2] for word in words if word.startswith(f"{_ENV_FLAG}=")]
     texts += [value for word, value in pairwise(words) if word == _ENV_FLAG]
     if not texts or not texts[-1].strip():
@@ -64,5 +64,5 @@ def _python_path(words: Sequence[str]) -> list[str]:
         return []
     except (ValueError, TypeError, AttributeError) as exc:
         raise ConfigError(
-            f"{_ENV_FLAG} {texts[-1]}: not a JSON object with `env_vars` ({exc}); mind its quotes"
+            f"{_ENV_FLAG} {texts[-1]}: not a JSON object with `env_vars` ({exc}); check its quotes"
         ) from exc

@@ -1,4 +1,4 @@
-"""What agentrl's configuration names: files, functions and the chat template."""
+"""Checks the files, functions and the chat template that agentrl's configuration names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agentrl.slime.check.setup import Setup
 
 
 def paths(setup: Setup) -> Iterator[Finding]:
-    """Files that agentrl's configuration names."""
+    """Check the files and functions that agentrl's configuration names."""
     if setup.config is None:
         return
     if setup.config.reward is not None and not callable(load_object(setup.config.reward)):
-        yield error(f"reward {setup.config.reward} is no function; name one that takes a Trajectory")
+        yield error(f"reward {setup.config.reward} is not a function; name one that takes a Trajectory")
     nodes = setup.args.actor_num_nodes
     path = (setup.config.env or "").partition(":")[0]
     if nodes and nodes > 1 and path.endswith(".py") and not path.startswith("/"):
@@ -23,7 +23,7 @@ def paths(setup: Setup) -> Iterator[Finding]:
 
 
 def template(setup: Setup) -> Iterator[Finding]:
-    """Whether the model's chat template can be continued exactly."""
+    """Check whether the model's chat template can be continued exactly."""
     if setup.config is None:
         return
     if setup.model_folder is None:

@@ -1,4 +1,4 @@
-"""The first rows of the data files, read as slime's Dataset reads them (slime/utils/data.py at 624b824a8)."""
+"""Checks the first rows of the data files. Reads them as slime's Dataset does (slime/utils/data.py at 624b824a8)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _file(
 
 
 def _rows(path: str) -> Iterator[Any]:
-    """Raises ConfigError for a file that slime could not read, ModuleNotFoundError where Parquet needs pyarrow."""
+    """Raises ConfigError if slime could not read the file, ModuleNotFoundError if Parquet needs pyarrow."""
     file = Path(found[1] if (found := _SLICE.fullmatch(path)) else path)
     if not file.is_file():
         raise ConfigError(f"{file}: no such data file; give its path from {Path.cwd()}, or make it first")
@@ -80,7 +80,7 @@ def _rows(path: str) -> Iterator[Any]:
 
 
 def _parquet_rows(file: Path) -> Iterator[Any]:
-    parquet = import_module("pyarrow.parquet")  # not among agentrl's own needs
+    parquet = import_module("pyarrow.parquet")  # agentrl does not install it
     try:
         for batch in parquet.ParquetFile(file).iter_batches(ROWS):
             yield from batch.to_pylist()
@@ -102,11 +102,11 @@ def _row(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as exc:
-        raise ConfigError(f"{where}: not JSON ({exc.msg}), and slime would skip the row; mend it") from exc
+        raise ConfigError(f"{where}: not JSON ({exc.msg}), and slime would skip the row; fix it") from exc
 
 
 def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | None:
-    """Why this row gives no Task."""
+    """Why this row cannot become a Task. None if it can."""
     if not isinstance(row, dict):
         return 'not an object; write {"prompt": ...}'
     for name in ("input", "label"):
@@ -115,11 +115,11 @@ def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | No
     try:
         metadata = _metadata(row, keys)
     except ConfigError:
-        return f"{keys['metadata']!r} is no object; write {{}}, or set --metadata-key to another key"
+        return f"{keys['metadata']!r} is not an object; write {{}}, or set --metadata-key to another key"
     prompt = row[keys["input"] or "input"]
     if isinstance(prompt, str) and not setup.args.apply_chat_template and setup.has_processor:
         return (
-            "the checkpoint has a processor for images, and for such a one slime takes messages only, no text; write "
+            "the checkpoint has a processor for images, and with it slime takes only messages, not text; write "
             f'{{"{keys["input"] or "input"}": [{{"role": "user", "content": ...}}]}}'
         )
     sample = SimpleNamespace(prompt=prompt, label=None, metadata=metadata)
@@ -131,14 +131,14 @@ def _problem(setup: Setup, row: Any, keys: Mapping[str, str | None]) -> str | No
 
 
 def _metadata(row: Mapping[str, Any], keys: Mapping[str, str | None]) -> Mapping[str, Any]:
-    """As adapt reads it, which takes JSON text too. Raises ConfigError."""
+    """The row's metadata as `adapt` reads it, JSON text included. Raises ConfigError."""
     return metadata_of(SimpleNamespace(metadata=row.get(keys["metadata"] or "") or {}))
 
 
 def _named_envs(
     setup: Setup, path: str, rows: Sequence[Any], keys: Mapping[str, str | None], more: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Environments that rows name in metadata["env"]."""
+    """Check the environments that rows name in metadata["env"]."""
     named = [more.get("env") or _metadata(row, keys).get("env") for row in rows]
     config = setup.config
     if config is not None and config.env is None and not all(named):

@@ -1,4 +1,4 @@
-"""slime's evaluation data sets, of --eval-config or --eval-prompt-data (slime/utils/eval_config.py at 624b824a8)."""
+"""Checks the data sets of --eval-config or --eval-prompt-data (slime/utils/eval_config.py at 624b824a8)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "custom_rm_path": ("eval_custom_rm_path", "custom_rm_path"),
     "max_response_len": ("eval_max_response_len", "rollout_max_response_len"),
 }
-"""Of a data set's keys those that are looked at, and where slime takes them from if the file does not give them."""
+"""The keys of a data set that are checked, and the arguments that slime takes in their place if the file lacks them."""
 _OTHER_KEYS = """name path rm_type apply_chat_template_kwargs n_samples_per_eval_prompt temperature top_p top_k stop
 stop_token_ids min_new_tokens repetition_penalty skip_special_tokens no_stop_trim custom_generate_function_path
 app_service eval_task_timeout min_eval_samples eval_early_stop_remaining eval_early_stop_idle_timeout message_processor
@@ -33,7 +33,7 @@ _KEYS = frozenset({*_FALLBACKS, *_OTHER_KEYS.split()})
 
 
 def datasets(args: Args) -> list[Mapping[str, Any]]:
-    """Each data set with its keys, as slime's parser has put them together, or else as it would. Raises ConfigError."""
+    """Each data set with its keys, combined as slime's parser combines them. Raises ConfigError."""
     if args.eval_datasets is not None:
         return list(args.eval_datasets)
     if args.eval_config:
@@ -99,7 +99,7 @@ def _eval(path: str) -> Mapping[str, Any]:
 def _defaults(path: str) -> Mapping[str, Any]:
     defaults = _eval(path).get("defaults") or {}
     if not isinstance(defaults, dict):
-        raise ConfigError(f"--eval-config {path}: eval.defaults is no mapping")
+        raise ConfigError(f"--eval-config {path}: eval.defaults is not a mapping")
     return _known(defaults, f"--eval-config {path}: eval.defaults")
 
 

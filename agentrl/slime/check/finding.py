@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The finding of a check, and its level."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 
 class Level(StrEnum):
     ERROR = "error"
-    """The run would stop, or train something else than what was meant."""
+    """The run would stop, or would not train what was meant."""
     WARNING = "warning"
-    """The run works, and loses quality, speed or memory."""
+    """The run works, but loses quality, speed or memory."""
     UNCHECKED = "unchecked"
-    """What could not be looked at from here, and why."""
+    """Something could not be checked from here. The text says why."""
     NOTE = "note"
     """Good to know."""
 
@@ -23,7 +23,7 @@ class Finding:
     text: str
     """One line that names the thing and the remedy."""
     subject: str = ""
-    """What was not checked, for the verdict."""
+    """The part that was not checked, for the verdict."""
 
 
 def error(text: str) -> Finding:

@@ -1,4 +1,4 @@
-"""slime's arguments read without slime's parser: those that the rules look at, with slime's defaults.
+"""Reads slime's arguments without slime's parser: those that the rules need, with slime's defaults.
 
 Names and defaults are those of slime/utils/arguments.py at 624b824a8, and of Megatron's and SGLang's flags.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.slime.check.finding import Finding, error, warning
 
 _ALIKE = 0.88
-"""How much two names must be alike for one to be a misspelling: `--partial-rollouts` is, another flag is not."""
+"""The similarity from which a name counts as a misspelling. `--partial-rollouts` is one; other real flags are not."""
 
 
 def _names(text: str) -> list[str]:
@@ -83,7 +83,7 @@ _SWITCHES: Mapping[str, tuple[str, bool]] = {
 _FLAGS = frozenset(
     f"--{name.replace('_', '-')}" for kind in (_WHOLE, _NUMBERS, _TEXTS, _LISTS, _OBJECTS, _SWITCHES) for name in kind
 )
-"""What is read here."""
+"""The flags that are read here."""
 _OTHERS = frozenset(
     {
         "--eval-top-k",
@@ -96,7 +96,7 @@ _OTHERS = frozenset(
         "--sglang-tp-size",
     }
 )
-"""Flags of slime, Megatron and SGLang that look much like one of those."""
+"""Real flags of slime, Megatron and SGLang that are similar to one of the flags above."""
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Words:
 
 
 def plain(words: Words) -> tuple[dict[str, Any], list[Finding]]:
-    """The namespace by attribute's name, and values that are none."""
+    """The arguments by name, and findings for values that cannot be read."""
     args: dict[str, Any] = {**_WHOLE, **_NUMBERS, **_TEXTS, **dict.fromkeys((*_LISTS, *_OBJECTS))}
     args |= {attribute: not given for attribute, given in _SWITCHES.values()}
     found: list[Finding] = []
@@ -140,11 +140,11 @@ def plain(words: Words) -> tuple[dict[str, Any], list[Finding]]:
 
 def _set(args: dict[str, Any], name: str, flag: str, values: Sequence[str]) -> Iterator[Finding]:
     if not values:
-        yield error(f"{flag} has no value; write one behind it, or remove it")
+        yield error(f"{flag} has no value; write one after it, or remove it")
         return
     if len(values) > 1:
         yield warning(
-            f"{flag} {values[0]}: slime ignores what follows, {' '.join(values[1:])!r}; quote what holds a blank"
+            f"{flag} {values[0]}: slime ignores what follows, {' '.join(values[1:])!r}; quote a value with spaces"
         )
     try:
         args[name] = _value(name, values[0])
@@ -168,12 +168,12 @@ def _value(name: str, text: str) -> Any:
 
 
 def override(args: dict[str, Any], keys: Mapping[str, Any]) -> None:
-    """What slime does with the keys of --custom-config-path: each becomes an argument."""
+    """Make an argument of each key of --custom-config-path, as slime does."""
     args.update({str(key): value for key, value in keys.items()})
 
 
 def misspelt(words: Words, known: frozenset[str] | None) -> Iterator[Finding]:
-    """Flags that slime would ignore. `known` is what its parsers take; without it, what looks much like a flag here."""
+    """Flags that slime would ignore. `known` are the flags of its parsers. Without it, only near matches are found."""
     for flag in words.values:
         if known is None:
             if flag not in _FLAGS | _OTHERS and (close := get_close_matches(flag, _FLAGS, n=1, cutoff=_ALIKE)):
@@ -189,5 +189,5 @@ def misspelt(words: Words, known: frozenset[str] | None) -> Iterator[Finding]:
 
 
 def _abbreviates(flag: str, known: frozenset[str]) -> bool:
-    """SGLang's parser alone takes the beginning of a flag."""
+    """Whether this is the beginning of a known flag. Only SGLang's parser accepts that."""
     return flag.startswith("--sglang-") and any(name.startswith(flag) for name in known)

@@ -1,4 +1,4 @@
-"""Whether the functions that flags name are there. Their modules are looked up and parsed, not imported."""
+"""Checks that the functions named by flags exist. Their modules are parsed, not imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GENERATE_FLAG = "--custom-generate-function-path"
 def functions(setup: Setup) -> Iterator[Finding]:
     for flag, path in dict.fromkeys(setup.args.functions()):
         if flag == _GENERATE_FLAG and (path == GENERATE or path.startswith("agent")):
-            continue  # of which the rule of that flag speaks
+            continue  # the rule of that flag reports it
         if path.startswith("agentrl."):
             yield from _own(flag, path)
         else:
@@ -48,7 +48,7 @@ def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[Finding]:
     if file is None:
         if any(_file(root) for root in roots):
             yield error(f"{flag} {path}: {package} has no module {module}; correct the path")
-        else:  # a folder that merely has the package's name
+        else:  # another folder with the package's name
             yield unchecked(path, f"there is no module {module} here; is it on PYTHONPATH, or spelt wrongly?")
     elif (names := _names(file)) is not None and name not in names:
         close = get_close_matches(name, names, n=1)
@@ -56,11 +56,11 @@ def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[Finding]:
 
 
 def _roots(package: str, folders: Sequence[str]) -> list[Path]:
-    """Where the package may be, as a folder or as a file without its suffix."""
+    """Possible places of the package: a folder, or a file without its suffix."""
     roots = [Path(folder, package) for folder in folders]
     found = [root for root in roots if root.is_dir() or _file(root)]
     spec = importlib.util.find_spec(package) if not any(map(_file, found)) else None
-    if spec and spec.origin:  # installed in a way of its own, as an editable one may be
+    if spec and spec.origin:  # an editable install may be in another place
         origin = Path(spec.origin)
         found.append(origin.parent if origin.name == "__init__.py" else origin.with_suffix(""))
     return found
@@ -71,7 +71,7 @@ def _file(module: Path) -> Path | None:
 
 
 def _names(file: Path) -> set[str] | None:
-    """What a module defines. None where only running it could tell."""
+    """The names that a module defines. None if only running it could tell."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):

@@ -1,4 +1,4 @@
-"""About how much memory episodes of the configured length need, from the model's config.json."""
+"""Estimates the memory of episodes of the configured length, from the model's config.json."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def memory(setup: Setup) -> Iterator[Finding]:
 
 
 def kv_bytes(model: Mapping[str, Any], cache_dtype: str | None) -> tuple[int, str] | None:
-    """Bytes of KV cache for one token of one sequence over all layers, and the formula. None if it cannot be told."""
+    """Bytes of KV cache for one token in all layers, and the formula. None if config.json does not tell."""
     layers = model.get("num_hidden_layers")
     if not layers:
         return None
     if kinds := model.get("layer_types"):
-        layers = sum(kind != "linear_attention" for kind in kinds)  # whose state does not grow with the context
+        layers = sum(kind != "linear_attention" for kind in kinds)  # the state of linear attention does not grow
     size = (
         1
         if (cache_dtype or "").startswith("fp8")
@@ -61,7 +61,7 @@ def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> Findi
 
 
 def _running(setup: Setup) -> int | None:
-    """Episodes at once: slime's slots, and in a synchronous rollout no more than it has asked for."""
+    """The number of episodes at once: slime's slots, or fewer if a synchronous rollout asks for fewer."""
     args, engines = setup.args, setup.engines
     slots, samples = args.sglang_server_concurrency, args.n_samples_per_prompt
     prompts = args.over_sampling_batch_size or args.rollout_batch_size
@@ -72,7 +72,7 @@ def _running(setup: Setup) -> int | None:
 
 
 def _training(setup: Setup, context: int) -> Finding | None:
-    """The longest micro-batch of one GPU. Activations after Korthikanti et al. 2022, with selective recomputation."""
+    """The longest micro-batch on one GPU. Activations as in Korthikanti et al. 2022, selective recomputation."""
     model, args = setup.model, setup.args
     vocabulary, hidden, layers = (model.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
     if not (vocabulary and hidden and layers):

@@ -1,4 +1,4 @@
-"""Whether GPUs, engines and parallel sizes fit together, and the model with them."""
+"""Checks that GPUs, engines, parallel sizes and the model fit together."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def parallel(setup: Setup) -> Iterator[Finding]:
 
 
 def folders(setup: Setup) -> Iterator[Finding]:
-    """What the trainer and the engines load. Where slime is not installed it may well be elsewhere."""
+    """Check the folders that trainer and engines load. Without slime here, they may be on another machine."""
     args = setup.args
     for flag, path, made in (
         ("--hf-checkpoint", args.hf_checkpoint, "give the model's folder"),
@@ -84,7 +84,7 @@ def folders(setup: Setup) -> Iterator[Finding]:
 
 
 def architecture(setup: Setup) -> Iterator[Finding]:
-    """Megatron's sizes against config.json: a script that sources another model's file."""
+    """Compare Megatron's sizes with config.json. They differ if a script sources another model's file."""
     if not setup.args.hf_checkpoint or not Path(setup.args.hf_checkpoint).is_dir():
         return
     config = read_model(Path(setup.args.hf_checkpoint))
@@ -100,7 +100,7 @@ def architecture(setup: Setup) -> Iterator[Finding]:
 
 
 def fp8(setup: Setup) -> Iterator[Finding]:
-    """SGLang refuses weights whose FP8 blocks would be cut when it splits them."""
+    """Check FP8 blocks. SGLang refuses to split weights in the middle of a block."""
     args, sizes = setup.args, setup.sizes
     tensor = args.rollout_num_gpus_per_engine or 1
     blocks = fp8_blocks(setup.model)

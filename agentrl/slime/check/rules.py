@@ -1,4 +1,6 @@
-"""Flags that contradict each other, or agentrl: one function a subject. What slime refuses at once is left to slime.
+"""Rules for flags that contradict each other or agentrl, one function for each subject.
+
+There is no rule for errors that slime itself reports at its start.
 
 Sources: slime/utils/arguments.py, rollout/sglang_rollout.py, rollout/fully_async_rollout.py, ray/rollout.py and
 utils/dp_schedule.py at 624b824a8.
@@ -30,7 +32,7 @@ def generate_function(setup: Setup) -> Iterator[Finding]:
     elif path != GENERATE and path.startswith("agent"):
         yield error(f"{flag} {path}: there is no such function; write {flag} {GENERATE}")
     elif path != GENERATE:
-        yield warning(f"{flag} {path} is not {GENERATE}: what is said here of episodes holds only where it calls that")
+        yield warning(f"{flag} {path} is not {GENERATE}: findings about episodes are valid only if it calls {GENERATE}")
 
 
 def prompts(setup: Setup) -> Iterator[Finding]:
@@ -53,7 +55,7 @@ def prompts(setup: Setup) -> Iterator[Finding]:
     if stops := args.rollout_stop:
         yield note(
             f"--rollout-stop {' '.join(map(repr, stops))} ends every turn, tool calls included; "
-            "what one Env needs belongs into its `turn_options = TurnOptions(stop=...)`"
+            "write the stop strings of an Env into its `turn_options = TurnOptions(stop=...)`"
         )
 
 
@@ -61,7 +63,7 @@ def routing(setup: Setup) -> Iterator[Finding]:
     count = setup.engines
     if setup.args.router_policy != "consistent_hashing" and count != 1:
         yield warning(
-            "add --router-policy consistent_hashing: without it an episode's turns meet different engines"
+            "add --router-policy consistent_hashing: without it an episode's turns go to different engines"
             f"{f' (there are {count})' if count else ''}, and their prefix caches are lost"
         )
 
@@ -71,7 +73,7 @@ def baseline(setup: Setup) -> Iterator[Finding]:
     estimator = args.advantage_estimator
     if estimator not in CENTRED or args.rewards_normalization is False:
         return
-    strip = setup.config is not None and setup.config.thinking == "strip"  # then the rule of fan-out says it
+    strip = setup.config is not None and setup.config.thinking == "strip"  # the rule `fan_out` reports it
     if not args.custom_reward_post_process_path and not strip:
         yield warning(
             f"add --custom-reward-post-process-path {POST_PROCESS}: without it the 0.0 of failed episodes counts in "
@@ -85,7 +87,7 @@ def baseline(setup: Setup) -> Iterator[Finding]:
 
 
 def reward(setup: Setup) -> Iterator[Finding]:
-    """Reward has one owner."""
+    """Check that only one place gives the reward."""
     args, owner = setup.args, setup.scores
     named = {"--rm-type": args.rm_type, "--custom-rm-path": args.custom_rm_path}
     foreign = [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
@@ -139,7 +141,7 @@ def filters(setup: Setup) -> Iterator[Finding]:
     if path.startswith("slime.") and "nonzero_std" in path:
         ours = "prefer_spread" if path.endswith("fallback") else "has_spread"
         yield warning(
-            f"--dynamic-sampling-filter-path {path} takes the 0.0 of failed episodes for a spread of rewards; "
+            f"--dynamic-sampling-filter-path {path} counts the 0.0 of failed episodes as a difference in rewards; "
             f"write agentrl.slime.{ours}"
         )
 
@@ -226,9 +228,7 @@ def logging(setup: Setup) -> Iterator[Finding]:
     if args.eval_interval and not args.custom_eval_rollout_log_function_path:
         missing.append(f"--custom-eval-rollout-log-function-path {LOG_EVAL}")
     if missing:
-        yield note(
-            f"add {' and '.join(missing)} to have agentrl's account (turns, failures by cause, masked tokens) logged"
-        )
+        yield note(f"add {' and '.join(missing)} to log agentrl's metrics (turns, failures by cause, masked tokens)")
 
 
 RULES: tuple[Callable[[Setup], Iterator[Finding]], ...] = (

@@ -1,4 +1,4 @@
-"""What the rules look at: slime's arguments, agentrl's configuration, the Env and the model."""
+"""The input of the rules: slime's arguments, agentrl's configuration, the Env and the model."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Setup:
     command: Command
     config: SlimeConfig | None
     env: type[Env] | None
-    """None where no configuration names one, or it cannot be loaded."""
+    """None if no configuration names an Env, or it cannot be loaded."""
     here: bool = False
-    """Whether slime is installed here, so that this is most likely where it will run."""
+    """Whether slime is installed here. Then the run most likely happens on this machine."""
 
     @property
     def fully_async(self) -> bool:
@@ -45,7 +45,7 @@ class Setup:
 
     @property
     def scores(self) -> str | None:
-        """Who gives agentrl's reward, in words, as far as can be seen before an episode."""
+        """The function that gives agentrl's reward, in words. None if none is found before an episode."""
         if self.config is not None and self.config.reward:
             return f"reward {self.config.reward}"
         if self.env is None or self.env.score is Env.score:
@@ -63,18 +63,18 @@ class Setup:
 
     @property
     def has_processor(self) -> bool:
-        """slime finds a processor beside the tokenizer, as a vision-language model has one."""
+        """Whether slime finds a processor beside the tokenizer, as in a vision-language model."""
         path = self.args.hf_checkpoint
         return path is not None and any((Path(path) / name).is_file() for name in _PROCESSORS)
 
     @property
     def model_folder(self) -> Path | None:
-        """The model's folder if it is here."""
+        """The model's folder, if it exists on this machine."""
         return Path(self.model_path) if self.model_path and Path(self.model_path).is_dir() else None
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """The language model's part of config.json; empty where there is none."""
+        """The language model's part of config.json. Empty without a config.json."""
         return read_model(self.model_folder) if self.model_folder else {}
 
     @property
@@ -83,7 +83,7 @@ class Setup:
 
     @property
     def context(self) -> int | None:
-        """Tokens that an episode may have, prompt included."""
+        """The maximum number of tokens of an episode, prompt included."""
         limit: int | None = self.config.limits.get("context") if self.config else None
         return limit or self.args.rollout_max_context_len
 
@@ -94,7 +94,7 @@ class Setup:
 
     @property
     def gpus(self) -> int | None:
-        """GPUs that generate. slime gives a colocated run all of its trainer's."""
+        """The number of GPUs that generate. A colocated run generates on all of the trainer's GPUs."""
         if self.args.rollout_num_gpus is not None:
             return int(self.args.rollout_num_gpus)
         return self.trainer_gpus if self.args.colocate else None
@@ -106,7 +106,7 @@ class Setup:
 
 
 def read_keys(path: str | None) -> dict[str, Any]:
-    """The keys of --custom-config-path. Raises ConfigError, also where agentrl's is not among them."""
+    """The keys of --custom-config-path. Raises ConfigError if the file cannot be read or lacks the key `agentrl`."""
     if path is None:
         return {}
     keys = _read_yaml(Path(path))
@@ -124,12 +124,12 @@ def read_config(keys: Mapping[str, Any]) -> SlimeConfig:
 
 
 def open_env(config: SlimeConfig, path: str) -> type[Env]:
-    """Import the Env and let it check its configuration; nothing of it is started. Raises ConfigError."""
+    """Import the Env and validate its configuration, without starting anything. Raises ConfigError."""
     return EnvFactory(path, config.env_config).cls
 
 
 def read_model(folder: Path) -> dict[str, Any]:
-    """The language model's part of config.json; empty where there is no such file. Raises ConfigError."""
+    """The language model's part of config.json. Empty if there is no such file. Raises ConfigError."""
     file = folder / "config.json"
     if not file.is_file():
         return {}
@@ -138,7 +138,7 @@ def read_model(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{file}: not readable as JSON: {exc}") from exc
     if not isinstance(config, dict):
-        raise ConfigError(f"{file}: not a JSON object; it is no model's configuration")
+        raise ConfigError(f"{file}: not a JSON object, so it is not the configuration of a model")
     inner = config.get("text_config")
     return {**config, **(inner if isinstance(inner, dict) else {})}
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # qwen3-4B on one node with 8 GPUs: BF16 rollout, fully asynchronous.
-# Set the variables that it asks for. `CHECK=1 bash run.sh` says what would go wrong, and stops before Ray starts;
+# Set the variables that the script asks for. `CHECK=1 bash run.sh` lists problems and stops before Ray starts;
 # `bash run.sh` runs it.
 set -euo pipefail
 
@@ -17,9 +17,9 @@ source "${SLIME}/scripts/models/qwen3-4B.sh"   # sets MODEL_ARGS
 AGENT_ARGS=(
    --custom-generate-function-path agentrl.adapt
    --custom-config-path "${HERE}/agentrl.yaml"
-   --custom-reward-post-process-path agentrl.slime.post_process_rewards   # failed episodes leave the baseline
+   --custom-reward-post-process-path agentrl.slime.post_process_rewards   # no failed episodes in the baseline
    --custom-rollout-log-function-path agentrl.slime.log_rollout
-   --router-policy consistent_hashing   # an episode's turns meet the same engine, and its prefix cache
+   --router-policy consistent_hashing   # an episode's turns go to one engine and its prefix cache
 )
 ROLLOUT_ARGS=(
    --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async
@@ -37,7 +37,7 @@ ROLLOUT_ARGS=(
    --rollout-temperature 1
    --rollout-num-gpus-per-engine 2
    --sglang-mem-fraction-static 0.7
-   --use-fault-tolerance   # an engine that no longer answers is started anew
+   --use-fault-tolerance   # an engine that stops answering is restarted
 )
 TRAIN_ARGS=(
    --hf-checkpoint "${MODEL}"
@@ -48,7 +48,7 @@ TRAIN_ARGS=(
    --advantage-estimator grpo
    --eps-clip 0.2
    --eps-clip-high 0.28
-   --use-tis   # the policy that sampled is not quite the one that is trained
+   --use-tis   # the sampling policy differs slightly from the trained one
    --optimizer adam
    --lr 1e-6
    --lr-decay-style constant
@@ -93,6 +93,6 @@ export PYTHONPATH="${SLIME}:${MEGATRON}${PYTHONPATH:+:${PYTHONPATH}}"
 agentrl slime check -- "${COMMAND[@]}"
 [[ -z "${CHECK:-}" ]] || exit 0
 
-ray stop   # what an earlier run left: all Ray processes of yours on this node
+ray stop   # ends what an earlier run left: all your Ray processes on this node
 ray start --head --num-gpus 8 --disable-usage-stats
 ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\"}}" -- "${COMMAND[@]}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # qwen2.5-0.5B on one node with 1 GPU: BF16 rollout, synchronous.
-# Set the variables that it asks for. `CHECK=1 bash run.sh` says what would go wrong, and stops before Ray starts;
+# Set the variables that the script asks for. `CHECK=1 bash run.sh` lists problems and stops before Ray starts;
 # `bash run.sh` runs it.
 set -euo pipefail
 
@@ -17,10 +17,10 @@ source "${SLIME}/scripts/models/qwen2.5-0.5B.sh"   # sets MODEL_ARGS
 AGENT_ARGS=(
    --custom-generate-function-path agentrl.adapt
    --custom-config-path "${HERE}/agentrl.yaml"
-   --custom-reward-post-process-path agentrl.slime.post_process_rewards   # failed episodes leave the baseline
+   --custom-reward-post-process-path agentrl.slime.post_process_rewards   # no failed episodes in the baseline
    --custom-rollout-log-function-path agentrl.slime.log_rollout
    --custom-eval-rollout-log-function-path agentrl.slime.log_eval
-   --router-policy consistent_hashing   # an episode's turns meet the same engine, and its prefix cache
+   --router-policy consistent_hashing   # an episode's turns go to one engine and its prefix cache
 )
 ROLLOUT_ARGS=(
    --prompt-data "${DATA}/train.jsonl"
@@ -37,7 +37,7 @@ ROLLOUT_ARGS=(
    --rollout-temperature 1
    --rollout-num-gpus-per-engine 1
    --sglang-mem-fraction-static 0.7
-   --use-fault-tolerance   # an engine that no longer answers is started anew
+   --use-fault-tolerance   # an engine that stops answering is restarted
    --eval-interval 20
    --eval-prompt-data held_out "${DATA}/held_out.jsonl"
    --n-samples-per-eval-prompt 1
@@ -91,6 +91,6 @@ export PYTHONPATH="${SLIME}:${MEGATRON}${PYTHONPATH:+:${PYTHONPATH}}"
 agentrl slime check -- "${COMMAND[@]}"
 [[ -z "${CHECK:-}" ]] || exit 0
 
-ray stop   # what an earlier run left: all Ray processes of yours on this node
+ray stop   # ends what an earlier run left: all your Ray processes on this node
 ray start --head --num-gpus 1 --disable-usage-stats
 ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\"}}" -- "${COMMAND[@]}"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # qwen3-30B-A3B on 2 nodes of 8 GPUs: FP8 rollout, fully asynchronous.
-# Set the variables that it asks for. `NODE=0 CHECK=1 bash run.sh` says what would go wrong, and stops before Ray starts;
+# Set the variables that the script asks for. `NODE=0 CHECK=1 bash run.sh` lists problems and stops before Ray starts;
 # `bash run.sh` runs it: on each node, with NODE=0 on the first.
 set -euo pipefail
 
 HEAD="${HEAD:?the address of the first node}"
 if [[ "${NODE:?the number of this node, 0 on the first}" != 0 ]]; then
-   ray stop   # what an earlier run left: all Ray processes of yours on this node
+   ray stop   # ends what an earlier run left: all your Ray processes on this node
    exec ray start --address "${HEAD}:6379" --num-gpus 8 --disable-usage-stats --block
 fi
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
@@ -25,9 +25,9 @@ source "${SLIME}/scripts/models/qwen3-30B-A3B.sh"   # sets MODEL_ARGS
 AGENT_ARGS=(
    --custom-generate-function-path agentrl.adapt
    --custom-config-path "${HERE}/agentrl.yaml"
-   --custom-reward-post-process-path agentrl.slime.post_process_rewards   # failed episodes leave the baseline
+   --custom-reward-post-process-path agentrl.slime.post_process_rewards   # no failed episodes in the baseline
    --custom-rollout-log-function-path agentrl.slime.log_rollout
-   --router-policy consistent_hashing   # an episode's turns meet the same engine, and its prefix cache
+   --router-policy consistent_hashing   # an episode's turns go to one engine and its prefix cache
 )
 ROLLOUT_ARGS=(
    --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async
@@ -46,7 +46,7 @@ ROLLOUT_ARGS=(
    --rollout-num-gpus-per-engine 8
    --sglang-expert-parallel-size 8
    --sglang-mem-fraction-static 0.7
-   --use-fault-tolerance   # an engine that no longer answers is started anew
+   --use-fault-tolerance   # an engine that stops answering is restarted
 )
 TRAIN_ARGS=(
    --hf-checkpoint "${MODEL_FP8}"
@@ -57,7 +57,7 @@ TRAIN_ARGS=(
    --advantage-estimator grpo
    --eps-clip 0.2
    --eps-clip-high 0.28
-   --use-tis   # the policy that sampled is not quite the one that is trained
+   --use-tis   # the sampling policy differs slightly from the trained one
    --optimizer adam
    --lr 1e-6
    --lr-decay-style constant
@@ -105,6 +105,6 @@ export PYTHONPATH="${SLIME}:${MEGATRON}${PYTHONPATH:+:${PYTHONPATH}}"
 agentrl slime check -- "${COMMAND[@]}"
 [[ -z "${CHECK:-}" ]] || exit 0
 
-ray stop   # what an earlier run left: all Ray processes of yours on this node
+ray stop   # ends what an earlier run left: all your Ray processes on this node
 ray start --head --node-ip-address "${HEAD}" --port 6379 --num-gpus 8 --disable-usage-stats
 ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\"}}" -- "${COMMAND[@]}"
