@@ -33,7 +33,7 @@ AGENTRL = (
 ENV = "from agentrl import Env\n\n\nclass E(Env):\n    def step(self, action): ...\n"
 EXPECTED = (
     "no such data file",  # slime's data is not here
-    "counts the 0.0 of failed episodes for a spread",  # slime's own filter, of which agentrl says so on purpose
+    "counts the 0.0 of failed episodes as a difference",  # slime's own filter, of which agentrl says so on purpose
     "remove --multimodal-keys",
     "is not agentrl.adapt",
     "fully-async rollout under train.py",
