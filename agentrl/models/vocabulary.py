@@ -1,4 +1,4 @@
-"""How many token ids a model has."""
+"""The number of token ids of a model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def vocabulary_size(model: str) -> int | None:
-    """What config.json in a model's folder says, padding of the embedding included. None where nothing says it.
+    """The vocabulary size in config.json of a model's folder, with the padding of the embedding. None if unknown.
 
-    A tokenizer may know fewer ids: a model can sample those of the padding, too.
+    A tokenizer may know fewer ids, but a model can also sample the ids of the padding.
     """
     try:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))

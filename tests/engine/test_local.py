@@ -513,7 +513,7 @@ async def test_a_stuck_wave_says_who_is_missing(
     with engine.lockstep(2) as lockstep, caplog.at_level(logging.WARNING):
         async with asyncio.timeout(20):
             await asyncio.gather(play(0), play(1))
-    assert "1 episodes wait for their turn; of 2 alive, the rest neither ask nor leave: going on" in caplog.text
+    assert "1 episodes wait for their turn; the rest of the 2 alive neither ask nor leave; continuing" in caplog.text
 
 
 async def test_lockstep_is_refused_where_it_could_not_be_kept(engine: LocalEngine) -> None:

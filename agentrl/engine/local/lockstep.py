@@ -24,7 +24,7 @@ class Seat:
     """One episode in lockstep."""
 
     joined: bool = False
-    """It has asked the engine, and is waited for."""
+    """It has used the engine, so waves wait for it."""
     asked: Future[Generation] | None = None
     """The answer to its last request."""
 
@@ -37,38 +37,38 @@ _seat: ContextVar[Seat | None] = ContextVar("agentrl_lockstep_seat", default=Non
 
 
 class Lockstep:
-    """A fixed number of episodes that take their turns together; made by `LocalEngine.lockstep`.
+    """A fixed number of episodes that take their turns together. `LocalEngine.lockstep` makes it.
 
-    Floating-point results of a row depend, in the last bits, on the rows that it is computed with, and these on which
-    request came first. In lockstep a batch starts only when each episode that has not left is waiting for its turn, and
-    its rows are in the order of their content. Same weights, same prompts, same seeds: then same tokens and
-    bit-identical log-probs, whatever the timing.
+    The last bits of a row's floating-point results depend on the other rows of its batch, and those depend on which
+    request came first. In lockstep a batch starts only when every episode that has not left waits for its turn. Its
+    rows are sorted by their content. So equal weights, prompts and seeds give equal tokens and bit-identical log-probs,
+    whatever the timing.
 
-    Episodes may wait for each other, as those of a pool with fewer boxes than episodes do: whoever has no box cannot
-    ask, and whoever has one keeps it while it waits. So an episode counts from its first request on. The first wave is
-    begun when nobody has come for `QUIET_S`; later, each episode that leaves lets one more in, and that one is waited
-    for as long. An episode that has asked before, and is not back after `STUCK_S`, counts again when it is. All this is
-    bit-reproducible too, if resets take less than `QUIET_S`, steps less than `STUCK_S`, and boxes are given out in the
-    order in which episodes came.
+    Episodes may wait for each other, for example in a pool with fewer boxes than episodes. An episode without a box
+    cannot use the engine, and an episode with a box keeps it while it waits. So an episode counts only from its first
+    request on. The first wave starts when no new episode has come for `QUIET_S`. Later, each episode that leaves lets
+    another one in, and the wave waits `QUIET_S` for it. An episode that does not come back within `STUCK_S` counts
+    again from its next request on. This is bit-reproducible, too, if resets take less than `QUIET_S`, steps take less
+    than `STUCK_S`, and boxes are given out in the order in which episodes came.
     """
 
     def __init__(self, episodes: int, changed: Callable[[Callable[[], None]], None]) -> None:
         self._episodes, self._entered, self._left = episodes, 0, 0
         self._joined: set[Seat] = set()
         self._expected = episodes
-        """Episodes that have not asked, and are waited for all the same."""
+        """How many episodes without a request the wave waits for."""
         self._changed = changed
 
     @property
     def alive(self) -> int:
-        """Episodes that have not left, those not yet begun included."""
+        """The number of episodes that have not left. It includes those that have not begun."""
         return self._episodes - self._left
 
     @contextmanager
     def episode(self) -> Iterator[None]:
-        """Everything one episode asks of the engine happens in here; however it ends, nobody waits for it any more.
+        """Hold this open while one episode uses the engine. After it no wave waits for the episode.
 
-        Raises ValueError when more than the promised number enter.
+        Raises ValueError when more episodes enter than were promised.
         """
         if self._entered == self._episodes:
             raise ValueError(f"lockstep was promised {self._episodes} episodes, and one more has begun")
@@ -82,14 +82,14 @@ class Lockstep:
             self._changed(lambda: self._leave(seat, for_good=True))
 
     def begin_again(self) -> None:
-        """The episode whose task calls this begins anew: it counts from its next request on."""
+        """Tell that the current task's episode starts over: it counts from its next request on."""
         if (seat := _seat.get()) is not None:
             self._changed(lambda: self._leave(seat, for_good=False))
 
-    # For the worker, which holds its lock
+    # The worker calls these while it holds its lock
 
     def ask(self, answer: Future[Generation]) -> None:
-        """A request has come, made by the task that calls this."""
+        """Register a request of the current task."""
         if (seat := _seat.get()) is None:
             return
         seat.asked = answer
@@ -99,19 +99,19 @@ class Lockstep:
             self._expected = max(0, self._expected - 1)
 
     def is_complete(self, waiting: int) -> bool:
-        """So many requests are all that this wave is to have."""
+        """Whether this many waiting requests complete the wave."""
         return waiting >= len(self._joined) + self._expected
 
     def patience(self, waiting: int) -> float:
-        """Seconds without any news after which the wave begins as it is."""
+        """Seconds without a new request after which the wave starts incomplete."""
         return QUIET_S if waiting >= len(self._joined) else STUCK_S
 
     def go_on(self, waiting: int) -> None:
-        """Wait no more for those who are missing, until they ask."""
+        """Start without the missing episodes. They count again from their next request on."""
         missing = [seat for seat in self._joined if not seat.asking]
         if missing:
             log.warning(
-                "lockstep: %d episodes wait for their turn; of %d alive, the rest neither ask nor leave: going on "
+                "lockstep: %d episodes wait for their turn; the rest of the %d alive neither ask nor leave; continuing "
                 "without them, so results may depend on timing",
                 waiting,
                 self.alive,

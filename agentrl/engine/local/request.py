@@ -22,7 +22,7 @@ class Request:
     session_id: str = ""
     rid: str = ""
     loop: asyncio.AbstractEventLoop | None = None
-    """Where its caller waits."""
+    """The event loop in which the caller waits."""
     future: Future[Generation] = field(default_factory=Future)
     aborted: bool = False
     """Set by `abort`, from any thread."""
@@ -35,11 +35,11 @@ class Request:
 
     @property
     def abandoned(self) -> bool:
-        """Nobody waits for the answer any more: the caller was cancelled, or its event loop is closed."""
+        """Whether nobody waits for the answer: the caller was cancelled, or its event loop is closed."""
         return self.future.cancelled() or (self.loop is not None and self.loop.is_closed())
 
     def content(self) -> tuple[Any, ...]:
-        """An order of requests that does not depend on when they came, nor on random ids unless all else is equal."""
+        """A sort key that does not depend on arrival times. Random ids decide only if all else is equal."""
         return self.input_ids, self.sampling.seed, self.session_id, self.rid
 
 

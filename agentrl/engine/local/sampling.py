@@ -1,4 +1,4 @@
-"""Sampling parameters as SGLang spells them, read strictly, and the draw of a token that they describe."""
+"""Reads sampling parameters with SGLang's names, strictly, and draws tokens with them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     import torch
 
 _GREEDY_BELOW = 1e-6
-"""SGLang takes a smaller temperature for greedy (sampling_params.py, _SAMPLING_EPS)."""
+"""SGLang treats a smaller temperature as greedy (sampling_params.py, _SAMPLING_EPS)."""
 
 _MAX_TEMPERATURE = 1e6
-"""All tokens are as good as equally likely long before; infinity is not JSON."""
+"""Far below this temperature all tokens are practically equally likely. JSON has no infinity."""
 
 _HARMLESS = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval", "custom_params"}
 )
-"""They change how SGLang shows text, not what it samples."""
+"""These change how SGLang shows text, not what it samples."""
 
 _NEUTRAL: Mapping[str, Any] = {
     "n": 1,
@@ -32,7 +32,7 @@ _NEUTRAL: Mapping[str, Any] = {
     "repetition_penalty": 1,
     "logit_bias": {},
 }
-"""They change the distribution, unless they have this value."""
+"""These change the distribution, unless they have this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = -1
     max_new_tokens: int | None = None
-    """None: as many as the context holds."""
+    """None means as many as the context holds."""
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -55,15 +55,15 @@ class Sampling:
 
     @property
     def truncated(self) -> bool:
-        """Some tokens are out of the draw."""
+        """Whether top-k or top-p excludes tokens from the draw."""
         return not self.greedy and (self.top_p < 1.0 or self.top_k > 0)
 
     @classmethod
     def read(cls, params: Mapping[str, Any]) -> Sampling:
-        """Check `params`. None is absent; without `sampling_seed` a fresh one is drawn.
+        """Check `params`. A None counts as absent. Without `sampling_seed` a random one is drawn.
 
-        Raises RequestError that names the parameter: an unknown one could change what is sampled, and log-probs that
-        describe another distribution spoil training in silence.
+        Raises RequestError with the name of the parameter. An unknown parameter could change the distribution, and then
+        the trainer would assume another distribution without any sign of it.
         """
         if not isinstance(params, Mapping):
             raise RequestError(f"sampling parameters must be a mapping of names to values, not {params!r:.200}")
@@ -143,7 +143,7 @@ def _refused(name: str, wanted: str, value: object) -> RequestError:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1 - 2**-48], a hash of the two: the randomness of the token at `position` of its sequence.
+    """The random number in [0, 1 - 2**-48] for the token at `position` of its sequence: a hash of seed and position.
 
     SplitMix64's finaliser (Steele, Lea and Flood, 2014), applied to the seed and again with the position.
     """
@@ -151,7 +151,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _mix(value: int) -> int:
-    """48 bits; fewer than a double holds, so that `uniform * total` stays below `total`."""
+    """A hash of 48 bits. A double holds more bits, so `uniform * total` stays below `total`."""
     z = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -161,11 +161,11 @@ def _mix(value: int) -> int:
 def draw(
     logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
 ) -> tuple[list[int], list[float]]:
-    """One token a row of `logits` [rows, vocabulary], and its natural log-prob.
+    """Draw one token for each row of `logits` [rows, vocabulary]. Returns the tokens and their natural log-probs.
 
-    The log-prob is SGLang's (srt/layers/sampler.py): under softmax(logits / temperature) before top-k and top-p take
-    tokens out, and at temperature 0 under softmax(logits). A row's token depends on its own logits, parameters and
-    `uniform(seed, position)`: inverse transform sampling over the tokens in order of their ids.
+    The log-prob is defined as in SGLang (srt/layers/sampler.py): under softmax(logits / temperature), before top-k and
+    top-p exclude tokens. At temperature 0 it is under softmax(logits). A row's token depends only on its own logits,
+    parameters and `uniform(seed, position)`: inverse transform sampling over the tokens in order of their ids.
     """
     import torch
 
@@ -174,7 +174,7 @@ def draw(
     cumulative = _truncate(log_probs.exp().double(), samplings).cumsum(dim=-1)
     points = [[uniform(s.seed, position)] for s, position in zip(samplings, positions, strict=True)]
     targets = torch.tensor(points, dtype=torch.float64, device=logits.device) * cumulative[:, -1:]
-    # NaN is found behind the last token; the row's log-prob is NaN then, and says so.
+    # With NaN the search ends after the last token. The row's log-prob is then NaN, too.
     tokens = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[-1] - 1)
     greedy = [row for row, s in enumerate(samplings) if s.greedy]
     if greedy:
@@ -183,7 +183,7 @@ def draw(
 
 
 def _truncate(probs: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Zero what top-k and top-p leave out, both judged on the whole distribution, as SGLang's torch sampler does."""
+    """Zero the tokens that top-k or top-p excludes. Both use the whole distribution, as in SGLang's torch sampler."""
     import torch
 
     rows = [row for row, s in enumerate(samplings) if s.truncated]

@@ -27,15 +27,15 @@ _EXIT_S = 10.0
 
 @atexit.register
 def _end_threads() -> None:
-    """A thread that is still in torch when the interpreter goes would abort the process, its work already done."""
+    """End all threads at exit. A thread still in torch when the interpreter exits would abort the process."""
     for worker in list(_at_exit):
         worker.end(_EXIT_S)
 
 
 class Worker:
-    """Owns the batch and its thread, and knows nothing of the engine in front of it.
+    """Owns the batch and its thread, but holds no reference to its engine.
 
-    So an engine that nobody holds any more can be collected, though its thread is alive: that ends the thread.
+    So an unused engine can be garbage-collected while its thread is alive. Its collection ends the thread.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -51,10 +51,10 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._held = 0
-        """How many wait for the thread to pause between two steps."""
+        """How many callers wait for the thread to pause between two steps."""
 
     def submit(self, request: Request) -> None:
-        """Queue a request. The first starts the thread, as does the first after a thread that died."""
+        """Queue a request. Starts the thread if it does not run, or has died."""
         self._check_process()
         with self._wake:
             if self._closed:
@@ -77,13 +77,13 @@ class Worker:
 
     def stop(self) -> None:
         """Tell the thread to end; does not wait for it."""
-        if os.getpid() == self._pid:  # elsewhere there is no thread, and its locks may be held for ever
+        if os.getpid() == self._pid:  # a forked process has no thread, and its locks may be held forever
             with self._wake:
                 self._closed = True
                 self._wake.notify()
 
     def end(self, seconds: float) -> None:
-        """Tell the thread to end, and wait for it, so long at most."""
+        """Tell the thread to end, and wait at most `seconds` for it."""
         self.stop()
         if os.getpid() == self._pid and self._thread is not None:
             self._thread.join(seconds)
@@ -96,7 +96,7 @@ class Worker:
 
     @contextmanager
     def between_steps(self) -> Iterator[Batch]:
-        """Keep the thread from its next step. Waiting for its lock alone would not do: it takes it back too soon."""
+        """Keep the thread from its next step. Its lock is not enough, because the thread takes it again too fast."""
         self._check_process()
         with self._wake:
             self._held += 1
@@ -110,7 +110,7 @@ class Worker:
 
     @contextmanager
     def lockstep(self, episodes: int) -> Iterator[Lockstep]:
-        """Let requests begin in waves. Raises EngineError while requests run or another lockstep is open."""
+        """Start requests in waves. Raises EngineError while requests run or another lockstep is open."""
         self._check_process()
         with self._wake:
             if self._lockstep is not None or self._waiting or self._running:
@@ -146,7 +146,7 @@ class Worker:
                 try:
                     with self._stepping:
                         self._turn()
-                except Exception as exc:  # what Batch does not pin on a row
+                except Exception as exc:  # an error that Batch does not attribute to a row
                     log.exception("LocalEngine: a step failed")
                     self._fail_running(EngineError(f"a step failed: {type(exc).__name__}: {exc}"))
         except BaseException as exc:
@@ -165,7 +165,7 @@ class Worker:
                 _settle(request, EngineError(error))
 
     def _collect(self) -> bool:
-        """Wait for something to do and move what may begin to the backlog. False: closed."""
+        """Wait for requests and move those that may begin to the backlog. False if the worker is closed."""
         with self._wake:
             while not self._closed:
                 if self._held:
@@ -188,14 +188,14 @@ class Worker:
             return False
 
     def _drop_waiting(self) -> None:
-        """Answer requests aborted, and forget those that nobody waits for, before they began."""
+        """Answer aborted requests that have not begun, and drop those that nobody waits for."""
         for request in self._waiting:
             if request.aborted:
                 self._answer(Finished(request, "abort"))
         self._waiting = [request for request in self._waiting if not request.aborted and not request.abandoned]
 
     def _turn(self) -> None:
-        """Let requests leave and enter, then decode one token for each row."""
+        """Remove ended requests, admit new ones, then decode one token for each row."""
         for request in self._batch.requests:
             if request.aborted or request.abandoned:
                 self._batch.remove(request)
@@ -234,7 +234,7 @@ class Worker:
         _settle(request, generation)
 
     def _fail_running(self, error: EngineError) -> None:
-        """Fail what was begun; what waits in the queue is not at fault."""
+        """Fail all requests that have begun. Waiting requests are not at fault."""
         self._batch.clear()
         queued = set(self._backlog)
         with self._wake:

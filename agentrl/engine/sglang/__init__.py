@@ -1,4 +1,4 @@
-"""SGLang's HTTP API: the client, a server that speaks it, and the words on the wire. Imports aiohttp."""
+"""SGLang's HTTP API: the client, a server with the same endpoints, and the format of the messages. Imports aiohttp."""
 
 from agentrl.engine.sglang.client import SGLangEngine
 

@@ -1,4 +1,4 @@
-"""Who may use the server: those who know the key, or all who reach it, but no web page. docs/serve.md says it."""
+"""Decides who may use the server: everybody with the key, or without a key everybody but web pages (docs/serve.md)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from agentrl.errors import ConfigError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _PUBLIC_PATHS = frozenset({"/health", "/health_generate"})
-"""Asked by routers and supervisors, who have no key and use any name. They tell nothing."""
+"""Routers and supervisors request these without a key and under any name. The answers reveal nothing."""
 _WEIGHTS = frozenset({"/update_weights_from_disk"})
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rules of one server that listens at `host`. Raises ConfigError for a host or key that cannot be."""
+    """The rules of one server that listens at `host`. Raises ConfigError for an invalid host or key."""
 
     host: str
     api_key: str | None = None
@@ -36,12 +36,12 @@ class Access:
             raise ConfigError("the api key must be printable ASCII without spaces, and not empty")
 
     def refusal(self, request: web.Request) -> tuple[int, str] | None:
-        """The status and reason for which a request is turned away."""
+        """The status and reason if a request is refused. None if it is allowed."""
         if request.path in _PUBLIC_PATHS:
             return None
         reason = self._refuse_page(request) if self.api_key is None else self._stranger(request, self.api_key)
         if reason is None and request.path in _WEIGHTS and request.content_type != "application/json":
-            reason = 415, "weights are changed by a request of Content-Type application/json"
+            reason = 415, "a request that changes weights needs the Content-Type application/json"
         return reason
 
     def _stranger(self, request: web.Request, api_key: str) -> tuple[int, str] | None:
@@ -54,11 +54,11 @@ class Access:
         )
 
     def _refuse_page(self, request: web.Request) -> tuple[int, str] | None:
-        """A page in a browser on this machine or network, which reaches what its author cannot."""
+        """Refuse web pages: a page in a local browser reaches servers that its author cannot reach."""
         host = request.headers.get("Host")
         if host is not None and not self._is_own_name(host):
             return 403, (
-                "this server goes by another name than the Host header says, as in DNS rebinding; "
+                "the Host header does not name this server, as in DNS rebinding; "
                 "use its IP address, start it with --host NAME, or give it an --api-key"
             )
         origin = request.headers.get("Origin")
@@ -68,7 +68,7 @@ class Access:
         return None
 
     def _is_own_name(self, host_header: str) -> bool:
-        """An address, or a name of this machine: no name that a stranger could point here."""
+        """Whether it is an address or a name of this machine. A stranger could point any other name here."""
         try:
             name = URL(f"http://{host_header}").host or ""
         except ValueError:
@@ -78,17 +78,17 @@ class Access:
 
 
 def exposure(host: str, api_key: str | None) -> str | None:
-    """A warning, where others than this machine's users may use the server and change its weights."""
+    """A warning if people other than this machine's users can use the server. None if not."""
     if api_key is not None or host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
         return None
     return (
-        f"listening at {host} without a key: whoever reaches it may generate, abort and change the weights; "
+        f"listening at {host} without a key: everybody who reaches it may generate, abort and change the weights; "
         "give it an --api-key, or keep the port behind a firewall"
     )
 
 
 def guard(access: Access) -> Middleware:
-    """The rules as a middleware."""
+    """A middleware that enforces the rules."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

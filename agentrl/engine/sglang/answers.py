@@ -1,5 +1,5 @@
-"""A server's answers, read and checked. What all answers have in common is read here and nowhere else; what slime's
-patches add to `meta_info` stays in `Generation.meta`."""
+"""Reads and checks a server's answers. Only this module knows their common fields. Fields that slime's patches add to
+`meta_info` stay in `Generation.meta`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from agentrl.errors import EngineError
 from agentrl.types import FinishReason
 
 _TOKEN_IDS = 2**31
-"""Tokenizers and tensors hold ids in 32 bits."""
+"""The bound of token ids: tokenizers and tensors hold them in 32 bits."""
 _MAX_LOG_PROB = 1e-4
-"""The most by which a log-prob may exceed 0: what a Trajectory allows."""
+"""Rounding may lift a log-prob this far above 0. A Trajectory allows the same."""
 _MIN_LOG_PROB = -1e38
-"""Below it a float32 is infinite."""
+"""A smaller number is infinite as a float32."""
 _READ_FIELDS = frozenset({"output_token_logprobs", "input_token_logprobs"})
-"""Left out of `Generation.meta`: `tokens` and `log_probs` hold them, and a list for each token costs 200 bytes."""
+"""Not copied to `Generation.meta`, because `tokens` and `log_probs` hold them and each token would cost 200 bytes."""
 
 
 class _FieldError(ValueError):
-    """A field has no value that a trainer could use."""
+    """The value of a field is of no use to a trainer."""
 
 
 def read_generation(answer: bytes, where: str, vocab_size: int | None = None) -> Generation:
-    """Read and check an answer. Without `vocab_size`, any id that fits into 32 bits is taken for a token.
+    """Read and check an answer. Without `vocab_size`, any id of 32 bits is accepted.
 
-    Raises EngineError that names the server and the field, for anything from which a trainer could not train.
+    Raises EngineError with the server and the field if a trainer could not use the answer.
     """
     try:
         meta = _object(_object(json.loads(answer), "the answer").get("meta_info"), "meta_info")
@@ -51,7 +51,7 @@ def read_generation(answer: bytes, where: str, vocab_size: int | None = None) ->
 
 
 def error_message(answer: bytes) -> str:
-    """What an error response says: SGLang's {"error": {"message"}}, its {"message"}, FastAPI's {"detail"}, or text."""
+    """An error response's message: SGLang's {"error": {"message"}} or {"message"}, FastAPI's {"detail"}, or text."""
     try:
         said = json.loads(answer)
         for key in ("error", "message", "detail"):
@@ -132,7 +132,7 @@ def _version(value: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """One short line. Integers of thousands of digits cannot be printed, nor can deep lists."""
+    """A short line for any value. Python cannot print integers of thousands of digits, or deep lists."""
     if isinstance(value, int) and abs(value) >= 2**128:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, list | dict):

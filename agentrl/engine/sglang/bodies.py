@@ -1,4 +1,4 @@
-"""The bodies of requests to the server, read strictly: what is not served is refused by name, never ignored."""
+"""Reads the bodies of requests to the server strictly. An unsupported field is refused by name, never ignored."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TOKEN_IDS = 2**31
 _GREEDY_BELOW = 1e-6  # SGLang's
 _MAX_TEMPERATURE = 1e6
 _STOPS, _STOP_CHARACTERS = 256, 65_536
-"""Each step of each request looks for all its stop strings, on everybody's time."""
+"""Limits, because every step of a request searches all its stop strings and delays the other requests."""
 
-# What an Engine obeys, and the types JSON may bring it in.
+# The parameters that an Engine obeys, with their types in JSON.
 _OBEYED: Mapping[str, tuple[type, ...]] = {
     "temperature": (float, int),
     "top_p": (float, int),
@@ -28,9 +28,9 @@ _OBEYED: Mapping[str, tuple[type, ...]] = {
     "stop_token_ids": (list,),
     "sampling_seed": (int,),
 }
-# They change only `text`, or nothing here.
+# These change only `text`, or nothing here.
 _TEXT_ONLY = frozenset({"skip_special_tokens", "no_stop_trim", "spaces_between_special_tokens", "stream_interval"})
-# What SGLang takes besides, at the values that mean nothing.
+# Other parameters of SGLang, with the values that change nothing.
 _PARAMETER_DEFAULTS: Mapping[str, Any] = {
     "min_p": 0.0,
     "min_new_tokens": 0,
@@ -41,7 +41,7 @@ _PARAMETER_DEFAULTS: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
 }
 _SERVED = frozenset({"text", "input_ids", "sampling_params", "return_logprob", "stream", "rid"})
-# Of the fields of SGLang's GenerateReqInput, those that route, label or log a request and leave its answer as it is.
+# Fields of SGLang's GenerateReqInput that route, label or log a request and do not change its answer.
 _HARMLESS = frozenset(
     {
         "cache_salt", "conversation_id", "custom_labels", "data_parallel_rank", "external_trace_header", "extra_key",
@@ -68,7 +68,7 @@ def read_json(raw: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class GenerateBody:
-    """What /generate is asked. Either `text` or `input_ids` is there."""
+    """The body of /generate. It has either `text` or `input_ids`."""
 
     text: str | None
     input_ids: list[int] | None
@@ -99,7 +99,7 @@ class GenerateBody:
 
 @dataclass(frozen=True, slots=True)
 class UpdateBody:
-    """What /update_weights_from_disk is asked."""
+    """The body of /update_weights_from_disk."""
 
     model_path: str
     weight_version: str | None
@@ -118,7 +118,7 @@ class UpdateBody:
 
 
 def read_sampling_params(given: Any) -> SamplingParams:
-    """Take over what an Engine obeys; null means not given, as slime sends it. Raises RequestError."""
+    """Read the parameters that an Engine obeys. A null counts as absent, since slime sends it. Raises RequestError."""
     if not isinstance(given, dict | None):
         raise RequestError("sampling_params must be an object")
     params: dict[str, Any] = {"max_new_tokens": _MAX_NEW_TOKENS}
@@ -143,8 +143,8 @@ def read_sampling_params(given: Any) -> SamplingParams:
 
 
 def check_sampling_params(params: Mapping[str, Any]) -> None:
-    """Refuse what no engine can obey. A worker of SGLang may die of it, and everybody's requests with it: top_k = 2**63
-    does that. What an engine may not know is left for it to say. Raises RequestError."""
+    """Refuse values that no engine can obey. Some of them, such as top_k = 2**63, kill a worker of SGLang and with it
+    all its requests. Unknown parameters are left to the engine. Raises RequestError."""
     numbers = {name: value for name, value in params.items() if type(value) in (int, float)}
     _check_ranges({"max_new_tokens": 0, **numbers})
     if not -(2**63) <= (seed := numbers.get("sampling_seed", 0)) < 2**63:
@@ -157,7 +157,7 @@ def check_sampling_params(params: Mapping[str, Any]) -> None:
 
 
 def _check_ranges(params: Mapping[str, Any]) -> None:
-    """SGLang's rules and words, and bounds where 64 bits or a float32 end."""
+    """Check ranges with SGLang's rules and messages, and with the bounds of 64 bits and float32."""
     if params["max_new_tokens"] < 0:
         raise RequestError(f"max_new_tokens must be at least 0, got {params['max_new_tokens']}.")
     temperature = params.get("temperature", 1.0)
@@ -231,7 +231,7 @@ def _refuse_unserved(
 
 
 def _is_empty(value: Any) -> bool:
-    """How SGLang spells "not given"."""
+    """Whether the value means "not given" in SGLang."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
@@ -240,7 +240,7 @@ def _is_default(defaults: Mapping[str, Any], name: str, value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """One short line. Integers of thousands of digits cannot be printed, nor can deep lists."""
+    """A short line for any value. Python cannot print integers of thousands of digits, or deep lists."""
     if isinstance(value, list | dict):
         return f"a {'list' if isinstance(value, list) else 'dict'} of {len(value)}"
     if isinstance(value, int) and not math.isfinite(_float(value)):

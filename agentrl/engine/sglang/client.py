@@ -30,17 +30,17 @@ from agentrl.errors import ConfigError, EngineError
 _log = logging.getLogger(__name__)
 
 _ABORT_PAUSE_S = 0.05
-"""First wait before an abort is sent again; then doubling."""
+"""Seconds before an abort is sent again. The wait doubles each time."""
 _MAX_RETRY_AFTER_S = 60.0
-"""A server that asks for more patience than this is asked again nevertheless."""
+"""The longest Retry-After that is honoured."""
 _ROUTING_KEY = "X-SMG-Routing-Key"
 _KEY_CHARACTERS = 1024
-"""Servers bound the length of a header."""
+"""The maximum length of a routing key, since servers limit headers."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A call of `generate` in progress: what `abort` needs to know of it."""
+    """A call of `generate` in progress, with the data that `abort` needs."""
 
     rid: str
     wire_rid: str = ""
@@ -50,13 +50,13 @@ class _Request:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def abort(self) -> None:
-        """May be called from any thread."""
+        """Abort the call. Safe from any thread."""
         self.aborted = True
         with suppress(RuntimeError):  # its loop is closed
             self.loop.call_soon_threadsafe(self._wake.set)
 
     async def pause(self, seconds: float) -> None:
-        """Wait, but not for what is aborted."""
+        """Wait, or return early on an abort."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -67,17 +67,17 @@ class SGLangEngine(AsyncClosing):
 
     `timeout` is in seconds, for the whole answer of one attempt. `retries` counts further attempts after refused or
     lost connections and the statuses 408, 429, 500, 502, 503 and 504. Between attempts it waits 0.5 s, 1 s, 2 s, ... at
-    most 15 s, less up to 50 % random jitter, and never less than the server's `Retry-After` (of at most 60 s).
+    most 15 s, with up to 50 % random jitter. It never waits less than the server's `Retry-After` (of at most 60 s).
 
-    `api_key` is sent as `Authorization: Bearer`; without one, that of the environment variable AGENTRL_API_KEY. A URL
-    with a user name and password has them sent as Basic instead. `ca` is a PEM file with the certificates to trust, for
-    a server whose own is not signed by a known authority; the environment variable SSL_CERT_FILE does the same.
+    `api_key` is sent as `Authorization: Bearer`. Its default is the environment variable AGENTRL_API_KEY. A user name
+    and password in the URL are sent as Basic instead. `ca` is a PEM file with the certificates to trust, for a server
+    whose certificate is not signed by a known authority. The environment variable SSL_CERT_FILE does the same.
 
-    With `vocab_size` a prompt or answer with a token id beyond it is an error; without, any of 32 bits will do. `extra`
-    holds further fields of the request body, say `{"return_routed_experts": True}`; what they bring back is in
+    With `vocab_size` a token id beyond it in a prompt or answer is an error. Without it, any id of 32 bits is accepted.
+    `extra` holds more fields for the request body, such as `{"return_routed_experts": True}`. Their results are in
     `Generation.meta`, SGLang's `meta_info` without the log-probs.
 
-    Requests of a session carry the header X-SMG-Routing-Key, by which a router keeps them on one worker and its cache.
+    Requests of a session carry the header X-SMG-Routing-Key. A router uses it to keep them on one worker and its cache.
     """
 
     def __init__(
@@ -108,15 +108,15 @@ class SGLangEngine(AsyncClosing):
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
-        """Continue `input_ids`; sampling parameters are passed on as given, unless no engine could obey them.
+        """Continue `input_ids`. Sampling parameters are passed on unchanged, unless no engine could obey them.
 
-        Generating twice costs time and changes nothing, so an attempt without an answer is made again; a refusal (an
-        over-long prompt, say) is final and raises RequestError with SGLang's own words. Cancellation and time-out abort
-        the request at the worker before they are raised.
+        Generating twice costs time but changes nothing, so an attempt without an answer is repeated. A refusal (of an
+        over-long prompt, for example) is final and raises RequestError with SGLang's message. Cancellation and time-out
+        abort the request at the worker before they are raised.
         """
         check_sampling_params(sampling_params)
         fields = {
-            # What the trainer sees is token ids; text is only read by people, and they want to see all of it.
+            # The trainer uses token ids. Only people read the text, and they want to see all of it.
             "sampling_params": {
                 **sampling_params,
                 "skip_special_tokens": False,
@@ -133,7 +133,7 @@ class SGLangEngine(AsyncClosing):
         self._requests[id(request)] = request
         try:
             for attempt in count(1):
-                # A worker may still hold the rid of a lost attempt, and refuses to have it twice.
+                # A worker may still hold the rid of a lost attempt, and refuses duplicates.
                 request.wire_rid = f"{request.rid}-{uuid4().hex}"
                 body = _body(history, {**fields, "rid": request.wire_rid})
                 try:
@@ -165,10 +165,10 @@ class SGLangEngine(AsyncClosing):
         return read_generation(answer, where, self._vocab_size)
 
     async def abort(self, rid: str | None = None) -> None:
-        """End the requests of this rid, or all requests of the workers, whoever sent them. Never raises.
+        """End the requests of this rid, or all requests of the workers, even those of other clients. Never raises.
 
-        A worker forgets an abort that overtakes its request, in a router's queue say; so it is sent again until the
-        requests of this engine are gone, for at most 5 s.
+        An abort may overtake its request, for example in a router's queue, and the worker then forgets it. So the abort
+        is sent again until the requests of this engine are gone, for at most 5 s.
         """
         requests = [request for request in list(self._requests.values()) if rid in (None, request.rid)]
         for request in requests:
@@ -182,9 +182,9 @@ class SGLangEngine(AsyncClosing):
             commands = [{"rid": request.wire_rid} for request in requests if not request.gone]
 
     async def context_length(self) -> int:
-        """The longest sequence that every living worker takes, in tokens, as their /server_info says; asked once.
+        """The longest sequence that every living worker accepts, in tokens, from their /server_info. Asked once.
 
-        Raises EngineError when no worker answers, or one does not say.
+        Raises EngineError when no worker answers, or an answer lacks the length.
         """
         if self._context_length is None:
             self._context_length = await self._workers.context_length()
@@ -198,7 +198,7 @@ class SGLangEngine(AsyncClosing):
         await self._connections.close()
 
     async def _abandon(self, wire_rid: str) -> None:
-        """End a request that nobody waits for any more, even if the waiting for this is cancelled in turn."""
+        """End a request that nobody waits for. A second cancellation does not stop this."""
         task = asyncio.create_task(self._workers.abort({"rid": wire_rid}))
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
@@ -206,7 +206,7 @@ class SGLangEngine(AsyncClosing):
 
 
 def _body(history: list[bytes], fields: Mapping[str, Any]) -> bytes:
-    """`json.dumps({"input_ids": [...], **fields})`, the ids being encoded already."""
+    """`json.dumps({"input_ids": [...], **fields})` with ids that are already encoded."""
     try:
         rest = json.dumps(fields)[1:].encode()
     except (TypeError, ValueError) as exc:
@@ -215,12 +215,12 @@ def _body(history: list[bytes], fields: Mapping[str, Any]) -> bytes:
 
 
 def _backoff(attempt: int, retry_after: float) -> float:
-    """Seconds before the attempt after this one."""
+    """Seconds to wait after this attempt."""
     doubling: float = 0.25 * 2**attempt
     return max(min(15.0, doubling) * random.uniform(0.5, 1.0), min(retry_after, _MAX_RETRY_AFTER_S))
 
 
 def _routing_key(session_id: str) -> str:
-    """The session's id as the value of a header, whatever is in it: the same for the same id."""
+    """Turn any session id into a valid header value. Equal ids give equal values."""
     key = quote(session_id, safe=string.punctuation.replace("%", ""), errors="surrogatepass")
     return key if len(key) <= _KEY_CHARACTERS else hashlib.sha256(key.encode()).hexdigest()

@@ -26,30 +26,30 @@ _log = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "AGENTRL_API_KEY"
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-"""Overload, restarts and gateways in between. Any other error status is final."""
+"""The statuses of overload, restarts and gateways. Any other error status is final."""
 _REQUEST_AT_FAULT = frozenset({400, 413, 422})
-"""The request itself cannot be served."""
+"""The statuses that blame the request itself."""
 _CONNECT_S = 30.0
 _CLOSE_S = 5.0
 _NONE: Mapping[str, str] = {}
 
 
 class UnavailableError(EngineError):
-    """This attempt got no answer; another one may, after `retry_after` seconds if the server named some."""
+    """This attempt got no answer, but another one may. `retry_after` is the wait that the server asked for."""
 
     retry_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, and the credentials for it. `url` holds none, so it may stand in errors and logs."""
+    """The URL of a server and the credentials for it. `url` holds no credentials, so errors and logs may show it."""
 
     url: str
     headers: Mapping[str, str]
 
     @classmethod
     def read(cls, url: str, api_key: str | None = None) -> Address:
-        """Check a URL. Without `api_key`, the one of the environment variable AGENTRL_API_KEY. Raises ConfigError."""
+        """Check a URL. The default of `api_key` is the environment variable AGENTRL_API_KEY. Raises ConfigError."""
         for name, value in (("url", url), ("api_key", api_key or "")):
             if not isinstance(value, str):
                 raise ConfigError(f"the engine's {name} must be text, not a {type(value).__name__}; put it in quotes")
@@ -78,9 +78,9 @@ def without_credentials(url: str) -> str:
 class Connections:
     """Sends requests from several event loops and threads.
 
-    aiohttp binds a session to the loop it was made in, and slime runs training and evaluation on loops of their own in
-    one process. A session holds its loop, so weak keys would keep nothing from leaking: `_session` closes those of dead
-    loops, `close` the rest.
+    aiohttp binds a session to the event loop in which it was made, and slime runs training and evaluation on two loops
+    in one process. A session holds its loop, so weak keys would not prevent leaks. `_session` closes the sessions of
+    dead loops, `close` closes the rest.
     """
 
     def __init__(self, address: Address, *, limit: int, ca: str | Path | None = None) -> None:
@@ -92,15 +92,15 @@ class Connections:
         self._closed = False
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
-        """The body of an answer with status 200.
+        """Send a POST and return the body of an answer with status 200.
 
-        Raises UnavailableError where another attempt may help, TimeoutError after `timeout_s`, RequestError where the
-        request is at fault, and EngineError for all else.
+        Raises UnavailableError if another attempt may help, TimeoutError after `timeout_s`, RequestError if the request
+        is at fault, and EngineError for every other problem.
         """
         return await self._ask("POST", url, timeout_s, body, headers)
 
     async def get(self, url: str, timeout_s: float) -> bytes:
-        """As `post`."""
+        """Send a GET. Raises the same errors as `post`."""
         return await self._ask("GET", url, timeout_s)
 
     async def _ask(
@@ -108,7 +108,7 @@ class Connections:
     ) -> bytes:
         session = await self._session()
         try:
-            # As BytesIO a body of megabytes is written in pieces, between which other requests get their turn.
+            # With BytesIO a body of megabytes is written in pieces, and other requests run in between.
             async with session.request(
                 method,
                 url,
@@ -155,14 +155,14 @@ class Connections:
 
 
 async def _close(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession) -> None:
-    """Close a session, whatever its loop does: a session may be closed by its own loop only."""
+    """Close a session in any state of its loop. Only its own loop may close it."""
     try:
         if loop.is_closed() or loop is asyncio.get_running_loop():
             await session.close()
         elif loop.is_running():
             closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
             await asyncio.wait([asyncio.wrap_future(closing)], timeout=_CLOSE_S)
-        else:  # stopped: it closes the session when it goes on, if it ever does
+        else:  # a stopped loop closes the session when it runs again
             loop.call_soon_threadsafe(lambda: loop.create_task(session.close()))
     except RuntimeError as exc:  # the loop has ended meanwhile
         _log.debug("a session of an event loop that ended is left to it: %s", exc)
@@ -186,7 +186,7 @@ def _tls(address: Address, ca: str | Path | None) -> ssl.SSLContext | bool:
 
 
 def _tls_error(url: str, exc: aiohttp.ClientSSLError) -> EngineError:
-    """A certificate stays what it is, so only a connection that broke off is worth another attempt."""
+    """The error for a TLS problem. Only a broken connection is worth another attempt: a certificate does not change."""
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
         return EngineError(
             f"{url}: the server's certificate is not trusted: {exc.certificate_error}; "
@@ -212,7 +212,7 @@ def _status_error(url: str, response: aiohttp.ClientResponse, answer: bytes) -> 
 
 
 def _retry_after(header: str) -> float:
-    """Seconds, given as a number or as a date; 0 for anything else."""
+    """Seconds from a Retry-After header, which holds a number or a date. 0 for any other text."""
     if re.fullmatch(r"[0-9]{1,9}", header.strip()):
         return float(header)
     try:

@@ -1,4 +1,4 @@
-"""The JSON of growing conversations, without writing old tokens again."""
+"""Encodes growing conversations as JSON without encoding old tokens again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from agentrl.errors import ConfigError, RequestError
 
 @dataclass(slots=True)
 class _Sent:
-    """What a session has sent: its ids, and their JSON in pieces, each but the first with its leading comma."""
+    """The ids that a session has sent, and their JSON in pieces. All pieces but the first begin with a comma."""
 
     ids: array[int] = field(default_factory=lambda: array("i"))
     pieces: list[bytes] = field(default_factory=list)
     at: float = 0.0
 
     def extend(self, ids: array[int], vocab_size: int | None) -> bool:
-        """Take over the ids after those known; False if the known ones are not a prefix of `ids`."""
+        """Add the new ids. False if the known ones are not a prefix of `ids`."""
         new = ids[len(self.ids) :]
         self.ids += new
         if self.ids != ids:
@@ -38,14 +38,14 @@ class _Sent:
 class HistoryEncoder:
     """`json.dumps(input_ids)` at the cost of the new tokens. Safe to share between threads.
 
-    A turn of an agent adds some hundred tokens to some ten thousand, but SGLang's request holds them all, and
-    `json.dumps` spends 80 ns on each: 6 ms of the event loop for 70,000 tokens, on every turn of every episode. So the
-    bytes of what a session has sent are kept, and only what is new is encoded. Comparing what is old costs under a
-    nanosecond a token, since a trajectory's ids are an array and are compared as such. The comparison is complete, so a
-    session that was restarted or rewritten is encoded afresh and never wrongly.
+    An agent's turn adds some hundred tokens to some ten thousand, but SGLang's request holds them all. `json.dumps`
+    spends 80 ns on each: 6 ms of the event loop for 70,000 tokens, on every turn of every episode. So this keeps the
+    bytes of each session and encodes only new ids. Comparing the old ids costs less than a nanosecond a token, because
+    a trajectory's ids are an array. All old ids are compared, so a restarted or rewritten session is encoded again in
+    full and never wrongly.
 
-    Memory is 11 bytes a token. The least recently used sessions go when `max_tokens` is exceeded, and those unused for
-    `idle_s` seconds. With `vocab_size`, new ids are held against it.
+    A token takes 11 bytes of memory. Sessions are dropped if they are unused for `idle_s` seconds. When `max_tokens` is
+    exceeded, the least recently used ones are dropped. With `vocab_size`, new ids are checked against it.
     """
 
     def __init__(self, *, vocab_size: int | None = None, max_tokens: int = 8_000_000, idle_s: float = 600.0) -> None:
@@ -57,9 +57,9 @@ class HistoryEncoder:
         self._lock = threading.Lock()
 
     def encode(self, session_id: str, input_ids: Sequence[int]) -> list[bytes]:
-        """The JSON array of `input_ids` without its brackets, in pieces to join. Nothing is kept for the session "".
+        """The JSON array of `input_ids` without its brackets, in pieces to join. The session "" is not kept.
 
-        Raises ConfigError for what is no token id, RequestError for one outside the vocabulary.
+        Raises ConfigError for a value that is not a token id, RequestError for an id outside the vocabulary.
         """
         ids = _token_ids(input_ids)
         with self._lock:
@@ -75,7 +75,7 @@ class HistoryEncoder:
             return list(sent.pieces)
 
     def __len__(self) -> int:
-        """How many sessions are kept."""
+        """The number of kept sessions."""
         return len(self._sent)
 
     def _trim(self) -> None:
@@ -94,7 +94,7 @@ class HistoryEncoder:
 
 
 def _check(ids: array[int], vocab_size: int | None) -> None:
-    """SGLang itself does not, and its worker may die of an id that its embedding does not have."""
+    """Check ids against the vocabulary. SGLang does not, and an id outside its embedding may kill the worker."""
     if vocab_size is not None and not 0 <= min(ids) <= max(ids) < vocab_size:
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise RequestError(
@@ -103,7 +103,7 @@ def _check(ids: array[int], vocab_size: int | None) -> None:
 
 
 def _token_ids(ids: Sequence[Any]) -> array[int]:
-    """As an array of int32, which a trajectory has already. Numbers of numpy and torch become plain ones."""
+    """The ids as an array of int32. A trajectory already has one. Numbers of numpy and torch are converted."""
     if isinstance(ids, array) and ids.typecode == "i":
         return ids
     try:

@@ -1,6 +1,6 @@
-"""SGLang's HTTP endpoints before any Engine, so that what speaks to SGLang speaks to it.
+"""Serves any Engine with SGLang's HTTP endpoints, so clients of SGLang can use it.
 
-`text` in answers is all that was sampled, as SGLang gives it with no_stop_trim and without skip_special_tokens.
+`text` in answers holds all sampled tokens, as SGLang gives it with no_stop_trim and without skip_special_tokens.
 Sampling parameters that an Engine cannot obey are refused, not ignored.
 """
 
@@ -27,13 +27,13 @@ from agentrl.errors import ConfigError, EngineError, RequestError
 _log = logging.getLogger(__name__)
 
 _BODY_BYTES = 32 << 20
-"""Three million token ids."""
+"""The limit of a body: about three million token ids."""
 _TOKEN_CHARACTERS = 256
-"""More than a token has, spaces in a row included: a longer text than this times the context is refused unread."""
+"""More characters than any token has, even a run of spaces. A text longer than this times the context is refused."""
 
 
 class _Server:
-    """One engine and the requests it is working on."""
+    """One engine and its running requests."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class _Server:
         self._decode = decode
         self._running: dict[str, int] = {}
         """Prompt tokens of each request, by rid."""
-        # One thread, so that a long text does not stop the server, and no two use the tokenizer at once.
+        # A thread, so that a long text does not block the server. Only one, so that the tokenizer has one user.
         self._encoding = ThreadPoolExecutor(1, "agentrl-tokenizer")
         self._paused = False
         self._waiting: dict[str, asyncio.Future[bool]] = {}
-        """Requests that came while generation was paused: true lets them start, false aborts them."""
+        """Requests that came while generation was paused. True starts a request, False aborts it."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -125,7 +125,7 @@ class _Server:
         return ids
 
     async def _fit(self, prompt: int, sampling_params: SamplingParams) -> None:
-        """SGLang's own rule and words: it does not shorten what was asked for."""
+        """Check lengths with SGLang's rule and messages. It does not shorten a request."""
         context, new = await self._engine.context_length(), sampling_params["max_new_tokens"]
         if prompt >= context:
             raise RequestError(
@@ -166,7 +166,7 @@ class _Server:
         return web.Response()
 
     async def model_info(self, request: web.Request) -> web.Response:
-        # Not part of the Engine protocol: an engine whose weights change has it as an attribute.
+        # Not part of the Engine protocol. An engine whose weights change has this attribute.
         weight_version = getattr(self._engine, "weight_version", None) or "default"
         return web.json_response(
             {
@@ -192,7 +192,7 @@ class _Server:
         )
 
     async def workers(self, request: web.Request) -> web.Response:
-        """A router that routes to itself, so that one address serves as both."""
+        """The list of a router that routes to itself, so one address serves as router and worker."""
         url = str(request.url.origin())
         worker = {"id": url, "url": url, "model_id": self._model_name, "worker_type": "regular", "is_healthy": True}
         return web.json_response({"workers": [worker], "total": 1})
@@ -230,7 +230,7 @@ class _Server:
         return web.Response()
 
     async def pause_generation(self, request: web.Request) -> web.Response:
-        """What slime sends before a weight update: running requests are aborted, new ones wait."""
+        """Abort running requests and hold new ones. slime sends this before a weight update."""
         if (mode := read_json(await request.read()).get("mode", "abort")) != "abort":
             raise RequestError(f'pause_generation: mode {mode!r} is not supported here, only "abort"')
         self._paused = True
@@ -245,11 +245,11 @@ class _Server:
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """Accepted, as clients insist on it; an Engine keeps its cache true to its weights by itself."""
+        """Does nothing, but clients need an answer. An Engine itself drops cache entries of old weights."""
         return web.Response(text="Cache flushed.\n")
 
     async def update_weights_from_disk(self, request: web.Request) -> web.Response:
-        """Take over the weights of a Hugging Face folder; generations that run go on with them."""
+        """Load the weights of a Hugging Face folder. Running generations continue with them."""
         body = UpdateBody.read(read_json(await request.read()))
         load = getattr(self._engine, "load_weights", None)
         if load is None:
@@ -263,7 +263,7 @@ class _Server:
 
         try:
             await asyncio.to_thread(update)
-        except Exception as exc:  # the folder's boundary: one answer, so that nobody learns which folders exist
+        except Exception as exc:  # the folder's boundary: one answer, so it does not reveal which folders exist
             _log.warning("update_weights_from_disk %r: %s: %s", body.model_path, type(exc).__name__, exc)
             raise RequestError(
                 "update_weights_from_disk: model_path is no folder with weights of this model; see the server's log"
@@ -276,7 +276,7 @@ class _Server:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors in SGLang's form. 400 blames the request, and clients do not repeat it; 500 the engine."""
+    """Turn errors into SGLang's form. 400 blames the request, so clients do not repeat it. 500 blames the engine."""
     try:
         return await handler(request)
     except (RequestError, ConfigError) as exc:
@@ -287,14 +287,14 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, message = 413, f"the body has more than {_BODY_BYTES} bytes"
     except web.HTTPException:
         raise
-    except Exception as exc:  # noqa: BLE001 - the boundary of a request: no other suffers from it
+    except Exception as exc:  # noqa: BLE001 - the boundary of a request: it must not harm other requests
         _log.exception("%s", request.path)
         status, message = 500, f"{type(exc).__name__}: {exc}"
     return web.json_response({"error": {"message": message}}, status=status)
 
 
 async def _stream(request: web.Request, answer: Mapping[str, Any]) -> web.StreamResponse:
-    """Server-sent events. An Engine answers in one piece, so there is one event with all of it."""
+    """Answer with server-sent events. An Engine answers in one piece, so there is only one event."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b"data: " + json.dumps(answer).encode() + b"\n\ndata: [DONE]\n\n")
@@ -311,11 +311,11 @@ def create_app(
     host: str = "127.0.0.1",
     api_key: str | None = None,
 ) -> web.Application:
-    """The endpoints as an aiohttp application; the engine stays the caller's to close.
+    """The endpoints as an aiohttp application. The caller owns the engine and must close it.
 
-    Run it with `handler_cancellation=True`, as `running_server` does, or a client that goes away leaves its generation
-    running. Without `encode` requests must bring input_ids; without `decode` the `text` of answers is empty. `host` is
-    the name it is reached by: docs/serve.md says who may use it.
+    Run it with `handler_cancellation=True`, as `running_server` does. Without that, the generation of a client that
+    disconnects keeps running. Without `encode`, requests need input_ids. Without `decode`, the `text` of answers is
+    empty. `host` is the server's own name; docs/serve.md says who may use it.
     """
     server = _Server(engine, model_name, encode, decode)
     access = guard(Access(host, api_key))
@@ -326,7 +326,7 @@ def create_app(
         server.stop_encoding()
         await server.abort()
 
-    # Connections are waited for after this signal: what is running ends here, and its client gets what there is.
+    # aiohttp waits for connections after this signal. So running requests end here, with the tokens they have.
     app.on_shutdown.append(end)
     return app
 
@@ -342,10 +342,10 @@ async def running_server(
     decode: Callable[[Sequence[int]], str] | None = None,
     api_key: str | None = None,
 ) -> AsyncIterator[str]:
-    """Serve while the context lasts, and yield the server's URL. Port 0 takes a free one.
+    """Serve while the context is open, and yield the server's URL. Port 0 picks a free port.
 
-    At the end running generations are aborted, and their clients get what there is. Raises OSError for a taken port,
-    ConfigError for a host or key that cannot be.
+    At the end running generations are aborted, and their clients get the tokens sampled so far. Raises OSError for a
+    taken port, ConfigError for an invalid host or key.
     """
     app = create_app(engine, model_name=model_name, encode=encode, decode=decode, host=host, api_key=api_key)
     if warning := exposure(host, api_key):
@@ -370,7 +370,7 @@ async def serve(
     api_key: str | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM (so: in the main thread), or cancellation. `on_ready` is told the URL."""
+    """Serve until SIGINT, SIGTERM or cancellation. Needs the main thread. Calls `on_ready` with the URL."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)

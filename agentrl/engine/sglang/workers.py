@@ -1,4 +1,4 @@
-"""The workers behind a URL, and what one asks of each: to abort, and how long a sequence may be."""
+"""The workers behind a URL, and the requests that go to each of them: aborts, and the context length."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from agentrl.errors import EngineError
 _log = logging.getLogger(__name__)
 
 CONTROL_S = 5.0
-"""Seconds for a control request (abort, workers, server_info): they are answered at once or not at all."""
+"""Seconds for a control request (abort, workers, server_info). A healthy server answers these at once."""
 _LIST_S = 10.0
-"""Seconds for which a router's list of workers is believed."""
+"""Seconds for which a router's list of workers is reused."""
 
 
 class Workers:
-    """The servers that a router lists, or the server itself where there is no such list."""
+    """The servers that a router lists, or the server itself if it has no such list."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -31,7 +31,7 @@ class Workers:
         self._seen: tuple[float, list[str]] = (-math.inf, [])
 
     async def abort(self, command: Mapping[str, Any]) -> None:
-        """Tell all workers: the router has no /abort_request, and does not say who serves what. Best effort."""
+        """Send the command to all workers. The router has no /abort_request, and no list of requests. Best effort."""
         body = json.dumps(command).encode()
 
         async def tell(worker: str) -> None:
@@ -49,7 +49,7 @@ class Workers:
             _log.warning("%s: abort of %s not confirmed within %g s", self._url, dict(command), CONTROL_S)
 
     async def context_length(self) -> int:
-        """The least of all living workers. Raises EngineError when no worker answers, or one does not say."""
+        """The minimum of all living workers. Raises EngineError if no worker answers, or an answer lacks the length."""
         asked = [self._context_length_of(worker) for worker in await self._urls()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         lengths = [answer for answer in answers if isinstance(answer, int)]
@@ -68,7 +68,7 @@ class Workers:
             urls = [re.sub(r"/?(@\d+)?$", "", worker["url"], count=1) for worker in listed]
             workers = list(dict.fromkeys(map(without_credentials, urls)))
         except (EngineError, KeyError, TypeError):
-            pass  # a router that is busy is believed to have the workers it had
+            pass  # a busy router still has the workers that it had
         workers = workers or [self._url]
         self._seen = (time.monotonic(), workers)
         return workers
@@ -86,7 +86,7 @@ class Workers:
         return min(lengths)
 
     async def _json(self, url: str) -> Mapping[str, Any]:
-        """A JSON object. Raises EngineError for whatever else comes, UnavailableError for no answer."""
+        """Get a JSON object. Raises EngineError for any other answer, UnavailableError for none."""
         try:
             found = json.loads(await self._connections.get(url, CONTROL_S))
         except TimeoutError as exc:
