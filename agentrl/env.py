@@ -1,4 +1,4 @@
-"""Env: a multi-turn environment, written once; and how one is found, configured and made."""
+"""Env, a multi-turn environment, and EnvFactory, which finds, configures and makes one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _HOOKS = frozenset(
         "run_tools",
     }
 )
-"""Methods that a subclass may replace by its own."""
+"""Methods that a subclass may override."""
 _SETTINGS: Mapping[str, UnionType | type] = {
     "turn_options": TurnOptions,
     "bad_calls": BadCallPolicy | None,
@@ -69,11 +69,11 @@ _KEPT: Mapping[str, str] = {
 class Env:
     """One episode of an environment: made, reset once, stepped, closed.
 
-    Write `@tool` methods and `score`; override `reset` or `step` where the defaults do not serve. A hook may be `def`
-    or `async def`: a plain one runs in a thread that belongs to this Env, so it may block. Hooks see:
+    Write `@tool` methods and `score`. Override `reset` or `step` if the defaults do not fit. A hook may be `def` or
+    `async def`. A plain `def` runs in a thread of this Env, so it may block. Hooks can use:
 
-    - `self.config`: what the run was configured with; annotate it with a pydantic model to have it validated
-    - `self.shared`: what `share` made for all episodes
+    - `self.config`: the Env's configuration; annotate it with a pydantic model to have it validated
+    - `self.shared`: the result of `share`, the same object for all episodes
     - `self.task`: the Task, from `reset` on
     - `self.rng`: random numbers of this Env, seeded by `task.seed`
     """
@@ -83,13 +83,13 @@ class Env:
     task: Task
     rng: Random
     turn_options: ClassVar[TurnOptions] = TurnOptions()
-    """What each turn asks of the engine: stop strings, a token budget."""
+    """Stop strings and token budget of each turn."""
     bad_calls: ClassVar[BadCallPolicy | None] = BadCallPolicy()
-    """What becomes of wrong tool calls. Calls that could not be read are answered by it and never reach `step`; a turn
-    with no other calls does not either. None, or no tools: nothing is done about them, and `step` sees them all."""
+    """How wrong tool calls are treated. The policy answers calls that could not be read, and `step` never sees them. A
+    turn without other calls does not reach `step` either. With None, or without tools, `step` sees all calls."""
     deterministic: ClassVar[bool] = False
-    """The same actions always get the same answers, and repeating them harms nobody: an episode that was aborted may go
-    on in a fresh Env, in which its recorded actions are executed again. Not asked where there is a `snapshot`."""
+    """The same actions always get the same answers, and repeating them does no harm. An aborted episode may then resume
+    in a fresh Env, which executes the recorded actions again. An Env with a `snapshot` does not need it."""
     _agentrl_tools: ClassVar[Mapping[str, Tool]] = {}
     _agentrl: Runtime
 
@@ -120,14 +120,14 @@ class Env:
 
     @classmethod
     def share(cls, config: Any, /) -> Any:
-        """Make what all episodes share: an index, a pool. Once a process and event loop.
+        """Make an object for all episodes, such as an index or a pool. Called once for each process and event loop.
 
-        An async context manager is entered, and exited at the end; an awaitable is awaited.
+        An async context manager is entered, and exited at the end. An awaitable is awaited.
         """
         return None
 
     def tools(self) -> MaybeAwait[Sequence[ToolSpec]]:
-        """Asked once after reset. Default: the @tool methods, then the task's own."""
+        """The tools of this episode; called once after reset. Default: the @tool methods, then the task's tools."""
         return [*(tool.spec for tool in self._agentrl_tools.values()), *map(normal_spec, self.task.tools)]
 
     def reset(self, task: Task, /) -> MaybeAwait[Observation]:
@@ -139,79 +139,82 @@ class Env:
         return self.run_tools(action)
 
     def exec_tool(self, call: ToolCall, /) -> MaybeAwait[ToolResult | JSON]:
-        """Execute one call. Default: the @tool method of that name, its arguments validated. Raise ToolError to answer
-        the model with an error, CallError where the call is to blame, InfraError when the world broke."""
+        """Execute one call. Default: validate the arguments and call the @tool method of that name.
+
+        Raise ToolError to show the model an error, CallError if the call is to blame, InfraError if the world broke.
+        """
         return exec_own_tool(self, call)
 
     def last_turn(self, reason: StopReason, /) -> MaybeAwait[Observation | None]:
-        """Asked when `Limits.turns` is reached: an observation, joined to the pending one, buys exactly one more turn,
-        say for a forced answer. `step` sees that turn too. Default: None, the episode ends."""
+        """Called when `Limits.turns` is reached. Return an observation to allow exactly one more turn, for example for
+        a forced answer. The observation is joined to the pending one, and `step` sees that turn too. Default: None; the
+        episode ends."""
         return None
 
     def score(self, trajectory: Trajectory, /) -> MaybeAwait[float | Reward | None]:
-        """The total reward, asked once before close unless the episode failed or was aborted.
+        """The total reward; called once before close, unless the episode failed or was aborted.
 
-        Default: the sum of the rewards that steps gave; None, unscored, if none did.
+        Default: the sum of the steps' rewards, or None (unscored) if no step gave one.
         """
         return sum(trajectory.step_rewards) if trajectory.step_rewards else None
 
     def close(self) -> MaybeAwait[None]:
-        """Called on every path, also when reset was cancelled half-way. Rarely needed: see `enter`."""
+        """Clean up. It is always called, even if reset was cancelled half-way. Rarely needed: see `enter`."""
         return None
 
     def snapshot(self) -> MaybeAwait[Any]:
-        """The state of an aborted episode, as something pickle can write; this Env is closed after it.
+        """The state of an aborted episode, as an object that pickle can write. This Env is closed afterwards.
 
-        With `restore`, an episode goes on later in another Env, maybe in another process. An Env without the two stays
-        open for a bounded time instead, or is replayed where it is `deterministic`.
+        With `snapshot` and `restore`, an episode can resume in another Env, even in another process. An Env without
+        them is replayed if it is `deterministic`; otherwise it stays open for a bounded time.
         """
         raise NotImplementedError(f"{type(self).__name__} writes no snapshot")
 
     def restore(self, state: Any, /) -> MaybeAwait[None]:
-        """Called on a fresh Env instead of `reset`, with what `snapshot` returned.
+        """Called on a fresh Env instead of `reset`, with the result of `snapshot`.
 
-        `self.task` and `self.rng` are as they were; resources are to be entered anew.
+        `self.task` and `self.rng` are as before. Enter resources again.
         """
         raise NotImplementedError(f"{type(self).__name__} restores no snapshot")
 
     # For hooks to use
 
     async def run_tools(self, action: Action) -> StepResult:
-        """Execute the action's calls concurrently and answer them in the order called; done when there are none."""
+        """Execute the action's calls concurrently, and answer them in order. Without calls, the episode is done."""
         return await run_calls(self, action.calls) if action.calls else StepResult(done=True)
 
     async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
-        """Own a resource until this Env is closed, also when the caller is cancelled while it opens."""
+        """Open a resource, which is closed with this Env, even if the caller is cancelled while it opens."""
         return await self._agentrl.enter(resource)
 
     async def call(self, function: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
-        """Call a function that may block in this Env's thread, which runs one at a time; an `async def` in this task.
+        """Call a function: a plain `def` in this Env's thread, so that it may block; an `async def` in this task.
 
-        Raises TimeoutError naming it after `timeout` seconds, the wait for the thread left out. A thread cannot be
-        stopped: a function that outlives its deadline keeps it until it returns.
+        The thread runs one function at a time. Raises TimeoutError after `timeout` seconds, not counting the wait for
+        the thread. A thread cannot be stopped: a function that exceeds its deadline occupies it until it returns.
         """
         return await self._agentrl.call(function, *args, timeout=timeout)
 
 
 _OWN = frozenset(member for member in vars(Env).values() if inspect.isfunction(member))
-"""Env's own hooks never block, and open nothing."""
+"""The default hooks never block and open nothing."""
 
 
 def runtime(env: Env) -> Runtime:
-    """What an episode keeps beside its Env, and calls its hooks by."""
+    """The Env's runtime, by which an episode calls its hooks."""
     return env._agentrl
 
 
 def begin_env(env: Env, task: Task, limits: Limits) -> None:
-    """Bind an Env to its only episode. Raises RuntimeError on a second one: Envs are single-use."""
+    """Bind an Env to its episode. Raises RuntimeError the second time: Envs are single-use."""
     if hasattr(env, "task"):
-        raise RuntimeError(f"{type(env).__name__} was used before; an Env is made anew for each episode")
+        raise RuntimeError(f"{type(env).__name__} was used before; make a new Env for each episode")
     env.task, env._agentrl.limits = task, limits
     env.rng = env._agentrl.rng = Random(task.seed)
 
 
 async def offered_tools(env: Env) -> tuple[ToolSpec, ...]:
-    """What the model may call, as chat templates take it. Raises ConfigError for a tool that nobody would execute."""
+    """The tools that the model may call. Raises ConfigError for a tool that nothing would execute."""
     given = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
     offered = tuple(map(normal_spec, given))
     _refuse_unknown(type(env), offered)
@@ -229,7 +232,7 @@ def _refuse_unknown(cls: type[Env], offered: Iterable[ToolSpec]) -> None:
 
 
 async def close_env(env: Env) -> Exception | None:
-    """Close an Env and wait for it, also while being cancelled. Its error is logged and returned, not raised."""
+    """Close an Env and wait for it, even while being cancelled. An error is logged and returned, not raised."""
     closing, cancelled = asyncio.create_task(env._agentrl.close(env.close)), None
     while not closing.done():
         try:
@@ -247,13 +250,13 @@ async def close_env(env: Env) -> Exception | None:
 
 
 class EnvFactory:
-    """An Env class with its configuration and what its episodes share.
+    """An Env class, its configuration, and the object that `share` made.
 
         async with EnvFactory("my_env.py:Capitals", {"corpus": "facts.jsonl"}) as envs:
             trajectory = await run_episode(envs.make(), task, engine=engine, renderer=renderer)
 
-    `env` is a class, `file.py:Class` or `package.module:Class`. Raises ConfigError if it cannot be found, has neither
-    tools nor a step, writes one of `snapshot` and `restore` without the other, or refuses its configuration.
+    `env` is a class, `file.py:Class` or `package.module:Class`. Raises ConfigError if it is not found, if it has
+    neither tools nor a step, if it has only one of `snapshot` and `restore`, or if it refuses its configuration.
     """
 
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
@@ -261,7 +264,7 @@ class EnvFactory:
         own = self.cls.step, self.cls.tools, self.cls.exec_tool
         if not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool):
             raise ConfigError(
-                f"{self.cls.__name__} has neither tools nor a step: nothing could ever happen; "
+                f"{self.cls.__name__} has neither tools nor a step, so nothing could happen; "
                 "add a method with @tool, or override step(action)"
             )
         if (self.cls.snapshot is Env.snapshot) != (self.cls.restore is Env.restore):
@@ -272,11 +275,11 @@ class EnvFactory:
         except TypeError:
             raise ConfigError(
                 f"{self.cls.__name__}.__init__{signature} does not take (config, shared=...); "
-                "leave it out and begin in reset, or pass them on to super().__init__(config, shared=shared)"
+                "remove __init__ and begin in reset, or pass both to super().__init__(config, shared=shared)"
             ) from None
         self.config = validated_config(self.cls, config)
         self.shared: Any = None
-        self._resources = Resources(patience=60.0)  # Envs that still wait for their host are closed before
+        self._resources = Resources(patience=60.0)  # parked Envs are closed first
 
     async def __aenter__(self) -> Self:
         try:
@@ -287,7 +290,7 @@ class EnvFactory:
             if isinstance(exc, asyncio.CancelledError) and is_cancelled():
                 raise
             raise InfraError(f"{self.cls.__name__}.share: {cause(exc)}") from exc
-        except Exception as exc:  # the boundary of `share`: without what it makes, no episode can be played
+        except Exception as exc:  # the boundary of `share`: no episode can be played without its result
             raise ConfigError(f"{self.cls.__name__}.share failed: {cause(exc)}") from exc
         return self
 
@@ -297,12 +300,12 @@ class EnvFactory:
             raise errors[0]
 
     def check(self, task: Task) -> None:
-        """Raises ConfigError for a task whose own tools nobody would execute."""
+        """Raises ConfigError if nothing would execute the task's own tools."""
         if self.cls.tools is Env.tools:
             _refuse_unknown(self.cls, map(normal_spec, task.tools))
 
     def make(self) -> Env:
-        """An Env for one episode. Raises ConfigError where the class has an `__init__` that leaves out Env's own."""
+        """An Env for one episode. Raises ConfigError if its `__init__` does not call Env's own."""
         env = self.cls(self.config, shared=self.shared)
         if not hasattr(env, "config"):
             raise ConfigError(f"{self.cls.__name__}.__init__ has to call super().__init__(config, shared=shared)")
@@ -311,7 +314,7 @@ class EnvFactory:
 
 @asynccontextmanager
 async def _sharing(cls: type[Env], config: Any) -> AsyncIterator[Any]:
-    """What `share` makes, in one task from its first line to its last."""
+    """The result of `share`. One task enters and exits it."""
     shared = cls.share(config)
     if inspect.isawaitable(shared):
         shared = await shared
@@ -331,7 +334,7 @@ def load_env(path: str) -> type[Env]:
 
 
 def _refuse_names(cls: type[Env]) -> None:
-    """Names that mean something to agentrl may not be taken for something else. Raises ConfigError."""
+    """Raises ConfigError if the class uses one of agentrl's names for something else."""
     for name, value in vars(cls).items():
         marked = is_tool(value)
         if marked and (name in _HOOKS or name in _KEPT or name in _SETTINGS):

@@ -1,4 +1,4 @@
-"""What a run configures an Env with: `env_config`, checked by the annotation of `config`."""
+"""`env_config`, the configuration of an Env, is checked against the annotation of `config`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from agentrl.types import JSON
 
 
 def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Any:
-    """`config` as the class annotates it: a pydantic model, a dataclass, a TypedDict, or a mapping as it is.
+    """`config` as its annotated type: a pydantic model, a dataclass, a TypedDict, or an unchanged mapping.
 
-    Raises ConfigError naming the keys that are wrong, and any key where the class declares no `config`.
+    Raises ConfigError naming the keys that are wrong. If the class declares no `config`, every key is wrong.
     """
     hint = _hint(cls)
     if hint is None:
@@ -49,7 +49,7 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
 
 @cache
 def _hint(cls: type) -> Any:
-    """The annotation of `config`, and of nothing else: others may name what only a type checker imports."""
+    """The annotation of `config` alone: other annotations may name types that only a type checker imports."""
     for base in cls.__mro__:
         annotations = inspect.get_annotations(base)
         if base.__module__ == "agentrl.env" or "config" not in annotations:
@@ -72,7 +72,7 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
 
 
 def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
-    """Where nothing says what becomes of other keys, pydantic would leave them out without a word."""
+    """Raises ConfigError for unknown keys, which pydantic would ignore by default."""
     known = _keys(hint)
     unknown = [key for key in config if known is not None and key not in known]
     if known is not None and unknown:
@@ -84,7 +84,7 @@ def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
 
 
 def _keys(hint: Any) -> list[str] | None:
-    """All that it may hold; None where it says itself what becomes of others, or has names that this does not know."""
+    """All keys that it may hold; None if it handles other keys itself, or uses aliases."""
     if is_typeddict(hint):
         return list(hint.__annotations__)
     if not isinstance(hint, type):

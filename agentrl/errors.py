@@ -7,16 +7,16 @@
     │   └── CallError         the call itself is wrong: an unknown tool, or arguments that do not fit
     ├── InfraError        the world broke, not the policy
     │   ├── EngineError       the inference engine
-    │   │   └── RequestError      this request cannot be served; asked again, it is refused again
+    │   │   └── RequestError      the engine will always refuse this request
     │   └── SandboxError      a sandbox
-    ├── CanaryError       a run is not learning what it should; stopped before more time is lost
+    ├── CanaryError       a run cannot be learning; it is stopped early
     ├── ResumeError       an aborted episode cannot go on where it stopped; it starts anew
     └── LedgerError       an invariant of a trajectory is broken: a bug in agentrl
 
 What an Env raises is sorted into two kinds of `Failure` and recorded on the trajectory with the boundary it crossed.
-An InfraError or a deadline is an `environment` failure: masked, and out of its group's baseline. Anything else is a
-`bug`. What the *policy* does wrong (a bad tool call, a wrong answer, no turns left) is no failure: it is trained on.
-A bad tool call is a `BadCall`, and a `BadCallPolicy` says what becomes of it.
+An InfraError or a deadline is an `environment` failure: the episode is masked, and left out of its group's baseline.
+Anything else is a `bug`. Mistakes of the *policy* (a bad tool call, a wrong answer, no turns left) are no failures:
+they are trained on. A bad tool call is a `BadCall`, and a `BadCallPolicy` says how it is treated.
 """
 
 from __future__ import annotations
@@ -42,16 +42,19 @@ class TemplateError(ConfigError):
 
 
 class ToolError(AgentRLError):
-    """Raise it in a tool to answer the model with its text. Nothing failed; the episode goes on."""
+    """Raise it in a tool: the model reads its text, and the episode goes on. It is not a failure."""
 
 
 class CallError(ToolError):
-    """A ToolError that blames the call: a parse error of kind "content". The default `exec_tool` raises it; raise it in
-    your own for a tool that does not exist, or for arguments that do not fit."""
+    """A ToolError that blames the call: a BadCall of kind "content".
+
+    The default `exec_tool` raises it. Raise it in your own `exec_tool` for a tool that does not exist, or for arguments
+    that do not fit.
+    """
 
 
 class InfraError(AgentRLError):
-    """The world broke: a container died, a retriever is down. Not the policy's doing, so not trained on."""
+    """The world broke: a container died, a retriever is down. The policy is not to blame, so nothing is trained."""
 
 
 class EngineError(InfraError):
@@ -59,7 +62,7 @@ class EngineError(InfraError):
 
 
 class RequestError(EngineError):
-    """The engine refuses this request, and will refuse it again: too long, a parameter or token id it does not know.
+    """The engine will always refuse this request: it is too long, or has an unknown parameter or token id.
 
     A server answers it with HTTP 400. Any other EngineError may blame the engine itself.
     """
@@ -74,11 +77,11 @@ class ResumeError(AgentRLError):
 
 
 class CanaryError(AgentRLError):
-    """A run that cannot be learning what it should. The message says what was seen, when, and where to look."""
+    """A run cannot be learning. The message says what was seen, at which step, and where to look."""
 
 
 class LedgerError(AgentRLError, AssertionError):
-    """A token is unaccounted for. A bug in agentrl: please report it with the message."""
+    """A token is unaccounted for. This is a bug in agentrl: please report it with the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +89,23 @@ class BadCall:
     """Why a tool call was not executed."""
 
     kind: Literal["structural", "content"]
-    """structural: it cannot be read as a call, being unclosed, not JSON, or without a name. content: it was read, but
-    there is no such tool, or the arguments do not fit it."""
+    """structural: it cannot be read, because it is unclosed, not JSON, or has no name. content: it was read, but names
+    no tool, or its arguments do not fit."""
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class BadCallPolicy:
-    """What becomes of turns whose tool calls are wrong. Each wrong call is answered, and the episode goes on."""
+    """How turns with wrong tool calls are treated. Each wrong call is answered, and the episode goes on."""
 
     in_a_row: int = 3
-    """So many turns with an error, one after the other, end the episode: StopReason.BAD_CALLS."""
+    """This many wrong turns in a row end the episode with StopReason.BAD_CALLS."""
     message: str = "Your tool call could not be read: {detail}"
-    """What the model reads for a call that could not be read (structural); `{detail}` is put in."""
+    """The model reads this after a structural error; `{detail}` is filled in."""
     mask: bool = False
-    """Do not train turns that hold a call that could not be read; their tokens count as `malformed`."""
+    """Do not train turns with a structural error. Their tokens count as `malformed`."""
     penalty: float = 0.0
-    """Taken from the reward once for each such turn, and shown as its part `bad_call_penalty`."""
+    """Subtracted from the reward for each turn with a structural error; logged as the part `bad_call_penalty`."""
 
     def __post_init__(self) -> None:
         if self.in_a_row < 1:
@@ -127,7 +130,8 @@ class Failure:
 
     @classmethod
     def of(cls, exc: BaseException, boundary: Boundary) -> Failure:
-        """Sort an exception: InfraError, TimeoutError, OSError or a group of these is the environment's, else a bug."""
+        """Classify an exception: InfraError, TimeoutError, OSError or a group of these is the environment's, else a
+        bug."""
         worlds = InfraError | TimeoutError | OSError | asyncio.CancelledError
         kind: Literal["environment", "bug"] = (
             "environment" if all(isinstance(one, worlds) for one in leaves(exc)) else "bug"
@@ -137,17 +141,17 @@ class Failure:
 
 
 def leaves(exc: BaseException) -> list[BaseException]:
-    """The exceptions of a group, and of the groups in it; of any other exception, itself."""
+    """The exceptions in a group and its subgroups. Any other exception is its own only leaf."""
     if isinstance(exc, BaseExceptionGroup):
         return [leaf for one in exc.exceptions for leaf in leaves(one)]
     return [exc]
 
 
 def told(exc: BaseException) -> str:
-    """Type and text of an exception in one line; of a group, also those of its exceptions. Never raises."""
+    """Type and text of an exception in one line. A group lists its exceptions too. Never raises."""
     try:
         said = text(" ".join(str(exc).split()))
-    except Exception:  # noqa: BLE001 - the boundary of somebody's __str__: what is reported is the exception itself
+    except Exception:  # noqa: BLE001 - the boundary of a foreign __str__: the exception itself is reported
         said = ""
     if isinstance(exc, BaseExceptionGroup):
         said = f"{text(exc.message)} ({'; '.join(map(told, exc.exceptions))})"

@@ -1,4 +1,4 @@
-"""Objects by path: `file.py:name` or `package.module:name`; and what an exception of a user's code says in one line."""
+"""Load objects by path: `file.py:name` or `package.module:name`. Show errors of a user's code in one line."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NOT_THE_USERS = tuple(
 def load_object(path: str, kind: type = object) -> Any:
     """The object at `file.py:name`, `package.module:name` or `package.module.name`.
 
-    Raises ConfigError, whatever the import raises; where the module has no such name, it lists the subclasses of `kind`
-    that are there.
+    Raises ConfigError for any error of the import. If the module has no such name, the message lists its subclasses of
+    `kind`.
     """
     separator = ":" if ":" in path else "."
     module_path, _, name = path.rpartition(separator)
     if not module_path or not name or path.endswith(".py"):
         file = path.removesuffix(":") if path.endswith((".py", ".py:")) else "my_env.py"
-        raise ConfigError(f"{path!r} names no object; write {file}:NAME or package.module:NAME")
+        raise ConfigError(f"{path!r} does not name an object; write {file}:NAME or package.module:NAME")
     module = _load_file(Path(module_path)) if module_path.endswith(".py") else _load_module(module_path, path)
     if not hasattr(module, name):
         known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
@@ -44,7 +44,7 @@ def load_object(path: str, kind: type = object) -> Any:
 
 
 def cause(exc: BaseException) -> str:
-    """`file:line: Type: text`, of the innermost line that the user wrote; in one line."""
+    """`file:line: Type: text` in one line, for the innermost line of the user's code."""
     text = " ".join(str(exc).split())
     said = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith("<frozen")]
@@ -56,7 +56,7 @@ def cause(exc: BaseException) -> str:
 
 
 def own_frames(formatted: str) -> str:
-    """Of a formatted traceback, the frames that the user wrote."""
+    """The frames of a formatted traceback that are in the user's code."""
     frames = re.finditer(r'^  File "(?P<file>.+)", line \d+, in .*\n(?:    .*\n)*', formatted, re.MULTILINE)
     return "".join(frame.group() for frame in frames if not frame["file"].startswith(_NOT_THE_USERS))
 
@@ -69,13 +69,13 @@ def _load_module(module_path: str, path: str) -> ModuleType:
     except ModuleNotFoundError as exc:
         if exc.name is None or not (module_path == exc.name or module_path.startswith(f"{exc.name}.")):
             raise ConfigError(f"{path}: importing {module_path} failed: {exc}; install what it needs") from exc
-        raise ConfigError(f"{path}: there is no module {module_path!r}; is it installed, or on PYTHONPATH?") from exc
+        raise ConfigError(f"{path}: no module {module_path!r}; install it, or put it on PYTHONPATH") from exc
     except (Exception, SystemExit) as exc:  # the import boundary: any code may run in there
         raise ConfigError(f"{path}: importing {module_path} failed: {_import_cause(exc)}") from exc
 
 
 def _load_file(file: Path) -> ModuleType:
-    """Import a file under a name made of its path, so that two files called env.py do not meet, and pickling works."""
+    """Import a file under a name made of its path, so that two files called env.py do not clash, and pickling works."""
     if not file.is_file():
         near = _close(file.name, (found.name for found in file.parent.glob("*.py")))
         raise ConfigError(f"{file}: no such file{near}; give its path from here, {Path.cwd()}")
@@ -113,7 +113,7 @@ def _close(name: str, names: Iterable[str]) -> str:
 
 
 def _short(file: str) -> str:
-    """From here, if it lies below; so a message reads as the user's own words did."""
+    """The path relative to the current folder if it lies below, as the user wrote it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 

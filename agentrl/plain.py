@@ -1,7 +1,8 @@
-"""The one place where what others made becomes plain JSON: an Env's answers, sampled arguments, tasks, error texts.
+"""Convert foreign values to plain JSON: an Env's answers, sampled arguments, tasks, error texts.
 
-A trajectory is written to disk after the weights have moved, when nothing may fail any more. So whatever enters one is
-made plain where it enters, at the boundary of the hook that it came from, and what cannot be is refused there by name.
+A trajectory is written to disk after the weights have changed. Nothing may fail then. So each value is converted where
+it enters the trajectory, at the boundary of the hook that gave it. A value that JSON cannot hold is refused there by
+name.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_DEPTH = 100
-"""How deep lists and mappings may be nested; Python's JSON fails somewhere beyond."""
+"""How deep lists and mappings may be nested. Python's JSON fails at some depth beyond this."""
 MAX_VALUES = 100_000
-"""How many values may be held in all: `range(10**12)` has no end that anybody could wait for."""
+"""How many values may be held in all; `range(10**12)` would take forever."""
 _MAX_BITS = 4096
-"""Of a whole number; Python refuses to print much longer ones."""
+"""The longest whole number, in bits. Python refuses to print much longer ones."""
 _LARGEST = 3.4e38
 """About the largest number of a float32, in which rewards are trained on."""
 
 
 def text(value: str) -> str:
-    """Without halves of characters (lone surrogates), which no UTF-8 file can hold: each becomes U+FFFD."""
+    """Replace lone surrogates (halves of characters) by U+FFFD: a UTF-8 file cannot hold them."""
     if value.isascii():
         return str(value)
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def plain(value: Any, where: str) -> JSON:
-    """As JSON has it: numbers of numpy become Python's, arrays and tuples lists, bytes text, keys text.
+    """The value as JSON: numpy's numbers become Python's, arrays and tuples lists, bytes text, keys text.
 
-    Raises TypeError or ValueError, naming the place in `where`, for what JSON cannot hold.
+    Raises TypeError or ValueError, naming the place in `where`, for a value that JSON cannot hold.
     """
     return _plain(value, where, 0, _Walk(strict=True))
 
 
 def shown(value: Any) -> JSON:
-    """As JSON, whatever it is: what JSON cannot hold becomes text. For what is only logged. Never raises."""
+    """The value as JSON for logs: parts that JSON cannot hold become text. Never raises."""
     return _plain(value, "", 0, _Walk(strict=False))
 
 
 def number(value: Any, what: str) -> float:
-    """A reward, or a part of one. Raises ValueError for what float32 cannot hold as a finite number."""
+    """A reward, or a part of one. Raises ValueError unless float32 can hold it as a finite number."""
     try:
         found = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -60,13 +61,13 @@ def number(value: Any, what: str) -> float:
 
 @dataclass(slots=True)
 class _Walk:
-    """One value that is gone through, to its end."""
+    """The state of one conversion."""
 
     strict: bool
-    """Raise for what JSON cannot hold; else it becomes text."""
+    """Raise for a value that JSON cannot hold; else it becomes text."""
     left: int = MAX_VALUES
     inside: set[int] = field(default_factory=set)
-    """Ids of the lists and mappings that hold what is looked at now."""
+    """Ids of the lists and mappings around the current value."""
 
 
 def _plain(value: Any, where: str, depth: int, walk: _Walk) -> JSON:
@@ -103,11 +104,11 @@ def _held(value: Mapping[Any, Any] | Sequence[Any], where: str, depth: int, walk
 
 
 def _within(items: Iterable[T], where: str, walk: _Walk) -> Iterator[T]:
-    """The items, as far as so many may be held."""
+    """The items, up to the number that may be held."""
     for item in items:
         walk.left -= 1
         if walk.left < 0:
-            _refused(ValueError(f"{where} is of more than {MAX_VALUES} values"), "...", walk)
+            _refused(ValueError(f"{where} has more than {MAX_VALUES} values"), "...", walk)
             return
         yield item
 
@@ -132,12 +133,12 @@ def _key(key: Any, where: str, walk: _Walk) -> str:
 
 
 def _foreign(value: Any, where: str, depth: int, walk: _Walk) -> JSON:
-    """Scalars and arrays of numpy and torch; nothing else."""
+    """Convert scalars and arrays of numpy and torch. Everything else is refused."""
     convert = getattr(value, "tolist", None)
     if callable(convert) and hasattr(value, "dtype"):
         return _plain(convert(), where, depth + 1, walk)
     error = TypeError(
-        f"{where} is a {type(value).__name__}, which no JSON can hold; give text, numbers, lists or dicts"
+        f"{where} is a {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or dicts"
     )
     return _refused(error, _name(value), walk)
 
@@ -149,8 +150,8 @@ def _refused(error: Exception, instead: str, walk: _Walk) -> JSON:
 
 
 def _name(value: Any) -> str:
-    """What is shown of an object of somebody's class."""
+    """The text of an object whose class may be anything."""
     try:
         return text(str(value))
-    except Exception:  # noqa: BLE001 - the boundary of somebody's __str__: nothing may fail here
+    except Exception:  # noqa: BLE001 - the boundary of a foreign __str__: nothing may fail here
         return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Runtime: what an episode keeps beside its Env, and how it calls the Env's hooks."""
+"""Runtime: an Env's thread, task, resources and limits, and the way an episode calls its hooks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 class Runtime:
     """The thread, the task, the resources and the limits of one Env.
 
-    A hook written `async def` runs in the Env's task, a plain one in its thread; both are made on first use. So
-    whatever belongs to a task or a thread may be opened in `reset` and closed in `close`, and what a hook cancels is
-    never the task of the host. What agentrl wrote itself (`inline`) needs neither.
+    An `async def` hook runs in the Env's task, a plain one in its thread. Both are made on first use. So a resource
+    that is bound to a task or a thread may be opened in `reset` and closed in `close`. A hook can cancel only the Env's
+    task, never the host's. The default hooks (`inline`) need neither.
     """
 
     def __init__(self, name: str, inline: frozenset[Callable[..., Any]] = frozenset()) -> None:
@@ -33,10 +33,10 @@ class Runtime:
         self.offered: tuple[str, ...] = ()
         """Names of the tools that the model was offered."""
         self.tool_errors: dict[str, int] = {}
-        """Unexpected exceptions in tools, counted by tool and type. A bug hides here when this is not empty."""
+        """Unexpected exceptions in tools, counted by tool and type. Each is probably a bug."""
         self.first_tool_error: Exception | None = None
         self.call_errors: list[BadCall] = []
-        """Calls of the last action that named no tool or had arguments that do not fit."""
+        """Content errors among the calls of the last action."""
         self._inline = inline
         self._resources = Resources()
         self._thread = Worker(f"env-{name}")
@@ -45,8 +45,8 @@ class Runtime:
     async def hook(self, hook: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
         """Call a hook as the episode does. Raises TimeoutError naming the hook after `timeout` seconds.
 
-        A thread cannot be stopped: a plain `def` that outlives its deadline keeps the Env's thread until it returns. An
-        `async def` that ignores its cancellation for `Limits.close_s` is left behind.
+        A thread cannot be stopped: a plain `def` that exceeds its deadline occupies the Env's thread until it returns.
+        An `async def` that ignores its cancellation for `Limits.close_s` is abandoned.
         """
         return await self._in_time(hook, timeout, self._run(hook, args, self._in_task))
 
@@ -58,10 +58,10 @@ class Runtime:
         return await self._resources.enter(resource)
 
     async def close(self, hook: Callable[[], MaybeAwait[None]]) -> None:
-        """Call the `close` hook, exit the resources, newest first, then end task and thread; each whatever fails.
+        """Call the `close` hook, exit the resources, newest first, then end task and thread. No failure skips the rest.
 
-        All of it has `Limits.close_s` together. What is not over by then is left behind, and the thread ends after it.
-        Raises the errors met: the only one as it is, several as an ExceptionGroup.
+        All of it has `Limits.close_s` together. What is unfinished by then is abandoned. Raises a single error as it
+        is, and several as an ExceptionGroup.
         """
         loop, seconds = asyncio.get_running_loop(), self.limits.close_s
         self._resources.begin_close()
@@ -83,7 +83,7 @@ class Runtime:
 
     async def _in_time(self, hook: Callable[..., Any], timeout: float | None, running: Coroutine[Any, Any, T]) -> T:
         if timeout is None:
-            return await running  # under the deadline of whoever called, if there is one
+            return await running  # under the caller's deadline, if there is one
         try:
             async with Deadline(timeout) as deadline:
                 return await running
@@ -113,7 +113,7 @@ class Runtime:
 
 
 async def _carried(awaitable: Awaitable[T]) -> T:
-    """What a hook gives or raises, except that `sys.exit()` in it must not end the event loop of all."""
+    """A hook's result or exception. SystemExit is replaced, because it would end the whole event loop."""
     try:
         return await awaitable
     except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
@@ -123,6 +123,6 @@ async def _carried(awaitable: Awaitable[T]) -> T:
 
 
 def _closing_error(error: BaseException) -> Exception:
-    if isinstance(error, asyncio.CancelledError):  # by a task that the hook cancelled and awaited: no news for the host
+    if isinstance(error, asyncio.CancelledError):  # the hook cancelled a task and awaited it
         return InfraError("closing was cancelled from within")
     return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")

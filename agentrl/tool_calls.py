@@ -1,4 +1,4 @@
-"""The tool calls of one action: executed, and answered in the order called."""
+"""Execute the tool calls of one action, and answer them in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _logged: set[tuple[type, str]] = set()
 
 
 async def run_calls(env: Env, calls: Sequence[ToolCall]) -> StepResult:
-    """Execute calls concurrently; one of a tool with `parallel=False` waits for those before, and the next for it."""
+    """Execute calls concurrently. A tool with `parallel=False` waits for the calls before it, and later calls wait for
+    it."""
     tools = env._agentrl_tools
     messages, rewards, done = list[Message](), list[float](), False
     for _, batch in itertools.groupby(
@@ -39,7 +40,7 @@ async def run_calls(env: Env, calls: Sequence[ToolCall]) -> StepResult:
 
 
 async def exec_own_tool(env: Env, call: ToolCall) -> ToolResult | JSON:
-    """Execute the @tool method that a call names. Raises CallError where there is none, or its arguments do not fit."""
+    """Execute the @tool method that a call names. Raises CallError if there is none, or if its arguments do not fit."""
     tool = env._agentrl_tools.get(call.name)
     if tool is None:
         offered = env._agentrl.offered or (
@@ -53,7 +54,7 @@ async def exec_own_tool(env: Env, call: ToolCall) -> ToolResult | JSON:
 
 
 async def _answer(env: Env, call: ToolCall) -> tuple[Message, ToolResult]:
-    """A call's result, or its error as text for the model. InfraError passes: the world broke."""
+    """A call's result, or its error as text for the model. InfraError is not caught: the world broke."""
     runtime, own = env._agentrl, env._agentrl_tools.get(call.name)
     if call.error is not None:
         return _error(call, call.error)
@@ -81,7 +82,7 @@ def _message(call: ToolCall, content: JSON) -> Message:
         try:
             content = json.dumps(content, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as exc:
-            raise TypeError(f"{call.name} returned {type(content).__name__}, which is no JSON: {exc}") from exc
+            raise TypeError(f"{call.name} returned {type(content).__name__}, which JSON cannot hold: {exc}") from exc
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
 
 
@@ -90,7 +91,7 @@ def _error(call: ToolCall, text: str) -> tuple[Message, ToolResult]:
 
 
 def _reward(name: str, reward: float) -> float:
-    """Raises ValueError for what is no number: a bug of the Env, of which the model is to know nothing."""
+    """Raises ValueError unless it is a finite number. That is a bug in the Env, which the model must not see."""
     try:
         number = float(reward)
     except (TypeError, ValueError):

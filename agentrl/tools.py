@@ -1,4 +1,4 @@
-"""`@tool`: a method the model may call. Its JSON schema comes from type hints and docstring."""
+"""`@tool` marks a method that the model may call. Its JSON schema comes from type hints and docstring."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """What `@tool(...)` was given; kept on the function until its class is made."""
+    """The options of `@tool(...)`, kept on the function until its class is made."""
 
     name: str = ""
     timeout: float | None = None
@@ -37,10 +37,10 @@ def tool(*, name: str = "", timeout: float | None = None, parallel: bool = True)
 def tool(f: Any = None, /, **options: Any) -> Any:
     """Offer a method of an Env to the model.
 
-    The tool's description is the docstring's text, an argument's is its line under `Args:`. `timeout` is in seconds and
-    replaces `Limits.tool_s`; the wait for earlier calls is left out. With `parallel=False` the tool never overlaps
-    another call of the same turn: it waits for those before it, and those after it wait. A plain `def` tool never
-    overlaps another plain one. An argument without a type hint is a ConfigError when the class is made.
+    The docstring's text describes the tool, and its lines under `Args:` describe the arguments. `timeout` replaces
+    `Limits.tool_s`, in seconds; the wait for earlier calls is not counted. With `parallel=False` the tool never
+    overlaps another call of the same turn. Two plain `def` tools never overlap. An argument without a type hint raises
+    ConfigError when the class is made.
     """
 
     def mark(function: F) -> F:
@@ -53,7 +53,7 @@ def tool(f: Any = None, /, **options: Any) -> Any:
 
 
 def is_tool(member: object) -> bool:
-    """`member`, as it stands in a class, is marked with @tool, above or below a @staticmethod or @classmethod."""
+    """Whether a class's member is marked with @tool, above or below a @staticmethod or @classmethod."""
     return _options(member) is not None
 
 
@@ -76,7 +76,7 @@ class Tool:
     parallel: bool
 
     def validate(self, arguments: Mapping[str, JSON]) -> dict[str, Any]:
-        """Arguments as the method takes them. Raises CallError saying, for the model to read, what is wrong."""
+        """The arguments, converted for the method. Raises CallError with a message that the model reads."""
         try:
             model = self.arguments.model_validate(arguments)
         except ValidationError as exc:
@@ -91,8 +91,8 @@ class Tool:
 def collect_tools(cls: type) -> dict[str, Tool]:
     """The @tool methods of a class by tool name, in order of definition, base classes first.
 
-    A method that replaces a tool stays one, with or without @tool; anything else of that name, such as None, takes it
-    away. Raises ConfigError for a tool that cannot be offered as it is, and for two of one name.
+    A method that overrides a tool is a tool too, with or without @tool. Any other value of that name, such as None,
+    removes the tool. Raises ConfigError for a tool without a usable schema, and for two tools of one name.
     """
     found: dict[str, Tool] = {}
     attributes = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
@@ -113,16 +113,16 @@ def tool_name(spec: ToolSpec) -> str:
 
 
 def normal_spec(spec: Any) -> ToolSpec:
-    """A tool as chat templates take it; one without the wrapping `function` is wrapped. Raises ConfigError."""
+    """A tool in the form that chat templates take; a bare function is wrapped. Raises ConfigError."""
     function = spec.get("function", spec) if isinstance(spec, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ConfigError(
-            f"{spec!r:.80} is no tool; write "
+            f"{spec!r:.80} is not a tool; write "
             '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
         )
     if not isinstance(function.get("parameters", {}), Mapping):
         raise ConfigError(
-            f'tool {function["name"]}: "parameters" is no JSON schema, but {function["parameters"]!r:.80}'
+            f'tool {function["name"]}: "parameters" must be a JSON schema, not {function["parameters"]!r:.80}'
         )
     if function is not spec:
         return spec if spec.get("type") == "function" else {**spec, "type": "function"}
@@ -140,7 +140,7 @@ def _make_tool(cls: type, attribute: str, members: Sequence[Any], options: ToolO
     for number, parameter in enumerate(_parameters(where, members[0], function)):
         default = ... if parameter.default is parameter.empty else parameter.default
         hint = _describe(_hint(where, function, parameter), described.get(parameter.name))
-        # Fields of names that pydantic has no use for; the argument's own may start with _ or mean something to it.
+        # Neutral field names: the argument's own name may start with _ or mean something to pydantic.
         fields[f"argument_{number}"] = (Annotated[hint, Field(alias=parameter.name)], default)
     try:
         config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
@@ -154,28 +154,26 @@ def _make_tool(cls: type, attribute: str, members: Sequence[Any], options: ToolO
 
 
 def _parameters(where: str, member: object, function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """What the model is to give: all but `self` or `cls`."""
+    """The parameters that the model gives: all but `self` or `cls`."""
     parameters = list(inspect.signature(function).parameters.values())
     if not isinstance(member, staticmethod):
         if not parameters or parameters[0].kind not in _POSITIONAL:
-            raise ConfigError(f"{where} takes no `self`; add it, or @staticmethod")
+            raise ConfigError(f"{where} takes no `self`; add it, or use @staticmethod")
         del parameters[0]
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigError(f"{where}: *{parameter.name} has no JSON schema; name each argument")
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ConfigError(
-                f"{where}: tools are called by argument names; take the `/` behind {parameter.name!r} out"
-            )
+            raise ConfigError(f"{where}: tools are called by argument names; remove the `/` after {parameter.name!r}")
         if parameter.annotation is parameter.empty:
             raise ConfigError(
-                f"{where}: argument {parameter.name!r} has no type hint; write `{parameter.name}: str`, say"
+                f"{where}: argument {parameter.name!r} has no type hint; write `{parameter.name}: str`, for example"
             )
     return parameters
 
 
 def _hint(where: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The hint of this parameter alone: what a tool returns may be known to a type checker only."""
+    """The hint of this parameter alone: only a type checker may know the return type."""
     plain = inspect.unwrap(function)
     alone = FunctionType(_nothing.__code__, getattr(plain, "__globals__", {}))
     alone.__annotations__ = {parameter.name: parameter.annotation}
@@ -197,7 +195,7 @@ def _describe(hint: Any, description: str | None) -> Any:
 
 
 def _plain(schema: dict[str, JSON]) -> dict[str, JSON]:
-    """pydantic's schema without the titles it invents, which would be prompt tokens that say nothing."""
+    """pydantic's schema without its generated titles, which would waste prompt tokens."""
     parameters = {key: value for key, value in schema.items() if key not in ("title", "additionalProperties")}
     parameters["properties"] = {
         name: {key: value for key, value in field.items() if key != "title"}

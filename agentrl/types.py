@@ -15,7 +15,7 @@ from agentrl.plain import text
 T = TypeVar("T")
 
 JSON: TypeAlias = Any
-"""What `json` can write. Typed as Any because a recursive alias makes user code noisier than it makes it safer."""
+"""A value that `json` can write. It is typed as Any: a recursive alias makes user code noisier than safer."""
 
 MaybeAwait: TypeAlias = T | Awaitable[T]
 """The result of a hook that may be written `def` or `async def`."""
@@ -35,10 +35,10 @@ class Raw:
 
 
 Observation: TypeAlias = str | Raw | Sequence[Message]
-"""What an environment shows the model. A plain str is exactly one user message."""
+"""An environment shows it to the model. A plain str is exactly one user message."""
 
 Observed: TypeAlias = Raw | Sequence[Message]
-"""An Observation as the rest of agentrl has it: a plain str has become its message."""
+"""An Observation in normal form: a plain str has become a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +49,16 @@ class Task:
     label: JSON = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     tools: Sequence[ToolSpec] = ()
-    """Tools that the row brings itself, beside the Env's own."""
+    """The row's own tools, in addition to the Env's."""
     id: str = ""
     seed: int = 0
-    """Seed of the world (not of sampling): equal for all members of a group, which so face one world."""
+    """Seed of the world, not of sampling. It is equal for all members of a group, so that they face one world."""
     split: Literal["train", "eval"] = "train"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call the model wrote. A malformed attempt is kept too, in the order sampled, with its `error`."""
+    """A call that the model wrote. Malformed calls are kept too, in the order sampled, with their `error`."""
 
     id: str
     name: str
@@ -66,7 +66,7 @@ class ToolCall:
     raw: str = ""
     """The text as sampled, between the template's call markers."""
     error: str | None = None
-    """Why the attempt cannot be executed; answered to the model instead of a result."""
+    """Why the call cannot be executed. The model reads this instead of a result."""
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
@@ -79,7 +79,7 @@ class Action:
     text: str
     """The turn as text, reasoning and calls included, without a final stop token."""
     content: str
-    """What it says: `text` without reasoning and tool calls, stripped."""
+    """`text` without reasoning and tool calls, stripped."""
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason = "stop"
@@ -89,18 +89,21 @@ class Action:
 
     @property
     def error(self) -> BadCall | None:
-        """Of the first call that could not be read, if there is one; always structural."""
+        """The error of the first call that could not be read, if there is one. It is always structural."""
         return next((BadCall("structural", call.error) for call in self.calls if call.error is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
-    """What an Env may ask of the next generation. No temperature or grammar: they would part sampler from trainer."""
+    """An Env's wishes for the next generation.
+
+    Temperature and grammar are left out, because the trainer would assume another distribution.
+    """
 
     stop: Sequence[str] = ()
     """Stop strings, added to the run's own."""
     max_tokens: int | None = None
-    """Token budget of one turn; the smallest of all budgets wins."""
+    """Token budget of one turn. The smallest of all budgets wins."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -114,12 +117,12 @@ class TurnOptions:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What `Env.step` answers."""
+    """The answer of `Env.step` to one turn."""
 
     observation: Observation = ()
     _: KW_ONLY
     reward: float | None = None
-    """None: not scored here. The default `Env.score` adds up what was given."""
+    """None: this step gives no reward. The default `Env.score` adds up the rewards of all steps."""
     done: bool = False
     turn_options: TurnOptions | None = None
     """For the next turn only, instead of the Env's own."""
@@ -128,12 +131,12 @@ class StepResult:
     def __post_init__(self) -> None:
         empty = not (self.observation.text if isinstance(self.observation, Raw) else self.observation)
         if empty and not self.done:
-            raise ValueError("StepResult: not done, yet nothing is observed; return an observation or done=True")
+            raise ValueError("StepResult: nothing is observed and done is False; return an observation or done=True")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool may return instead of plain content, to give a reward or to end the episode."""
+    """A tool returns it instead of plain content, to give a reward or to end the episode."""
 
     content: JSON
     _: KW_ONLY
@@ -144,7 +147,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A total and the named parts it was made of; the parts are logged, the total is trained on."""
+    """A total and its named parts. The total is trained on, the parts are logged."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -174,7 +177,7 @@ class StopReason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> StopReason | None:
-        """Trajectories written before the reasons had these names are still read."""
+        """Read the names that older trajectories have."""
         old = {"turns": cls.MAX_TURNS, "turn_cut": cls.TURN_MAX_TOKENS, "tokens": cls.MAX_TOKENS}
         old |= {"context": cls.CONTEXT_FULL, "parse_errors": cls.BAD_CALLS}
         return old.get(str(value))
@@ -187,17 +190,17 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one episode, in turns, tokens and seconds: positive numbers. None, where it may stand, is no bound."""
+    """Bounds of one episode, in turns, tokens and seconds. Each is a positive number; None means no bound."""
 
     turns: int = 16
     tokens: int | None = None
-    """Response tokens, sampled and observed together, as slime's --rollout-max-response-len counts; where thinking is
-    stripped, of each segment anew."""
+    """Response tokens, sampled and observed together; slime's --rollout-max-response-len counts the same. If thoughts
+    are stripped, each segment is counted anew."""
     turn_tokens: int | None = None
     observation_tokens: int | None = None
-    """Tokens of one observation; a longer one is cut, with a mark that says so."""
+    """Tokens of one observation. A longer one is cut, and a mark says so."""
     context: int | None = None
-    """Prompt and response together. None: the engine is asked; it is never unlimited."""
+    """Prompt and response together. None takes the engine's own limit."""
     episode_s: float | None = None
     reset_s: float = 120.0
     step_s: float = 300.0
@@ -211,7 +214,7 @@ class Limits:
 
     @classmethod
     def of(cls, given: Mapping[str, JSON]) -> Self:
-        """The limits in a configuration. Raises ConfigError for a key that there is not, and for what is no bound."""
+        """The limits in a configuration. Raises ConfigError for an unknown key and for a value that is no bound."""
         for key in given:
             if key not in cls.__slots__:
                 raise ConfigError(f"unknown key limits.{key}; the keys are {', '.join(cls.__slots__)}")
@@ -219,7 +222,7 @@ class Limits:
 
 
 def _bound(name: str, value: Any, kind: str) -> int | float | None:
-    """A positive number: whole where `kind`, the field's type, is int. None only where it means that there is none."""
+    """A positive number, whole if `kind` (the field's type) is int. None is accepted if `kind` allows it."""
     if value is None and "None" in kind:
         return None
     whole = "int" in kind

@@ -309,10 +309,10 @@ def test_envs_are_found_in_files_and_modules(tmp_path, monkeypatch):
         ("nowhere.py:Env", "nowhere.py: no such file"),
         ("agentrl.env:Nothing", "agentrl.env has no 'Nothing'"),
         ("agentrl.env:asyncio", "not a subclass of agentrl.Env"),
-        ("no_such_package.env:X", "there is no module 'no_such_package.env'"),
-        ("Capitals", "names no object; write my_env.py:NAME"),
-        ("envs/my_env.py:", "names no object; write envs/my_env.py:NAME"),
-        ("envs/my_env.py", "names no object; write envs/my_env.py:NAME"),
+        ("no_such_package.env:X", "no module 'no_such_package.env'"),
+        ("Capitals", "does not name an object; write my_env.py:NAME"),
+        ("envs/my_env.py:", "does not name an object; write envs/my_env.py:NAME"),
+        ("envs/my_env.py", "does not name an object; write envs/my_env.py:NAME"),
     ],
 )
 def test_a_wrong_path_says_what_is_missing(path, says):

@@ -56,7 +56,7 @@ def test_what_becomes_json(value, expected):
         (float("nan"), r"^x\['k'\] is nan", "nan"),
         (float("inf"), r"^x\['k'\] is inf", "inf"),
         pytest.param(10**5000, r"^x\['k'\] is a number of 16610 bits", "...", id="long"),
-        ({1}, r"^x\['k'\] is a set, which no JSON can hold", "{1}"),
+        ({1}, r"^x\['k'\] is a set, which JSON cannot hold", "{1}"),
         ({(1,): 2}, r"^x\['k'\] has the key \(1,\), a tuple", {"(1,)": 2}),
     ],
 )

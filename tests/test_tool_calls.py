@@ -222,7 +222,7 @@ def positional(self, x: int, /): ...
         (generator, r"tool Bad\.f yields; return its whole result at once"),
         (asynchronous, r"tool Bad\.f yields"),
         (bare, r"tool Bad\.f takes no `self`; add it, or @staticmethod"),
-        (positional, r"tool Bad\.f: tools are called by argument names; take the `/` behind 'x' out"),
+        (positional, r"tool Bad\.f: tools are called by argument names; remove the `/` after 'x'"),
     ],
 )
 def test_what_cannot_be_a_tool_is_refused(function, says):
@@ -266,7 +266,7 @@ async def test_what_refers_to_itself_is_the_tools_error_too():
     env, around = begun(Returns), []
     around.append(around)
     env.what = around
-    assert (await contents(env, ("give", {})))[0].startswith("Error: TypeError: give returned list, which is no JSON")
+    assert (await contents(env, ("give", {})))[0].startswith("Error: TypeError: give returned list, which JSON cannot hold")
 
 
 @pytest.mark.parametrize("reward", ["1.0x", math.nan, math.inf])
@@ -297,10 +297,10 @@ async def test_a_tasks_flat_tool_is_wrapped(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ('"look"', "d.jsonl:1: 'look' is no tool; write "),
-        ('{"description": "x"}', "d.jsonl:1: {'description': 'x'} is no tool; write "),
-        ('{"function": {"name": 3}}', "is no tool; write "),
-        ('{"name": "look", "parameters": "none"}', 'd.jsonl:1: tool look: "parameters" is no JSON schema'),
+        ('"look"', "d.jsonl:1: 'look' is not a tool; write "),
+        ('{"description": "x"}', "d.jsonl:1: {'description': 'x'} is not a tool; write "),
+        ('{"function": {"name": 3}}', "is not a tool; write "),
+        ('{"name": "look", "parameters": "none"}', 'd.jsonl:1: tool look: "parameters" must be a JSON schema'),
     ],
 )
 def test_a_tool_of_a_row_that_is_none_is_refused_with_its_line(tmp_path, spec, says):

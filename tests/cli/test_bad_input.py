@@ -35,7 +35,7 @@ def bad(folder):
     [
         (("train", "missing.py:X", *TRAIN), "missing.py: no such file"),
         (("train", "my_env.py:Nope", *TRAIN), "my_env.py has no 'Nope'; it has: Capitals, Unreliable, Buggy, Empty"),
-        (("train", "no.such:X", *TRAIN), "there is no module 'no.such'; is it installed, or on PYTHONPATH?"),
+        (("train", "no.such:X", *TRAIN), "no module 'no.such'; install it, or put it on PYTHONPATH"),
         (("train", "syntax.py:X", *TRAIN), "syntax.py:1: "),
         (("train", "my_env.py:gold", *TRAIN), "not a subclass of agentrl.Env"),
         (("train", "my_env.py:Empty", *TRAIN), "Empty has neither tools nor a step: "),

@@ -86,7 +86,7 @@ def test_your_own_is_found_by_its_path_and_given_what_it_asks_for(chars: Any, ow
     ("name", "config", "says"),
     [
         ("vllm", {}, "unknown engine 'vllm': use local, sglang, scripted or a path"),
-        ("no.such.module:Engine", {}, "there is no module"),
+        ("no.such.module:Engine", {}, "no module"),
         ("sglang", {}, "engine sglang: engine_config.url is missing"),
         ("sglang", {"URL": 1}, "engine sglang: unknown key engine_config.URL; the keys are url, timeout"),
         ("OWN:Mine", {}, "engine_config.colour is missing"),

@@ -282,7 +282,7 @@ BUGS: dict[str, Fault] = {
     "step: numpy's NaN": bug("step", "the reward of Hostile.step is nan", step=done(reward=np.float32("nan"))),
     "step: two rewards": bug("step", "must be a finite number", step=done(reward=np.ones(2))),
     "step: an object to read": bug(
-        "step", "which no JSON can hold", step=done(observation=[{"role": "user", "content": {1}}])
+        "step", "which JSON cannot hold", step=done(observation=[{"role": "user", "content": {1}}])
     ),
     "step: SystemExit": bug("step", "SystemExit", step=raises(SystemExit)),
     "step: SystemExit in a thread": bug("step", "SystemExit", step=raises_in_thread(SystemExit)),
