@@ -1,4 +1,4 @@
-"""A thread for blocking hooks, deadlines that leave out its queue, and waiting for many coroutines at once."""
+"""A thread for blocking hooks, deadlines that do not count its queue, and a stricter `gather`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Deadline:
-    """`asyncio.timeout` whose clock can be stopped: a function does not spend its time in a queue."""
+    """`asyncio.timeout` with a clock that can be stopped, so that waiting in a queue is not counted."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds, self._timeout = seconds, asyncio.timeout(seconds)
@@ -64,7 +64,7 @@ class Deadline:
         return None if when is None else when - asyncio.get_running_loop().time()
 
     def set(self, seconds: float | None) -> None:
-        """Expire in so many seconds, or not at all. One that is over stays over."""
+        """Expire in `seconds`, or never with None. An expired deadline stays expired."""
         if self._open and not self.expired():
             self._timeout.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
@@ -73,7 +73,7 @@ _deadline: ContextVar[Deadline | None] = ContextVar("agentrl_deadline", default=
 
 
 class _Job(Generic[T]):
-    """A function on its way through a Worker. The event loop owns it; the thread only reads."""
+    """A function that a Worker is to run. The event loop owns it; the thread only reads."""
 
     def __init__(self, function: Callable[[], T], *, always: bool) -> None:
         self.function, self.always = function, always
@@ -96,11 +96,12 @@ class _Job(Generic[T]):
 class Worker:
     """One daemon thread, started on first use, that runs blocking functions one at a time and in order.
 
-    One thread an owner, because sqlite connections and synchronous browsers are bound to theirs; a daemon, because a
-    function that never returns must not keep the process alive (`ThreadPoolExecutor` would join it at exit).
+    Each owner has its own thread, because sqlite connections and synchronous browsers are bound to one. The thread is a
+    daemon, because a function that never returns must not keep the process alive (`ThreadPoolExecutor` would join it at
+    exit).
 
-    The clock of the `Deadline` that a function runs under stands still while the thread works for others. It goes on
-    where one of those has outlived its own deadline: nobody knows when the thread will be free again.
+    The clock of a function's `Deadline` stands still while the thread runs other functions. It runs again if one of
+    those has exceeded its own deadline, because then the thread may never be free again.
     """
 
     def __init__(self, name: str) -> None:
@@ -112,7 +113,7 @@ class Worker:
         self._stopped = False
 
     async def run(self, function: Callable[[], T], *, always: bool = False) -> T:
-        """The function's result or exception. When cancelled, a function not yet started never starts, unless `always`.
+        """The function's result or exception. A cancelled function that has not started never starts, unless `always`.
 
         Raises InfraError if the thread cannot be started; a later call tries again.
         """
@@ -131,7 +132,7 @@ class Worker:
                 self._give_up(job)
 
     def stop(self) -> None:
-        """Let the thread end after the jobs it has; does not wait."""
+        """Let the thread end after its present jobs. It does not wait."""
         self._stopped = True
         self._jobs.put(None)
 
@@ -156,7 +157,7 @@ class Worker:
             self._pending.remove(job)
 
     def _restart_clocks(self) -> None:
-        """Of the first job, which runs now; of all, if nobody waits for the first any longer."""
+        """Start the clock of the first job, which runs now. If it was given up, start the clocks of all."""
         for job in self._pending if self._pending[0].given_up else self._pending[:1]:
             job.start_clock()
 
@@ -167,13 +168,13 @@ class Worker:
                 continue
             try:
                 result = job.context.run(job.function)
-            except BaseException as exc:  # noqa: BLE001 - the thread boundary: it is raised where it is awaited
+            except BaseException as exc:  # noqa: BLE001 - the thread boundary: the awaiting task raises it
                 self._report(job, exc=safe_to_raise(exc, "in a thread"))
             else:
                 self._report(job, result)
 
     def _report(self, job: _Job[Any], result: Any = None, exc: BaseException | None = None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, the episode long gone
+        with contextlib.suppress(RuntimeError):  # the loop is closed, the episode is over
             job.loop.call_soon_threadsafe(self._settle, job, result, exc)
 
     def _settle(self, job: _Job[Any], result: Any, exc: BaseException | None) -> None:
@@ -183,7 +184,7 @@ class Worker:
             self._restart_clocks()
         if job.future.done():
             if job.always and exc is not None:
-                log.warning("%s: a hook that nobody waited for any longer failed", self._name, exc_info=exc)
+                log.warning("%s: an abandoned hook failed", self._name, exc_info=exc)
             return
         if exc is None:
             job.future.set_result(result)
@@ -192,16 +193,16 @@ class Worker:
 
 
 def safe_to_raise(exc: BaseException, where: str) -> Exception | asyncio.CancelledError:
-    """What may be raised in a task: a future refuses StopIteration, and SystemExit would end the event loop of all."""
+    """An exception that a task may raise. A future refuses StopIteration, and SystemExit would end the event loop."""
     if isinstance(exc, Exception | asyncio.CancelledError) and not isinstance(exc, StopIteration):
         return exc
     return RuntimeError(f"{type(exc).__name__} {where}: {exc}")
 
 
 def is_cancelled() -> bool:
-    """The running task is to end, and not just something that it waited for.
+    """Whether the running task itself was cancelled, and not just something that it waited for.
 
-    It says so of the host's tasks, in which no hook of an Env runs: what a hook cancels is a task of its own.
+    It is meant for the host's tasks. No hook of an Env runs in them, so a hook can only cancel its own task.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""SIGTERM ends a run as Ctrl-C does: everything that it owns is closed first."""
+"""SIGTERM ends a run as Ctrl-C does: the run closes its resources first."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Terminated(KeyboardInterrupt):
 def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run`, where SIGTERM cancels `main` as Ctrl-C does. Raises Terminated once `main` has cleaned up.
 
-    A second SIGTERM changes nothing: schedulers often send two, and the cleanup that the first one began must not be
-    broken off. Outside the main thread, where Python takes no signals, this is `asyncio.run`.
+    A second SIGTERM is ignored: schedulers often send two, and the second must not interrupt the cleanup. Outside the
+    main thread, where Python takes no signals, this is `asyncio.run`.
     """
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)

@@ -1,8 +1,8 @@
-"""Tasks that own what belongs to a task: async context managers, and the hooks of one Env.
+"""Tasks of their own for async context managers, and for the hooks of one Env.
 
-A cancel scope, and so a task group, must be exited by the task that entered it, and cancels that task when it fails.
-The task of an episode is neither there until the end (an Env may wait for its host and be closed later), nor may it be
-cancelled by anybody but the host.
+The task that entered a cancel scope (a task group has one) must exit it, and is cancelled when the scope fails. The
+task of an episode cannot do this: it may end before its Env is closed, as an Env can be parked, and only the host may
+cancel it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agentrl._concurrency import safe_to_raise
 T = TypeVar("T")
 
 _abandoned: set[asyncio.Task[Any]] = set()
-"""Tasks that nobody waits for any longer. The event loop itself holds its tasks weakly."""
+"""Abandoned tasks. They are kept here because the event loop holds tasks only weakly."""
 
 
 class OwnTask:
-    """A task, made on first use, that runs coroutines one after the other."""
+    """A task that runs coroutines one after the other. It is made on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -31,9 +31,10 @@ class OwnTask:
         self._queue: asyncio.Queue[_Call[Any] | None] = asyncio.Queue()
 
     async def run(self, coroutine: Awaitable[T], *, patience: float | None = None) -> T:
-        """The coroutine's result or exception. When cancelled, it is cancelled, and waited for.
+        """The coroutine's result or exception. When the caller is cancelled, so is the coroutine, and this waits for
+        it.
 
-        One that ignores its cancellation for `patience` seconds is abandoned.
+        A coroutine that ignores its cancellation for `patience` seconds is abandoned.
         """
         if self._task is asyncio.current_task():
             return await coroutine
@@ -51,7 +52,7 @@ class OwnTask:
                 self._task = None
 
     async def stop(self) -> None:
-        """End the task when what it runs has ended; wait for it."""
+        """Wait for the running coroutine, then end the task."""
         if self._task is not None and not self._task.done():
             self._queue.put_nowait(None)
             await asyncio.wait([self._task])
@@ -82,7 +83,7 @@ class _Call(Generic[T]):
             self._task.cancel()
 
     async def run(self) -> bool:
-        """Whether the task is of no more use: somebody else has cancelled it, and may do so again at any time."""
+        """Whether the task must be replaced: foreign code has cancelled it, and may do so again at any time."""
         if self._cancels:
             if inspect.iscoroutine(self._coroutine):
                 self._coroutine.close()
@@ -107,13 +108,13 @@ class Resources:
 
     def __init__(self, patience: float = 1.0) -> None:
         self._patience = patience
-        """Seconds in which their owner is to begin closing them once the event loop ends; then they end themselves."""
+        """Seconds that the owner has to begin closing them once the event loop ends. Then they close themselves."""
         self._closing = asyncio.Event()
         self._opening: set[_HeldResource[Any]] = set()
         self._held: list[_HeldResource[Any]] = []
 
     async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
-        """The value it gives. When cancelled, the opening is cancelled, and waited for."""
+        """Enter it and return its value. When the caller is cancelled, so is the opening, and this waits for it."""
         holding = _HeldResource(resource, self._closing, self._patience)
         self._opening.add(holding)
         try:
@@ -122,17 +123,17 @@ class Resources:
             self._opening.discard(holding)
             if holding.is_held():
                 self._held.append(holding)
-        for variable in context:  # what it has set is to be seen by the hooks that come, as if it ran here
+        for variable in context:  # later hooks see the variables it has set, as if it ran here
             if holding.before.get(variable, _UNSET) is not context[variable]:
                 variable.set(context[variable])
         return value
 
     def begin_close(self) -> None:
-        """Their owner is there and will close them: they wait for it, also while the event loop ends."""
+        """Announce that the owner will close them, so that they wait for it even while the event loop ends."""
         self._closing.set()
 
     async def close(self) -> list[BaseException]:
-        """Exit them, newest first. When cancelled, exiting is cancelled, and waited for. Returns what they raised."""
+        """Exit them, newest first, and return their errors. A cancellation is passed on, and waited for."""
         self.begin_close()
         errors = list[BaseException]()
         while self._held:
@@ -143,10 +144,10 @@ class Resources:
         return errors
 
     async def release(self, until: float, seconds: float, then: Callable[[], None]) -> list[BaseException]:
-        """Exit them, newest first, until that time of the loop; then leave the rest behind, to end by themselves.
+        """Exit them, newest first, until the loop's time is `until`, and return their errors. Abandon the rest.
 
-        Those still get `seconds` more, in which nobody waits for them, and are cancelled. `then` is called when the
-        last one has ended or was given up. Returns what they raised.
+        The abandoned ones get `seconds` more, then they are cancelled. Nothing waits for them. `then` is called when
+        the last one has ended or was given up.
         """
         loop, held = asyncio.get_running_loop(), [*self._opening, *reversed(self._held)]
         self._opening, self._held = set(), []
@@ -175,7 +176,7 @@ class _HeldResource(Generic[T]):
     def __init__(self, resource: AbstractAsyncContextManager[T], closing: asyncio.Event, patience: float) -> None:
         self._resource, self._closing, self._patience = resource, closing, patience
         self._leave = asyncio.Event()
-        function = getattr(resource, "func", None)  # of a generator under @asynccontextmanager
+        function = getattr(resource, "func", None)  # set by @asynccontextmanager
         self.name: str = getattr(function, "__qualname__", type(resource).__qualname__)
         self.entered: asyncio.Future[tuple[T, Context]] = asyncio.get_running_loop().create_future()
         self.entered.add_done_callback(_consume_exception)
@@ -189,7 +190,7 @@ class _HeldResource(Generic[T]):
                 if not self.entered.done():
                     self.entered.set_result((value, copy_context()))
                 await self._wait()
-        except BaseException as exc:  # sent on, unless SystemExit, which would end the event loop of all
+        except BaseException as exc:  # passed on, except SystemExit, which would end the event loop
             error = safe_to_raise(exc, f"in {self.name}")
             if not self.entered.done():
                 self.entered.set_exception(error)
@@ -221,10 +222,10 @@ class _HeldResource(Generic[T]):
 
 
 async def survive_cancellation(coming: Coroutine[Any, Any, T], patience: float) -> T:
-    """Get over one cancellation of the running task, for what its owner sends within `patience` seconds.
+    """Ignore one cancellation of the running task, and wait up to `patience` seconds for `coming`.
 
-    An event loop that ends cancels all its tasks at once, once. Owners then close what they own, in order. A cancel
-    scope whose inside has failed insists: it cancels again at once.
+    An event loop that ends cancels all its tasks, once. Their owners then close them in order. A failed cancel scope is
+    different: it cancels again at once.
     """
     task = asyncio.current_task()
     if task is not None:
@@ -239,9 +240,9 @@ async def survive_cancellation(coming: Coroutine[Any, Any, T], patience: float) 
 async def wait_through_cancellation(
     future: asyncio.Future[T], cancel: Callable[[], object], *, patience: float | None = None, raises: bool = True
 ) -> T:
-    """The result of `future` once it is there. A cancellation is passed on by `cancel`, and raised after that.
+    """The result of `future`. If the caller is cancelled, `cancel` is called, and CancelledError is raised at the end.
 
-    For no longer than `patience` seconds after the cancellation, if given.
+    After a cancellation, it waits for at most `patience` seconds, if given.
     """
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
@@ -260,7 +261,7 @@ async def wait_through_cancellation(
 
 
 def abandon(*tasks: asyncio.Task[Any]) -> None:
-    """Wait no longer for tasks; what they raise is of no interest."""
+    """Stop waiting for tasks, and ignore their errors."""
     for task in tasks:
         _abandoned.add(task)
         task.add_done_callback(_forget)
@@ -272,7 +273,7 @@ def _forget(task: asyncio.Task[Any]) -> None:
 
 
 def _consume_exception(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging an exception that nobody asked for."""
+    """Keep asyncio from logging an exception that was never retrieved."""
     if not future.cancelled():
         future.exception()
 
@@ -289,6 +290,6 @@ async def _end(tasks: list[asyncio.Task[None]], seconds: float, then: Callable[[
 
 
 _LAST_MOMENT_S = 1.0
-"""For resources that were not asked to leave before the time was over, and for one that was cancelled."""
+"""Grace for a cancelled resource, and for resources that were asked to close only after the deadline."""
 
 _UNSET = object()

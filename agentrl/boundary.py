@@ -1,4 +1,4 @@
-"""Where an episode meets an Env's hooks, the engine and the template: what breaks there becomes a Failure."""
+"""The boundary between an episode and foreign code (hooks, engine, template). Errors there become a Failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.errors import Boundary, ConfigError, Failure, LedgerError, ResumeEr
 watcher: ContextVar[Callable[[Boundary], contextlib.AbstractContextManager[Any]] | None] = ContextVar(
     "agentrl_boundary_watcher", default=None
 )
-"""What a host opens around each crossing in its task, say a span of its traces."""
+"""A context manager that a host opens around each crossing in its task, for example a span of its traces."""
 
 
 class FailedError(Exception):
@@ -27,9 +27,9 @@ class FailedError(Exception):
 
 @contextlib.contextmanager
 def at_boundary(name: Boundary, *, data: bool = False) -> Iterator[None]:
-    """Turn whatever is raised here into a FailedError that names the boundary, unless it must end the run.
+    """Turn exceptions into a FailedError that names the boundary, except those that must end the run.
 
-    `data`: what is rendered is an episode's own, so that a TemplateError is about it and not about the template.
+    `data`: an episode's own messages are rendered, so a TemplateError blames them and not the template.
     """
     watch = watcher.get()
     try:
@@ -40,7 +40,7 @@ def at_boundary(name: Boundary, *, data: bool = False) -> Iterator[None]:
             raise
         raise FailedError(Failure.of(exc, name)) from exc
     except asyncio.CancelledError as exc:
-        # What a hook waited for was cancelled, not this episode: its host must not take it for the end of the run.
+        # The hook's own task was cancelled, not this episode. The host must not take it for the end of the run.
         if is_cancelled():
             raise
         raise FailedError(Failure.of(exc, name)) from exc

@@ -1,4 +1,4 @@
-"""A conversation with a model, exact to the token: it samples a turn, then observes the answer. It knows no Env.
+"""A conversation with a model, exact to the token: sample a turn, then observe the answer. It needs no Env.
 
     talk = Conversation(engine, renderer, Trajectory(), EpisodeOptions())
     await talk.open()
@@ -7,7 +7,7 @@
     action, stop = await talk.sample()
     stop = stop or talk.observe([{"role": "user", "content": "And of Spain?"}])
 
-Who answers is the caller's business: an episode asks its Env.
+The caller gives the answers. An episode asks its Env for them.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from agentrl.trajectory import Trajectory
 from agentrl.types import Action, Observed, Raw, StopReason, ToolCall, ToolSpec, TurnOptions
 
 _ABORT_PAUSE_S = 0.05
-"""First wait before going on after the engine dropped a request by itself, say for a weight update; then doubling."""
+"""First wait after the engine aborted a request by itself, for example to update weights. It doubles each time."""
 
 
 class Sampled(NamedTuple):
-    """What `Conversation.sample` came to."""
+    """The result of `Conversation.sample`."""
 
     action: Action | None
-    """The turn that was closed; None where none was: the turn is still open, or was not begun."""
+    """The action of the closed turn. None if the turn is still open, or was never begun."""
     stop: StopReason | None
-    """Why the conversation ends here; None: the action is to be answered."""
+    """Why the conversation ends here. None: answer the action."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """What one model says and reads, under the limits of its options. All that happens is written to `trajectory`.
+    """One model's turns and observations, under the limits of `options`. Everything is recorded in `trajectory`.
 
-    Methods raise FailedError where the engine or the template breaks.
+    Methods raise FailedError if the engine or the template breaks.
     """
 
     engine: Engine
@@ -58,30 +58,30 @@ class Conversation:
     aborted: Callable[[], bool] | None = None
     """See `Host.aborted`."""
     thoughts: Thoughts | None = None
-    """How far thoughts have been stripped; None where they are kept."""
+    """How far thoughts have been stripped; None if they are kept."""
     context: int = 0
     """Tokens of the longest sequence; known from `open` on."""
 
     async def open(self) -> None:
-        """Ask the engine what it can hold."""
+        """Ask the engine for its longest sequence."""
         with at_boundary("engine"):
             self.context = self.options.limits.context or await self.engine.context_length()
 
     def use_tools(self, tools: Sequence[ToolSpec]) -> None:
-        """Tell the template which tools there are; before `begin`."""
+        """Give the tools to the template. Call it before `begin`."""
         self.trajectory.tools = tuple(tools)
         with at_boundary("render"):
             self.renderer = self.renderer.bind(self.trajectory.tools)
 
     def begin(self, observed: Observed) -> None:
-        """The first prompt."""
+        """Render the first prompt."""
         with at_boundary("render", data=True):
             self.trajectory.append_prompt(self.renderer.prompt(observed), messages_of(observed))
         if self.thoughts is not None:
             self.thoughts.begin(observed)
 
     async def sample(self, turn_options: TurnOptions = TurnOptions()) -> Sampled:  # noqa: B008 - immutable
-        """Have the model take a turn, or finish the one that an abort left open, and read what it means."""
+        """Sample a turn, or the rest of a turn that an abort left open, and parse it."""
         trajectory = self.trajectory
         stop = await self._generate(turn_options)
         if stop is StopReason.ABORTED or not trajectory.open:
@@ -100,7 +100,7 @@ class Conversation:
         return Sampled(action, stop)
 
     def observe(self, observed: Observed) -> StopReason | None:
-        """Append what the model reads next. Where no turn would fit behind it, append nothing and say why to stop."""
+        """Append the next observation. If no turn would fit after it, append nothing and return the reason to stop."""
         trajectory, limits = self.trajectory, self.options.limits
         with at_boundary("render", data=True):
             stripped = self.thoughts.strip(trajectory, observed, self.renderer) if self.thoughts else None
@@ -120,11 +120,11 @@ class Conversation:
         return None
 
     def is_aborted(self) -> bool:
-        """The host's flag is set."""
+        """Whether the host's flag is set."""
         return self.aborted is not None and self.aborted()
 
     async def _generate(self, turn_options: TurnOptions) -> StopReason | None:
-        """Sample until the turn is complete, through aborts that are not the host's."""
+        """Sample until the turn is complete. Aborts by the engine are followed by another generation."""
         pause = _ABORT_PAUSE_S
         while True:
             if self.is_aborted():
@@ -159,8 +159,11 @@ class Conversation:
         return generation
 
     def _cut_at_split_stop(self, generation: Generation, stop: Sequence[str]) -> Generation:
-        """End a turn at a stop string that an abort has split, or come with: engines look in what they sample now, and
-        only if nothing else has ended it."""
+        """End a turn at a stop string that the engine missed.
+
+        An engine misses one if an abort has split it, or came in the same step: it searches only the tokens of the
+        present request, and only if nothing else ended it.
+        """
         longest = max((len(string.encode()) for string in stop), default=0)  # a token is at least a byte
         before = self.trajectory.turn_tokens[-longest:] if longest and self.trajectory.open else []
         given = len(generation.tokens)
@@ -205,7 +208,7 @@ class Conversation:
 
 
 def _check(generation: Generation) -> None:
-    """Raises EngineError for what no engine should answer."""
+    """Raises EngineError if the generation is invalid."""
     try:
         checked(generation)
     except LedgerError as exc:
@@ -213,7 +216,7 @@ def _check(generation: Generation) -> None:
 
 
 def _executable(action: Action) -> Action:
-    """Calls whose arguments no JSON can hold cannot be read, like those that are no JSON at all."""
+    """Mark calls as unreadable if JSON cannot hold their arguments."""
     return replace(action, calls=tuple(map(_plain_call, action.calls)))
 
 
@@ -227,7 +230,10 @@ def _plain_call(call: ToolCall) -> ToolCall:
 
 
 def _mark_finished(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:
-    """Finished, if its last token ends the turn: SGLang calls it aborted where the abort came in the same step."""
+    """Mark a generation as finished if its last token ends the turn.
+
+    SGLang reports an abort if the abort came in the same step.
+    """
     if generation.finish_reason == "abort" and generation.tokens and generation.tokens[-1] in stop_token_ids:
         return replace(generation, finish_reason="stop", matched=generation.tokens[-1])
     return generation

@@ -264,7 +264,7 @@ class EnvFactory:
         own = self.cls.step, self.cls.tools, self.cls.exec_tool
         if not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool):
             raise ConfigError(
-                f"{self.cls.__name__} has neither tools nor a step, so nothing could happen; "
+                f"{self.cls.__name__} has neither tools nor a step: nothing could happen; "
                 "add a method with @tool, or override step(action)"
             )
         if (self.cls.snapshot is Env.snapshot) != (self.cls.restore is Env.restore):

@@ -1,4 +1,4 @@
-"""One episode: reset, then the model's turn and the Env's answer until there is a reason to stop; score, close."""
+"""One episode: reset, turns of model and Env until there is a reason to stop, score, close."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ async def run_episode(
     session_id: str | None = None,
     host: Host | None = None,
 ) -> Trajectory:
-    """Play one episode and return what happened, whatever happened.
+    """Play one episode and return its trajectory, even if something broke.
 
-    The trajectory's `stop` says why it ended; with StopReason.FAILED, `failure` says what broke. `reward` replaces
-    `Env.score`. `session_id` names the episode to the engine; by default it is made up. `host` is for programs that
-    abort and resume episodes.
+    The trajectory's `stop` says why the episode ended. If it is StopReason.FAILED, `failure` says what broke. `reward`
+    replaces `Env.score`. `session_id` names the episode to the engine; the default is a random one. `host` is for
+    programs that abort and resume episodes.
 
-    Raises ConfigError, TemplateError, LedgerError and cancellation; anything else is recorded.
+    Raises ConfigError, TemplateError, LedgerError and cancellation. Any other error is recorded.
     """
     options = options or EpisodeOptions()
     thoughts = Thoughts() if options.thinking == "strip" else None
@@ -58,7 +58,7 @@ async def run_episode(
 
 @dataclass(slots=True)
 class Episode:
-    """One Env and one model in turns."""
+    """One Env and one model that take turns."""
 
     env: Env
     state: EpisodeState
@@ -66,7 +66,7 @@ class Episode:
     reward: RewardFn | None
     host: Host
     returning: Parked | None = None
-    """The parked episode that is going on here, until its Env is back: aborted before, it is parked again as it is."""
+    """The parked episode, until its Env is restored. If it is aborted before that, it is parked again unchanged."""
 
     @classmethod
     def of(
@@ -86,7 +86,7 @@ class Episode:
         return cls(env, state, talk, reward, host)
 
     async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
-        """Begin, play to the end, and close the Env or leave it to `park`. Raises what run_episode and `begin` do."""
+        """Begin, play to the end, and close the Env or leave it to `park`. Raises as run_episode and `begin` do."""
         trajectory, kept = self.state.trajectory, False
         trajectory.stop = None
         try:
@@ -112,7 +112,7 @@ class Episode:
         begin_env(self.env, self.state.trajectory.task, self.talk.options.limits)
 
     async def _stop(self) -> StopReason:
-        """Play, then score; why it ended. Raises FailedError."""
+        """Play, then score, and return the reason to stop. Raises FailedError."""
         if self.state.stop is None:
             stop = await self._play()
             if stop is StopReason.ABORTED:
@@ -147,7 +147,7 @@ class Episode:
             self.state.played_s += time.monotonic() - started
 
     async def reset(self) -> None:
-        """The Env's first observation becomes the prompt."""
+        """Reset the Env. Its first observation becomes the prompt."""
         env, trajectory = self.env, self.state.trajectory
         await self.talk.open()
         with at_boundary("reset"):
@@ -161,7 +161,7 @@ class Episode:
         self.state.turn_options = env.turn_options
 
     async def _turn(self) -> StopReason | None:
-        """One turn of the model and the Env's answer to it, or what is left of it; why the episode ends, or None."""
+        """Play one turn of the model and the Env's answer, or the rest of it. Return the reason to stop, if any."""
         state, stop, action = self.state, None, None
         if state.next == "generate":
             action, stop = await self.talk.sample(state.turn_options)
@@ -199,14 +199,14 @@ class Episode:
         return stop
 
     def _plain(self, result: StepResult) -> tuple[Observed, float | None]:
-        """The observation and the reward of a step. Raises TypeError or ValueError for what is none."""
+        """The observation and the reward of a step. Raises TypeError or ValueError if one is invalid."""
         where = f"{type(self.env).__name__}.step"
         nothing = result.done and not result.observation
         read = () if nothing else observed(result.observation, where)
         return read, None if result.reward is None else number(result.reward, f"the reward of {where}")
 
     async def _observe(self, result: StepResult, read: Observed) -> StopReason | None:
-        """Append what the model reads next; or why there is no next turn."""
+        """Append the next observation. If there is no next turn, return the reason to stop."""
         trajectory, policy = self.state.trajectory, self.policy
         if result.done:
             return StopReason.DONE
@@ -219,7 +219,7 @@ class Episode:
         return self.talk.observe(before_next)
 
     async def _answer(self, action: Action) -> StepResult:
-        """The Env's answer; under a BadCallPolicy, calls that could not be read are answered here instead."""
+        """The Env's answer. The BadCallPolicy, if any, answers calls that could not be read."""
         env, said = self.env, list[Message]()
         runtime(env).call_errors.clear()
         if self.policy and action.error:
@@ -242,7 +242,7 @@ class Episode:
         )
 
     async def _before_next_turn(self, pending: Observed) -> Observed | None:
-        """What the next turn reads; None if there is to be none."""
+        """The observation for the next turn; None if the episode ends."""
         env, turns, limits = self.env, len(self.state.trajectory.turns), self.talk.options.limits
         if turns < limits.turns:
             return pending
@@ -254,5 +254,5 @@ class Episode:
 
     @property
     def policy(self) -> BadCallPolicy | None:
-        """Where there are no tools, nothing is a wrong tool call."""
+        """The Env's BadCallPolicy; None without tools, because then nothing is a tool call."""
         return self.env.bad_calls if self.state.trajectory.tools else None

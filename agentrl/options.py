@@ -1,4 +1,4 @@
-"""What an episode may be told: its settings, and what the program around it needs."""
+"""The settings of an episode, and the hooks of the program that plays it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RewardFn: TypeAlias = "Callable[[Trajectory], MaybeAwait[float | Reward]]"
 """A reward function: scores a finished trajectory in place of `Env.score`."""
 
 ParkFn: TypeAlias = "Callable[[Parked], Awaitable[None]]"
-"""Takes over an aborted episode; from then on it closes `Parked.env`, if there is one. Raises if it cannot."""
+"""Takes over an aborted episode. It then owns `Parked.env`, if there is one, and must close it. Raises if it cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOptions:
-    """The settings of an episode; mostly all episodes of a run have the same. Every one has a default."""
+    """The settings of an episode, usually the same for all episodes of a run. Each has a default."""
 
     limits: Limits = field(default_factory=Limits)
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
-    """What the engine is asked for: temperature, top_p, sampling_seed, ..."""
+    """Parameters of the engine: temperature, top_p, sampling_seed, ..."""
     thinking: Thinking = "keep"
-    """Earlier thoughts that the template would drop from the next prompt: "keep" them as they were sampled, or "strip"
-    them, which begins a new segment of the trajectory (see `Thoughts`)."""
+    """Some templates drop earlier thoughts from the next prompt. "keep" keeps the thoughts as they were sampled.
+    "strip" follows the template, and begins a new segment of the trajectory each time (see `Thoughts`)."""
 
     def __post_init__(self) -> None:
         if self.thinking == "strip" and self.limits.observation_tokens is not None:
@@ -41,14 +41,14 @@ class EpisodeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What a program that plays many episodes needs of each; one that plays a few needs none of it."""
+    """Hooks for a program that plays many episodes. A program that plays a few needs none of them."""
 
     aborted: Callable[[], bool] | None = None
-    """The flag that stops episodes: read before reset, before each generation, around each step and before scoring.
-    Once it is set nothing new is started. A generation that ends in an abort while it is False goes on in the same turn
-    (engines abort for weight updates). Without a flag, such an abort ends the episode."""
+    """The flag that stops episodes. It is read before reset, before each generation, around each step and before
+    scoring. Once it is True, nothing new is started. If the engine aborts a generation while it is False, for example
+    to update weights, sampling continues in the same turn. Without a flag, such an abort ends the episode."""
     on_turn: Callable[[Trajectory], None] | None = None
     """Called after each turn."""
     park: ParkFn | None = None
-    """Takes an aborted episode, and `resume_episode` goes on with it. Where that fails, info["not_parked"] says why. An
-    episode that was aborted before its reset is not parked, for there is nothing to keep."""
+    """Takes an aborted episode, which `resume_episode` can continue. If it fails, info["not_parked"] says why. An
+    episode that was aborted before its reset is not parked, because there is nothing to keep."""

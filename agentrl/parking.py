@@ -1,10 +1,10 @@
-"""Aborted episodes on their way back: what is kept of one, and where it waits until its host sends it again.
+"""Parking: an aborted episode is kept until its host sends it again.
 
-There is one way for each Env class, by what it declares:
+How it is kept depends on what the Env class declares:
 
-- "snapshot", where it writes `snapshot` and `restore`: its state is written to a file, the Env closed
-- "replay", where it is `deterministic`: the Env is closed; on return the recorded actions are executed again
-- "alive", for any other: the Env itself stays open, in this process and event loop, for a bounded time
+- "snapshot", if it has `snapshot` and `restore`: its state is written to a file, and the Env is closed
+- "replay", if it is `deterministic`: the Env is closed, and the recorded actions are executed again on return
+- "alive" otherwise: the Env stays open, in this process and event loop, for a bounded time
 """
 
 from __future__ import annotations
@@ -38,55 +38,55 @@ from agentrl.types import JSON, StopReason, TurnOptions
 log = logging.getLogger("agentrl")
 
 _unparked: set[tuple[type[Env], type[Exception]]] = set()
-"""Whose episodes could not be kept."""
+"""Env classes and errors for which a warning was logged."""
 
 ResumeMethod: TypeAlias = Literal["alive", "snapshot", "replay"]
 Next: TypeAlias = Literal["generate", "step"]
 
 VERSION = 2
-"""Of tickets and files. One of another version is not read: its episode restarts."""
+"""Version of tickets and files. An episode of another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION
 _PARKED, _UNFINISHED = ".parked", ".unfinished"
 _SWEEP_S = 60.0
 _WRITING_S = 3600.0
-"""No file takes longer to be written."""
+"""Writing a file never takes longer than this."""
 
 
 @dataclass(slots=True)
 class EpisodeState:
-    """Where an episode stands: all that it needs to go on, beside the Env and those who serve it. Picklable."""
+    """The state of an episode: all it needs to continue, except the Env, the engine and the like. Picklable."""
 
     trajectory: Trajectory
     thoughts: Thoughts | None = None
     turn_options: TurnOptions = field(default_factory=TurnOptions)
-    """What the Env asks of the next turn."""
+    """The Env's options for the next turn."""
     next: Next = "generate"
-    """What is to come: a generation (also the rest of an open turn), or the Env's step for the last action."""
+    """The next thing to do: a generation (or the rest of one), or the Env's step for the last action."""
     stop: StopReason | None = None
-    """Why it ended, once it has; it may still have to be scored."""
+    """Why it ended, once it has. It may not be scored yet."""
     steps: int = 0
-    """ResumeMethod many actions the Env has answered."""
+    """How many actions the Env has answered."""
     played_s: float = 0.0
     """Seconds that count towards `Limits.episode_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """An aborted episode: all that `resume_episode` needs to go on where it stopped. Picklable unless it is "alive"."""
+    """An aborted episode, which `resume_episode` continues where it stopped. Picklable unless it is "alive"."""
 
     how: ResumeMethod
     episode: EpisodeState
     rng: Any
     """State of `Env.rng`."""
     env: Env | None = None
-    """Where it is "alive", and only there."""
+    """The open Env if it is "alive", else None. The owner of this object must close it."""
     saved: Any = None
-    """What `Env.snapshot` gave."""
+    """The result of `Env.snapshot`."""
 
 
 def resume_method(cls: type[Env]) -> ResumeMethod:
-    """ResumeMethod an aborted episode of this Env class goes on."""
+    """How aborted episodes of an Env class are kept and resumed."""
     if cls.snapshot is not Env.snapshot:
         return "snapshot"
     return "replay" if cls.deterministic else "alive"
@@ -95,7 +95,7 @@ def resume_method(cls: type[Env]) -> ResumeMethod:
 async def hand_over(
     park: ParkFn | None, env: Env, state: EpisodeState, returning: Parked | None, *, timeout: float
 ) -> bool:
-    """Give an aborted episode to `park`; whether the Env is to stay open. Nothing that fails here fails the episode."""
+    """Give an aborted episode to `park`. Return whether the Env stays open. An error here does not fail the episode."""
     if park is None or not state.trajectory.length:
         return False
     if errors := runtime(env).tool_errors:
@@ -126,12 +126,12 @@ def _note_unparked(env: Env, trajectory: Trajectory, exc: Exception) -> None:
 
 
 class Parking:
-    """Where aborted episodes of one event loop wait. A ticket stands for one: small, picklable, and good for one use.
+    """Keeps aborted episodes of one event loop. A ticket stands for each: small, picklable, and good for one use.
 
-    Envs that are alive wait in memory and are closed when their time is over; all else is written to files, which any
-    loop or process that shares the folder can take. `folder` is made if need be; the default is a temporary one of this
-    process, removed at its end. Raises ConfigError for a folder that others can write to, since pickle runs what it
-    reads.
+    Open Envs are kept in memory, and closed when their time is over. Everything else is written to files, which any
+    loop or process with access to the folder can take. `folder` is created if it is missing. The default is a temporary
+    folder of this process, removed at its end. Raises ConfigError for a folder that others can write to, because
+    unpickling a file can run code.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -141,13 +141,13 @@ class Parking:
         self._swept = float("-inf")
 
     async def park(self, parked: Parked, seconds: float) -> dict[str, JSON]:
-        """Keep an episode for so many seconds, and return its ticket.
+        """Keep an episode for some seconds, and return its ticket.
 
-        An Env that is alive belongs to the parking from then on. Raises what pickle and the disk raise; then nothing is
+        An open Env belongs to this object from then on. Raises the errors of pickle and of the disk; then nothing is
         kept.
         """
         key, until = uuid4().hex, time.time() + seconds
-        if parked.how == "alive":  # without an await, so that a cancellation leaves the Env with one owner
+        if parked.how == "alive":  # no await here, so that a cancellation leaves the Env with one owner
             timer = asyncio.get_running_loop().call_later(seconds, self._expire, key)
             self._alive[key] = (parked, timer)
         else:
@@ -155,7 +155,10 @@ class Parking:
         return {"version": VERSION, "how": parked.how, "key": key, "until": until}
 
     async def take(self, ticket: Mapping[str, JSON]) -> Parked:
-        """The episode a ticket stands for; the ticket is used up. Raises ResumeError if there is none."""
+        """The episode of a ticket, which is used up. The caller owns `Parked.env` and must close it.
+
+        Raises ResumeError if there is none.
+        """
         key = _key(ticket)
         if ticket.get("how") != "alive":
             return await asyncio.to_thread(self._read, key)
@@ -168,7 +171,7 @@ class Parking:
         return parked
 
     async def close(self) -> None:
-        """Close the Envs that still wait. Files stay until they expire."""
+        """Close the parked Envs. Files stay until they expire."""
         for key, (_, timer) in list(self._alive.items()):
             timer.cancel()
             self._expire(key)
@@ -199,7 +202,7 @@ class Parking:
         try:
             expired = path.stat().st_mtime < time.time()
             written = path.read_bytes()
-            path.unlink()  # of two that read the same file, one fails here
+            path.unlink()  # if two read the same file, one of them fails here
         except FileNotFoundError:
             raise ResumeError("what was kept of it is gone: expired, or used before") from None
         except OSError as exc:
@@ -214,7 +217,7 @@ class Parking:
             raise ResumeError(f"what was kept of it cannot be read: {type(exc).__name__}: {exc}") from exc
 
     def _sweep(self) -> None:
-        """Remove files whose time is over, and what processes that died while writing have left."""
+        """Remove expired files, and partial files of processes that died while writing."""
         now = time.time()
         if now - self._swept < _SWEEP_S:
             return
@@ -229,7 +232,7 @@ class Parking:
     def _folder(self) -> Path:
         if self._given is not None:
             return self._given
-        with _making:  # files are written by threads, and two that came first would have a folder each
+        with _making:  # threads write files: two at once would each make a folder
             return _private_folder()
 
     def _path(self, key: str) -> Path:
@@ -237,7 +240,8 @@ class Parking:
 
 
 def _key(ticket: Mapping[str, JSON]) -> str:
-    """Raises ResumeError for what is no ticket: they come back in metadata, which is anybody's to write."""
+    """The key in a ticket. Raises ResumeError if it is invalid: tickets come back in metadata, which others may
+    change."""
     if ticket.get("version") != VERSION:
         raise ResumeError(f"its ticket has version {ticket.get('version')!r}; this agentrl reads {VERSION}")
     try:

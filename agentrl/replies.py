@@ -1,4 +1,4 @@
-"""What the model reads beside the Env's own answer, in roles that the chat template can carry."""
+"""Messages that are added to the Env's answer, in roles that the chat template can carry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.types import Action, Message, Observation, Observed, Raw
 
 
 def observed(observation: Observation, where: str) -> Observed:
-    """An Env's observation as plain data: done once, where it comes in. Raises TypeError for what is none."""
+    """An Env's observation as plain data, converted once on entry. Raises TypeError if it is not an observation."""
     if isinstance(observation, Raw) and isinstance(observation.text, str):
         return Raw(text(observation.text))
     if isinstance(observation, str):
@@ -31,8 +31,8 @@ def messages_of(observed: Observed) -> Sequence[Message]:
 def replies(action: Action, policy: BadCallPolicy, capabilities: Mapping[str, bool]) -> list[Message]:
     """One message for each call that could not be read.
 
-    It is a tool's, unless no call of the turn was read and the template cannot carry a tool result without a call: some
-    refuse one there, some drop it in silence.
+    Its role is tool. The exception is a turn in which no call was read, under a template that cannot carry a tool
+    result without a call: some templates refuse it, others drop it silently. Then the role is user.
     """
     as_tool = capabilities.get("orphan_tool", False) or any(call.error is None for call in action.calls)
     found: list[Message] = []
@@ -51,9 +51,9 @@ def in_call_order(messages: Sequence[Message], action: Action) -> list[Message]:
 
 
 def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool]) -> Observed:
-    """Two observations as one; where the template forbids a user after tool results, text joins the last result.
+    """Two observations as one. If the template forbids a user after tool results, text joins the last result.
 
-    Raises TypeError for Raw beside messages: text goes on in the model's turn, messages end it.
+    Raises TypeError for Raw next to messages: Raw continues the model's turn, messages end it.
     """
     if isinstance(pending, Raw) and isinstance(last, Raw):
         return Raw(pending.text + text(last.text))

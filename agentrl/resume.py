@@ -1,4 +1,4 @@
-"""Going on with an aborted episode exactly where it stopped."""
+"""Continue an aborted episode exactly where it stopped."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ async def resume_episode(
     reward: RewardFn | None = None,
     host: Host | None = None,
 ) -> Trajectory:
-    """Go on where the episode stopped, in the middle of a turn if need be; the rest is as `run_episode` does it.
+    """Continue an episode where it stopped, even in the middle of a turn. The rest is as in `run_episode`.
 
-    `env` is `parked.env` where there is one, else a fresh one of the same class. All budgets count what was spent
-    before; `Limits.episode_s` does not count the time in between. Whether thoughts are stripped stays as it was. Raises
-    ResumeError, `env` closed, if it cannot be brought back or answers the recorded actions otherwise than before.
+    `env` is `parked.env` if there is one, else a fresh one of the same class. Budgets include what was spent before.
+    `Limits.episode_s` does not count the time in between. Whether thoughts are stripped cannot change. If the Env
+    cannot be restored, or answers a recorded action differently, `env` is closed and ResumeError is raised.
     """
     episode = Episode.of(env, parked.episode, engine, renderer, options, reward, host)
     episode.returning = parked
@@ -39,7 +39,7 @@ async def resume_episode(
 
 
 async def _return(episode: Episode, parked: Parked) -> None:
-    """Bring the Env to where the episode stopped, unless the host aborts before."""
+    """Bring the Env to where the episode stopped, unless the host aborts first."""
     if parked.env is None and episode.talk.is_aborted():
         return
     try:
@@ -49,13 +49,13 @@ async def _return(episode: Episode, parked: Parked) -> None:
                 await episode.talk.open()
                 episode.talk.use_tools(parked.episode.trajectory.tools)
                 episode.returning = None
-    except Exception as exc:  # the boundary of the way back: whatever it is, a restart needs nothing of it
+    except Exception as exc:  # the boundary of resuming: after any error the episode restarts
         error = str(exc) if isinstance(exc, FailedError | ResumeError) else told(exc)
         raise ResumeError(f"{parked.how}: {error}") from exc
 
 
 async def _restore(episode: Episode, parked: Parked) -> bool:
-    """The Env as it was, or one made of its snapshot; True."""
+    """Take the Env as it was, or restore one from its snapshot. Return True."""
     env, limits = episode.env, episode.talk.options.limits
     kept = runtime(env)
     if parked.env is None:
@@ -69,9 +69,10 @@ async def _restore(episode: Episode, parked: Parked) -> bool:
 
 
 async def _replay(episode: Episode, parked: Parked) -> bool:
-    """Play the recorded actions to the fresh Env, in an episode that nobody keeps; False if the host aborts meanwhile.
+    """Play the recorded actions to the fresh Env, in an episode that is thrown away. False if the host aborts
+    meanwhile.
 
-    Raises ResumeError if any token comes out otherwise than it was recorded.
+    Raises ResumeError if any token differs from the record.
     """
     recorded, steps = parked.episode.trajectory, parked.episode.steps
     again = Trajectory(recorded.task, session_id=recorded.session_id)
@@ -88,14 +89,15 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
         again.append_action(action)
         stop = await played.step(action)
         if stop not in (None, parked.episode.stop) or not _begins(recorded, again):
-            raise ResumeError(f"the environment diverged: it answered turn {state.steps} otherwise than before")
+            raise ResumeError(f"the environment diverged: it answered turn {state.steps} differently than before")
     unanswered = sum(turn.sampled_tokens for turn in recorded.turns[steps:])
     if not _begins(recorded, again) or again.length + unanswered != recorded.length:
-        raise ResumeError("the environment diverged: it shows other than before")
+        raise ResumeError("the environment diverged: its observation differs from before")
     return True
 
 
 def _begins(recorded: Trajectory, again: Trajectory) -> bool:
-    """The last segment of `again` is how that segment of `recorded` begins; the others were compared as they grew."""
+    """Whether the last segment of `again` begins that segment of `recorded`. Earlier ones were compared as they
+    grew."""
     segments = recorded.segments[len(again.segments) - 1 :]
     return bool(segments) and again.segment.ids == segments[0].ids[: again.length]

@@ -1,7 +1,7 @@
-"""What an Env needs of a sandbox: run commands, write and read files. The back ends live in `agentrl_sandbox`.
+"""The Sandbox protocol: run commands, write and read files. The back ends live in `agentrl_sandbox`.
 
-The protocol is slime's `slime.agent.sandbox.Sandbox` with more keywords (`cwd`, `stdin`, `max_output`) and a result
-that says more, so what is written for slime's takes ours.
+The protocol extends slime's `slime.agent.sandbox.Sandbox` by keywords (`cwd`, `stdin`, `max_output`) and by a richer
+result. So code written for slime's sandbox works with ours.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 from agentrl.errors import SandboxError
 
 FileContent: TypeAlias = str | bytes | Path
-"""What `write_file` writes: text (as UTF-8), bytes, or the content of a file of the host."""
+"""Content for `write_file`: text (as UTF-8), bytes, or a file on the host machine."""
 
-TIMED_OUT = 124  # exit code of a command killed at its timeout, as timeout(1) has it
-CANNOT_RUN = 126  # exit code of a command that no shell can be given: too long, or with a NUL character in it
+TIMED_OUT = 124  # exit code of a command killed at its timeout, as in timeout(1)
+CANNOT_RUN = 126  # exit code of a command that no shell takes: it is too long, or holds a NUL character
 
 
 class _Output(NamedTuple):
@@ -27,15 +27,15 @@ class _Output(NamedTuple):
 
 
 class ExecResult(_Output):
-    """What a command did. It is the tuple `(exit_code, stdout, stderr)` that slime unpacks, with two flags.
+    """The result of a command: the tuple `(exit_code, stdout, stderr)` that slime unpacks, with two flags.
 
     A command ended by signal n has exit code 128 + n, as in a shell. Bytes that are not UTF-8 are shown as U+FFFD.
-    The flags take no part in `==`, which is the plain tuple's.
+    `==` compares the tuple and ignores the flags.
     """
 
     timed_out: bool = False
     truncated: bool = False
-    """`stdout` or `stderr` is only the first `max_output` bytes of what was written."""
+    """`stdout` or `stderr` holds only the first `max_output` bytes of the output."""
 
     def __new__(
         cls, exit_code: int, stdout: str = "", stderr: str = "", *, timed_out: bool = False, truncated: bool = False
@@ -49,14 +49,14 @@ class ExecResult(_Output):
         return f"ExecResult({self.exit_code}, {self.stdout!r}, {self.stderr!r}{flags})"
 
     def require(self, cmd: str) -> Self:
-        """This result; raises CommandError unless the command `cmd` exited with 0, in time, its output whole."""
+        """This result. Raises CommandError unless the command exited with 0, in time, with its whole output."""
         if self.exit_code or self.timed_out or self.truncated:
             raise CommandError(cmd, self)
         return self
 
 
 class CommandError(SandboxError, RuntimeError):
-    """A command run with `check=True` did not succeed: whoever relies on it has a broken world, not a bad policy."""
+    """A command run with `check=True` did not succeed. The world is broken, not the policy."""
 
     def __init__(self, cmd: str, result: ExecResult) -> None:
         super().__init__(cmd, result)
@@ -74,10 +74,10 @@ class CommandError(SandboxError, RuntimeError):
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """A machine of one episode's own, entered with `async with` and gone afterwards.
+    """A machine for one episode. Enter it with `async with`; it is removed afterwards.
 
-    SandboxError says that the sandbox itself broke, or is not open. What a command or a path does wrong is never that:
-    a missing file is FileNotFoundError, a failing command is an ExecResult.
+    SandboxError says that the sandbox itself broke, or is not open. A missing file is FileNotFoundError instead, and a
+    failing command is an ExecResult.
     """
 
     sandbox_id: str
@@ -101,20 +101,20 @@ class Sandbox(Protocol):
         stdin: bytes | None = None,
         max_output: int = 1 << 20,
     ) -> ExecResult:
-        """Run a shell command and wait for it: `timeout` seconds at most, then it is killed, with what it started.
+        """Run a shell command and wait for it. After `timeout` seconds it is killed, with its child processes.
 
-        `stdin` is empty unless given. The first `max_output` bytes of each of stdout and stderr are kept, the rest is
-        read and dropped. With `check`, CommandError is raised unless the command succeeded and its output is whole.
-        `idempotent` tells a back end with a connection to lose that it may send the command again. A missing `cwd` is
-        FileNotFoundError. When the caller is cancelled, the command is killed; what it left in the background lives
-        until the sandbox closes.
+        `stdin` is empty unless given. The first `max_output` bytes of stdout and of stderr are kept; the rest is read
+        and dropped. With `check`, CommandError is raised unless the command succeeded and its output is whole.
+        `idempotent` allows a back end to send the command again after a lost connection. A missing `cwd` raises
+        FileNotFoundError. When the caller is cancelled, the command is killed; its background processes live until the
+        sandbox closes.
         """
         ...
 
     async def write_file(self, sandbox_path: str, content: FileContent, *, user: str = "root") -> None:
-        """Create or replace a file, making its folders. A relative path starts where commands do."""
+        """Create or replace a file and its folders. A relative path starts in the folder where commands run."""
         ...
 
     async def read_file(self, sandbox_path: str, *, user: str = "root") -> str:
-        """The whole file as text, with U+FFFD for what is not UTF-8. Raises FileNotFoundError if there is none."""
+        """The whole file as text, with U+FFFD for bytes that are not UTF-8. Raises FileNotFoundError."""
         ...

@@ -1,4 +1,4 @@
-"""What an episode was worth: `Env.score` or a reward function, and the penalty for calls that could not be read."""
+"""The reward of an episode: `Env.score` or a reward function, less the penalty for calls that could not be read."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
 """One sequence to train on: its tokens, who wrote each, which are trained. Most episodes are one segment.
 
-Tokens, and the log-probs of those that were sampled, are kept in arrays: 4 bytes each, and nothing in them for the
-garbage collector to walk. Lists are made on demand; `ids` is the array itself. The mask is not kept: it follows from
-the spans. A segment is grown in this order, where an aborted generation may be followed by another that goes on in the
-same turn:
+Tokens and the log-probs of sampled tokens are kept in arrays, at 4 bytes each. The garbage collector does not walk
+them. Lists are made on demand; `ids` is the array itself. The mask follows from the spans, so it is not kept. A segment
+grows in this order. After an aborted generation, another one may continue the same turn:
 
     append_prompt  (append_model+  append_action  append_observation)*
 
 After every append, at a cost of O(new tokens):
 
 - spans partition the response; a span is `sampled` (by the model), or else `observation` or `scaffold` (never trained)
-- `loss_mask` is 1 exactly at sampled tokens without a reason against it
+- `loss_mask` is 1 exactly at sampled tokens that are not masked for a reason
 - there is a log-prob for each sampled token, and for no other
 - `ledger.sampled == ledger.trained + sum(ledger.masked.values())`
 """
@@ -38,7 +37,8 @@ _LARGEST = 3.4e38
 
 
 class Segment:
-    """Grown by `append_*`; never edited otherwise. Turns are counted from the segment's first."""
+    """Tokens of one sequence. Only the `append_*` and `mask*` methods change it. Turns count from the segment's
+    first."""
 
     __slots__ = (
         "_digest",
@@ -60,24 +60,24 @@ class Segment:
 
     def __init__(self) -> None:
         self.ids: array[int] = array("i")
-        """Prompt and response; exactly what the engine is sent next. To be read only."""
+        """Prompt and response, exactly as the engine gets them next. Do not change it."""
         self.prompt_length = 0
         self.spans: list[Span] = []
         self.turns: list[Turn] = []
         self.thinking = False
         """The last generation prompt left a thinking block open."""
         self._log_probs: array[float] = array("f")
-        """Of the sampled tokens, in order. Kept where masked."""
+        """Log-probs of the sampled tokens in order, masked ones included."""
         self.said: list[Action] = []
-        """What each closed turn meant, without its tokens: those are in `ids`."""
+        """The action of each closed turn, without tokens: those are in `ids`."""
         self._sampled = self._trained = self._observation = self._scaffold = 0
         self._masked: dict[str, int] = {}
         self._digest = 0
         """A hash over all tokens, grown with each append."""
         self._ends: list[int] = []
-        """Length of the response after each append that grew the digest; masking splits spans, but not these."""
+        """Length of the response after each append to the digest. Unlike spans, masking never splits these."""
         self._sent: list[tuple[int, int]] = []
-        """Of each prompt that an engine was sent: after how many appends, and the digest."""
+        """For each prompt sent to an engine: the number of appends before it, and the digest."""
 
     # Reading
 
@@ -107,7 +107,7 @@ class Segment:
 
     @property
     def log_probs(self) -> list[float]:
-        """Of each response token when it was sampled; 0.0 where it was not."""
+        """The log-prob of each response token when it was sampled; 0.0 for tokens that were not."""
         found, at = list[float](), 0
         for span in self.spans:
             length = span.stop - span.start
@@ -134,7 +134,7 @@ class Segment:
 
     @property
     def actions(self) -> list[Action]:
-        """What each closed turn meant."""
+        """The action of each closed turn, with its tokens."""
         return [self._with_tokens(action, turn) for turn, action in enumerate(self.said)]
 
     @property
@@ -158,7 +158,7 @@ class Segment:
 
     @property
     def prefix_breaks(self) -> int:
-        """Generations whose prompt is no longer the beginning of `ids`, found by reading all of them."""
+        """How many generations had a prompt that is no longer the beginning of `ids`. It reads all tokens."""
         digests = self._digests()
         return sum(digests[appends] != digest for appends, digest in self._sent)
 
@@ -204,7 +204,7 @@ class Segment:
         self._check()
 
     def append_action(self, action: Action) -> None:
-        """Close the open turn with what it meant. Raises LedgerError if no turn is open, or it is of other tokens."""
+        """Close the open turn with its action. Raises LedgerError if no turn is open, or if its tokens differ."""
         require(self.open, "an action closes a turn, and none is open")
         require(
             not action.tokens or list(action.tokens) == self.turn_tokens, "an action of other tokens than the turn's"
@@ -213,7 +213,7 @@ class Segment:
         self.turns[-1].calls = [call.name for call in action.calls if call.error is None]
 
     def append_observation(self, rendered: Rendered) -> None:
-        """What the template and the environment wrote after a turn: loss_mask 0, log_probs 0.0."""
+        """Append the tokens of template and environment after a turn: loss_mask 0, log_probs 0.0."""
         require(bool(self.turns) and not self.open, "an observation follows a turn that an action has closed")
         at = 0
         for span in rendered.spans:
@@ -229,14 +229,16 @@ class Segment:
         self._check()
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
-        """Take the sampled tokens of one turn, or of all, out of the loss. The first reason given stays."""
+        """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
         require(reason in get_args(MaskReason), f"{reason!r} is no reason to mask; known: {get_args(MaskReason)}")
         self.spans = [self._mask(span, reason) if turn in (None, span.turn) else span for span in self.spans]
         self._check()
 
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
-        """Take out of the loss each sampled token at which `loss_mask`, shape [response_length], is 0. Spans that are
-        masked in part are split. Raises LedgerError if the lengths differ."""
+        """Exclude each sampled token from the loss at which `loss_mask`, shape [response_length], is 0.
+
+        Spans that are masked in part are split. Raises LedgerError if the lengths differ.
+        """
         require(len(loss_mask) == self.response_length, f"{len(loss_mask)} of {self.response_length} mask values")
         self.spans = [piece for span in self.spans for piece in self._mask_in_part(span, loss_mask, reason)]
         self._check()
@@ -299,7 +301,7 @@ class Segment:
     # Serialising
 
     def to_json(self) -> dict[str, JSON]:
-        """All but the engine's own metadata."""
+        """Everything except the engine's own metadata."""
         return {
             "tokens": self.tokens,
             "prompt_length": self.prompt_length,
@@ -313,7 +315,7 @@ class Segment:
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON]) -> Self:
-        """Read what `to_json` wrote. Raises LedgerError if it was tampered with."""
+        """Read the output of `to_json`. Raises LedgerError if it breaks an invariant."""
         self = cls()
         self.ids, self.prompt_length = _id_array(data["tokens"]), data["prompt_length"]
         self.spans = [Span(**span) for span in data["spans"]]
@@ -348,20 +350,20 @@ class Segment:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises LedgerError unless it holds."""
+    """Raises LedgerError unless the condition holds."""
     if not condition:
         raise LedgerError(message)
 
 
 def checked(generation: Generation) -> tuple[array[int], array[float]]:
-    """Its tokens and log-probs. Raises LedgerError if there are not equally many, or one of them is none."""
+    """The tokens and log-probs of a generation. Raises LedgerError if one is invalid, or if their numbers differ."""
     tokens, log_probs = _id_array(generation.tokens), _log_prob_array(generation.log_probs)
     require(len(tokens) == len(log_probs), f"{len(tokens)} sampled tokens but {len(log_probs)} log_probs")
     return tokens, log_probs
 
 
 def _id_array(tokens: Iterable[int]) -> array[int]:
-    """Raises LedgerError for what is no token id."""
+    """Token ids as an array. Raises LedgerError if one is invalid."""
     try:
         ids = array("i", tokens)
     except (TypeError, OverflowError) as exc:
@@ -371,7 +373,7 @@ def _id_array(tokens: Iterable[int]) -> array[int]:
 
 
 def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
-    """Raises LedgerError for what is no log-prob."""
+    """Log-probs as an array. Raises LedgerError if one is invalid."""
     found = list(log_probs)
     try:
         bad = next((x for x in found if not -_LARGEST <= x <= _ROUNDING), None)  # nor NaN
@@ -382,7 +384,7 @@ def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
 
 
 def _per_token(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
-    """Of each token, the value of its span."""
+    """The value of each token's span, once for each token."""
     found: list[T] = []
     for span in spans:
         found.extend(repeat(value(span), span.stop - span.start))
@@ -390,7 +392,7 @@ def _per_token(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
 
 
 def _upgrade_turn(turn: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A turn of an older file, whose wrong calls were called parse errors."""
+    """Read a turn of an older file, in which bad calls were called parse errors."""
     return {"bad_call" if name == "parse_error" else name: value for name, value in turn.items()}
 
 

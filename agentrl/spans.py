@@ -1,4 +1,4 @@
-"""What is known of a trajectory's tokens: spans of one origin each, turns, and the ledger of where every token went."""
+"""Records about a trajectory's tokens: spans of one origin, turns, and the ledger that counts every token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Source: TypeAlias = Literal["sampled", "observation", "scaffold"]
 Author: TypeAlias = Literal["model", "env", "template"]
 SpanType: TypeAlias = Literal["sampled", "close", "observation", "prompt"]
 MaskReason: TypeAlias = Literal["malformed", "off_policy", "env_failure", "overlong", "host"]
-"""Why sampled tokens are not trained: unreadable turn, stale weights, broken world, past a limit, the host's wish."""
+"""Why sampled tokens are not trained: unreadable turn, stale weights, broken world, over a limit, the host's wish."""
 
 _SOURCES: Mapping[SpanType, Source] = {
     "sampled": "sampled",
@@ -35,7 +35,7 @@ class Span:
     kind: SpanType
     weight_version: str | None = None
     masked: MaskReason | None = None
-    """Why these sampled tokens are not trained; None where they are."""
+    """Why these sampled tokens are not trained; None if they are."""
 
     @property
     def source(self) -> Source:
@@ -52,12 +52,12 @@ class Span:
 
 @dataclass(slots=True)
 class Turn:
-    """What is known of one turn beside its tokens. Seconds are wall-clock."""
+    """Records about one turn besides its tokens. Seconds are wall-clock."""
 
     finish_reason: FinishReason = "stop"
     matched: int | str | None = None
     weight_versions: list[str] = field(default_factory=list)
-    """One for each generation the turn was made of; more than one after an abort."""
+    """One for each generation of the turn. An abort makes it more than one."""
     prompt_tokens: int = 0
     """Tokens the engine was given, summed over the turn's generations."""
     cached_tokens: int = 0
@@ -73,7 +73,7 @@ class Turn:
     """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""
 
     def add(self, generation: Generation, *, prompt_tokens: int, seconds: float) -> None:
-        """Count a generation; more than one where an abort came between."""
+        """Count one generation of this turn. An aborted turn has more than one."""
         self.prompt_tokens += prompt_tokens
         self.sampled_tokens += len(generation.tokens)
         self.cached_tokens += int(generation.cached_tokens)
@@ -84,7 +84,7 @@ class Turn:
             self.weight_versions.append(text(str(generation.weight_version)))
 
     def to_json(self) -> dict[str, JSON]:
-        """All but `meta`."""
+        """Everything except `meta`."""
         data = asdict(replace(self, meta=[]))
         del data["meta"]
         return data
@@ -92,7 +92,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where every response token went: `sampled == trained + sum(masked.values())`."""
+    """A count of every response token, with `sampled == trained + sum(masked.values())`."""
 
     sampled: int = 0
     trained: int = 0

@@ -24,7 +24,7 @@ from agentrl.types import JSON, Limits, Message, Task
 
 
 def call(name: str, /, **arguments: JSON) -> Message:
-    """An assistant message with one tool call; its id, nine letters and digits, follows from name and arguments."""
+    """An assistant message with one tool call. Its id, nine letters and digits, depends on name and arguments only."""
     function = {"name": name, "arguments": arguments}
     made = {"id": f"c{zlib.crc32(repr(function).encode()):08x}", "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [made]}
@@ -39,14 +39,14 @@ async def rollout(
     limits: Limits | None = None,
     raise_tool_errors: bool = True,
 ) -> Trajectory:
-    """One episode of `env` in which the model says `turns`: a list, or a generator, a *player*.
+    """One episode of `env` in which the model says `turns`: a list, or a generator, called a *player*.
 
-    Each `yield` of a player returns what the Env answered, as text: the contents of its messages, a line between them.
+    Each `yield` of a player returns the Env's answer as text: the contents of its messages, joined by line breaks.
 
-    Without `renderer`, the `tiny` model's tokenizer and template. A failure of the environment is recorded on the
-    trajectory, as in a run. Raises AssertionError when the script itself fails or has no turn left, and when a tool
-    raises anything but a ToolError or an InfraError: in a run the model would read it. A test of just that passes
-    `raise_tool_errors=False`.
+    `renderer` defaults to the `tiny` model's tokenizer and template. A failure of the environment is recorded on the
+    trajectory, as in a run. Raises AssertionError if the script fails or runs out of turns. A tool that raises anything
+    but a ToolError or an InfraError raises AssertionError too, although in a run the model would read the error. A test
+    of that behaviour passes `raise_tool_errors=False`.
     """
     if inspect.isgeneratorfunction(turns):
         name = turns.__name__
@@ -66,7 +66,7 @@ async def rollout(
 
 
 class _Answered:
-    """What the Env answered last, without the template's markup."""
+    """The Env's last answer, without the template's markup."""
 
     def __init__(self) -> None:
         self._text: str | None = None
@@ -76,7 +76,7 @@ class _Answered:
         self._text = "\n".join(str(message["content"]) for message in reversed(answer)) if answer else None
 
     def read(self) -> str | None:
-        """None where the model's turn goes on in raw text: that is read as it is."""
+        """The answer; None if the model's turn continues in raw text, which is read as it is."""
         return self._text
 
 

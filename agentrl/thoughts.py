@@ -1,4 +1,4 @@
-"""Thoughts of earlier turns that a template drops from the next prompt: followed only where thinking is "strip"."""
+"""Follow a template that drops thoughts of earlier turns from the next prompt. Used only if thinking is "strip"."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from agentrl.types import Message, Observed, Raw
 
 @dataclass(slots=True)
 class Thoughts:
-    """How far the template has dropped the thoughts of one episode; it drops the oldest first.
+    """How many thoughts of one episode the template has dropped. It drops the oldest first.
 
-    Nothing is dropped where messages do not say all that was sampled and read: after Raw text, after a call that could
-    not be read, or under a template that writes no thoughts at all.
+    Nothing is dropped if messages do not hold all that was sampled and read: after Raw text, or after a call that could
+    not be read. The same holds under a template that writes no thoughts at all.
     """
 
     given: int = 0
-    """Messages of the first prompt: what they hold was the task's to decide."""
+    """Number of messages in the first prompt. The task decides about thoughts in them."""
     dropped: int = 0
     """How many of the model's own thoughts are no longer in the prompt."""
     raw: bool = False
 
     def begin(self, observed: Observed) -> None:
-        """The episode starts with this."""
+        """Note the first observation of the episode."""
         self.given, self.raw = len(messages_of(observed)), isinstance(observed, Raw)
 
     def strip(self, trajectory: Trajectory, observed: Observed, renderer: Renderer) -> Rendered | None:
-        """The template's own prompt for the next turn if it drops a thought that is still there, else None.
+        """The template's own prompt for the next turn if it drops another thought, else None.
 
-        A thought is dropped if the prompt is the same without it. Nothing else that a template may write in another way
-        than it was sampled (a call's spacing, say) begins a segment.
+        A thought is dropped if the prompt is the same without it. Other differences between a template and sampled
+        text, such as the spacing of a call, begin no segment.
         """
         self.raw = self.raw or isinstance(observed, Raw)
         unwritten = self.raw or any(action.error for action in trajectory.said)

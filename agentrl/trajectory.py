@@ -1,12 +1,12 @@
 """Turn continuation: the tokens of one episode, who wrote each, and which are trained.
 
-Tokens are the truth. Messages and actions annotate them and are never rendered again, unless thoughts are stripped
-(`begin_segment`). An episode appends in this order, where an aborted generation may be followed by another that goes on
-in the same turn:
+Tokens are the truth. Messages and actions annotate them, and are rendered again only if thoughts are stripped
+(`begin_segment`). An episode appends in this order. After an aborted generation, another one may continue the same
+turn:
 
     append_prompt  (append_model+  append_action  (append_observation | begin_segment))*
 
-Tokens are held by segments, mostly one; what holds of each token is checked there (see `Segment`).
+Segments, usually one, hold the tokens. `Segment` checks the invariants of each token.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ SCHEMA_VERSION = 1
 
 
 class Trajectory:
-    """One episode: its segments, and all that is known of it. Grown by `append_*`; never edited otherwise.
+    """The record of one episode. Only its `append_*`, `begin_segment` and `mask*` methods change tokens and mask.
 
-    Tokens, spans, log-probs, mask and ledger are read here from the last segment, which is mostly the only one. Turns,
-    actions, messages and all else are the whole episode's.
+    Tokens, spans, log-probs, mask and ledger are those of the last segment, which is usually the only one. Turns,
+    actions, messages and everything else are those of the whole episode.
     """
 
     def __init__(self, task: Task | None = None, *, session_id: str = "", tools: Sequence[ToolSpec] = ()) -> None:
@@ -61,8 +61,7 @@ class Trajectory:
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
         self.unread = 0
-        """How many of the last messages the model has not read: the episode ended with them. No token stands for one.
-        """
+        """How many of the last messages have no tokens: the episode ended before the model read them."""
 
     def __repr__(self) -> str:
         ledger = total_ledger(self.segments)
@@ -82,7 +81,7 @@ class Trajectory:
 
     @property
     def segment(self) -> Segment:
-        """The last one, which grows."""
+        """The last segment, which grows."""
         return self.segments[-1]
 
     @property
@@ -115,7 +114,10 @@ class Trajectory:
 
     @property
     def log_probs(self) -> list[float]:
-        """Of each response token when it was sampled, as float32; 0.0 where it was not; a copy. Kept where masked."""
+        """The float32 log-prob of each response token when it was sampled, masked ones included; a copy.
+
+        It is 0.0 for tokens that were not sampled.
+        """
         return self.segment.log_probs
 
     @property
@@ -133,12 +135,12 @@ class Trajectory:
 
     @property
     def thinking(self) -> bool:
-        """The last generation prompt left a thinking block open."""
+        """Whether the last generation prompt left a thinking block open."""
         return self.segment.thinking
 
     @property
     def open(self) -> bool:
-        """A turn has been sampled that no action has closed yet."""
+        """Whether the last turn has been sampled but not closed by an action."""
         return self.segment.open
 
     @property
@@ -154,12 +156,12 @@ class Trajectory:
 
     @property
     def actions(self) -> list[Action]:
-        """What each closed turn meant, made on demand with its tokens."""
+        """The action of each closed turn, made on demand with its tokens."""
         return [action for segment in self.segments for action in segment.actions]
 
     @property
     def said(self) -> list[Action]:
-        """What each closed turn meant, without its tokens."""
+        """The action of each closed turn, without its tokens."""
         return [action for segment in self.segments for action in segment.said]
 
     @property
@@ -168,49 +170,52 @@ class Trajectory:
 
     @property
     def answer(self) -> str:
-        """What the model said last: the content of its last action, "" before the first."""
+        """The content of the last action; "" before the first one."""
         said = self.said
         return said[-1].content if said else ""
 
     @property
     def step_rewards(self) -> list[float]:
-        """The rewards that steps gave, in order; steps that gave none are left out."""
+        """The rewards of the steps in order. Steps without a reward are left out."""
         return [turn.reward for turn in self.turns if turn.reward is not None]
 
     @property
     def weight_versions(self) -> list[str]:
-        """Version of the weights behind each generation, in order."""
+        """The version of the weights of each generation, in order."""
         return [version for turn in self.turns for version in turn.weight_versions]
 
     @property
     def truncated(self) -> bool:
-        """Ended by a bound on tokens or time, not by the model or the Env."""
+        """Whether a bound on tokens or time ended the episode, not the model or the Env."""
         return self.stop is not None and self.stop.truncated
 
     @property
     def is_valid(self) -> bool:
-        """Its reward says something about the policy: not failed by the environment, not aborted."""
+        """Whether its reward is evidence about the policy: the episode neither failed nor was aborted."""
         return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
 
     @property
     def tool_call_count(self) -> int:
-        """How many calls named a tool that there is."""
+        """How many calls named an existing tool."""
         known = {spec.get("function", spec).get("name") for spec in self.tools}
         return sum(name in known for turn in self.turns for name in turn.calls)
 
     @property
     def bad_calls_in_a_row(self) -> int:
-        """How many turns, the last one backwards, held a wrong tool call."""
+        """How many turns in a row, up to the last one, held a wrong tool call."""
         return sum(1 for _ in takewhile(lambda turn: turn.bad_call is not None, reversed(self.turns)))
 
     @property
     def prefix_breaks(self) -> int:
-        """Generations whose prompt is no longer the beginning of its segment, found by reading all tokens: 0, unless
-        something rewrote what an engine had been sent. Generations read from JSON are not counted."""
+        """How many generations had a prompt that is no longer the beginning of its segment. It reads all tokens.
+
+        It is 0 unless something rewrote tokens that an engine had been sent. Generations read from JSON are not
+        counted.
+        """
         return sum(segment.prefix_breaks for segment in self.segments)
 
     def by_segment(self, of_turns: Sequence[T]) -> Iterator[tuple[Segment, Sequence[T]]]:
-        """Each segment, with those of the values that are of its turns. `of_turns`: one value for each turn."""
+        """Each segment with the values of its turns. `of_turns` has one value for each turn."""
         first = 0
         for segment in self.segments:
             yield segment, of_turns[first : first + len(segment.turns)]
@@ -219,7 +224,7 @@ class Trajectory:
     # Growing
 
     def append_prompt(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
-        """The first tokens of the episode; not part of the response."""
+        """Append the first tokens of the episode. They are not part of the response."""
         self.segment.append_prompt(rendered)
         self.messages.extend(messages)
 
@@ -232,30 +237,30 @@ class Trajectory:
         self.segment.append_model(generation, prompt_tokens=prompt_tokens, seconds=seconds)
 
     def append_action(self, action: Action) -> None:
-        """Close the open turn with what it meant. Raises LedgerError if no turn is open, or it is of other tokens."""
+        """Close the open turn with its action. Raises LedgerError if no turn is open, or if its tokens differ."""
         self.segment.append_action(action)
         if action.error is not None and self.tools:  # without tools, nothing is a tool call
             self.segment.turns[-1].bad_call = action.error.kind
         self.messages.append(assistant_message(action))
 
     def append_observation(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
-        """What the template and the environment wrote after a turn: loss_mask 0, log_probs 0.0."""
+        """Append the tokens of template and environment after a turn: loss_mask 0, log_probs 0.0."""
         self.segment.append_observation(rendered)
         self.messages.extend(messages)
         if rendered.cut:
             self.info["observation_tokens_cut"] = self.info.get("observation_tokens_cut", 0) + rendered.cut
 
     def append_unread(self, observed: Observed) -> None:
-        """What the Env answered at the end of the episode: kept as messages, not as tokens."""
+        """Keep the Env's answer at the end of the episode, as messages without tokens."""
         messages = [{"role": "user", "content": observed.text}] if isinstance(observed, Raw) else observed
         self.messages.extend(messages)
         self.unread += len(messages)
 
     def begin_segment(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
-        """Go on behind another prompt, in a segment of its own; the one so far is trained as it is.
+        """Continue in a new segment with another prompt. The segment so far is trained as it is.
 
-        `rendered` is the whole next prompt: earlier turns are in it again, and not trained again. Raises LedgerError if
-        no turn was closed since the last prompt.
+        `rendered` is the whole next prompt. Earlier turns in it are not trained again. Raises LedgerError if no turn
+        was closed since the last prompt.
         """
         last = self.segment
         require(bool(last.turns) and not last.open, "a segment ends with a turn that an action has closed")
@@ -265,7 +270,7 @@ class Trajectory:
         self.messages.extend(messages)
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
-        """Take the sampled tokens of one turn, or of all, out of the loss. The first reason given stays."""
+        """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
         for segment, turns in self.by_segment(range(len(self.turns))):
             if turn is None:
                 segment.mask(reason)
@@ -273,8 +278,11 @@ class Trajectory:
                 segment.mask(reason, turn=turn - turns[0])
 
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
-        """Take out of the loss each sampled token of the last segment at which `loss_mask`, shape [response_length], is
-        0. Spans that are masked in part are split. Raises LedgerError if the lengths differ."""
+        """Exclude each sampled token of the last segment from the loss at which `loss_mask` is 0.
+
+        The shape is [response_length]. Spans that are masked in part are split. Raises LedgerError if the lengths
+        differ.
+        """
         self.segment.mask_where(loss_mask, reason)
 
     def verify(self) -> None:
@@ -285,9 +293,9 @@ class Trajectory:
     # Serialising
 
     def to_json(self) -> dict[str, JSON]:
-        """A versioned picture of everything but the engine's own metadata, ready for `json.dumps`.
+        """A versioned copy of everything except the engine's own metadata, ready for `json.dumps`.
 
-        The last segment stands at the top, with the turns of all; those before it under "earlier".
+        The last segment is at the top, with the turns of all segments. The other segments are under "earlier".
         """
         *earlier, last = [segment.to_json() for segment in self.segments]
         first = sum(len(segment["turns"]) for segment in earlier)
@@ -312,7 +320,8 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON]) -> Self:
-        """Read what `to_json` wrote. Raises LedgerError if it was tampered with, ValueError if its version is newer."""
+        """Read the output of `to_json`. Raises LedgerError if it breaks an invariant, ValueError for another
+        version."""
         version = data.get("version") if isinstance(data, Mapping) else None
         if version != SCHEMA_VERSION:
             raise ValueError(f"trajectory schema version {version!r}; this agentrl reads {SCHEMA_VERSION}")
@@ -335,12 +344,12 @@ class Trajectory:
 
 
 def total_ledger(segments: Iterable[Segment | Trajectory]) -> Ledger:
-    """The ledgers of many segments added up; of a whole episode: `total_ledger(trajectory.segments)`."""
+    """The sum of the ledgers of many segments. For an episode: `total_ledger(trajectory.segments)`."""
     return sum((segment.ledger for segment in segments), Ledger())
 
 
 def assistant_message(action: Action) -> Message:
-    """The chat message that an Action stands for, as data sets spell it, without what could not be read as a call."""
+    """The chat message of an action, as data sets spell it, without calls that could not be read."""
     message: dict[str, JSON] = {"role": "assistant", "content": action.content}
     if action.reasoning is not None:
         message["reasoning_content"] = action.reasoning

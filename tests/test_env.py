@@ -224,7 +224,7 @@ async def test_resources_are_released_newest_first_also_when_close_fails():
 def test_an_env_is_single_use_and_its_world_is_seeded():
     env = begun()
     assert env.rng.random() == begun().rng.random()
-    with pytest.raises(RuntimeError, match="made anew for each episode"):
+    with pytest.raises(RuntimeError, match="make a new Env for each episode"):
         begin_env(env, Task(), Limits())
 
 

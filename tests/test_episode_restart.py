@@ -146,7 +146,7 @@ class FickleWorld(Fickle):
     [
         (FickleAnswer, "the environment diverged: it answered turn 1"),
         (FickleEnd, "the environment diverged: it answered turn 1"),
-        (FickleReset, "the environment diverged: it shows other"),
+        (FickleReset, "the environment diverged: its observation differs"),
         (FickleWorld, "InfraError: down"),
     ],
 )

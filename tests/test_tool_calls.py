@@ -221,7 +221,7 @@ def positional(self, x: int, /): ...
     [
         (generator, r"tool Bad\.f yields; return its whole result at once"),
         (asynchronous, r"tool Bad\.f yields"),
-        (bare, r"tool Bad\.f takes no `self`; add it, or @staticmethod"),
+        (bare, r"tool Bad\.f takes no `self`; add it, or use @staticmethod"),
         (positional, r"tool Bad\.f: tools are called by argument names; remove the `/` after 'x'"),
     ],
 )
@@ -266,7 +266,7 @@ async def test_what_refers_to_itself_is_the_tools_error_too():
     env, around = begun(Returns), []
     around.append(around)
     env.what = around
-    assert (await contents(env, ("give", {})))[0].startswith("Error: TypeError: give returned list, which JSON cannot hold")
+    assert (await contents(env, ("give", {})))[0].startswith("Error: TypeError: give returned list, which JSON")
 
 
 @pytest.mark.parametrize("reward", ["1.0x", math.nan, math.inf])
