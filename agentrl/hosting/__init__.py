@@ -1,1 +1,1 @@
-"""What agentrl needs under any host that calls it once a sample: its configuration, and what episodes share."""
+"""Support for any host that calls agentrl once a sample: its configuration, and the resources of an event loop."""

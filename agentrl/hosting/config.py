@@ -20,7 +20,7 @@ CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
 
 
 class HostedConfig(BaseModel):
-    """What a host's `agentrl` mapping says. A host adds its own keys in a subclass."""
+    """The keys of a host's `agentrl` mapping. A host adds its own keys in a subclass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,9 +28,9 @@ class HostedConfig(BaseModel):
     """`my_env.py:MyEnv` or `package.module:MyEnv`. A row's metadata["env"] wins, for the Env alone."""
     env_config: dict[str, Any] = Field(default_factory=dict)
     limits: dict[str, Any] = Field(default_factory=dict)
-    """Fields of `Limits`. A key given here wins over what the host's flags imply."""
+    """Fields of `Limits`. A key given here overrides the host's flags."""
     reward: str | None = None
-    """Path of a reward function, as `env`; it replaces `Env.score`."""
+    """Path of a reward function that replaces `Env.score`, written like `env`."""
     model: str | None = None
     """Folder of the tokenizer. Default: the host's."""
     chat_template: str | None = None
@@ -40,12 +40,12 @@ class HostedConfig(BaseModel):
     engine: str | None = None
     """URL of an SGLang server or router. Default: the host's."""
     thinking: Literal["keep", "strip"] = "keep"
-    """Earlier thoughts that the template would drop: keep them as sampled, or strip them, which may fan one episode out
-    into several samples."""
+    """Earlier thoughts that the template would drop: keep them as sampled, or strip them. Stripping may turn one
+    episode into several samples."""
     park_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
-    """Seconds that an aborted episode is kept for the host to send it back. 0: never; it restarts from nothing."""
+    """Seconds for which an aborted episode is kept until the host sends it back. 0: never; it restarts."""
     park_folder: str | None = Field(default=None, min_length=1)
-    """Folder for what parked episodes need. Default: a temporary one of this process, removed at its end."""
+    """Folder for parked episodes. Default: a temporary folder of this process, removed at its end."""
 
     @field_validator("limits")
     @classmethod
@@ -55,7 +55,7 @@ class HostedConfig(BaseModel):
 
     @classmethod
     def parse(cls, where: str, given: Any) -> Self:
-        """Validate the mapping that stands at `where`. Raises ConfigError."""
+        """Validate the mapping found at `where`. Raises ConfigError."""
         if not isinstance(given, Mapping):
             raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {given!r}")
         try:
@@ -87,7 +87,7 @@ class HostedConfig(BaseModel):
 
 
 def from_environment() -> tuple[str, Any]:
-    """A name for the configuration in the file that AGENTRL_CONFIG names, and what stands there; empty without one."""
+    """The name and the content of the configuration file that AGENTRL_CONFIG names; both empty without one."""
     if path := os.environ.get(CONFIG_FILE_VARIABLE):
         return f"{path} (named by {CONFIG_FILE_VARIABLE})", _read(path)
     return "", {}
@@ -95,7 +95,7 @@ def from_environment() -> tuple[str, Any]:
 
 @cache
 def _read(path: str) -> Any:
-    """Once a process: a file that is edited while a run goes on must not change the run."""
+    """Read the file once in a process: editing it during a run must not change the run."""
     try:
         given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as exc:

@@ -1,7 +1,8 @@
-"""What the episodes of one event loop share: made on first use, once, and closed with the loop.
+"""Renderers, Envs and engines for all episodes of one event loop. Each is made once on first use, and closed with the
+loop.
 
-slime calls `adapt` and nothing else: there is no start hook, so 256 first calls arrive at once, and no stop hook.
-Training and evaluation may run on two loops of one process at the same time.
+slime only calls `adapt`. It has no start hook, so 256 first calls arrive at once, and it has no stop hook. Training and
+evaluation may run on two loops of one process at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = logging.getLogger("agentrl")
 
 _CONNECTIONS = 256
 _CLOSE_S = 30.0
-"""Seconds that the process waits at its end for one loop's resources."""
+"""Seconds that the process waits at its end for the resources of one loop."""
 
 
 class LoopResources:
@@ -46,7 +47,8 @@ class LoopResources:
     async def renderer(
         self, model: str, template: str | None, template_kwargs: Mapping[str, JSON], *, trust_remote_code: bool = False
     ) -> Renderer:
-        """`trust_remote_code`: the host has run the tokenizer's own code, so it may be run here."""
+        """The renderer of a model. `trust_remote_code`: the host has run the tokenizer's own code, so it may run
+        here."""
         key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code)
         return await self._once(("renderer", *key), lambda: asyncio.to_thread(_load_once, *key))
 
@@ -57,11 +59,13 @@ class LoopResources:
         return await self._once(("envs", path, json.dumps(config, sort_keys=True, default=str)), make)
 
     async def engine(self, url: str, extra: Mapping[str, JSON], *, model: str = "") -> Engine:
-        """`extra` goes into each request, see SGLangEngine. `model` is the folder of what the engine serves: token ids
-        that this model does not have are errors."""
+        """An engine at a URL. `extra` goes into each request (see SGLangEngine).
+
+        `model` is the folder of the model that the engine serves. Token ids that this model does not have are errors.
+        """
 
         async def make() -> Engine:
-            from agentrl.engine.sglang import SGLangEngine  # aiohttp is paid by whoever uses it
+            from agentrl.engine.sglang import SGLangEngine  # aiohttp is imported only if it is used
             from agentrl.models.vocabulary import vocabulary_size
 
             engine = SGLangEngine(url, extra=extra, vocab_size=vocabulary_size(model) if model else None)
@@ -71,7 +75,7 @@ class LoopResources:
         return await self._once(("engine", url, json.dumps(extra, sort_keys=True), model), make)
 
     async def connections(self, url: str) -> Connections:
-        """HTTP to a server that is no engine of the episodes."""
+        """HTTP connections to a server that does not sample the episodes."""
 
         async def make() -> Connections:
             from agentrl.engine.sglang.connections import Address, Connections
@@ -88,12 +92,13 @@ class LoopResources:
         return self._parkings[folder]
 
     async def _once(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        """The value made by the first caller, for all. A failure is everybody's too, and then forgotten."""
+        """The value that the first caller makes, for all callers. All waiting callers see a failure; the next one
+        retries."""
         if key not in self._made:
             task = asyncio.create_task(_run(make))
             task.add_done_callback(lambda done: self._forget_failure(key, done))
             self._made[key] = task
-        # Shielded: the caller that happened to be first may be cancelled alone.
+        # Shielded, because the first caller may be cancelled alone.
         return cast(T, await asyncio.shield(self._made[key]))
 
     def _forget_failure(self, key: Hashable, task: asyncio.Task[object]) -> None:
@@ -103,16 +108,16 @@ class LoopResources:
     async def close(self) -> None:
         self._keeper.cancel()
         await asyncio.wait([self._keeper])
-        if not self._keeper.cancelled():  # before it began: nothing was made
+        if not self._keeper.cancelled():  # cancelled before it began: nothing was made
             self._keeper.result()
 
     async def _keep(self) -> None:
-        """A loop that ends cancels its tasks and waits for them (`asyncio.run` does): the one stop hook there is."""
+        """Close everything when the loop ends. A loop cancels its tasks then: it is the only stop hook."""
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             self._leave(asyncio.get_running_loop())
-            for parking in self._parkings.values():  # first: Envs need what they share until they are closed
+            for parking in self._parkings.values():  # first: open Envs need the other resources
                 await parking.close()
             await self._stack.aclose()
 
@@ -125,7 +130,7 @@ _loops: dict[asyncio.AbstractEventLoop, LoopResources] = {}
 
 
 def loop_resources() -> LoopResources:
-    """What the running loop's episodes share."""
+    """The resources of the running event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _loops:
         _loops[loop] = LoopResources()
@@ -138,13 +143,13 @@ async def _run(make: Callable[[], Awaitable[T]]) -> T:
 
 @atexit.register
 def _close_running_loops() -> None:
-    """slime's own loops run in daemon threads, which nobody shuts down."""
+    """Close all loops' resources: slime's own loops run in daemon threads, which are never shut down."""
     for loop, here in list(_loops.items()):
         if loop.is_running():
             closing = asyncio.run_coroutine_threadsafe(here.close(), loop)
             try:
                 closing.result(_CLOSE_S)
-            except Exception:  # the process's end: the other loops are to be closed as well
+            except Exception:  # the end of the process: the other loops must be closed too
                 log.warning("closing what episodes shared failed", exc_info=True)
 
 
@@ -152,7 +157,7 @@ _loading = threading.Lock()
 
 
 def _load_once(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
-    """A renderer is immutable, so all loops share it; the lock keeps two of them from certifying it twice."""
+    """One renderer for all loops: it is immutable. The lock prevents certifying it twice."""
     with _loading:
         return _load(model, template, template_kwargs, trust_remote_code)
 

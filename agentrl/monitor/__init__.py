@@ -1,4 +1,4 @@
-"""What a run says about itself: the metrics of its episodes, canaries and numerics, which watch them.
+"""Metrics of a run's episodes, and the canaries and numerics that watch them.
 
 Plain numbers, no torch: the embedded trainer, `agentrl eval` and the hooks under slime use the same code.
 """

@@ -1,7 +1,7 @@
-"""Canaries: a run that cannot be learning what it should stops early, and says why.
+"""Canaries stop a run early that cannot be learning, and say why.
 
-They read the metrics of each step and nothing else, so whoever has those can keep them. They begin anew when a run is
-resumed: what stopped it may have been mended.
+They read only the metrics of each step, so any host can use them. They begin anew when a run is resumed, because the
+cause may have been fixed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from agentrl.errors import CanaryError
 from agentrl.monitor.metrics import RolloutMetrics
 
 _BASELINE_STEPS, _BASELINE_AT_LEAST = 10, 3
-"""Steps that a jump is measured against: the last ones without a jump, and how many it takes to begin."""
+"""A jump is measured against this many steps: the last ones without a jump."""
 
 
 class CanaryConfig(BaseModel):
-    """When a run stops or warns. Each canary can be switched off by itself."""
+    """When a run stops or warns. Each canary can be switched off."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     no_trainable_tokens: bool = True
-    """Stop at a step in which not one token may be trained."""
+    """Stop at a step in which no token can be trained."""
     no_tool_calls: int = Field(default=10, ge=0)
-    """Stop after so many steps in a row without a single tool call, where there are tools; 0: never."""
+    """Stop after this many steps in a row without any tool call, if there are tools. 0: never."""
     bad_call_jump: float = Field(default=0.5, ge=0, le=1)
-    """Stop when the share of turns with a wrong tool call rises by this much over the steps before; 0: never."""
+    """Stop if the share of turns with a wrong tool call is this much higher than before. 0: never."""
     bad_call_steps: int = Field(default=3, gt=0)
-    """For so many steps in a row it must be that high."""
+    """How many steps in a row it must be that high."""
     zero_advantage: int = Field(default=10, ge=0)
-    """Warn after so many steps in a row in which the rewards of no group differed; 0: never."""
+    """Warn after this many steps in a row in which all groups had equal rewards. 0: never."""
     tool_errors: bool = True
-    """Warn at the first unexpected exception of each type in each tool: a bug that the model reads as an answer."""
+    """Warn at the first unexpected exception of each type in each tool. It is a bug that the model reads as an
+    answer."""
 
 
 class Canaries:
@@ -55,7 +56,7 @@ class Canaries:
         return [*self._zero_advantage(step, metrics), *self._new_tool_errors(step, metrics)]
 
     def _trainable_tokens(self, step: int, metrics: RolloutMetrics) -> None:
-        # Masking what is overlong was asked for, and a step of nothing else can happen.
+        # The user asked to mask overlong episodes, and a step may hold nothing else.
         asked_for = 0 < metrics.sampled_tokens == metrics.masked_tokens.get("overlong", 0)
         if self._config.no_trainable_tokens and metrics.trained_tokens == 0 and not asked_for:
             raise CanaryError(
@@ -71,7 +72,7 @@ class Canaries:
         if 0 < self._config.no_tool_calls <= self._silent_steps:
             raise CanaryError(
                 f"{_steps(step, self._silent_steps)}: none of {self._silent_episodes} episodes called a "
-                f"tool, though they had tools (parse-error rate {metrics.bad_call_rate:.0%}); look at one with "
+                f"tool, though they had tools (bad-call rate {metrics.bad_call_rate:.0%}); look at one with "
                 "agentrl show: is the tool in the prompt, and does the model know how calls are written? A warm start "
                 "teaches it"
             )

@@ -1,4 +1,4 @@
-"""The metrics of a set of episodes, computed in one place whoever played them."""
+"""The metrics of a set of episodes, computed here for every trainer and host."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from agentrl.types import JSON, StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeMetrics:
-    """One episode, as far as metrics need it."""
+    """The figures of one episode that metrics need."""
 
     stop: StopReason | None
     turns: int = 0
     bad_calls: int = 0
     """Turns with a tool call that could not be read, names no tool or has arguments that do not fit."""
     tools: int = 0
-    """Tools that the model had."""
+    """Number of tools that the model had."""
     tool_calls: int = 0
     response_length: int = 0
     failure: str | None = None
@@ -51,7 +51,8 @@ class EpisodeMetrics:
 
     @staticmethod
     def said_in(info: Mapping[str, JSON]) -> dict[str, JSON]:
-        """The fields that an episode's `info` holds. An Env may have put something else under these names."""
+        """The fields found in an episode's `info`. Values of other types, which an Env may have put there, are
+        ignored."""
         errors, cut = info.get("tool_errors"), info.get("observation_tokens_cut")
         return {
             "tool_errors": errors if isinstance(errors, Mapping) else {},
@@ -60,7 +61,7 @@ class EpisodeMetrics:
 
     @property
     def valid(self) -> bool:
-        """Its reward says something about the policy: not failed by the environment, not aborted."""
+        """Whether its reward is evidence about the policy: the episode neither failed nor was aborted."""
         return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
 
     @property
@@ -70,12 +71,12 @@ class EpisodeMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMetrics:
-    """A set of episodes in numbers. Rewards, turns and rates leave out the episodes that failed or were aborted."""
+    """The metrics of a set of episodes. Rewards, turns and rates leave out failed and aborted episodes."""
 
     reward_mean: float = 0.0
     reward_std: float = 0.0
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    """The mean of each part, over the episodes that have it."""
+    """The mean of each part over the episodes that have it."""
     response_length_mean: float = 0.0
     turns_mean: float = 0.0
     episodes: int = 0
@@ -83,7 +84,7 @@ class RolloutMetrics:
     failures: Mapping[str, int] = field(default_factory=dict)
     """Episodes by `kind/boundary` of their failure."""
     samples: int = 0
-    """Token sequences: one an episode, more where it has several segments."""
+    """Token sequences, one for each segment."""
     groups: int = 0
     zero_advantage_groups: int = 0
     """Groups in which all rewards are equal."""
@@ -92,7 +93,7 @@ class RolloutMetrics:
     restarts: int = 0
     episodes_with_tools: int = 0
     tool_call_rate: float = 0.0
-    """Share of the episodes with tools in which the model called one that there is."""
+    """Share of the episodes with tools in which the model called an existing tool."""
     bad_call_rate: float = 0.0
     """Share of the turns with a tool call that could not be read, names no tool or has arguments that do not fit."""
     truncation_rate: float = 0.0
@@ -104,7 +105,7 @@ class RolloutMetrics:
     trained_tokens: int = 0
     masked_tokens: Mapping[str, int] = field(default_factory=dict)
     prefix_breaks: int | None = None
-    """Generations whose prompt was not kept as it was sent: 0, or there is a bug. None where nobody can count them."""
+    """Generations whose prompt was changed after it was sent. Anything but 0 is a bug. None if it cannot be counted."""
 
     @classmethod
     def of(
@@ -116,7 +117,7 @@ class RolloutMetrics:
         samples: int,
         prefix_breaks: int | None = None,
     ) -> Self:
-        """From the episodes, and the rewards of the valid ones by group."""
+        """Compute them from the episodes, and from the rewards of the valid ones by group."""
         valid = [episode for episode in episodes if episode.valid]
         with_tools = [episode for episode in valid if episode.tools]
         earned = [reward for group in rewards for reward in group] or [0.0]
@@ -150,7 +151,8 @@ class RolloutMetrics:
 
     @classmethod
     def of_groups(cls, groups: Sequence[Sequence[Trajectory]]) -> Self:
-        """From groups of trajectories. Raises LedgerError unless every sampled token is trained or masked."""
+        """Compute them from groups of trajectories. Raises LedgerError unless every sampled token is trained or
+        masked."""
         trajectories = [trajectory for group in groups for trajectory in group]
         played = [
             [(EpisodeMetrics.of(trajectory), trajectory.reward or 0.0) for trajectory in group] for group in groups
@@ -168,7 +170,7 @@ class RolloutMetrics:
         )
 
     def to_json(self) -> dict[str, JSON]:
-        """Every metric by its name, those that nobody could count left out."""
+        """Every metric by its name. Metrics that could not be counted are left out."""
         found = {metric.name: getattr(self, metric.name) for metric in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
 

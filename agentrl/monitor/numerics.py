@@ -1,8 +1,8 @@
 """Do engine and trainer agree? The log-probs of the same tokens from both, compared at each step.
 
-Both should say the same of a token that was just sampled. What they differ by acts like a policy that has moved before
-the first update: a wrong temperature, a mask that is off by one or stale weights show here first, and only then, much
-later, in the reward. Plain numbers, no torch: whoever has both log-probs can compare them, a hook under slime included.
+Both should give a token that was just sampled the same log-prob. A difference acts as if the policy had moved before
+the first update. A wrong temperature, a mask that is off by one, or stale weights show here first, and much later in
+the reward. The module needs no torch, so a hook under slime can use it too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from agentrl.errors import CanaryError
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """|trainer's - engine's log-prob| over some sampled tokens, in nats. Add two to have them of both."""
+    """|trainer's - engine's log-prob| over some sampled tokens, in nats. Two can be added."""
 
     tokens: int = 0
     total: float = 0.0
     max: float = 0.0
     clipped: int = 0
-    """Tokens whose ratio of probabilities lies outside the usual clipping range, as if the policy had moved so far."""
+    """Tokens whose ratio of probabilities is outside the usual clipping range."""
 
     @property
     def mean(self) -> float:
@@ -51,9 +51,9 @@ def compare(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
 ) -> Numerics:
-    """Compare two log-probs of each token, of all or of those with loss_mask 1. One that is not finite differs by inf.
+    """Compare two log-probs of each token, or of each token with loss_mask 1. A non-finite one differs by inf.
 
-    Raises ValueError if there are not equally many of each.
+    Raises ValueError if their numbers differ.
     """
     pairs = list(zip(engine, trainer, strict=True))
     if loss_mask is not None:
@@ -67,25 +67,25 @@ def compare(
 
 
 class NumericsConfig(BaseModel):
-    """When a run warns or stops because engine and trainer disagree, by the mean difference of a step's tokens."""
+    """When a run warns or stops because engine and trainer disagree. It compares the mean difference of a step."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     warn: float = Field(default=0.02, gt=0)
-    """Warn above it, once. In float32 it is below 1e-4; in bfloat16 0.002 for `tiny`, 0.05 for SmolLM2."""
+    """Warn once above it. In float32 it is below 1e-4; in bfloat16 0.002 for `tiny`, 0.05 for SmolLM2."""
     stop: float = Field(default=0.5, gt=0)
-    """Stop above it: no rounding does that. slime's own tests allow 0.1."""
+    """Stop above it. Rounding alone never reaches it; slime's own tests allow 0.1."""
 
 
 class NumericsWatch:
-    """Judges what one run trains on, in order."""
+    """Watches the numerics of one run, in order."""
 
     def __init__(self, config: NumericsConfig) -> None:
         self._config = config
         self._warned = False
 
     def watch(self, where: str, mean: float, largest: float) -> list[str]:
-        """Its warnings on the mean and the largest difference of some tokens. Raises CanaryError beyond `stop`."""
+        """Warnings about the mean and the largest difference of some tokens. Raises CanaryError above `stop`."""
         said = (
             f"{where}: trainer and engine differ by {mean:.2g} on average over the log-probs of the same tokens "
             f"(at most by {largest:.2g}); do both use the same weights, temperature and dtype?"

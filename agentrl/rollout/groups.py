@@ -43,7 +43,8 @@ class Lockstep(Protocol):
 
 @runtime_checkable
 class LockstepEngine(Protocol):
-    """An engine whose results are bit-identical again if episodes take their turns in waves: LocalEngine."""
+    """An engine such as LocalEngine: its results are bit-identical in each run if episodes take their turns in
+    waves."""
 
     def lockstep(self, episodes: int) -> AbstractContextManager[Lockstep]: ...
 
@@ -53,12 +54,12 @@ class Scored:
     """Whether the episodes of a run get rewards."""
 
     any: bool = False
-    """One has got one. Set it where a run goes on."""
+    """Whether any episode got a reward. Set it when a run is resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What the episodes of a run have in common."""
+    """The settings that all episodes of a run have in common."""
 
     envs: EnvFactory
     engine: Engine
@@ -83,10 +84,10 @@ async def run_groups(
 ) -> list[list[Trajectory]]:
     """`group_size` episodes of each task, groups in the order of the tasks.
 
-    Sampling seeds and session ids follow from (name, seed, step, group, member) alone. An episode that the environment
-    failed is played once more with a fresh Env; if that fails too it is kept without a reward, masked as `env_failure`
-    (one that the engine aborted: as `host`). Raises BugError for a bug, ConfigError where nothing gave a reward; either
-    cancels the other episodes.
+    Sampling seeds and session ids depend on (name, seed, step, group, member) alone. If the environment fails, the
+    episode is played once more with a fresh Env. If that fails too, it is kept without a reward, and masked as
+    `env_failure`, or as `host` if the engine aborted it. Raises BugError for a bug, and ConfigError if nothing gave a
+    reward. Either cancels the other episodes.
     """
     slots = asyncio.Semaphore(rollout.concurrency)
 
@@ -124,7 +125,7 @@ def sampling_seed(*parts: str | int) -> int:
 
 
 class _NoLockstep:
-    """Where an engine needs no lockstep."""
+    """A lockstep that does nothing, for engines that need none."""
 
     def episode(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -134,9 +135,9 @@ class _NoLockstep:
 
 
 def _zero_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
-    """An episode that nothing gave a reward is worth 0, if others got one or the Env never had the chance to give it.
+    """Set missing rewards to 0, if other episodes got one or the Env could not give one.
 
-    Raises ConfigError if the Env answered, and no episode of the run has got a reward so far.
+    Raises ConfigError if the Env answered a turn, and no episode of the run has a reward so far.
     """
     rollout.scored.any |= any(trajectory.reward is not None for trajectory in played)
     for trajectory in played:
@@ -152,14 +153,14 @@ def _zero_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
 
 
 def _was_answered(trajectory: Trajectory) -> bool:
-    """`Env.step` has seen a turn: what cannot be read as a call never reaches it."""
+    """Whether `Env.step` has seen a turn. Calls that cannot be read never reach it."""
     return any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
 
 
 async def _play_with_retry(
     rollout: Rollout, task: Task, params: SamplingParams, session_id: str, lockstep: Lockstep
 ) -> Trajectory:
-    """An episode, and once more under another session id if its environment failed."""
+    """Play an episode; if its environment fails, play it once more under another session id."""
     trajectory = await _play(rollout, task, params, session_id)
     if trajectory.failure is not None:
         lockstep.begin_again()
@@ -190,7 +191,7 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
 
 
 def _raise_bug(trajectory: Trajectory) -> Trajectory:
-    """The trajectory. Raises BugError."""
+    """The trajectory. Raises BugError if a bug ended it."""
     if trajectory.failure is not None and trajectory.failure.kind == "bug":
         raise BugError(trajectory.failure, trajectory.session_id)
     return trajectory

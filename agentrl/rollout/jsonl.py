@@ -1,4 +1,4 @@
-"""JSON Lines, read strictly: what two programs could read in two ways is refused, by file and line."""
+"""Read JSON Lines strictly. Ambiguous input, which two programs could read differently, is refused by file and line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
 _DEEPEST = 100
-"""Levels of nesting. Python's own code for JSON gives up at some number of hundreds that depends on the caller."""
+"""Levels of nesting. Python's own parser fails at a depth of some hundreds that depends on the caller."""
 
 
 def read_jsonl(path: Path, remedy: str) -> Iterator[tuple[int, JSON]]:
@@ -60,7 +60,7 @@ def _value(line: str, where: str) -> JSON:
 
 
 class _RefusedError(Exception):
-    """What and remedy, without the line."""
+    """The error and its remedy, without the line."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

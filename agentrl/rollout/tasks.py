@@ -34,8 +34,8 @@ def load_tasks(
 ) -> list[Task]:
     """Read one Task a line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
 
-    A row without an id is named by its line; one without a seed gets a world of its own, the same in every run. `check`
-    may refuse a task by a ConfigError.
+    A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
+    raise ConfigError to refuse a task.
 
     Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used.
     """
@@ -107,7 +107,7 @@ def _kind(value: JSON) -> str:
 
 
 class TaskStream:
-    """Tasks without end, reshuffled each epoch from (seed, epoch). Its place in the data can be saved and restored."""
+    """An endless stream of tasks, shuffled in each epoch by (seed, epoch). Its position can be saved and restored."""
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
         if not tasks:
@@ -117,7 +117,7 @@ class TaskStream:
         self._order = self._shuffled()
 
     def take(self, n: int) -> list[Task]:
-        """The next `n` tasks, going on into the next epoch where this one ends."""
+        """The next `n` tasks, across the end of an epoch if necessary."""
         taken: list[Task] = []
         while len(taken) < n:
             if self._position == len(self._order):
@@ -132,7 +132,8 @@ class TaskStream:
         return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
-        """Go on where `state_dict` was taken. Raises ConfigError if the seed or, unless accepted, a task changed."""
+        """Continue at the position of `state_dict`. Raises ConfigError if the seed changed, or a task, unless
+        accepted."""
         changes = self._changes(state.get("rows"))
         if changes and not accept_changes:
             raise ConfigError(
@@ -150,12 +151,12 @@ class TaskStream:
         return order
 
     def _rows(self) -> str:
-        """Eight hexadecimal digits for each task: few, as every checkpoint holds them."""
+        """Eight hexadecimal digits for each task. It is short because every checkpoint holds it."""
         rows = (json.dumps(asdict(task), sort_keys=True, default=str) for task in self._tasks)
         return "".join(hashlib.sha256(row.encode(errors="surrogatepass")).hexdigest()[:_DIGITS] for row in rows)
 
     def _changes(self, before: str | None) -> str:
-        """Which rows are not as they were, in words; "" where all are, or nobody knows."""
+        """Which rows have changed, in words; "" if none has, or if it is unknown."""
         now = self._rows()
         if before is None or before == now:
             return ""

@@ -1,7 +1,7 @@
 """The embedded trainer: RL on one machine, small enough to read in one sitting.
 
-`config.py` says what a run is, `trainer.py` what happens in it, `credit.py`, `batch.py`, `loss.py` and `learner.py` how
-rewards change weights, `warm_start.py` how imitation precedes RL, `run_folder.py` what is left behind.
+`config.py` holds the settings of a run, `trainer.py` its steps, and `run_folder.py` its files. `credit.py`, `batch.py`,
+`loss.py` and `learner.py` turn rewards into new weights. `warm_start.py` is the imitation before RL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DivergedError", "Summary", "TrainConfig", "Trainer", "WarmStartConfig", "model_folder", "train"]
 
-# torch takes more than a second to import: paid by those who train, not by those who read a configuration.
+# torch takes more than a second to import. Reading a configuration does not need it.
 _LAZY = {
     "DivergedError": "agentrl.train.learner",
     "Summary": "agentrl.train.report",

@@ -16,21 +16,21 @@ from agentrl.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence, and the tokens in it that are learned from."""
+    """One sequence, and its trained tokens."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
     """Indices into `tokens`, ascending, at least one and none 0: nothing predicts the first token."""
     weights: Sequence[float]
-    """Of each position: its advantage, or its weight in a supervised loss."""
+    """For each position, its advantage, or its weight in a supervised loss."""
     log_probs: Sequence[float] = ()
-    """Of each position, under the policy it is compared with; empty in a supervised batch."""
+    """For each position, the log-prob under the policy it is compared with; empty in a supervised batch."""
     share: float = 1.0
-    """What a token of this row counts in the loss, beside a token of another."""
+    """The weight of this row's tokens in the loss, relative to those of other rows."""
 
     @classmethod
     def of(cls, segment: Segment, advantages: Sequence[float], share: float = 1.0) -> Row | None:
-        """The loss_mask tokens of one segment, each with the advantage of its turn; None if there is none."""
+        """The trained tokens of one segment, each with the advantage of its turn; None if there is none."""
         trained = [(span.turn, i) for span in segment.spans if span.trained for i in range(span.start, span.stop)]
         if not trained:
             return None
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Tokens the model must read: all before the last one learned from."""
+        """How many tokens the model must read: all before the last trained one."""
         return self.positions[-1]
 
 
@@ -57,14 +57,14 @@ def episode_rows(trajectory: Trajectory, advantages: Sequence[float], share: flo
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows padded on the right: under causal attention no token ever sees the padding, so there is no mask."""
+    """Rows padded on the right. They need no mask, because no token sees the padding under causal attention."""
 
     input_ids: Tensor
     """[rows, length]"""
     kept: Tensor
     """[k]: the positions at which any row needs logits."""
     row: Tensor
-    """[n]: the row of each token learned from."""
+    """[n]: the row of each trained token."""
     column: Tensor
     """[n]: where in `kept` its logits are."""
     targets: Tensor
@@ -98,7 +98,7 @@ class MicroBatch:
 
 
 def micro_batches(rows: Sequence[Row], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Rows sorted by length and cut where the padded tokens would exceed `max_tokens`; a longer row goes alone."""
+    """Batches of rows sorted by length, with at most `max_tokens` padded tokens. A longer row goes alone."""
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: row.length):
         if batch and (len(batch) + 1) * row.length > max_tokens:

@@ -1,4 +1,4 @@
-"""What an embedded training run is made of: one YAML file, one class."""
+"""The configuration of an embedded training run: one YAML file, one class."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WarmStartConfig(_Config):
     batch_size: int = Field(32, gt=0)
     """Demonstrations a step, reshuffled each epoch."""
     learning_rate: float = Field(3e-3, gt=0)
-    """Peak: reached linearly over the first 30 steps, then lowered along a cosine to a twentieth."""
+    """The peak. It is reached linearly over the first 30 steps, then falls along a cosine to a twentieth."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the loss on prompt and observation tokens; 1 teaches a model made from scratch to read and copy."""
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -46,13 +46,13 @@ _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "dr_grpo": {"reduction": "constant"},
     "gspo": {"reduction": "sample", "clip_low": 3e-4, "clip_high": 4e-4},
 }
-"""What an algorithm's paper has where GRPO has the default."""
+"""Settings of an algorithm's paper that differ from GRPO's."""
 
 _TINY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "limits": {"turns": 8, "turn_tokens": 64},
     "warm_start": {"steps": 100, "optimizer": "muon", "context_weight": 1.0},
 }
-"""What suits `tiny`: with random weights a turn goes on until something ends it, and reading has to be learned too."""
+"""Settings for `tiny`: with random weights turns do not end by themselves, and reading must be learned too."""
 
 
 class TrainConfig(_Config):
@@ -61,19 +61,19 @@ class TrainConfig(_Config):
     env: str
     """`file.py:Class` or `package.module:Class`."""
     env_config: dict[str, Any] = Field(default_factory=dict)
-    """What the Env is configured with."""
+    """The Env's configuration."""
     reward: str | None = None
     """Dotted path of a reward function that replaces `Env.score`."""
     model: str = "tiny"
     """A model's name, or a Hugging Face folder."""
     engine: str = "local"
-    """What samples: local, or the path of an engine that takes over weights."""
+    """The engine: local, or the path of an engine that can take new weights."""
     engine_config: dict[str, Any] = Field(default_factory=dict)
-    """What the engine is made with; of local: max_batch and max_context."""
+    """Arguments of the engine; local takes max_batch and max_context."""
     data: Path
     """JSONL of tasks to train on."""
     eval_data: Path | None = None
-    """JSONL of held-out tasks; none: no evaluation."""
+    """JSONL of held-out tasks. Without it there is no evaluation."""
     out: Path
     """The run folder."""
     seed: int = 0
@@ -89,48 +89,49 @@ class TrainConfig(_Config):
     thinking: Literal["keep", "strip"] = "keep"
     """Earlier thoughts that the template would drop: kept as sampled, or stripped, each time in a new segment."""
     temperature: float = Field(1.0, gt=0)
-    """Of sampling, and of the log-probs that are trained; evaluation is greedy."""
+    """Temperature of sampling and of the trained log-probs. Evaluation is greedy."""
     concurrency: int = Field(128, gt=0)
-    """Episodes in flight at once, and sequences in the engine's batch: memory for their keys and values is needed."""
+    """Episodes in flight at once, and sequences in the engine's batch. Their keys and values take memory."""
     minibatches: int = Field(2, gt=0)
     """Optimizer updates a step."""
     micro_batch_tokens: int = Field(2048, gt=0)
     """Padded tokens of one forward and backward pass; gradients add up over the passes."""
     learning_rate: float = Field(3e-4, gt=0)
-    """Highest, of AdamW."""
+    """AdamW's highest learning rate."""
     lr_warmup_steps: int = Field(3, ge=0)
     """Steps over which the learning rate rises linearly."""
     lr_final: float = Field(0.1, ge=0, le=1)
     """The last step's learning rate as a share of the highest; it falls linearly."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Longer gradients are scaled down to it."""
+    """Gradients with a larger norm are scaled down to it."""
     algorithm: Algorithm = "grpo"
     """dr_grpo (arXiv 2503.20783): no division by the group's deviation, reduction constant. gspo (arXiv 2507.18071):
-    one ratio a sequence, reduction sample, clipped at 3e-4 and 4e-4. Reduction and clips may be given all the same."""
+    one ratio a sequence, reduction sample, clipped at 3e-4 and 4e-4. Reduction and clips given here win."""
     reduction: Literal["token", "sample", "constant"] = "token"
-    """What the loss is the mean over. token: all tokens of the step (DAPO). sample: an episode's tokens, then episodes,
-    as the GRPO paper has it and slime by default. constant: episodes times the longest response (Dr.GRPO)."""
+    """How the loss is averaged. token: over all tokens of the step (DAPO). sample: over an episode's tokens, then over
+    episodes, as in the GRPO paper and slime's default. constant: divided by episodes times the longest response
+    (Dr.GRPO)."""
     credit: Credit = "episode"
-    """turn: of the rewards that steps give, a turn is credited with those after it began (MT-GRPO, arXiv 2505.11821,
-    undiscounted); episode: with all."""
+    """Which step rewards count for a turn. turn: those after it began
+    (MT-GRPO, arXiv 2505.11821, undiscounted). episode: all."""
     clip_low: float = Field(0.2, gt=0, le=1)
     """A token's probability may fall by this share before its gradient ends."""
     clip_high: float = Field(0.28, gt=0)
-    """And rise by this share (DAPO's clip-higher, arXiv 2503.14476)."""
+    """A token's probability may rise by this share (DAPO's clip-higher, arXiv 2503.14476)."""
     dual_clip: float | None = Field(None, gt=1)
-    """A bad token that has become this many times as likely has no gradient either (arXiv 1912.09729); null: it has."""
+    """A bad token that has become this many times as likely gets no gradient (arXiv 1912.09729). null: no bound."""
     tis_clip: float | None = Field(None, ge=1)
-    """Weigh each token by the trainer's over the engine's probability, at most by this: truncated importance sampling
-    (fengyao.notion.site/off-policy-rl, which takes 2); costs a forward pass. null: take the engine's for the trainer's.
+    """Truncated importance sampling: weigh each token by the trainer's over the engine's probability, at most by this.
+    It costs a forward pass (fengyao.notion.site/off-policy-rl, which uses 2). null: trust the engine's log-probs.
     """
     mask_overlong: bool = False
-    """Do not train episodes that a bound on tokens or time cut off (DAPO); their tokens count as `overlong`."""
+    """Do not train episodes that a bound on tokens or time cut off (DAPO). Their tokens count as `overlong`."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL against the weights at the start of RL; 0 computes none."""
     kl_type: KLType = "k3"
-    """Its estimate, as slime names them (joschu.net/blog/kl-approx.html); low_var_kl is k3 clamped to 10."""
+    """The estimator of KL, in slime's names (joschu.net/blog/kl-approx.html). low_var_kl is k3 clamped to 10."""
     numerics: NumericsConfig | None = NumericsConfig()
-    """When the run warns or stops because engine and trainer disagree about log-probs; null: never."""
+    """When the run warns or stops because engine and trainer disagree about log-probs. null: never."""
     warm_start: WarmStartConfig | None = None
     """Supervised learning before RL."""
     eval_every: int = Field(0, ge=0)
@@ -140,13 +141,13 @@ class TrainConfig(_Config):
     checkpoint_every: int = Field(50, gt=0)
     """Steps between checkpoints; the last two are kept."""
     canaries: CanaryConfig | None = CanaryConfig()
-    """When the run stops early, or warns, because it cannot be learning what it should; null: never."""
+    """When the run warns or stops early because it cannot be learning. null: never."""
     save_groups: int = Field(2, ge=0)
     """Groups of each step whose trajectories are written to the run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights, for sampling and training alike; the optimizer keeps its own in float32."""
+    """Type of the weights, for sampling and training. The optimizer keeps float32 copies."""
 
     @model_validator(mode="before")
     @classmethod
@@ -197,7 +198,7 @@ class TrainConfig(_Config):
 
     @classmethod
     def make(cls, **values: Any) -> Self:
-        """Validate. Raises ConfigError, one line naming each key that cannot work."""
+        """Validate. Raises ConfigError with one line that names each wrong key."""
         try:
             return cls(**values)
         except ValidationError as exc:
@@ -205,7 +206,7 @@ class TrainConfig(_Config):
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> Self:
-        """Read a file `to_yaml` wrote, or a user's; `overrides` win. Raises ConfigError."""
+        """Read a YAML file; `overrides` win. Raises ConfigError."""
         path = Path(path)
         if not path.is_file():
             raise ConfigError(f"{path}: no such configuration file")
@@ -221,7 +222,7 @@ class TrainConfig(_Config):
             raise ConfigError(f"{path}: {_problems(exc, cls)}") from exc
 
     def to_yaml(self) -> str:
-        """All keys; but what an algorithm decides only where it was decided otherwise, so that another may be set."""
+        """All keys. Defaults of the algorithm are left out, so that another algorithm may be set later."""
         values, decided = self.model_dump(mode="json"), _ALGORITHM_DEFAULTS.get(self.algorithm, {})
         for key in {key for keys in _ALGORITHM_DEFAULTS.values() for key in keys}:
             if values[key] == decided.get(key, type(self).model_fields[key].default):

@@ -13,16 +13,16 @@ from agentrl.train.loss import group_advantages, turn_advantages
 from agentrl.trajectory import Trajectory
 
 TurnAdvantages: TypeAlias = list[list[list[float]]]
-"""Of each group, of each member, of each turn; padded to the most turns of any."""
+"""Indexed by group, member and turn; padded to the highest number of turns."""
 
 
 def assign_advantages(
     groups: Sequence[Sequence[Trajectory]], algorithm: Algorithm, credit: Credit
 ) -> tuple[TurnAdvantages, list[bool]]:
-    """The advantages, and of each group whether its rewards differ, so that there is something to learn from.
+    """The advantage of each turn, and for each group whether its rewards differ. Equal rewards teach nothing.
 
-    "episode": every turn has its episode's advantage. "turn": each is judged by what came after it began
-    (`turn_advantages`); what `score` adds to the rewards of the steps counts as given at the end.
+    "episode": every turn has its episode's advantage. "turn": a turn is judged by the rewards after it began
+    (`turn_advantages`). A reward that `score` adds to those of the steps counts as given at the end.
     """
     rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups], dtype=torch.float64)
     valid = torch.tensor([[t.is_valid for t in group] for group in groups])
@@ -37,7 +37,7 @@ def assign_advantages(
 
 
 def _earned_before(trajectory: Trajectory, turns: int) -> list[float]:
-    """The sum of the step rewards before each turn; that of the last turn is part of the outcome."""
+    """The sum of the step rewards before each turn. The last step's reward is part of the outcome."""
     rewards = [turn.reward or 0.0 for turn in trajectory.turns[:-1]]
     rewards += [0.0] * (turns - len(rewards))
     return list(accumulate(rewards, initial=0.0))[:turns]

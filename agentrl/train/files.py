@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, also after a kill or a power cut."""
+"""Write files and folders whole or not at all, even in a kill or a power cut."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 _FULL_BYTES = 1 << 20
-"""A disk with less free space is what a failed write failed for."""
+"""If a write fails on a disk with less free space, the disk was full."""
 _MANIFEST = "files.json"
-"""In each folder that `write_folder` writes: what it is of, and size and checksum of every file."""
+"""A file in each folder that `write_folder` writes: what it belongs to, and size and checksum of every file."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -28,10 +28,10 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> None:
-    """Let `write` fill a folder, which takes its name only once it is complete and on the disk.
+    """Let `write` write a folder, which gets its name only when it is complete and on the disk.
 
-    `about` is kept with it, for `about_folder`. Raises OSError (ENOSPC) when the disk is full; what stood in its place
-    stays then.
+    `about` is kept with it, for `about_folder`. Raises OSError (ENOSPC) if the disk is full; the folder that had the
+    name stays then.
     """
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # left by a kill
@@ -42,7 +42,7 @@ def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> N
         (temporary / _MANIFEST).write_text(manifest, encoding="utf-8")
         for path in (*temporary.rglob("*"), temporary):
             sync(path)
-    except Exception as exc:  # torch and safetensors tell of a full disk each in words of their own
+    except Exception as exc:  # torch and safetensors have their own errors for a full disk
         full = shutil.disk_usage(target.parent).free < _FULL_BYTES
         shutil.rmtree(temporary, ignore_errors=True)
         if full:
@@ -53,7 +53,7 @@ def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> N
 
 
 def about_folder(folder: Path) -> dict[str, Any]:
-    """What `write_folder` was told of it; empty where that cannot be read."""
+    """The `about` of `write_folder`; empty if it cannot be read."""
     try:
         found = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -62,7 +62,7 @@ def about_folder(folder: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that `write_folder` wrote: a file that is missing or has changed; None: nothing."""
+    """The damage to a folder that `write_folder` wrote: a missing or changed file. None if there is none."""
     if not (folder / _MANIFEST).exists():  # of an earlier version: a folder without its name was not complete then
         return None
     expected = about_folder(folder).get("files")
@@ -78,7 +78,7 @@ def damage(folder: Path) -> str | None:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -110,14 +110,14 @@ def _take_place(temporary: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if _exchange(temporary, target):
         old = temporary
-    else:  # for an instant nothing has the name; whoever looks then takes the checkpoint before
+    else:  # for an instant nothing has the name; a reader then takes the checkpoint before
         os.rename(target, old)
         os.rename(temporary, target)
     shutil.rmtree(old)
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Two names swap what they stand for, in one step. False where the system cannot: only Linux has it."""
+    """Swap two names in one step. Return False if the system cannot: only Linux can."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False

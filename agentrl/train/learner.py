@@ -20,7 +20,7 @@ from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, t
 
 _BETAS = (0.9, 0.95)
 _LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
-"""The exponential of more is infinite."""
+"""The exponential of a larger number is infinite."""
 
 
 class DivergedError(AgentRLError):
@@ -29,7 +29,7 @@ class DivergedError(AgentRLError):
 
 @dataclass(slots=True)
 class Update:
-    """What one step of RL did to the weights, summed over its minibatches or the tokens learned from."""
+    """The figures of one RL step, summed over its minibatches or its trained tokens."""
 
     learning_rate: float
     updates: int = 0
@@ -41,11 +41,11 @@ class Update:
     grad_norm: float = 0.0
     clipped: int = 0
     numerics: Numerics = field(default_factory=Numerics)
-    """Trainer and engine compared before the first update: over its minibatch, with TIS over the whole step."""
+    """Trainer and engine compared before the first update, over its minibatch; with TIS, over the whole step."""
     truncated: int = 0
     """Tokens whose TIS weight was cut."""
     remedy: str = "lower the learning rate"
-    """For a loss that is not finite."""
+    """The advice if the loss is not finite."""
 
     def metrics(self) -> dict[str, float]:
         updates, tokens = max(self.updates, 1), max(self.tokens, 1)
@@ -64,27 +64,27 @@ class Update:
 
 
 class Learner:
-    """Trains `model` in place. The engine may share the module: it samples and learns with dropout off alike."""
+    """Trains `model` in place. The engine may use the same module: dropout is off in sampling and training."""
 
     def __init__(self, model: Any, config: TrainConfig) -> None:
         self.model = model.eval()
         self.config = config
         self.device = next(model.parameters()).device
         self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in model.parameters()]
-        """What the optimizers change, in the order of the parameters: these themselves, or their copies in float32, for
-        in bfloat16 a step of less than a 256th of a weight would be rounded away."""
+        """The tensors that the optimizers change, in the order of the parameters: float32 parameters themselves, or
+        float32 copies of the others. In bfloat16, a step of less than a 256th of a weight would be lost by rounding."""
         pairs = zip(model.parameters(), self.masters, strict=True)
         self._rounded: list[tuple[Tensor, Tensor]] = [(p, master) for p, master in pairs if p is not master]
         self.optimizer = AdamW(self.masters, config.learning_rate, _BETAS, weight_decay=0.0, fused=True)
         self.schedule = Schedule(config.lr_warmup_steps, config.lr_final, config.steps)
         self.reference: Any = None
-        """A model with the weights at the start of RL, where kl_coef asks for one."""
+        """A model with the weights at the start of RL, if kl_coef needs one."""
 
-    @torch.enable_grad()  # an Env may have turned them off for all of the process
+    @torch.enable_grad()  # an Env may have turned them off for the whole process
     def learn(self, rows: Sequence[Row], *, step: int, normaliser: float) -> Update:
-        """One step of RL: each row once, in `minibatches` updates, the whole step's loss divided by `normaliser`.
+        """One step of RL: each row once, in `minibatches` updates. The whole step's loss is divided by `normaliser`.
 
-        Raises DivergedError before the weights are touched by a loss that is not finite.
+        Raises DivergedError if the loss is not finite, before it changes the weights.
         """
         config = self.config
         set_learning_rate(self.optimizer, self.schedule.at(step))
@@ -133,9 +133,9 @@ class Learner:
 
     @torch.no_grad()
     def apply_tis(self, rows: Sequence[Row], clip: float, update: Update) -> list[Row]:
-        """Rows whose log-probs are the trainer's before any update, and whose advantages carry the weights of TIS.
+        """Rows with the trainer's log-probs before any update, and with advantages multiplied by the weights of TIS.
 
-        A weight is a constant and not negative, so that weighing the advantage is weighing the token's loss.
+        A weight is a constant and not negative. So multiplying the advantage multiplies the token's loss.
         """
         ordered = sorted(rows, key=lambda row: row.length)
         batches = micro_batches(ordered, self.config.micro_batch_tokens, self.device)
@@ -158,7 +158,7 @@ class Learner:
 
     @torch.enable_grad()
     def imitate(self, rows: Sequence[Row], optimizers: Sequence[Optimizer], max_tokens: int) -> float:
-        """One supervised step on the weighted cross-entropy of the rows, whose weights do the averaging; the loss."""
+        """One supervised step on the weighted cross-entropy of the rows; return the loss. The weights average it."""
         total = 0.0
         for micro in micro_batches(rows, max_tokens, self.device):
             loss = -(micro.weights * micro.model_log_probs(self.model)).sum()
@@ -168,7 +168,7 @@ class Learner:
         return total
 
     def _apply(self, optimizers: Sequence[Optimizer], loss: float, remedy: str) -> float:
-        """Clip, step and clear; the gradient's norm. Raises DivergedError, the weights untouched."""
+        """Clip, step and clear; return the gradient's norm. Raises DivergedError and leaves the weights unchanged."""
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm).item()
         finite = math.isfinite(loss) and math.isfinite(norm)
         for parameter, master in self._rounded:
@@ -186,7 +186,7 @@ class Learner:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer, the process's random states, and of the weights what a model in bfloat16 does not hold."""
+        """The optimizer, the process's random states, and the float32 copies of bfloat16 weights."""
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "masters": [master for _, master in self._rounded],
@@ -205,24 +205,25 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The learning rate of RL as a share of the highest: a linear rise, then a linear fall until the last step."""
+    """The learning rate of RL as a share of the highest. It rises linearly, then falls linearly until the last step."""
 
     rise: int
     final: float
     steps: int
     since: int = 0
-    """The fall began after this step,"""
+    """The fall began after this step."""
     share: float = 1.0
-    """at this share."""
+    """The share at which the fall began."""
 
     def at(self, step: int) -> float:
         """The share at a step, counted from 1."""
         return min(1.0, step / max(self.rise, 1)) * self._fall(step)
 
     def until(self, steps: int, *, at: int) -> Schedule:
-        """For a run that goes on after step `at` with another number of steps: from there the fall takes a new slope.
+        """The schedule of a run that continues after step `at` with another number of steps.
 
-        The learning rate never jumps. Where the fall is over already, it stays at `final`.
+        The fall gets a new slope there. The learning rate never jumps. If the fall is already over, it stays at
+        `final`.
         """
         return self if steps == self.steps else replace(self, steps=steps, since=at, share=self._fall(at))
 
@@ -232,7 +233,7 @@ class Schedule:
 
 
 def _blame(update: Update, log_ratio: Tensor, advantages: Tensor) -> None:
-    """Find what else than the learning rate may make the loss of these tokens infinite."""
+    """Find another cause than the learning rate for an infinite loss of these tokens, and set the remedy."""
     if not advantages.isfinite().all():
         update.remedy = "an advantage is not finite: is a reward?"
         return
@@ -257,6 +258,6 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_learning_rate(optimizer: Optimizer, share: float) -> None:
-    """Every group at a share of the rate it was made with."""
+    """Set every group to a share of its initial rate."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share

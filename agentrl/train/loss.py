@@ -4,13 +4,13 @@
     Dr.GRPO    arXiv 2503.20783  without the division by the group's deviation and by the response's length
     GSPO       arXiv 2507.18071  one ratio for a whole sequence, the geometric mean of its tokens'
     DAPO       arXiv 2503.14476  clip-higher; the mean over all tokens; overlong episodes masked
-    dual clip  arXiv 1912.09729  a bound for bad tokens that have become likely
+    dual clip  arXiv 1912.09729  a bound on the loss of bad tokens that have become likely
     MT-GRPO    arXiv 2505.11821  credit for each turn
-    TIS        fengyao.notion.site/off-policy-rl: weights for what engine and trainer disagree by
+    TIS        fengyao.notion.site/off-policy-rl: weights that correct the difference of engine and trainer
     k1, k2, k3 joschu.net/blog/kl-approx.html
 
-Signs, names and corner cases are those of slime (slime/utils/ppo_utils.py, backends/megatron_utils/loss.py), against
-which tests/parity holds them.
+Signs, names and corner cases are those of slime (slime/utils/ppo_utils.py, backends/megatron_utils/loss.py).
+tests/parity compares them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor
 from agentrl.train.config import Algorithm, KLType
 
 _EPSILON = 1e-6
-"""Keeps a small deviation from dividing by nothing; as in slime."""
+"""Avoids a division by zero; as in slime."""
 _DUST = 1e-12
-"""Rewards that differ by less, in proportion, are equal: 0.1 + 0.2 and 0.3."""
+"""Rewards with a smaller relative difference are equal, such as 0.1 + 0.2 and 0.3."""
 _MOST_KL = 10.0
-"""low_var_kl is k3 clamped to it; as in slime."""
+"""low_var_kl is k3 clamped to this; as in slime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Advantages:
     values: Tensor
     """[groups, group_size]; 0 where not valid."""
     informative: Tensor
-    """[groups], bool: the rewards differ, so there is something to learn from."""
+    """[groups], bool: whether the rewards differ. Equal rewards teach nothing."""
     scale: Tensor
-    """[groups, 1]: what a reward above the mean was divided by."""
+    """[groups, 1]: the divisor of rewards less their mean."""
 
 
 def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grpo") -> Advantages:
@@ -54,17 +54,17 @@ def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grp
     if algorithm != "dr_grpo":
         others = (valid.sum(1, keepdim=True) - 1).clamp(min=1)
         scale = (centred.square().sum(1, keepdim=True) / others).sqrt() + _EPSILON
-    # Equal rewards whose mean is rounded would leave dust, which the deviation then blows up.
+    # Rounding the mean of equal rewards leaves tiny differences, which dividing by the deviation would enlarge.
     return Advantages(torch.where(informative[:, None], centred / scale, 0.0), informative, scale)
 
 
 def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algorithm: Algorithm = "grpo") -> Tensor:
-    """Advantages [groups, group_size, turns]: of each turn, what came after it began, against the same of its group.
+    """Advantages [groups, group_size, turns]: a turn's rewards after it began, compared within its group.
 
-    `earned` [groups, group_size, turns] are the rewards given before each turn: no later turn can have brought them
-    about. This is MT-GRPO with a lambda of 1, undiscounted, for any number of turns, but for one thing: all parts of a
-    reward are divided by one deviation, the largest of the outcome's and of what was earned before any turn. So a small
-    bonus stays small, and so do outcomes that hardly differ. A group whose outcomes are equal teaches nothing.
+    `earned` [groups, group_size, turns] are the rewards given before each turn, which the turn cannot have caused. This
+    is MT-GRPO with a lambda of 1, undiscounted, for any number of turns. There is one difference: all parts of a reward
+    are divided by one deviation, the largest among those of the outcome and of `earned` at each turn. So a small bonus
+    stays small, and so do outcomes that hardly differ. A group with equal outcomes teaches nothing.
     """
     before = _centred(earned, valid[..., None])
     scale = advantages.scale
@@ -81,7 +81,7 @@ def token_log_probs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -
 
 
 def sequence_log_ratio(log_ratio: Tensor, row: Tensor) -> Tensor:
-    """The mean of `log_ratio` [n] over the tokens of each row, at each of them [n]; `row` [n] says whose a token is."""
+    """For each token [n], the mean of `log_ratio` [n] over the tokens of its row; `row` [n] is the token's row."""
     tokens = torch.bincount(row)
     return (log_ratio.new_zeros(len(tokens)).index_add(0, row, log_ratio) / tokens)[row]
 
@@ -89,9 +89,9 @@ def sequence_log_ratio(log_ratio: Tensor, row: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     losses: Tensor
-    """[n], of each token: what they are averaged over is the caller's to say."""
+    """[n], one for each token. The caller averages them."""
     clipped: int
-    """Tokens whose ratio was clipped, so that they have no gradient."""
+    """Number of tokens without a gradient, because their ratio was clipped."""
 
 
 def policy_loss(
@@ -102,7 +102,7 @@ def policy_loss(
     clip_high: float = 0.28,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate of the log of new over old probability [n], of tokens or of their sequences.
+    """PPO's clipped surrogate. `log_ratio` [n] is the log of new over old probability, of tokens or of sequences.
 
     `dual_clip` bounds the loss of a token with a negative advantage at that many times the advantage.
     """
@@ -122,7 +122,7 @@ def tis_weights(trainer_log_probs: Tensor, engine_log_probs: Tensor, clip: float
 def kl_divergence(log_probs: Tensor, reference_log_probs: Tensor, kind: KLType = "k3") -> Tensor:
     """KL(policy || reference) [n], estimated on tokens of the policy.
 
-    k1 and k3 are unbiased, k2 and k3 never negative. As a loss, k1's gradient is zero on average: take another.
+    k1 and k3 are unbiased; k2 and k3 are never negative. Do not use k1 as a loss: its gradient is zero on average.
     """
     difference = reference_log_probs - log_probs
     if kind == "k1":

@@ -1,4 +1,4 @@
-"""What a run says while it goes: a bar in a terminal, a line now and then elsewhere."""
+"""The progress of a run: a bar in a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Progress:
         self._bar.stop()
 
     def show(self, done: int, **values: float) -> None:
-        """`done` of the total, with what is worth watching."""
+        """Show `done` of the total, with some figures."""
         text = "  ".join(
             f"{name} {value:.3g}" if value < 1000 else f"{name} {value:,.0f}" for name, value in values.items()
         )
@@ -51,5 +51,5 @@ class Progress:
             self._console.print(f"{self._phase} {done}/{self._total}  {text}  {left:.0f} s left", highlight=False)
 
     def note(self, text: str) -> None:
-        """A line that stays, above the bar."""
+        """Print a line that stays, above the bar."""
         self._bar.console.print(text, highlight=False, markup=False)

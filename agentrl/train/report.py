@@ -1,4 +1,4 @@
-"""What a run tells: its metrics a step, its summary, its curve."""
+"""The report of a run: its metrics of each step, its summary, its curve."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class StepReport:
 
 
 _LEAST_ROOM = 0.05
-"""Of a curve above and below, as a share of its rewards: a flat run looks flat, however little it wavers."""
+"""Margin above and below a curve, as a share of its rewards, so that a flat run looks flat."""
 
 
 def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float], file: Path) -> bool:
-    """Plot the reward of each step, and of the evaluations. False: matplotlib is not installed."""
+    """Plot the reward of each step and of the evaluations. Return False if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind, written so that a kill at any moment loses nothing that counted.
+"""The run folder: the files of a run, written so that a kill at any moment loses no completed work.
 
 config.yaml  metrics.jsonl  summary.json  reward.png  tensorboard/
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
@@ -34,8 +34,8 @@ _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
     "numerics", "data",
 }  # fmt: skip
-"""Keys that may change between a run and its continuation: they alter how long it goes and what it says, not what it
-learns. Of `data` the rows are compared instead of the name."""
+"""Keys that may change between a run and its continuation: they change its length and output, not what it learns. The
+rows of `data` are compared, not its name."""
 
 
 class RunFolder:
@@ -55,7 +55,7 @@ class RunFolder:
         self.reference = path / "reference"
 
     def check(self, config: TrainConfig, *, resume: bool) -> None:
-        """Raises ConfigError if this folder cannot take the run, or cannot go on with it. Writes nothing."""
+        """Raises ConfigError if this folder cannot take the run, or cannot continue it. Writes nothing."""
         config_file = self.path / "config.yaml"
         if not resume:
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
@@ -74,7 +74,7 @@ class RunFolder:
             )
 
     def lock(self) -> None:
-        """Keep every other process out, until `unlock` or the end of this one. Raises ConfigError if one is in."""
+        """Lock out other processes, until `unlock` or the end of this process. Raises ConfigError if it is locked."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +105,7 @@ class RunFolder:
         write_atomically(self.path / "config.yaml", config.to_yaml())
 
     def discard(self) -> None:
-        """Take everything back, so that the next try finds the folder as it was before `create`."""
+        """Undo `create`, so that the next attempt finds the folder as it was before."""
         for path in list(self.path.iterdir()):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -119,7 +119,8 @@ class RunFolder:
             file.write(json.dumps(metrics) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The steps so far; a last line that a kill cut short is left out. Raises ConfigError for another bad line."""
+        """The steps so far. A last line that a kill cut short is left out. Raises ConfigError for any other bad
+        line."""
         if not self.metrics.exists():
             return []
         found = []
@@ -136,9 +137,9 @@ class RunFolder:
         write_atomically(self.trajectories / f"{name}.jsonl", "".join(lines))
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Let `write` fill a folder, which takes its name only once it is complete; then drop the oldest.
+        """Let `write` write a checkpoint, which gets its name only when it is complete. Then remove the oldest.
 
-        Raises OSError (ENOSPC) when the disk is full; the checkpoints before it stay.
+        Raises OSError (ENOSPC) if the disk is full; the earlier checkpoints stay.
         """
         target = self.checkpoints / step_name(step)
         if self.metrics.exists():
@@ -146,21 +147,21 @@ class RunFolder:
         write_folder(target, write, step=step)
         steps = self._steps()
         for old in steps:
-            # What is newer could not be read, or this one would not have been written.
+            # Newer ones could not be read, or this one would not have been written.
             if old > step or old not in sorted(s for s in steps if s <= step)[-KEEP_CHECKPOINTS:]:
                 shutil.rmtree(self.checkpoints / step_name(old))
         return target
 
     def save_model(self, target: Path, step: int, write: Callable[[Path], None]) -> None:
-        """Let `write` fill `target`, one of this folder's, complete or not at all, with the weights after a step."""
+        """Let `write` write the weights after a step to `target`, a folder in this one, completely or not at all."""
         write_folder(target, write, step=step)
 
     def latest_checkpoint(self, warn: Callable[[str], None] = log.warning) -> Path | None:
-        """The newest one that is whole; `warn` hears of those that are not. Raises ConfigError if none is whole."""
+        """The newest intact checkpoint. `warn` is called for damaged ones. Raises ConfigError if none is intact."""
         return self._first_intact([self.checkpoints / step_name(step) for step in self._steps()[::-1]], warn)
 
     def newest_weights(self) -> Path | None:
-        """The final weights, or those of a checkpoint if the run has gone on since. Raises ConfigError if damaged."""
+        """The final weights, or those of a newer checkpoint. Raises ConfigError if they are damaged."""
         found = [(step, self.checkpoints / step_name(step)) for step in self._steps()]
         if self.model.exists():
             found.append((about_folder(self.model).get("step", -1), self.model))
@@ -168,7 +169,7 @@ class RunFolder:
         return self._first_intact([folder for _, folder in found[::-1]], log.warning)
 
     def rewind(self, step: int) -> None:
-        """Forget what happened after `step`: it will happen again."""
+        """Remove the files of everything after `step`, which will be played again."""
         lines = [json.dumps(metrics) + "\n" for metrics in self.read_metrics() if metrics["step"] <= step]
         write_atomically(self.metrics, "".join(lines))
         for file in self.trajectories.glob("step_*.jsonl"):
@@ -178,7 +179,7 @@ class RunFolder:
             shutil.rmtree(left)
 
     def _steps(self) -> list[int]:
-        """The steps that there are checkpoints of, in order. What has another name is the user's."""
+        """The steps that have checkpoints, in order. Files with other names belong to the user."""
         if not self.checkpoints.is_dir():
             return []
         found = [_step_of(path.name) for path in self.checkpoints.iterdir() if path.is_dir()]

@@ -1,4 +1,4 @@
-"""The embedded trainer: collect groups of episodes, learn from them, hand the weights back to the engine; again."""
+"""The embedded trainer: play groups of episodes, learn from them, give the new weights to the engine, and repeat."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Position:
 
     step: int = 0
     started: bool = False
-    """The warm start, if any, is over."""
+    """Whether the warm start, if any, is over."""
     warm_steps: int = 0
     seconds: float = 0.0
     evals: dict[str, float] = field(default_factory=dict)
@@ -78,12 +78,13 @@ def train(
     trainer: type[Trainer] | None = None,
     console: Console | None = None,
 ) -> Summary:
-    """Run to the end, and return what came of it.
+    """Run to the end, and return a summary.
 
-    Raises ConfigError before anything is written, BugError for a bug in the Env, DivergedError for a loss that is not
-    finite, and CanaryError where nothing can be learned or engine and trainer disagree. After any of them, and after a
-    kill, `resume` goes on from the last checkpoint; after Ctrl-C and SIGTERM from where it stood. A run that fails so
-    before its first step leaves no folder. `accept_changed_data`: go on although rows of the data file have changed.
+    Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
+    not finite. Raises CanaryError if nothing can be learned, or if engine and trainer disagree. After such an error, or
+    after a kill, `resume` continues from the last checkpoint. After Ctrl-C and SIGTERM it continues where the run was.
+    A run that fails before its first step leaves no folder. `accept_changed_data`: continue even if rows of the data
+    file have changed.
     """
 
     async def whole() -> Summary:
@@ -95,7 +96,7 @@ def train(
 
 
 class Trainer:
-    """One run. `async with Trainer(config) as trainer: await trainer.run()`; every method is a seam to override."""
+    """One run: `async with Trainer(config) as trainer: await trainer.run()`. Subclasses may override every method."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Trainer:
         self._resume, self._created = resume, False
         self._accept_changed_data = accept_changed_data
         self._progress_saved: tuple[int, int, bool] | None = None
-        """The position of the last checkpoint: steps of RL, of the warm start, and whether RL has begun."""
+        """The progress in the last checkpoint: steps of RL, of the warm start, and whether RL has begun."""
         self._stack = AsyncExitStack()
         self._counted = time.monotonic()
 
@@ -130,7 +131,7 @@ class Trainer:
         await self._close(exc)
 
     async def _close(self, exc: BaseException | None) -> None:
-        """Close what is open. What failed before anything was learned leaves no folder in the way of the next try."""
+        """Close everything. If nothing was learned yet, remove the folder, so that the next attempt can use it."""
         await self._stack.aclose()
         nothing_learned = self.position.step == self.position.warm_steps == 0
         if isinstance(exc, ConfigError | BugError) and self._created and nothing_learned:
@@ -138,7 +139,7 @@ class Trainer:
         self.folder.unlock()
 
     async def setup(self) -> None:
-        """Load and check everything; only then make the run folder. Raises ConfigError."""
+        """Load and check everything, then make the run folder. Raises ConfigError."""
         config = self.config
         self.folder.check(config, resume=self._resume)
         envs = EnvFactory(config.env, config.env_config)
@@ -155,7 +156,7 @@ class Trainer:
             self.warm_optimizers = make_optimizers(self.learner.model, self.learner.masters, config.warm_start)
         renderer = load_renderer(self.tokenizer)
         if tools := [made.spec for made in envs.cls._agentrl_tools.values()]:
-            renderer.bind(tools)  # a template that cannot carry them is refused here, not in the first episode
+            renderer.bind(tools)  # refuses a template that cannot carry them, before the first episode
         self.engine = self._open_engine(renderer)
         self.rollout = Rollout(
             envs=await self._stack.enter_async_context(envs),
@@ -181,7 +182,7 @@ class Trainer:
             self._stack.callback(self._tensorboard.close)
 
     async def run(self) -> Summary:
-        """Everything, from where the run stands. What is interrupted writes a checkpoint first."""
+        """Run from the present position to the end. An interrupted run writes a checkpoint first."""
         try:
             return await self._run()
         except asyncio.CancelledError:
@@ -227,7 +228,7 @@ class Trainer:
         self._hand_over("0")
 
     async def step(self, step: int) -> StepReport:
-        """One step of RL: roll out, learn, hand over the weights."""
+        """One step of RL: play, learn, give the weights to the engine."""
         began = time.monotonic()
         groups = await self.collect(step)
         collected = time.monotonic()
@@ -240,7 +241,7 @@ class Trainer:
         return StepReport(step, metrics, update, collected - began, updated - collected)
 
     async def collect(self, step: int) -> Groups:
-        """Play one step's episodes, and mask those that are not to be trained."""
+        """Play the episodes of one step, and mask those that must not be trained."""
         groups = await run_groups(
             self.rollout,
             self.stream.take(self.config.prompts_per_step),
@@ -255,7 +256,7 @@ class Trainer:
         return groups
 
     def update(self, groups: Groups, step: int) -> dict[str, Any]:
-        """Learn from the groups and hand the weights to the engine under a new version; metrics."""
+        """Learn from the groups, give the weights to the engine under a new version, and return metrics."""
         rows, zero_advantage_groups = self.rows(groups)
         normaliser = self.normaliser([trajectory for group in groups for trajectory in group])
         try:
@@ -266,9 +267,9 @@ class Trainer:
         return {"zero_advantage_groups": zero_advantage_groups, **update.metrics()}
 
     def rows(self, groups: Groups) -> tuple[list[Row], int]:
-        """What to learn from, and the number of groups whose rewards do not differ.
+        """The rows to learn from, and the number of groups with equal rewards.
 
-        Those groups count in the loss's mean, but their only gradient is KL's: without it they need not be read.
+        Such groups count in the mean of the loss, but only KL gives them a gradient. Without KL they are not read.
         """
         advantages, informative = assign_advantages(groups, self.config.algorithm, self.config.credit)
         rows: list[Row] = []
@@ -280,13 +281,13 @@ class Trainer:
         return rows, informative.count(False)
 
     def normaliser(self, trajectories: Sequence[Trajectory]) -> float:
-        """What the sum of a step's losses is divided by, so that it is the mean that `reduction` names."""
+        """The divisor that turns the sum of a step's losses into the mean that `reduction` names."""
         if self.config.reduction == "token":
             return max(sum(map(_trained, trajectories)), 1)
         return len(trajectories) * (self.length if self.config.reduction == "constant" else 1)
 
     async def evaluate(self, name: str) -> Evaluation:
-        """Greedy episodes of the held-out tasks, written to the run folder."""
+        """Play the held-out tasks greedily, and write the episodes to the run folder."""
         evaluation = await evaluate(self.rollout, self.eval_tasks)
         self.folder.write_trajectories(f"eval_{name}", evaluation.trajectories)
         return evaluation
@@ -308,7 +309,7 @@ class Trainer:
         try:
             if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
                 metrics["eval_reward_mean"] = (await self.evaluate(step_name(step))).metrics.reward_mean
-        finally:  # weights that have changed belong to a step that is done, though its evaluation was interrupted
+        finally:  # the weights have changed, so the step is done, even if its evaluation was interrupted
             self._record(report, metrics, progress)
         if step % config.checkpoint_every == 0 or last:
             self.checkpoint()
@@ -332,7 +333,7 @@ class Trainer:
     # Coming back
 
     def checkpoint(self) -> None:
-        """Save all that an exact continuation needs: complete, or not there at all."""
+        """Save everything that an exact continuation needs, completely or not at all."""
         self._count_seconds()
 
         def write(path: Path) -> None:
@@ -347,12 +348,12 @@ class Trainer:
         self._progress_saved = self._progress_made()
 
     def _note_step_end(self) -> None:
-        """Note what the next step changes before it changes any weight: a checkpoint is of the end of a step."""
+        """Note the position in the data and the random states. A checkpoint holds those of the end of a step."""
         self._data_at_step_end = self.stream.state_dict()
         self._rng_at_step_end = random_states(self.learner.device)
 
     def _checkpoint_if_new(self) -> None:
-        """A checkpoint of what has been learned since the last one."""
+        """Write a checkpoint if anything was learned since the last one."""
         if self._progress_made() not in (self._progress_saved, (0, 0, False)):
             self.checkpoint()
             self.console.print(f"checkpoint written {self._where()}", highlight=False)
@@ -377,7 +378,7 @@ class Trainer:
         return state
 
     def _load_model(self, checkpoint: Path | None) -> None:
-        disable_progress_bar()  # transformers', at each load and save: ours is the one to watch
+        disable_progress_bar()  # transformers' own bars at each load and save would disturb ours
         source = str(checkpoint or model_folder(self.config.model))
         self.tokenizer = load_tokenizer(source)
         self.learner = Learner(self._load(source), self.config)
@@ -387,19 +388,19 @@ class Trainer:
         engine = open_engine(self.config.engine, parts, self.config.engine_config)
         self._stack.push_async_callback(engine.close)
         if not isinstance(engine, TrainedEngine):
-            raise ConfigError(f"engine {self.config.engine} cannot take over the weights that are trained: use local")
+            raise ConfigError(f"engine {self.config.engine} cannot take the trained weights: use local")
         return engine
 
     def _hand_over(self, version: str) -> None:
-        """The engine samples with the learner's weights from now on, under this name."""
+        """Give the learner's weights to the engine, under a new version."""
         self.engine.load_weights(self.learner.model.state_dict(), version)
 
     def _load(self, source: str) -> Any:
         config = self.config
         model = load_model(source, device=_device(config.device), dtype=config.dtype, seed=config.seed)
         for parameter in model.parameters():
-            # Weights mapped from a file lie at odd addresses, for which BLAS sums in another order: a resumed run
-            # would part from an uninterrupted one in the last bits.
+            # Weights mapped from a file are not aligned in memory, and BLAS then sums in another order. A resumed run
+            # would differ from an uninterrupted one in the last bits.
             parameter.data = parameter.data.clone()
         return model
 
@@ -407,7 +408,7 @@ class Trainer:
         save_model(self.learner.model, self.tokenizer, path)
 
     def _begin_rl(self) -> None:
-        """What KL is measured against is the weights as they are now; and now is the first checkpoint."""
+        """Keep the present weights as the reference of KL, and write the first checkpoint."""
         if self.config.kl_coef > 0:
             self.folder.save_model(self.folder.reference, 0, self._save_model)
             self.learner.reference = self._load(str(self.folder.reference))
@@ -445,7 +446,7 @@ class Trainer:
 
 
 def _trained(trajectory: Trajectory) -> int:
-    """Tokens of an episode that are learned from, all segments together."""
+    """Number of trained tokens of an episode, all segments together."""
     return total_ledger(trajectory.segments).trained
 
 
@@ -453,7 +454,7 @@ def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda is asked for, and torch sees no GPU; use cpu or auto")
+        raise ConfigError("device: cuda was given, but torch sees no GPU; use cpu or auto")
     return name
 
 

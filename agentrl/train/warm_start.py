@@ -1,4 +1,4 @@
-"""The supervised warm start: imitate recorded episodes until there is a reward to find."""
+"""The supervised warm start: imitate recorded episodes, so that RL can find a reward."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _WARMUP_STEPS = 30
 _FINAL_SHARE = 0.05
 _MUON_FACTOR = 5.0
 _ROUTER = re.compile(r"(^|\.)((\w+_)?router|router_gate|gate|shared_expert_gate|wg)$")
-"""Modules that choose experts, by the names that transformers gives them; `gate_proj` is none."""
+"""Names that transformers gives to modules that choose experts. `gate_proj` is not one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """An episode to imitate: its tokens, and 1 where the player wrote one that counts."""
+    """An episode to imitate: its tokens, and a mask that is 1 at those to learn."""
 
     tokens: Sequence[int]
     mask: Sequence[int]
@@ -65,7 +65,7 @@ def load_demonstrations(path: Path, vocabulary: int) -> list[Demonstration]:
 def demonstration_batches(
     demonstrations: Sequence[Demonstration], config: WarmStartConfig, seed: int
 ) -> Iterator[list[Row]]:
-    """`config.steps` batches, each epoch in another order."""
+    """`config.steps` batches. Each epoch has another order."""
     shuffler = random.Random(f"{seed}/warm_start")
     order: list[int] = []
     for _ in range(config.steps):
@@ -90,7 +90,8 @@ def weighted_rows(batch: Sequence[Demonstration], context_weight: float) -> list
 
 
 def make_optimizers(model: Any, masters: Sequence[Tensor], config: WarmStartConfig) -> list[Optimizer]:
-    """Of `masters`, which stand for the model's parameters (see Learner). Raises ConfigError if torch has no Muon."""
+    """Optimizers of `masters`, which stand for the model's parameters (see Learner). Raises ConfigError without
+    Muon."""
     rate, betas = config.learning_rate, (0.9, 0.95)
     if config.optimizer == "adamw":
         return [AdamW(masters, rate, betas, weight_decay=0.0, fused=True)]
@@ -105,7 +106,7 @@ def make_optimizers(model: Any, masters: Sequence[Tensor], config: WarmStartConf
 
 
 def _outer(model: Any) -> set[int]:
-    """The matrices that are no maps between hidden states: embeddings of any kind, the head, routers of experts."""
+    """Ids of matrices that do not map hidden states: embeddings of any kind, the head, routers of experts."""
     heads = [head for head in (model.get_input_embeddings(), model.get_output_embeddings()) if head is not None]
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding) or _ROUTER.search(name):
@@ -114,6 +115,7 @@ def _outer(model: Any) -> set[int]:
 
 
 def warm_start_schedule(step: int, steps: int) -> float:
-    """Share of the learning rate at a step from 1: a linear rise over 30 steps, times a cosine down to a twentieth."""
+    """Share of the learning rate at a step, counted from 1: a linear rise over 30 steps, then a cosine to a
+    twentieth."""
     cosine = 0.5 * (1 + math.cos(math.pi * (step - 1) / steps))
     return min(1.0, step / _WARMUP_STEPS) * (_FINAL_SHARE + (1 - _FINAL_SHARE) * cosine)

@@ -87,7 +87,7 @@ def test_eval_plays_with_any_engine(folder, agentrl):
 def test_train_refuses_by_name_an_engine_that_takes_no_weights(folder, agentrl):
     command = ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run")
     assert agentrl(*command, "--set", "engine=sglang", "--set", "engine_config.url=http://127.0.0.1:9") == 2
-    assert "engine sglang cannot take over the weights that are trained: use local" in agentrl.stderr
+    assert "engine sglang cannot take the trained weights: use local" in agentrl.stderr
     assert not (folder / "run").exists()
 
 
