@@ -1,4 +1,4 @@
-"""`agentrl certify`: whether a model's chat template can be continued exactly, and what it can carry."""
+"""`agentrl certify`: check that a model's chat template can be continued exactly, and list what it can carry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands that play episodes share: their settings, a progress bar, and the file they write."""
+"""Helpers of the commands that play episodes: settings, a progress bar, and the output file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class EpisodeConfig:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[OnEpisode]:
-    """A bar on stderr with the mean reward so far, none where that is no terminal; yields what to call per episode."""
+    """A bar on stderr with the mean reward so far, if that is a terminal. It yields a function to call per episode."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

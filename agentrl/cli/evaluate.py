@@ -63,7 +63,7 @@ def evaluate(
     """
     with one_line_errors():
         if samples > 1 and temperature == 0:
-            raise ConfigError(f"--samples {samples} at --temperature 0 are all the same; add --temperature 1")
+            raise ConfigError(f"--samples {samples}: all samples are equal at --temperature 0; add --temperature 1")
         trained_with = _trained_with(model, env)
         reward, thinking = trained_with.pop("reward", None), trained_with.pop("thinking", "keep")
         config = EpisodeConfig.parse(settings or (), trained_with, with_engine=True)
@@ -113,7 +113,7 @@ async def _evaluate(job: _Job) -> Evaluation:
 
 
 def _trained_with(model: str, env: str) -> dict[str, Any]:
-    """What the run in folder `model` was trained with, as defaults; nothing where it is no run's folder."""
+    """The settings of the run in folder `model`, as defaults; empty if it is not a run's folder."""
     run = run_config(model)
     if run is None:
         return {}

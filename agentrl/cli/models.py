@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model and an engine that runs it, with what its text needs."""
+    """An engine that runs a model, with the model's renderer and tokenizer."""
 
     engine: Engine
     renderer: Renderer
@@ -29,7 +29,7 @@ class OpenModel:
 async def open_model(
     name: str, device: str, engine: str = "local", engine_config: Mapping[str, Any] | None = None
 ) -> AsyncIterator[OpenModel]:
-    """Certify the template of `name` and start an engine, for which the weights are loaded where it wants them.
+    """Certify the template of `name` and start an engine. Load the weights if the engine needs them.
 
     Raises ConfigError.
     """
@@ -75,7 +75,7 @@ def weights_of(name: str) -> str:
 
 
 def run_config(name: str) -> TrainConfig | None:
-    """The configuration of the run in folder `name`; None where that is no run's folder."""
+    """The configuration of the run in folder `name`; None if it is not a run's folder."""
     from agentrl.train.config import TrainConfig
 
     file = Path(name) / "config.yaml"
@@ -84,7 +84,7 @@ def run_config(name: str) -> TrainConfig | None:
 
 @contextmanager
 def needs_torch() -> Iterator[None]:
-    """Say how to get what the embedded engine and trainer import. Raises ConfigError."""
+    """Turn a missing import into a ConfigError that says how to install it."""
     try:
         yield
     except ModuleNotFoundError as exc:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
-"""Yields the turns of one episode; each yield returns what the environment answered, as text."""
+"""Yields the turns of one episode. Each yield returns the environment's answer as text."""
 
 _CONCURRENCY = 32
-"""Episodes in flight: enough to hide the waiting of an environment, and few enough for any."""
+"""Episodes in flight: enough to hide the waiting of an environment, but not too many for any."""
 
 
 def play(
@@ -45,7 +45,7 @@ def play(
     """Play episodes with a scripted player, and record them as demonstrations.
 
     A player is a generator that takes a Task and yields the model's turns: text, or agentrl.testing.call(tool, ...).
-    Each yield returns what the environment answered.
+    Each yield returns the environment's answer.
 
     A player that knows the answers and one that does nothing show whether an environment can be won, and only by
     playing it. The model gives its tokenizer and chat template.
@@ -103,7 +103,7 @@ async def _episodes(
     config: EpisodeConfig,
     on_episode: OnEpisode,
 ) -> list[Trajectory]:
-    """One episode of each task, in order. A broken world masks its episode; a bug ends them all."""
+    """One episode of each task, in order. A broken environment masks its episode; a bug ends all episodes."""
     from agentrl.rollout import BugError
 
     slots = asyncio.Semaphore(_CONCURRENCY)

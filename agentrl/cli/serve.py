@@ -46,7 +46,7 @@ async def _serve(model: str, host: str, port: int, device: DeviceName, api_key: 
     from agentrl.engine.sglang.access import Access  # aiohttp takes 0.2 s to import
     from agentrl.engine.sglang.server import serve as serve_engine
 
-    Access(host, api_key)  # what cannot be is said before a model is loaded
+    Access(host, api_key)  # refuses wrong options before a model is loaded
     async with open_model(model, device) as opened:
         try:
             await serve_engine(

@@ -12,7 +12,7 @@ import yaml
 
 from agentrl.errors import ConfigError
 
-# YAML 1.1 reads 1e-4 as a string, for want of a dot.
+# YAML 1.1 reads 1e-4 as a string, because it has no dot.
 _FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -22,7 +22,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over`, which win; mappings in both are merged in turn."""
+    """`base` updated by `over`. Mappings in both are merged recursively."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)

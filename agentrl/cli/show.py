@@ -1,4 +1,4 @@
-"""`agentrl show`: one whole trajectory, each token by who wrote it and whether it is trained."""
+"""`agentrl show`: one whole trajectory, with the author of each token and whether it is trained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Role: TypeAlias = Literal["prompt", "trained", "masked", "env", "template", "unr
 @dataclass(frozen=True, slots=True)
 class _Look:
     mark: str
-    """What stands before each line where there are no colours."""
+    """The mark before each line if there are no colours."""
     style: Style
     meaning: str
 
@@ -50,7 +50,7 @@ _PICTURES |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Neighbouring tokens that look the same, decoded together: a character may be made of several tokens."""
+    """Neighbouring tokens of one look. They are decoded together, because a character may take several tokens."""
 
     role: Role
     text: str
@@ -93,7 +93,7 @@ def _pieces(segment: Segment, decode: Decode) -> Iterator[_Piece]:
 
 
 def _unread(trajectory: Trajectory) -> list[_Piece]:
-    """What the episode ended with: messages that the model has not read."""
+    """The last messages of the episode, if the model has not read them."""
     messages = trajectory.messages[len(trajectory.messages) - trajectory.unread :]
     return [_Piece("unread", _visible(f"{m.get('role')}: {m.get('content')}")) for m in messages]
 
@@ -205,7 +205,7 @@ def _model_of(file: Path) -> str:
 
 
 def _check_tokenizer(trajectory: Trajectory, decode: Decode, file: Path) -> None:
-    """Raises ConfigError if what the model said does not read as it did when it was recorded."""
+    """Raises ConfigError if the tokens decode to other text than was recorded."""
     for action in trajectory.actions:
         if action.text not in decode(action.tokens):
             raise ConfigError(f"{file}: recorded with another tokenizer; name its model with --model")

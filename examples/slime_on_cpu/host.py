@@ -84,7 +84,7 @@ def slime_args(**own: Any) -> Namespace:
 
 
 def rollout_args(slime: SimpleNamespace, *, url: str, model: Path, data: Path, env: str, **own: Any) -> Namespace:
-    """What slime's command line would name: checkpoint, data, router and agentrl's own configuration."""
+    """The flags of slime's command line: checkpoint, data, router and agentrl's own configuration."""
     host, _, port = url.removeprefix("http://").partition(":")
     held_out = slime.eval_config(name="held_out", path=str(data / "held_out.jsonl"), **_GREEDY)
     return slime_args(
@@ -127,7 +127,7 @@ class Host:
         manager.set_train_parallel_config(layout)
 
     def generate(self, rollout_id: int) -> list[dict[str, Any]]:
-        """What each data-parallel rank is to train on: the parts of `RolloutManager.generate` that are not logging."""
+        """The share of each data-parallel rank: the parts of `RolloutManager.generate` that are not logging."""
         samples, _ = self.manager._get_rollout_data(rollout_id)
         self.slime.save_samples(self.args.save_debug_rollout_data, samples, rollout_id=rollout_id, evaluation=False)
         self.reward = sum(sample.reward for sample in samples) / len(samples)

@@ -24,7 +24,7 @@ from megatron.core import mpu
 from megatron_model import CudaMeansCpu, to_megatron
 from trainer import Trainer, parity
 
-# What is imported for engines of slime's own, and for ways to hand weights over that are not used here.
+# Stand-ins for imports of slime's own engines and of weight transfers that are not used here.
 _STAND_INS: Mapping[str, Mapping[str, Any]] = {
     "torch_memory_saver": {"torch_memory_saver": None},
     "zstandard": {},
@@ -94,7 +94,7 @@ class SlimeTrainer(Trainer):
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What is done here for a GPU's memory: nothing."""
+    """Stands in for work on a GPU's memory."""
 
 
 def parse_args(flags: Mapping[str, Any], hf: Any) -> Namespace:

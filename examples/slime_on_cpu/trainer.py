@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron_model import CudaMeansCpu, adam, build_model, data_parallel, to_hugging_face
 from torch import Tensor
 
-# What slime's training step asks of a batch (slime/backends/megatron_utils/model.py, train_one_step).
+# Keys that slime's training step needs in a batch (slime/backends/megatron_utils/model.py, train_one_step).
 _KEYS = (
     "tokens",
     "total_lengths",

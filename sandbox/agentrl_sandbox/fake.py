@@ -1,4 +1,4 @@
-"""A sandbox that runs nothing, for tests of what uses one: replies from a script, files in memory."""
+"""A sandbox for tests that runs nothing: replies come from a script, files are kept in memory."""
 
 from __future__ import annotations
 

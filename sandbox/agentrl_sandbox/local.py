@@ -144,7 +144,7 @@ class LocalSandbox:
         base = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": str(self.root)}
         environment = base | dict(env) | {_MARK: self.sandbox_id}
         try:
-            # Shielded, because a start that is broken off leaves a process behind that nobody can name.
+            # Shielded, because an interrupted start leaves a process that cannot be found.
             await asyncio.shield(process.start(argv, cwd=cwd, env=environment, stdin=stdin))
         except asyncio.CancelledError:
             process.kill()
@@ -154,7 +154,7 @@ class LocalSandbox:
         return process
 
     def _locate(self, sandbox_path: str) -> str:
-        """Where a path of the sandbox lies on this machine, with all links followed."""
+        """The path on this machine of a path in the sandbox, with all links followed."""
         if "\0" in sandbox_path:
             raise FileNotFoundError(errno.ENOENT, "no path can hold a NUL character", sandbox_path)
         real = os.path.realpath(f"{self.root}{absolute(sandbox_path)}")
@@ -180,7 +180,7 @@ class LocalSandbox:
 
     @contextlib.contextmanager
     def _file_access(self, sandbox_path: str) -> Iterator[None]:
-        """Keep `close` out, lest a late write bring the folder back; let errors name the path as the caller did."""
+        """Lock out `close`, so that a late write cannot recreate the folder. Errors name the path as the caller did."""
         with self._files:
             if not self._open:
                 raise SandboxError(f"sandbox {self.sandbox_id} was closed")
@@ -196,7 +196,7 @@ class LocalSandbox:
 
 
 def _make_folder(prefix: str) -> Path:
-    """Resolved, because the path of the temporary folder may itself hold links, which are no way out of a sandbox."""
+    """Make a folder. Its path is resolved, because links in it must not look like a way out of the sandbox."""
     return Path(os.path.realpath(tempfile.mkdtemp(prefix=prefix)))
 
 
@@ -214,7 +214,7 @@ def _current_user() -> str:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open without ever waiting, as a named pipe would have us do, and without following a link made just now."""
+    """Open without waiting for a named pipe, and without following a link made just now."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
         os.close(fd)

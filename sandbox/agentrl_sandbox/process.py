@@ -14,10 +14,10 @@ from typing import cast
 from agentrl.sandbox import TIMED_OUT, ExecResult
 
 _DYING_S = 5.0
-"""How long the end of a killed process is awaited; more than an instant only if it hangs in the kernel."""
+"""How long to wait for the end of a killed process. It takes longer than an instant only if it hangs in the kernel."""
 
 _TRAILING_S = 0.25
-"""How long output is awaited after the end of a command, if something in the background still holds its pipes."""
+"""How long to wait for output after the end of a command, if a background process still holds its pipes."""
 
 
 class Process(asyncio.SubprocessProtocol):
@@ -57,7 +57,7 @@ class Process(asyncio.SubprocessProtocol):
             pipe.write_eof()
 
     async def wait(self, timeout: float) -> ExecResult:
-        """What the process did within `timeout` seconds. It is dead afterwards, also when the caller is cancelled."""
+        """The result within `timeout` seconds. The process is dead afterwards, even if the caller is cancelled."""
         try:
             done, _ = await asyncio.wait([self.exited], timeout=timeout)
         finally:
@@ -71,14 +71,14 @@ class Process(asyncio.SubprocessProtocol):
         )
 
     def kill(self) -> None:
-        """Kill the process and its group, at once if it runs, else as soon as it does. What has ended is left alone."""
+        """Kill the process and its group, as soon as it runs. A process that has ended is left alone."""
         self._unwanted = True
         if self._transport is not None and not self.exited.done():
-            with contextlib.suppress(ProcessLookupError):  # it ended, and the loop has not been told yet
+            with contextlib.suppress(ProcessLookupError):  # it has ended, but the loop does not know yet
                 os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
     async def release(self) -> None:
-        """Close the pipes of a process that was killed, even if something that it left behind still holds them."""
+        """Close the pipes of a killed process, even if a background process still holds them."""
         await asyncio.wait([self.exited], timeout=_DYING_S)
         if self._transport is not None:
             self._transport.close()

@@ -78,7 +78,7 @@ def bad(folder):
         ),
         (
             ("eval", "my_env.py:Capitals", "--model", "tiny", "--data", "tasks.jsonl", "--samples", "2"),
-            "--samples 2 at --temperature 0 are all the same; add --temperature 1",
+            "--samples 2: all samples are equal at --temperature 0; add --temperature 1",
         ),
         (("serve", "--model", "nope"), "unknown model 'nope'"),
         (("serve", "--model", "base"), "base has no chat template"),

@@ -1,4 +1,4 @@
-"""The environment: one tool, and a reward for what was found with it."""
+"""The environment: one tool, and a reward for facts found with it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class City:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known, and who may be asked about: no city or country is in both splits."""
+    """All facts, and the names in the held-out split. No city or country is in both splits."""
 
     countries: tuple[Country, ...]
     cities: tuple[City, ...]
