@@ -51,3 +51,4 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+        main.close()  # of no effect, unless the loop never began
