@@ -18,7 +18,7 @@ LIMITS = {
     "context": 900,
     "turn_tokens": 600,
     "reset_s": 2.0,
-    "step_s": 5.0,
+    "step_s": 2.5,
     "tool_s": 1.0,
     "score_s": 2.0,
     "close_s": 1.0,
