@@ -8,7 +8,7 @@ but for white space count once. To repeat the figure of docs/templates.md on pac
 
     pip download --no-deps trl==1.16.0 axolotl==0.19.0
     pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36
-    python -m benchmarks.read_back *.whl *.tar.gz
+    python -m benchmarks.read_back --without tests/render/templates *.whl *.tar.gz
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import logging
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.render.markers import small_tokenizer
@@ -46,8 +46,14 @@ def main() -> None:
             print(f"{'right  ' if reports[where].right else '-      '} {where}: {reports[where].verdict}", flush=True)
     print(summary(list(reports.values())))
     if args.save:
-        rows = {where: report.as_row() for where, report in sorted(reports.items())}
-        RESULTS.write_text(json.dumps({"summary": summary(list(reports.values())), "templates": rows}, indent=1) + "\n")
+        RESULTS.write_text(_as_json(reports), encoding="utf-8")
+
+
+def _as_json(reports: Mapping[str, Report]) -> str:
+    """One template a line."""
+    rows = [f"  {json.dumps(name)}: {json.dumps(report.as_row())}" for name, report in sorted(reports.items())]
+    lines = ",\n".join(rows)
+    return f'{{\n "summary": {json.dumps(summary(list(reports.values())))},\n "templates": {{\n{lines}\n }}\n}}\n'
 
 
 def templates(path: Path) -> Iterator[tuple[str, str]]:
