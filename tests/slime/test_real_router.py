@@ -250,7 +250,7 @@ async def test_aborted_in_the_middle_of_a_turn_and_resumed(http, play, samples, 
 async def test_a_prompt_longer_than_the_context_costs_no_request(play, samples):
     (sample,) = samples(1, "long " * 2000)
     sample = await play(sample, config={"limits": {}})
-    assert (sample.status.name, sample.metadata["agentrl"]["stop"]) == ("TRUNCATED", "context")
+    assert (sample.status.name, sample.metadata["agentrl"]["stop"]) == ("TRUNCATED", "context_full")
     assert sum(sample.loss_mask) == 0
 
 
