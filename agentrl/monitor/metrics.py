@@ -119,30 +119,12 @@ class RolloutMetrics:
     ) -> Self:
         """Compute them from the episodes, and from the rewards of the valid ones by group."""
         valid = [episode for episode in episodes if episode.valid]
-        with_tools = [episode for episode in valid if episode.tools]
-        earned = [reward for group in rewards for reward in group] or [0.0]
-        turns = sum(episode.turns for episode in valid)
         return cls(
-            reward_mean=statistics.fmean(earned),
-            reward_std=statistics.pstdev(earned),
-            reward_parts=_means([episode.reward_parts for episode in valid]),
-            response_length_mean=_mean([episode.response_length for episode in valid]),
-            turns_mean=_mean([episode.turns for episode in valid]),
-            episodes=len(episodes),
+            **_of_all(episodes),
+            **_of_valid(valid),
+            **_of_rewards(rewards),
             failed_episodes=len(episodes) - len(valid),
-            failures=dict(Counter(episode.failure for episode in episodes if episode.failure)),
             samples=samples,
-            groups=len(rewards),
-            zero_advantage_groups=sum(len(set(group)) < 2 for group in rewards),
-            stops=dict(Counter(str(episode.stop) for episode in episodes)),
-            resumes=sum(episode.resumes for episode in episodes),
-            restarts=sum(episode.restarts for episode in episodes),
-            episodes_with_tools=len(with_tools),
-            tool_call_rate=_mean([episode.tool_calls > 0 for episode in with_tools]),
-            bad_call_rate=sum(episode.bad_calls for episode in valid) / max(turns, 1),
-            truncation_rate=_mean([episode.truncated for episode in valid]),
-            tool_errors=_total(episode.tool_errors for episode in episodes),
-            observation_tokens_cut=sum(episode.observation_tokens_cut for episode in episodes),
             sampled_tokens=tokens.sampled,
             trained_tokens=tokens.trained,
             masked_tokens=dict(tokens.masked),
@@ -154,17 +136,11 @@ class RolloutMetrics:
         """Compute them from groups of trajectories. Raises LedgerError unless every sampled token is trained or
         masked."""
         trajectories = [trajectory for group in groups for trajectory in group]
-        played = [
-            [(EpisodeMetrics.of(trajectory), trajectory.reward or 0.0) for trajectory in group] for group in groups
-        ]
         segments = [segment for trajectory in trajectories for segment in trajectory.segments]
-        ledger = total_ledger(segments)
-        if ledger.sampled != ledger.trained + sum(ledger.masked.values()):
-            raise LedgerError(f"sampled {ledger.sampled} != trained {ledger.trained} + masked {dict(ledger.masked)}")
         return cls.of(
-            [episode for group in played for episode, _ in group],
-            [[reward for episode, reward in group if episode.valid] for group in played],
-            ledger,
+            [EpisodeMetrics.of(trajectory) for trajectory in trajectories],
+            [_valid_rewards(group) for group in groups],
+            _balanced(total_ledger(segments)),
             samples=len(segments),
             prefix_breaks=sum(trajectory.prefix_breaks for trajectory in trajectories),
         )
@@ -173,6 +149,57 @@ class RolloutMetrics:
         """Every metric by its name. Metrics that could not be counted are left out."""
         found = {metric.name: getattr(self, metric.name) for metric in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
+
+
+_SUMMED = ("resumes", "restarts", "observation_tokens_cut")
+"""Metrics that are the sum of an episode's field of the same name."""
+
+
+def _of_all(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
+    """The metrics that count every episode, failed and aborted ones too."""
+    return {
+        "episodes": len(episodes),
+        "failures": dict(Counter(episode.failure for episode in episodes if episode.failure)),
+        "stops": dict(Counter(str(episode.stop) for episode in episodes)),
+        "tool_errors": _total(episode.tool_errors for episode in episodes),
+        **{name: sum(getattr(episode, name) for episode in episodes) for name in _SUMMED},
+    }
+
+
+def _of_valid(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
+    """The metrics that say something about the policy."""
+    with_tools = [episode for episode in episodes if episode.tools]
+    turns = sum(episode.turns for episode in episodes)
+    return {
+        "reward_parts": _means([episode.reward_parts for episode in episodes]),
+        "response_length_mean": _mean([episode.response_length for episode in episodes]),
+        "turns_mean": _mean([episode.turns for episode in episodes]),
+        "episodes_with_tools": len(with_tools),
+        "tool_call_rate": _mean([episode.tool_calls > 0 for episode in with_tools]),
+        "bad_call_rate": sum(episode.bad_calls for episode in episodes) / max(turns, 1),
+        "truncation_rate": _mean([episode.truncated for episode in episodes]),
+    }
+
+
+def _of_rewards(groups: Sequence[Sequence[float]]) -> dict[str, JSON]:
+    earned = [reward for group in groups for reward in group] or [0.0]
+    return {
+        "reward_mean": statistics.fmean(earned),
+        "reward_std": statistics.pstdev(earned),
+        "groups": len(groups),
+        "zero_advantage_groups": sum(len(set(group)) < 2 for group in groups),
+    }
+
+
+def _valid_rewards(group: Sequence[Trajectory]) -> list[float]:
+    return [trajectory.reward or 0.0 for trajectory in group if trajectory.is_valid]
+
+
+def _balanced(tokens: Ledger) -> Ledger:
+    """The same ledger. Raises LedgerError unless every sampled token is trained or masked."""
+    if tokens.sampled != tokens.trained + sum(tokens.masked.values()):
+        raise LedgerError(f"sampled {tokens.sampled} != trained {tokens.trained} + masked {dict(tokens.masked)}")
+    return tokens
 
 
 def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
