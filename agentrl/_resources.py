@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
@@ -149,27 +149,17 @@ class Resources:
         The abandoned ones get `seconds` more, then they are cancelled. Nothing waits for them. `then` is called when
         the last one has ended or was given up.
         """
-        loop, held = asyncio.get_running_loop(), [*self._opening, *reversed(self._held)]
+        held = [*self._opening, *reversed(self._held)]
         self._opening, self._held = set(), []
         for holding in held:
-            asked = loop.time()
-            holding.leave()
-            await asyncio.wait([holding.task], timeout=max(0.0, until - asked))
-            if asked < until and not holding.task.done():
-                holding.late = True
-                holding.task.cancel()
-        if any(not holding.task.done() for holding in held):
-            await asyncio.wait([holding.task for holding in held], timeout=min(seconds, _LAST_MOMENT_S))
-        pending = [holding.task for holding in held if not holding.task.done()]
-        if pending:
+            await holding.leave_by(until)
+        if running := [holding.task for holding in held if not holding.task.done()]:
+            await asyncio.wait(running, timeout=min(seconds, _LAST_MOMENT_S))
+        if pending := [task for task in running if not task.done()]:
             abandon(asyncio.create_task(_end(pending, seconds, then)), *pending)
         else:
             then()
-        late = [holding.name for holding in held if holding.late or not holding.task.done()]
-        errors = [error for holding in held if holding.task.done() and not holding.late for error in holding.error()]
-        if late:
-            errors.append(TimeoutError(f"{', '.join(late)}: not released within close_s, {seconds:g} s; left behind"))
-        return errors
+        return _errors_of_release(held, seconds)
 
 
 class _HeldResource(Generic[T]):
@@ -211,6 +201,19 @@ class _HeldResource(Generic[T]):
         if not self.entered.done():
             self.task.cancel()
 
+    async def leave_by(self, until: float) -> None:
+        """Leave, and wait until the loop's time is `until`. Cancel it if it is late. It is not, if asked only then."""
+        asked = asyncio.get_running_loop().time()
+        self.leave()
+        await asyncio.wait([self.task], timeout=max(0.0, until - asked))
+        if asked < until and not self.task.done():
+            self.late = True
+            self.task.cancel()
+
+    @property
+    def left_in_time(self) -> bool:
+        return self.task.done() and not self.late
+
     def is_held(self) -> bool:
         return self.entered.done() and not self.entered.cancelled() and self.entered.exception() is None
 
@@ -219,6 +222,14 @@ class _HeldResource(Generic[T]):
             return [asyncio.CancelledError(f"{self.name} was cancelled from within")]
         error = self.task.exception()
         return [error] if error else []
+
+
+def _errors_of_release(held: Sequence[_HeldResource[Any]], seconds: float) -> list[BaseException]:
+    """What the resources raised that left in time, and one TimeoutError for all that did not."""
+    errors = [error for holding in held if holding.left_in_time for error in holding.error()]
+    if late := [holding.name for holding in held if not holding.left_in_time]:
+        errors.append(TimeoutError(f"{', '.join(late)}: not released within close_s, {seconds:g} s; left behind"))
+    return errors
 
 
 async def survive_cancellation(coming: Coroutine[Any, Any, T], patience: float) -> T:
