@@ -64,21 +64,42 @@ def evaluation(setup: Setup) -> Iterator[Finding]:
 
 
 def _dataset(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    args, function = setup.args, row.get("custom_generate_function_path")
-    if function and function != GENERATE:
-        misspelt = str(function).startswith("agentrl")
-        found = "there is no such function" if misspelt else "agentrl does not play this data set"
-        yield (error if misspelt else warning)(f"{where}: custom_generate_function_path {function}: {found}")
+    for check in (_function, _added, _reward, _length):
+        yield from check(setup, row, where)
+
+
+def _function(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    function = row.get("custom_generate_function_path")
+    if not function or function == GENERATE:
+        return
+    text = f"{where}: custom_generate_function_path {function}"
+    if str(function).startswith("agentrl"):
+        yield error(f"{text}: there is no such function")
+    else:
+        yield warning(f"{text}: agentrl does not play this data set")
+
+
+def _added(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """What the file adds to the arguments. The checks of the arguments themselves find it there."""
+    args = setup.args
     if row.get("apply_chat_template") and not args.apply_chat_template and setup.has_tools and setup.env:
         yield error(f"{where}: remove apply_chat_template: the model would never see the tools of {setup.env.__name__}")
     if row.get("multimodal_keys") and not args.multimodal_keys:
         yield error(f"{where}: remove multimodal_keys: agentrl plays text only")
-    for key, flag in (("custom_rm_path", args.custom_rm_path), ("rm_type", args.rm_type)):
+
+
+def _reward(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    if not setup.scores:
+        return
+    for key, flag in (("custom_rm_path", setup.args.custom_rm_path), ("rm_type", setup.args.rm_type)):
         value = row.get(key)
-        if value and value != flag and value != "agentrl.slime.reward" and setup.scores:
+        if value and value not in (flag, "agentrl.slime.reward"):
             yield error(f"{where}: two give the reward: {setup.scores} and {key} {value}, which would never be asked")
-    response, context = row.get("max_response_len"), args.eval_max_context_len or setup.context
-    if response and context and response != args.rollout_max_response_len and response >= context:
+
+
+def _length(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    response, context = row.get("max_response_len"), setup.args.eval_max_context_len or setup.context
+    if response and context and response != setup.args.rollout_max_response_len and response >= context:
         yield warning(f"{where}: max_response_len {response} leaves no room for the prompt in {context} tokens")
 
 
