@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentrl.errors import TemplateError
@@ -34,24 +33,29 @@ def read_back(turns: Turns, parser: Parser) -> Reading:
     parser = parser.bind([{"name": name, **schema} for name in ("lookup", "seek_2")])
     thinking = turns.profile.thinking.left_open(turns.template.render([QUESTION], generation_prompt=True)[-2000:])
     for message in (_carried(message, turns.template.forms) for message in READ):
-        if message.get("tool_calls") and turns.profile.called is None:
-            continue
-        if len(message.get("tool_calls", ())) > 1 and not turns.profile.parallel_calls:
-            continue
-        if (message.get("tool_calls") and found.calls) or (wrong := _wrong(turns, parser, message, thinking)) is None:
-            continue
-        if not message.get("tool_calls") and parser.block is not None:
-            alone = _wrong(turns, parser.without_calls(), message, thinking)
-            if alone is None:  # what it says is taken for a call
-                found.calls = found.calls or wrong
-                continue
         if not message.get("tool_calls"):
-            found.answers = found.answers or wrong
-        elif message["content"]:
-            found.beside_text = wrong
-        else:
-            found.calls = wrong
+            _read_answer(found, turns, parser, message, thinking)
+        elif _writes(turns, message) and not found.calls and (wrong := _wrong(turns, parser, message, thinking)):
+            if message["content"]:
+                found.beside_text = wrong
+            else:
+                found.calls = wrong
     return found
+
+
+def _read_answer(found: Reading, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
+    wrong = _wrong(turns, parser, message, thinking)
+    if wrong is None:
+        return
+    if parser.block is not None and _wrong(turns, parser.without_calls(), message, thinking) is None:
+        found.calls = found.calls or wrong  # what it says is taken for a call
+    else:
+        found.answers = found.answers or wrong
+
+
+def _writes(turns: Turns, message: Message) -> bool:
+    """Whether the template writes these calls."""
+    return turns.profile.called is not None and (len(message["tool_calls"]) == 1 or turns.profile.parallel_calls)
 
 
 def _carried(message: Message, forms: Forms) -> Message:
@@ -75,26 +79,44 @@ def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> st
     if inside is not None:
         return f"the stop token {turns.template.decode([inside])!r} stands inside the turn {text[:200]!r}"
     action = parser(tokens, "stop", tokens[-1], thinking)
-    return next((f"{what}, in {text[:200]!r}" for what in _differences(turns, message, action, text)), None)
+    for difference in (_left_out, _misread_calls, _misread_answer, _misread_thought, _misread_ids):
+        if what := difference(message, action, text):
+            return f"{what}, in {text[:200]!r}"
+    return None
 
 
-def _differences(turns: Turns, message: Message, action: Action, text: str) -> Iterator[str]:
-    content, thought = message["content"].strip(), message.get("reasoning_content")
+def _left_out(message: Message, action: Action, text: str) -> str | None:
+    content = message["content"].strip()
     if not message.get("tool_calls") and "".join(content.split()) not in "".join(text.split()):
-        yield f"the template leaves out a part of the answer {content[:80]!r}"
+        return f"the template leaves out a part of the answer {content[:80]!r}"
+    return None
+
+
+def _misread_calls(message: Message, action: Action, text: str) -> str | None:
     asked = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
-    read = [(call.name, call.arguments) if call.error is None else (call.name, call.error) for call in action.calls]
-    if read != asked:
-        yield f"the calls {asked!r} are read as {read!r}"
+    read = [(call.name, call.arguments if call.error is None else call.error) for call in action.calls]
+    return f"the calls {asked!r} are read as {read!r}" if read != asked else None
+
+
+def _misread_answer(message: Message, action: Action, text: str) -> str | None:
+    content = message["content"].strip()
     if content in text and action.content != content:
-        yield f"the answer {content[:80]!r} is read as {action.content[:80]!r}"
-    if not content and action.content:
-        yield f"{action.content[:80]!r} is read where nothing was said"
+        return f"the answer {content[:80]!r} is read as {action.content[:80]!r}"
+    return None
+
+
+def _misread_thought(message: Message, action: Action, text: str) -> str | None:
+    thought = message.get("reasoning_content")
     if thought and thought in text and action.reasoning != thought:
-        yield f"the thought {thought!r} is read as {action.reasoning!r}"
+        return f"the thought {thought!r} is read as {action.reasoning!r}"
+    return None
+
+
+def _misread_ids(message: Message, action: Action, text: str) -> str | None:
+    """An id that the template writes comes back as it was; every call has an id of its own."""
     ids = [call["id"] for call in message.get("tool_calls", ())]
     made = [call.id for call in action.calls]
-    if len(set(made)) < len(made) or any(
-        ours in ids and ours != theirs for ours, theirs in zip(made, ids, strict=False)
-    ):
-        yield f"calls with the ids {ids} are read with the ids {made}"
+    misplaced = any(ours in ids and ours != theirs for ours, theirs in zip(made, ids, strict=False))
+    if misplaced or len(set(made)) < len(made):
+        return f"calls with the ids {ids} are read with the ids {made}"
+    return None
