@@ -1,20 +1,24 @@
-"""The Sandbox protocol: run commands, write and read files. The back ends live in `agentrl_sandbox`.
+"""The Sandbox protocol: a machine in which an episode's commands run. The back ends live in `agentrl_sandbox`.
 
-The protocol extends slime's `slime.agent.sandbox.Sandbox` by keywords (`cwd`, `stdin`, `max_output`) and by a richer
-result. So code written for slime's sandbox works with ours.
+The protocol extends slime's `slime.agent.sandbox.Sandbox` by keywords and methods, and by a richer result of `exec`. So
+code written for slime's sandbox works with ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 from agentrl.errors import SandboxError
 
 FileContent: TypeAlias = str | bytes | Path
 """Content for `write_file`: text (as UTF-8), bytes, or a file on the host machine."""
+
+OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
+"""Called with each piece of output as it arrives, beyond `max_output` too."""
 
 TIMED_OUT = 124  # exit code of a command killed at its timeout, as in timeout(1)
 CANNOT_RUN = 126  # exit code of a command that no shell takes: it is too long, or holds a NUL character
@@ -35,7 +39,7 @@ class ExecResult(_Output):
 
     timed_out: bool = False
     truncated: bool = False
-    """`stdout` or `stderr` holds only the first `max_output` bytes of the output."""
+    """`stdout` or `stderr` is longer than `max_output` bytes: its middle was dropped, and a mark says how much."""
 
     def __new__(
         cls, exit_code: int, stdout: str = "", stderr: str = "", *, timed_out: bool = False, truncated: bool = False
@@ -72,12 +76,48 @@ class CommandError(SandboxError, RuntimeError):
         return f"command {self.cmd[:120]!r} {what}" + (f": {said}" if said else "")
 
 
+class SandboxKilledError(SandboxError):
+    """What ran in the sandbox ended it: it used up memory or processes, say. Nothing else broke.
+
+    An Env may catch it and end the episode with a reward. Uncaught, it is an environment failure like any SandboxError.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of a sandbox's writable folders, with owners and modes, but no processes. It can be pickled."""
+
+    archive: bytes
+    """A tar file, compressed by gzip; paths are relative to the sandbox's root."""
+    folders: tuple[str, ...]
+    """The folders in it."""
+
+
+class Process(Protocol):
+    """A command that runs in a sandbox while other commands do."""
+
+    async def send(self, data: bytes) -> None:
+        """Write to its stdin. Raises BrokenPipeError once it has closed it, or ended."""
+        ...
+
+    async def close_stdin(self) -> None: ...
+
+    async def wait(self, timeout: float | None = None) -> ExecResult:
+        """Its result when it ends. After `timeout` seconds it is killed, with its child processes."""
+        ...
+
+    async def kill(self) -> None:
+        """Kill it with its child processes, those included that left its session. Safe to call twice."""
+        ...
+
+
 @runtime_checkable
 class Sandbox(Protocol):
-    """A machine for one episode. Enter it with `async with`; it is removed afterwards.
+    """A machine for one episode. Enter it with `async with`; it is removed afterwards, with all that runs in it.
 
     SandboxError says that the sandbox itself broke, or is not open. A missing file is FileNotFoundError instead, and a
-    failing command is an ExecResult.
+    failing command is an ExecResult. `user` is the sandbox's own unprivileged user unless given; ConfigError says that
+    the back end cannot act as another. A relative path starts in the folder where commands run.
     """
 
     sandbox_id: str
@@ -92,7 +132,7 @@ class Sandbox(Protocol):
         self,
         cmd: str,
         *,
-        user: str = "root",
+        user: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float = 120,
         check: bool = False,
@@ -100,21 +140,74 @@ class Sandbox(Protocol):
         cwd: str | None = None,
         stdin: bytes | None = None,
         max_output: int = 1 << 20,
+        on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run a shell command and wait for it. After `timeout` seconds it is killed, with its child processes.
+        """Run a shell command and wait for it. After `timeout` seconds it is killed, with its child processes: those
+        included that left its session.
 
-        `stdin` is empty unless given. The first `max_output` bytes of stdout and of stderr are kept; the rest is read
-        and dropped. With `check`, CommandError is raised unless the command succeeded and its output is whole.
-        `idempotent` allows a back end to send the command again after a lost connection. A missing `cwd` raises
-        FileNotFoundError. When the caller is cancelled, the command is killed; its background processes live until the
-        sandbox closes.
+        `stdin` is empty unless given. Of stdout and of stderr, `max_output` bytes are kept: the first half and the last
+        half, with a mark between them. With `check`, CommandError is raised unless the command succeeded and its
+        output is whole. `idempotent` allows a back end to send the command again after a lost connection. A missing
+        `cwd` raises FileNotFoundError. When the caller is cancelled, the command is killed as at its timeout. The
+        background processes of a command that ended live until the sandbox closes.
         """
         ...
 
-    async def write_file(self, sandbox_path: str, content: FileContent, *, user: str = "root") -> None:
-        """Create or replace a file and its folders. A relative path starts in the folder where commands run."""
+    async def start(
+        self,
+        cmd: str,
+        *,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        max_output: int = 1 << 20,
+        on_output: OnOutput | None = None,
+    ) -> Process:
+        """Start a shell command that runs while other commands do, with stdin open. It ends with the sandbox."""
         ...
 
-    async def read_file(self, sandbox_path: str, *, user: str = "root") -> str:
-        """The whole file as text, with U+FFFD for bytes that are not UTF-8. Raises FileNotFoundError."""
+    async def write_file(self, sandbox_path: str, content: FileContent, *, user: str | None = None) -> None:
+        """Create or replace a file and its folders. Raises PermissionError, or OSError with ENOSPC when no room is
+        left: never a partly written file without an error."""
+        ...
+
+    async def read_file(self, sandbox_path: str, *, user: str | None = None) -> str:
+        """The whole file as text, with U+FFFD for bytes that are not UTF-8. Raises FileNotFoundError,
+        IsADirectoryError, PermissionError."""
+        ...
+
+    async def read_bytes(self, sandbox_path: str, *, user: str | None = None, max_bytes: int = 64 << 20) -> bytes:
+        """The whole file. Raises as `read_file` does, and OSError with EFBIG if it is longer than `max_bytes`."""
+        ...
+
+    async def upload(self, source: Path, sandbox_path: str, *, user: str | None = None) -> None:
+        """Copy a file or a folder of this machine to `sandbox_path`, which is made if it is missing.
+
+        The content of a folder is merged into it. Modes are kept. Links that stay inside the folder are kept as links;
+        others are refused with ConfigError.
+        """
+        ...
+
+    async def download(
+        self, sandbox_path: str, target: Path, *, user: str | None = None, max_bytes: int = 256 << 20
+    ) -> None:
+        """Copy a file or a folder to this machine; a folder's content into `target`.
+
+        What the sandbox says is not trusted: entries that would be written outside `target`, links that lead out of it,
+        and special files raise SandboxError, and more than `max_bytes` bytes OSError with EFBIG. Then nothing is left
+        in `target` that was not there before.
+        """
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """The files of the writable folders. No command may run meanwhile. Raises SandboxError naming a file that the
+        sandbox's user cannot read."""
+        ...
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Make the writable folders what they were. Background processes are not killed first."""
+        ...
+
+    async def ping(self) -> None:
+        """Raises SandboxError, with the reason, if commands can no longer run here."""
         ...

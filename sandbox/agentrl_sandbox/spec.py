@@ -1,0 +1,54 @@
+"""SandboxSpec: what a sandbox is made of and what it may use. The defaults are safe; each loosening is logged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SandboxSpec(BaseModel):
+    """What a sandbox is made of. Two equal specs make interchangeable sandboxes, so a pool may hold either ready."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str = ""
+    """An image of the back end; empty: the back end's base image (bash, coreutils, python3, git, patch)."""
+    user: str = "agent"
+    """Commands run as this user unless they name another. `agent` is unprivileged; `root` has no capabilities."""
+    workdir: str = "/work"
+    """The writable folder in which commands start. `/tmp` is writable too."""
+    memory_mb: int = Field(1024, gt=0)
+    cpus: float = Field(1.0, gt=0)
+    pids: int = Field(256, gt=0)
+    """Processes and threads at a time."""
+    disk_mb: int = Field(512, gt=0)
+    """Size of the writable folders together. Where they are kept in memory, they count towards `memory_mb` too."""
+    file_mb: int = Field(256, gt=0)
+    """Largest single file."""
+    network: Literal["none", "open"] = "none"
+    """none: a loopback interface only. open: whatever the host reaches."""
+    read_only: bool = True
+    """Everything but the writable folders is read-only."""
+    env: Mapping[str, str] = Field(default_factory=dict)
+    """Added to the environment of every command. Nothing of the host's own environment is passed in."""
+    sockets: Mapping[str, str] = Field(default_factory=dict)
+    """Unix sockets of the host to mount in: path in the sandbox -> path on the host."""
+    lifetime_s: float = Field(3600.0, gt=0)
+    """After this long the reaper may remove the sandbox, even if its owner is alive."""
+
+    def loosened(self) -> list[str]:
+        """The settings that are less safe than the defaults, as text for the log."""
+        found = []
+        if self.network != "none":
+            found.append("it reaches the network")
+        if not self.read_only:
+            found.append("its root file system is writable")
+        if self.user == "root":
+            found.append("commands run as root")
+        found += [f"it reaches {host} of this machine" for host in self.sockets.values()]
+        return found
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
