@@ -1,0 +1,1 @@
+"""Task formats: each reads one kind of task as a `Problem`."""
