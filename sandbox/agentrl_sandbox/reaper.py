@@ -1,0 +1,52 @@
+"""The reaper: removes the sandboxes whose owner is gone, or whose deadline has passed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from agentrl.errors import told
+from agentrl_sandbox.backend import Backend
+from agentrl_sandbox.owners import heartbeat
+
+log = logging.getLogger("agentrl")
+
+_EVERY_S = 60.0
+_PATIENCE_S = 120.0
+"""A sweep that takes longer is given up, so that an engine that hangs does not keep a run from starting."""
+
+
+@contextlib.asynccontextmanager
+async def reaping(backend: Backend) -> AsyncIterator[None]:
+    """Sweep now, and from time to time while this is open. For the `__aenter__` of a back end, once it is connected."""
+    with heartbeat():
+        await sweep(backend)
+        timer = asyncio.create_task(_keep_sweeping(backend), name=f"{backend.name}-reaper")
+        try:
+            yield
+        finally:
+            timer.cancel()
+            await asyncio.wait([timer])
+
+
+async def sweep(backend: Backend) -> int:
+    """Remove what is gone, and return how many sandboxes that were. Errors are logged and not raised."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            gone = [found.sandbox_id for found in await backend.list() if found.gone]
+            if gone:
+                await backend.remove(gone)
+    except Exception as exc:  # noqa: BLE001 - the reaper's boundary: its caller came to make sandboxes, not to sweep
+        log.warning("%s: sandboxes that others left behind could not be removed: %s", backend.name, told(exc))
+        return 0
+    if gone:
+        log.info("%s: removed %d sandboxes whose owner is gone or whose time was over", backend.name, len(gone))
+    return len(gone)
+
+
+async def _keep_sweeping(backend: Backend) -> None:
+    while True:
+        await asyncio.sleep(_EVERY_S)
+        await sweep(backend)
