@@ -7,6 +7,7 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types, types_of
 from agentrl.render.read.frames import Frames, spans, without
@@ -16,6 +17,21 @@ from agentrl.render.template import Template
 from agentrl.types import Action, FinishReason, ToolCall, ToolSpec
 
 _NEVER = r"(?!)"
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far a turn is read, and what was found in it."""
+
+    lexed: Lexed
+    executable: bool
+    cuts: Sequence[tuple[int, int]]
+    """Frames that count only where a turn begins."""
+    at: int = 0
+    ended: bool = False
+    content: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
 
 
 class Parser:
@@ -74,59 +90,73 @@ class Parser:
         closed = bool(tokens) and (tokens[-1] in self._stops or tokens[-1] == matched)
         lead = "" if thinking else self._lead
         lexed = self._lex(tokens[:-1] if closed else tokens, lead)
-        content, reasoning, attempts = self._walk(lexed, thinking, executable=finish_reason == "stop")
+        walk = self._walk(lexed, thinking, executable=finish_reason == "stop")
         return Action(
             text=lexed.text[len(lead) :],
-            content=content,
-            reasoning=reasoning,
-            calls=tuple(_named(attempts, tokens, turn)),
+            content="".join(walk.content).strip(),
+            reasoning="\n".join(filter(None, walk.thoughts)) if walk.thoughts else None,
+            calls=tuple(_named(walk.attempts, tokens, turn)),
             finish_reason=finish_reason,
             matched=matched,
             tokens=tuple(tokens),
         )
 
-    def _walk(self, lexed: Lexed, thinking: bool, executable: bool) -> tuple[str, str | None, list[Attempt]]:
-        """Content, reasoning and attempts. A call within reasoning is a thought, and in a cut turn it is text."""
-        at, content, thoughts, attempts = 0, list[str](), list[str](), list[Attempt]()
+    def _walk(self, lexed: Lexed, thinking: bool, executable: bool) -> _Walk:
+        """Read the whole turn. A call within reasoning is a thought, and in a cut turn it is text."""
         cuts = list(spans(self._first, lexed, 0, len(lexed.text)))
         if self._first is not None and cuts:  # such a frame may look like a call
             lexed.syntax = self._first.sub(lambda match: BLANK * len(match.group()), lexed.syntax)
-        while True:
+        walk = _Walk(lexed, executable, cuts)
+        thinking = thinking or self._began_within(walk)
+        while not walk.ended:
             if thinking:
-                end = lexed.search(self._close, at)
-                thoughts.append(lexed.text[at : end.start() if end else None].strip())
-                if end is None:
-                    break
-                at = end.end()
-            think = lexed.search(self._open, at)
-            call = self._find(lexed, at) if executable else None
-            if at == 0 and self._ends_first(lexed, think, call):
-                thinking = True
-                continue
-            thinking = think is not None and (call is None or think.start() < call)
-            if call is not None and self._block is not None and not thinking:
-                content.append(self._said(lexed, at, call, cuts))
-                attempts += self._block.read(lexed, call, self._types)
-                at = attempts[-1].stop
-                executable = len(attempts) < CALLS_AT_MOST
-                if not executable:
-                    attempts.append(Attempt(at, len(lexed.text), lexed.text[at:], error="too many calls in one turn"))
-                    break
-            elif think is not None:
-                content.append(self._said(lexed, at, think.start(), cuts))
-                at = think.end()
+                self._read_thought(walk)
+                thinking = False
             else:
-                content.append(self._said(lexed, at, len(lexed.text), cuts))
-                break
-        return "".join(content).strip(), "\n".join(filter(None, thoughts)) if thoughts else None, attempts
+                thinking = self._read_text(walk)
+        return walk
 
-    def _ends_first(self, lexed: Lexed, think: re.Match[str] | None, call: int | None) -> bool:
-        """Whether the turn ends a thought before it opens one: it began within it, unsaid."""
-        if self._ends_more:
+    def _began_within(self, walk: _Walk) -> bool:
+        """Whether the turn ends a thought before anything else: it began within it, unsaid."""
+        end = None if self._ends_more else walk.lexed.search(self._close, 0)
+        if end is None:
             return False
-        end = lexed.search(self._close, 0)
-        later = min(len(lexed.text) if think is None else think.start(), len(lexed.text) if call is None else call)
-        return end is not None and end.start() < later
+        think, call = self._next(walk)
+        later = [len(walk.lexed.text) if at is None else at for at in (think.start() if think else None, call)]
+        return end.start() < min(later)
+
+    def _read_thought(self, walk: _Walk) -> None:
+        end = walk.lexed.search(self._close, walk.at)
+        walk.thoughts.append(walk.lexed.text[walk.at : end.start() if end else None].strip())
+        if end is not None:
+            walk.at = end.end()
+        else:
+            walk.ended = True
+
+    def _read_text(self, walk: _Walk) -> bool:
+        """Read up to the next thought, behind the next calls, or to the end. Whether a thought follows."""
+        think, call = self._next(walk)
+        if think is not None and (call is None or think.start() < call):
+            self._say(walk, think.start())
+            walk.at = think.end()
+            return True
+        if call is None or self._block is None:
+            self._say(walk, len(walk.lexed.text))
+            walk.ended = True
+            return False
+        self._say(walk, call)
+        walk.attempts += self._block.read(walk.lexed, call, self._types)
+        walk.at = walk.attempts[-1].stop
+        if len(walk.attempts) >= CALLS_AT_MOST:
+            rest = walk.lexed.text[walk.at :]
+            walk.attempts.append(Attempt(walk.at, len(walk.lexed.text), rest, error="too many calls in one turn"))
+            walk.ended = True
+        return False
+
+    def _next(self, walk: _Walk) -> tuple[re.Match[str] | None, int | None]:
+        """Where the next thought and the next call open."""
+        call = self._find(walk.lexed, walk.at) if walk.executable else None
+        return walk.lexed.search(self._open, walk.at), call
 
     def _find(self, lexed: Lexed, at: int) -> int | None:
         """Where the next call opens: from here on, or from behind a frame that stands right here."""
@@ -136,10 +166,12 @@ class Parser:
         frame = self._frames.match(lexed.syntax, at) if self._frames else None
         return self._block.find(lexed, frame.end()) if frame else None
 
-    def _said(self, lexed: Lexed, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -> str:
-        first = cuts[bisect_left(cuts, (start, 0)) : bisect_left(cuts, (stop, 0))]
-        framed = [*first, *spans(self._frames, lexed, start, stop)]
-        return without(lexed.text, start, stop, sorted(framed)) if framed else lexed.text[start:stop]
+    def _say(self, walk: _Walk, stop: int) -> None:
+        """Take the text up to `stop` for content, without the frames in it."""
+        text, start = walk.lexed.text, walk.at
+        first = walk.cuts[bisect_left(walk.cuts, (start, 0)) : bisect_left(walk.cuts, (stop, 0))]
+        framed = [*first, *spans(self._frames, walk.lexed, start, stop)]
+        walk.content.append(without(text, start, stop, sorted(framed)) if framed else text[start:stop])
 
 
 def began_thinking(action: Action, thinking: Thinking) -> bool:
