@@ -17,28 +17,36 @@ def settle(template: Template) -> Template:
     Raises TemplateError where it cannot write a call because it breaks; one that refuses calls in its own words, or
     leaves them out, is a template without calls.
     """
-    errors, found = list[TemplateError](), list[Template]()
-    for form, content in product(_FORMS, ("", SAID)):
+    return _with_reasoning(_with_calls(template))
+
+
+def _with_calls(template: Template) -> Template:
+    """The template with the first form of calls that it writes; the same, if it writes none."""
+    errors, forms = list[TemplateError](), list(product(_FORMS, ("", SAID)))
+    for form, content in forms:
         tried = replace(template, forms=form)
         try:
             text = tried.render([QUESTION, assistant(content, [ASKED])])
         except TemplateError as exc:
             errors.append(exc)
-        else:
-            as_python = "{'query'" in text  # a mapping that was written with Python's quotes is no JSON
-            found += [tried] if ASKED in text and not as_python else []
-            if found:
-                break
+            continue
+        as_python = "{'query'" in text  # a mapping that was written with Python's quotes is no JSON
+        if ASKED in text and not as_python:
+            return _with_nulls(_with_ids(tried))
     broken = [error for error in errors if breaks(error)]
-    if broken and not found and len(errors) == 2 * len(_FORMS):
+    if broken and len(errors) == len(forms):
         raise broken[0]
-    settled = _with_nulls(_with_ids(found[0])) if found else template
+    return template
+
+
+def _with_reasoning(template: Template) -> Template:
+    """The template, knowing the field in which it takes a thought."""
     for name in REASONING_FIELDS:
-        tried = replace(settled, forms=replace(settled.forms, reasoning_field=name))
+        tried = replace(template, forms=replace(template.forms, reasoning_field=name))
         for turn in (assistant(SAID), assistant("", [ASKED])):
             if THOUGHT in (tried.try_render([QUESTION, {**turn, name: THOUGHT}]) or ""):
                 return tried
-    return settled
+    return template
 
 
 def _with_ids(template: Template) -> Template:
