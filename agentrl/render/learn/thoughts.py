@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, THOUGHT, assistant, behind_question
 from agentrl.render.read.lexer import has_tag, is_tag, pieces
 from agentrl.render.read.thinking import Thinking, shared
@@ -38,24 +40,37 @@ def _around(template: Template, said: str, asked: tuple[str, ...]) -> tuple[str,
 
 
 def _close(after: str, other: str | None, bare: str) -> str:
-    """What ends a thought: what an answer and a call have in common behind one, up to where a tag begins.
+    """What ends a thought, by the surest sign that there is.
 
-    Without a call to compare with, what an answer has in front of it in any case is no part of it. It ends with its
-    first tag and the space behind that, if all else fails.
+    `after` is what stands between a thought and an answer, `other` what stands between a thought and a call, `bare`
+    what stands before an answer without a thought.
     """
     parts = pieces(after)
-    if other is not None:
-        common = shared(after, other)
-        cuts = [len("".join(parts[:i])) for i in range(len(parts) + 1)]
-        fits = [at for at in cuts if at <= len(common) and _begins_anew(after[at:]) and _begins_anew(other[at:])]
-        if fits and has_tag(after[: max(fits)]):
-            return after[: max(fits)]
+    in_both = _end_in_both(parts, after, other) if other is not None else ""
+    return in_both or _end_before(parts, bare) or _first_tag(parts)
+
+
+def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
+    """What an answer and a call have in common behind a thought, up to where a tag begins."""
+    common = shared(after, other)
+    cuts = [len("".join(parts[:i])) for i in range(len(parts) + 1)]
+    fits = [at for at in cuts if at <= len(common) and _begins_anew(after[at:]) and _begins_anew(other[at:])]
+    end = after[: max(fits, default=0)]
+    return end if has_tag(end) else ""
+
+
+def _end_before(parts: Sequence[str], bare: str) -> str:
+    """Up to a tag, behind the first, with which an answer begins in any case."""
     tags = [i for i, piece in enumerate(parts) if is_tag(piece)]
-    for i in range(1, len(parts)):
-        rest = "".join(parts[i:])
-        if tags and i > tags[0] and is_tag(parts[i]) and bare.endswith(rest):
+    for i in tags[1:]:
+        if bare.endswith("".join(parts[i:])):
             return "".join(parts[:i])
-    end = tags[0] if tags else len(parts) - 1
+    return ""
+
+
+def _first_tag(parts: Sequence[str]) -> str:
+    """Up to the first tag and the space behind it. Without a tag, all."""
+    end = next((i for i, piece in enumerate(parts) if is_tag(piece)), len(parts) - 1)
     space = parts[end + 1] if end + 1 < len(parts) and parts[end + 1].isspace() else ""
     return "".join(parts[: end + 1]) + space
 
