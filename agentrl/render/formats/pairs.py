@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from agentrl.render.formats import spelled
@@ -43,32 +44,39 @@ class AsPairs:
         return (self.open, self.between, self.close)
 
     def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
-        between = loose(self.between, TYPE)
-        key = re.compile(rf"\s*{loose(self.open)}\s*(?P<key>[^\s<>\"\x00]+?)\s*{between}")
-        begun = [rf"{loose(self.open)}\s*[^\s<>\"\x00]+?\s*{loose(self.between)}"] if self.open else []
-        another = re.compile(
-            "|".join([*begun, *(re.escape(tag) for tag in pieces(self.between) if is_tag(tag))]) or r"(?!)"
-        )
+        key = re.compile(rf"\s*{loose(self.open)}\s*(?P<key>[^\s<>\"\x00]+?)\s*{loose(self.between, TYPE)}")
         follows = "|".join(filter(None, (loose(self.open), loose(close), r"\Z")))
-        end = rf"{loose(self.close)}(?=\s*(?:{follows}))"
+        end, another = rf"{loose(self.close)}(?=\s*(?:{follows}))", self._another()
         values: dict[str, JSON] = {}
         while (opened := key.match(lexed.syntax, at)) is not None:
-            name = opened["key"]
-            at = opened.end()
-            protected = self.cdata and lexed.syntax.startswith(CDATA[0], at)
-            if protected:
-                closed, text = section(lexed, at, end)
-            else:
-                closed = lexed.search(end, at)
-                text = lexed.text[at : closed.start() if closed else at]
-            if closed is None:
-                return Unread(f"the argument {name!r} is not closed"), at
-            first = lexed.search(loose(self.close), closed.start() if protected else at)
-            if first and another.search(lexed.syntax, first.end(), closed.start()):
-                return Unread(f"text behind the argument {name!r}"), at
+            name, at = opened["key"], opened.end()
+            found = self._text(lexed, at, name, end, another)
+            if isinstance(found, Unread):
+                return found, at
+            text, at = found
             values[name] = self._value(text, opened.groupdict().get("type"), types.get(name))
-            at = closed.end()
         return values, at
+
+    def _another(self) -> re.Pattern[str]:
+        """What shows that another argument has begun."""
+        tags = [re.escape(tag) for tag in pieces(self.between) if is_tag(tag)]
+        begun = rf"{loose(self.open)}\s*[^\s<>\"\x00]+?\s*{loose(self.between)}"
+        return re.compile("|".join([begun, *tags] if self.open else tags) or r"(?!)")
+
+    def _text(self, lexed: Lexed, at: int, name: str, end: str, another: re.Pattern[str]) -> tuple[str, int] | Unread:
+        """The text of a value from `at` on, and where its close ends."""
+        protected = self.cdata and lexed.syntax.startswith(CDATA[0], at)
+        if protected:
+            closed, text = section(lexed, at, end)
+        else:
+            closed = lexed.search(end, at)
+            text = lexed.text[at : closed.start() if closed else at]
+        if closed is None:
+            return Unread(f"the argument {name!r} is not closed")
+        first = lexed.search(loose(self.close), closed.start() if protected else at)
+        if first and another.search(lexed.syntax, first.end(), closed.start()):
+            return Unread(f"text behind the argument {name!r}")
+        return text, closed.end()
 
     def _value(self, text: str, kind: str | None, schema: Mapping[str, Any] | None) -> JSON:
         text = text.removeprefix(_edge(self.between[::-1])[::-1]).removesuffix(_edge(self.close))
@@ -84,31 +92,40 @@ class AsPairs:
 
 def learn(probes: Spelled) -> Learned | None:
     """Find keys and values between markers that repeat."""
-    regions = Regions()
-    for n, text in enumerate(probes.texts):
-        found = [spelled.places(text, i) for i in range(n + 1)]
-        if any(place is None for place in found):
-            return None
-        regions.append([(place[0], place[-1] + len(spelled.words(0)[-1])) for place in found if place is not None])
-    text, place = probes.texts[0], spelled.places(probes.texts[0], 0) or []
-    ends = [at + len(word) for at, word in zip(place, spelled.words(0), strict=True)]
-    first, between, second = (text[a:b] for a, b in zip(ends[:3], place[1:4], strict=True))
+    regions = _regions(probes.texts)
+    if regions is None:
+        return None
+    first, between, second, behind = _apart(probes.texts[0])
     opening = spelled.common_end(first, second)
-    closing = spelled.common_start(second[: len(second) - len(opening)], text[ends[-1] :])
+    closing = spelled.common_start(second[: len(second) - len(opening)], behind)
     number = _value_of(probes.typed(_NUMBER))
     quoted = between.endswith('"') and closing.startswith('"') and '"' not in number
     if quoted:
         between, closing = between[:-1], closing[1:]
     if not (between.strip() and (opening + closing).strip()):
         return None
-    regions = [
-        [(a + len(spelled.name(0)) + len(first) - len(opening), b + quoted + len(closing)) for a, b in row]
-        for row in regions
-    ]
+    before, after = len(spelled.name(0)) + len(first) - len(opening), quoted + len(closing)
+    regions = [[(start + before, stop + after) for start, stop in row] for row in regions]
     escaped = "&lt;" in _value_of(probes.typed("<"))
     between, string_type = _typed_between(between, number)
     cdata = f"{CDATA[0]}<{CDATA[1]}" in probes.typed("<")
     return AsPairs(opening, between, closing, string_type, quoted, escaped, cdata), regions
+
+
+def _regions(texts: Sequence[str]) -> Regions | None:
+    """From each call's name to its last value, if all words stand in their order."""
+    found = [[spelled.places(text, i) for i in range(n + 1)] for n, text in enumerate(texts)]
+    last = len(spelled.words(0)[-1])
+    regions = [[(place[0], place[-1] + last) for place in row if place] for row in found]
+    return regions if all(all(row) for row in found) else None
+
+
+def _apart(text: str) -> list[str]:
+    """What stands behind the name, the first key, its value, and the last value of the first call."""
+    words, place = spelled.words(0), spelled.places(text, 0) or []
+    ends = [at + len(word) for at, word in zip(place, words, strict=True)]
+    first, between, second, _, behind = (text[a:b] for a, b in zip(ends, [*place[1:], len(text)], strict=True))
+    return [first, between, second, behind]
 
 
 def _value_of(text: str) -> str:
@@ -122,19 +139,16 @@ def _typed_between(between: str, number: str) -> tuple[str, str]:
     other = number.partition(str(_NUMBER))[0]
     if other == between or not other:
         return between, ""
-    start = 0
-    while start < min(len(between), len(other)) and between[start] == other[start]:
-        start += 1
-    end = 0
-    while end < min(len(between), len(other)) - start and between[-1 - end] == other[-1 - end]:
-        end += 1
-    kind = between[start : len(between) - end]
-    while start and between[start - 1].isalnum():
-        start -= 1
-    while end and between[len(between) - end].isalnum():
-        end -= 1
-    kind = between[start : len(between) - end]
-    return (between[:start] + TYPE + between[len(between) - end :], kind) if kind.isalnum() else (between, "")
+    before = _common(between, other)
+    behind = _common(between[len(before) :][::-1], other[len(before) :][::-1])[::-1]
+    before, behind = re.sub(r"[^\W_]+\Z", "", before), re.sub(r"\A[^\W_]+", "", behind)
+    kind = between[len(before) : len(between) - len(behind)]  # the whole word
+    return (before + TYPE + behind, kind) if kind.isalnum() else (between, "")
+
+
+def _common(left: str, right: str) -> str:
+    """The characters with which both begin."""
+    return "".join(ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 def _edge(marker: str) -> str:
