@@ -82,20 +82,25 @@ class JsonCalls:
     def _check(self, value: Any, start: int, stop: int, raw: str) -> Attempt:
         if not isinstance(value, dict):
             return Attempt(start, stop, raw, error="the call is not a JSON object")
-        name, arguments = _at(value, self.name_at), _at(value, self.arguments_at)
-        if not self.name_at:
-            name, arguments = next(iter(arguments.items())) if _is_single(arguments) else (None, None)
         sampled_id = _at(value, self.id_at) if self.id_at else None
         call_id = sampled_id if isinstance(sampled_id, str) else ""
+        name, arguments = self._name_and_arguments(value)
         if not isinstance(name, str) or not name:
             return Attempt(start, stop, raw, id=call_id, error=f'the call has no "{".".join(self.name_at) or "name"}"')
-        if self.as_text and isinstance(arguments, str):
-            arguments, _ = json_at(arguments, 0)
         if not isinstance(arguments, dict):
             kind = "a JSON object" + (" as text" if self.as_text else "")
             error = f'the call\'s "{".".join(self.arguments_at) or "arguments"}" must be {kind}'
             return Attempt(start, stop, raw, name, id=call_id, error=error)
         return Attempt(start, stop, raw, name, arguments, call_id)
+
+    def _name_and_arguments(self, value: Any) -> tuple[Any, Any]:
+        """Whatever stands in their places."""
+        name, arguments = _at(value, self.name_at), _at(value, self.arguments_at)
+        if not self.name_at:
+            name, arguments = next(iter(arguments.items())) if _is_single(arguments) else (None, None)
+        if self.as_text and isinstance(arguments, str):
+            arguments, _ = json_at(arguments, 0)
+        return name, arguments
 
     def named(self, names: str) -> str:
         """Any key before the name's is passed over: a bare call is told by its first."""
@@ -117,23 +122,27 @@ def learn(probes: Spelled) -> Iterator[Block]:
     if any(len(objects) != n + 1 for n, objects in enumerate(found)):
         return
     spans = [[(start, end) for start, end, _ in objects] for objects in found]
-    opening, call_open, call_close, closing = spelled.wrap(*spelled.around(probes.texts, spans))
+    opening, call_open, call_close, closing, in_block = _block(spelled.wrap(*spelled.around(probes.texts, spans)))
     value = found[0][0][2]
     arguments_at = _path(value, spelled.arguments(0)) or ()
     as_text = isinstance(_at(value, arguments_at), str)
     name_at = _path(value, spelled.name(0)) or ()
     if not name_at:
         arguments_at = arguments_at[:-1]  # the name itself is the key
-    in_block = bool(opening)
-    if not opening and call_open and "[" in call_open[-1:]:  # one call at a time, in a list of one
-        opening, closing, call_open, call_close, in_block = call_open, call_close, "", "", True
-    if in_block and not call_open and not is_distinct(opening):
-        in_block = False  # a bracket alone opens a block only before what is a call
     id_at = _path(value, spelled.call_id(0)) or ()
     first_key = next(iter(value))
     yield Block(
         JsonCalls(call_open, call_close, name_at, arguments_at, id_at, first_key, in_block, as_text), opening, closing
     )
+
+
+def _block(wrap: spelled.Wrap) -> tuple[str, str, str, str, bool]:
+    """The markers, and whether a bare object is a call because it stands between the block's."""
+    opening, call_open, call_close, closing = wrap
+    if not opening and call_open.endswith("["):  # one call at a time, in a list of one
+        opening, call_open, call_close, closing = call_open, "", "", call_close
+    # a bracket alone opens a block only before what is a call
+    return opening, call_open, call_close, closing, bool(opening and (call_open or is_distinct(opening)))
 
 
 def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
