@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,32 +80,32 @@ class AsKeyTags:
         return closed
 
     def _value(self, lexed: Lexed, at: int, stop: int, schema: Mapping[str, Any], depth: int) -> JSON:
-        text = lexed.text[at:stop]
         if self.nested and depth < _DEPTH and schema.get("type") != "string":
-            types = schema.get("properties") or {}
-            if self.item and schema.get("type") in (None, "array"):
-                types = {**types, self.item: schema.get("items") or {}}
-            inner, end, error = self._elements(lexed, at, stop, types, depth + 1)
-            if inner and not error and not lexed.text[end:stop].strip():
-                values = [value for key, value in inner if key == self.item]
-                return values if len(values) == len(inner) else dict(inner)
-        text = text.removeprefix(_space(self.between[::-1])[::-1]).removesuffix(_space(self.close))
+            inner = self._inner(lexed, at, stop, schema, depth)
+            if inner is not None:
+                return inner
+        text = lexed.text[at:stop].removeprefix(_space(self.between[::-1])[::-1]).removesuffix(_space(self.close))
         return by_schema(html.unescape(text) if self.escaped else text, schema)
+
+    def _inner(self, lexed: Lexed, at: int, stop: int, schema: Mapping[str, Any], depth: int) -> JSON:
+        """The object or list that is written as elements; None if there is more than elements."""
+        inner, end, error = self._elements(lexed, at, stop, self._types_within(schema), depth + 1)
+        if not inner or error or lexed.text[end:stop].strip():
+            return None
+        values = [value for key, value in inner if key == self.item]
+        return values if len(values) == len(inner) else dict(inner)
+
+    def _types_within(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The schemas of an object's keys, and of a list's elements under the key that they stand under."""
+        types = schema.get("properties") or {}
+        if self.item and schema.get("type") in (None, "array"):
+            return {**types, self.item: schema.get("items") or {}}
+        return types
 
 
 def learn(probes: Spelled) -> Learned | None:
     """Find keys that stand before and behind their values."""
-    regions, marks = Regions(), set[tuple[str, str, str]]()
-    for n, text in enumerate(probes.texts):
-        regions.append([])
-        for i in range(n + 1):
-            _, key, value, other, second = spelled.words(i)
-            mark = r"(\W|\W.{0,60}?\W)"  # words may stand in it, as in ]<]ns[>[
-            found = re.search(rf"{key}{mark}{value}{mark}{key}{mark}{other}\1{second}\2{other}", text, re.DOTALL)
-            if found is None:
-                return None
-            marks.add((found[1], found[2], found[3]))
-            regions[-1].append(found.span())
+    regions, marks = _regions(probes.texts)
     if len(marks) != 1:
         return None
     between, close, apart = marks.pop()
@@ -120,11 +120,30 @@ def learn(probes: Spelled) -> Learned | None:
     leaf = probes.typed({_INNER: _LEAF})
     nested = bool(re.search(rf"{re.escape(opening)}{_INNER}{re.escape(between)}{_LEAF}", leaf))
     item = re.search(rf"{re.escape(opening)}(\w+){re.escape(between)}{_LEAVES[0]}", probes.typed(_LEAVES))
+    list_item = item[1] if item and item[1] != spelled.words(0)[1] else ""
     escaped = "&lt;" in probes.typed("<")
-    key = spelled.words(0)[1]
-    list_item = item[1] if item and item[1] != key else ""
     cdata = f"{CDATA[0]}<{CDATA[1]}" in probes.typed("<")
     return AsKeyTags(opening, between, close, end, nested, list_item, escaped, cdata), regions
+
+
+def _regions(texts: Sequence[str]) -> tuple[Regions, set[tuple[str, ...]]]:
+    """Where the arguments stand, and what stands between key and value, behind a value, and between arguments.
+
+    No such marks where the words of a call do not stand so.
+    """
+    regions, marks = Regions(), set[tuple[str, ...]]()
+    for n, text in enumerate(texts):
+        found = [_search(text, i) for i in range(n + 1)]
+        regions.append([match.span() for match in found if match])
+        marks |= {match.groups() if match else () for match in found}
+    return regions, set() if () in marks else marks
+
+
+def _search(text: str, i: int) -> re.Match[str] | None:
+    """The arguments of the i-th call."""
+    _, key, value, other, second = spelled.words(i)
+    mark = r"(\W|\W.{0,60}?\W)"  # words may stand in it, as in ]<]ns[>[
+    return re.search(rf"{key}{mark}{value}{mark}{key}{mark}{other}\1{second}\2{other}", text, re.DOTALL)
 
 
 def _space(marker: str) -> str:
