@@ -1,0 +1,33 @@
+"""Back ends of sandboxes in tests: entered where this machine has what they need, else skipped, or failed if promised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agentrl.errors import SandboxError
+from agentrl_sandbox.backend import Backend
+
+REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
+"""`.ci/docker.sh` names docker and bubblewrap here: their tests fail where they would skip."""
+
+
+@asynccontextmanager
+async def entered(name: str) -> AsyncIterator[Backend]:
+    """The back end of this name, entered. If it cannot work here, the test is skipped with the reason."""
+    from agentrl_sandbox.backend import open_backend
+
+    backend = open_backend(name)
+    try:
+        await backend.__aenter__()
+    except SandboxError as exc:
+        if name in REQUIRED:
+            raise
+        pytest.skip(f"{name}: {exc}")
+    try:
+        yield backend
+    finally:
+        await backend.__aexit__(None, None, None)
