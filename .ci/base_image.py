@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = "bash coreutils findutils grep sed tar gzip diffutils procps python3 python3-pytest git patch mawk".split()
+PACKAGES = "bash coreutils findutils grep sed tar gzip diffutils procps python3 python3-pytest git patch mawk"
 _LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian|bash-completion|bug|zoneinfo|gitweb)/")
 _MADE = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000:agent:/work:/bin/bash\n"
@@ -64,7 +64,7 @@ def _name(clause: str) -> str:
 
 
 def _closure(installed: dict[str, tuple[str, str, list[list[str]]]]) -> list[str]:
-    names, todo = set[str](), list(PACKAGES)
+    names, todo = set[str](), PACKAGES.split()
     while todo:
         name = todo.pop()
         if name not in names:

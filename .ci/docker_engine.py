@@ -27,7 +27,7 @@ _STOP_S = 30.0
 _FLAGS = (  # without these it would change the host's routing and firewall, and leave them so
     "--bridge=none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false "
     "--exec-opt native.cgroupdriver=cgroupfs --storage-driver=overlay2"
-).split()
+)
 _CACHE = Path(__file__).resolve().parent.parent / ".cache" / "docker"
 
 
@@ -52,7 +52,10 @@ def _engine() -> Iterator[str]:
     log = folder / "log"
     with open(log, "wb") as output:
         daemon = subprocess.Popen(
-            ["dockerd", f"--host={socket}", *places, *_FLAGS], stdout=output, stderr=output, start_new_session=True
+            ["dockerd", f"--host={socket}", *places, *_FLAGS.split()],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         _wait(daemon, socket, log)

@@ -1,4 +1,5 @@
 import pytest
+
 from tests.sandbox.engine import entered
 
 BACK_ENDS = ("local", "fake", "bubblewrap", "docker")

@@ -1,4 +1,4 @@
-"""Back ends of sandboxes in tests: entered where this machine has what they need, else skipped, or failed if promised."""
+"""Back ends of sandboxes in tests: entered where this machine has what they need, else the test is skipped or fails."""
 
 from __future__ import annotations
 
