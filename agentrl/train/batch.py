@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,6 +45,11 @@ class Row:
         )
 
     @property
+    def targets(self) -> list[int]:
+        """The trained tokens."""
+        return [self.tokens[position] for position in self.positions]
+
+    @property
     def length(self) -> int:
         """How many tokens the model must read: all before the last trained one."""
         return self.positions[-1]
@@ -78,23 +84,27 @@ class MicroBatch:
     def of(cls, rows: Sequence[Row], device: torch.device) -> MicroBatch:
         longest = max(row.length for row in rows)
         padded = [[*row.tokens[: row.length], *[0] * (longest - row.length)] for row in rows]
-        kept = sorted({position - 1 for row in rows for position in row.positions})
-        column = {position: i for i, position in enumerate(kept)}
+        index = torch.tensor([i for i, row in enumerate(rows) for _ in row.positions], device=device)
+        kept, column = torch.unique(_flat([row.positions for row in rows], device) - 1, return_inverse=True)
         return cls(
             torch.tensor(padded, device=device),
-            torch.tensor(kept, device=device),
-            torch.tensor([i for i, row in enumerate(rows) for _ in row.positions], device=device),
-            torch.tensor([column[position - 1] for row in rows for position in row.positions], device=device),
-            torch.tensor([row.tokens[position] for row in rows for position in row.positions], device=device),
-            torch.tensor([weight for row in rows for weight in row.weights], device=device),
-            torch.tensor([row.share for row in rows for _ in row.positions], device=device),
-            torch.tensor([log_prob for row in rows for log_prob in row.log_probs], device=device),
+            kept,
+            index,
+            column,
+            _flat([row.targets for row in rows], device),
+            _flat([row.weights for row in rows], device),
+            torch.tensor([row.share for row in rows], device=device)[index],
+            _flat([row.log_probs for row in rows], device),
         )
 
     def model_log_probs(self, model: Any, temperature: float = 1.0) -> Tensor:
         """Log-probs [n] of the targets under a transformers causal language model."""
         logits = model(input_ids=self.input_ids, use_cache=False, logits_to_keep=self.kept).logits
         return token_log_probs(logits[self.row, self.column], self.targets, temperature)
+
+
+def _flat(values: Sequence[Sequence[float]], device: torch.device) -> Tensor:
+    return torch.tensor(list(chain.from_iterable(values)), device=device)
 
 
 def micro_batches(rows: Sequence[Row], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
