@@ -40,26 +40,38 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     The class or function gets the keys of `config`, and those fields of `parts` that it has parameters for. Raises
     ConfigError for an unknown name, an unknown key or a missing key.
     """
-    if name not in ENGINES and not set(name) & {".", ":"}:
-        raise ConfigError(f"unknown engine {name!r}: use {', '.join(ENGINES)} or a path such as my_engine.py:MyEngine")
-    make = load_object(ENGINES.get(name, name))
-    if not callable(make):
-        raise ConfigError(f"engine {name}: {make!r} is neither a class nor a function")
+    make = _maker(name)
     parameters = inspect.signature(make).parameters
     given = dict(config)
     for part in ("tokenizer", "renderer", "max_batch"):
         if part in parameters and getattr(parts, part) is not None:
             given.setdefault(part, getattr(parts, part))
+    _check_keys(name, config, given, parameters)
+    if "model" in parameters:
+        given.setdefault("model", parts.model())
+    found: Engine = make(**given)
+    return found
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    if name not in ENGINES and not set(name) & {".", ":"}:
+        raise ConfigError(f"unknown engine {name!r}: use {', '.join(ENGINES)} or a path such as my_engine.py:MyEngine")
+    make = load_object(ENGINES.get(name, name))
+    if not callable(make):
+        raise ConfigError(f"engine {name}: {make!r} is neither a class nor a function")
+    return make  # type: ignore[no-any-return]
+
+
+def _check_keys(
+    name: str, config: Mapping[str, Any], given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
+) -> None:
+    """Raise ConfigError for an unknown key of `config`, and for a parameter that is not in `given`."""
     own = [key for key in parameters if key not in ("model", "tokenizer", "renderer")]
     if unknown := [key for key in config if key not in parameters]:
         raise ConfigError(f"engine {name}: unknown key engine_config.{unknown[0]}; the keys are {', '.join(own)}")
     for key in own:
         if key not in given and parameters[key].default is inspect.Parameter.empty:
             raise ConfigError(f"engine {name}: engine_config.{key} is missing")
-    if "model" in parameters:
-        given.setdefault("model", parts.model())
-    found: Engine = make(**given)
-    return found
 
 
 def scripted_engine(
