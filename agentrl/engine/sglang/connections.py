@@ -54,21 +54,26 @@ class Address:
             if not isinstance(value, str):
                 raise ConfigError(f"the engine's {name} must be text, not a {type(value).__name__}; put it in quotes")
         shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"engine url {shown!r} must start with http:// or https://")
-        try:
-            parsed = URL(url)
-            parsed.port  # noqa: B018 - read lazily: it raises ValueError
-        except ValueError as exc:
-            raise ConfigError(f"engine url {shown!r} cannot be read; write http://HOST:PORT") from exc
-        if parsed.host is None or parsed.query_string or parsed.fragment:
-            raise ConfigError(f"engine url {shown!r} must be http://HOST:PORT, with a path at most")
+        parsed = _parsed(url, shown)
         if parsed.user is None and parsed.password is None:
             return cls(url.rstrip("/"), _bearer(api_key or os.environ.get(API_KEY_VARIABLE)))
         if api_key:
             raise ConfigError(f"engine url {shown!r} has a user name, and there is an api_key; give one of the two")
-        basic = base64.b64encode(f"{parsed.user or ''}:{parsed.password or ''}".encode()).decode()
-        return cls(str(parsed.with_user(None)).rstrip("/"), {"Authorization": f"Basic {basic}"})
+        return cls(str(parsed.with_user(None)).rstrip("/"), _basic(parsed.user or "", parsed.password or ""))
+
+
+def _parsed(url: str, shown: str) -> URL:
+    """The URL of a server. Raises ConfigError, which names it as `shown`."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"engine url {shown!r} must start with http:// or https://")
+    try:
+        parsed = URL(url)
+        parsed.port  # noqa: B018 - read lazily: it raises ValueError
+    except ValueError as exc:
+        raise ConfigError(f"engine url {shown!r} cannot be read; write http://HOST:PORT") from exc
+    if parsed.host is None or parsed.query_string or parsed.fragment:
+        raise ConfigError(f"engine url {shown!r} must be http://HOST:PORT, with a path at most")
+    return parsed
 
 
 def without_credentials(url: str) -> str:
@@ -166,6 +171,10 @@ async def _close(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession
             loop.call_soon_threadsafe(lambda: loop.create_task(session.close()))
     except RuntimeError as exc:  # the loop has ended meanwhile
         _log.debug("a session of an event loop that ended is left to it: %s", exc)
+
+
+def _basic(user: str, password: str) -> Mapping[str, str]:
+    return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
 
 
 def _bearer(api_key: str | None) -> Mapping[str, str]:
