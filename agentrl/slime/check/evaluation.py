@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,15 @@ def evaluation(setup: Setup) -> Iterator[Finding]:
         yield error("--eval-interval without data: add --eval-prompt-data NAME FILE.jsonl, or --eval-config FILE.yaml")
     elif sets and not args.eval_interval:
         yield warning(f"{given} without --eval-interval: slime never evaluates; add --eval-interval 20, or remove it")
-    names = [row["name"] for row in sets]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield error(f"{given}: two data sets are called {name}, and slime keeps one's results; rename the other")
+    yield from _same_names(sets, given)
     for row in sets:
         yield from _dataset(setup, row, f"{given}, data set {row['name']}")
+
+
+def _same_names(sets: Sequence[Mapping[str, Any]], given: str) -> Iterator[Finding]:
+    counts = Counter(row["name"] for row in sets)
+    for name in sorted(name for name, count in counts.items() if count > 1):
+        yield error(f"{given}: two data sets are called {name}, and slime keeps one's results; rename the other")
 
 
 def _dataset(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Finding]:
