@@ -89,8 +89,7 @@ def baseline(setup: Setup) -> Iterator[Finding]:
 def reward(setup: Setup) -> Iterator[Finding]:
     """Check that only one place gives the reward."""
     args, owner = setup.args, setup.scores
-    named = {"--rm-type": args.rm_type, "--custom-rm-path": args.custom_rm_path}
-    foreign = [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
+    foreign = _foreign_rewards(setup)
     if owner and foreign:
         asked = "would replace its rewards" if args.group_rm else "would never be asked"
         yield error(f"two give the reward: {owner} and {' and '.join(foreign)}, which {asked}; remove one of them")
@@ -101,7 +100,16 @@ def reward(setup: Setup) -> Iterator[Finding]:
             f"{setup.env.__name__} writes no score: rewards come from its steps and tools alone, "
             "and an episode without any has 0"
         )
-    if args.group_rm and args.eval_interval:
+
+
+def _foreign_rewards(setup: Setup) -> list[str]:
+    """Flags that name another reward than agentrl's."""
+    named = {"--rm-type": setup.args.rm_type, "--custom-rm-path": setup.args.custom_rm_path}
+    return [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
+
+
+def group_reward(setup: Setup) -> Iterator[Finding]:
+    if setup.args.group_rm and setup.args.eval_interval:
         yield error("--group-rm with --eval-interval: slime refuses to evaluate with it; remove one of them")
 
 
@@ -199,6 +207,12 @@ def lengths(setup: Setup) -> Iterator[Finding]:
             f"--rollout-max-response-len {response} leaves no room for the prompt in --rollout-max-context-len "
             f"{context}; raise the one, or lower the other"
         )
+    yield from _too_long(setup, context)
+
+
+def _too_long(setup: Setup, context: int) -> Iterator[Finding]:
+    """Check an episode of `context` tokens against what the engine, the model and the trainer take."""
+    args = setup.args
     for name, most in (
         ("--sglang-context-length", args.sglang_context_length),
         ("the model's max_position_embeddings", setup.model.get("max_position_embeddings")),
@@ -236,6 +250,7 @@ RULES: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     functions,
     prompts,
     reward,
+    group_reward,
     baseline,
     fan_out,
     filters,
