@@ -33,20 +33,26 @@ def kv_bytes(model: Mapping[str, Any], cache_dtype: str | None) -> tuple[int, st
         return None
     if kinds := model.get("layer_types"):
         layers = sum(kind != "linear_attention" for kind in kinds)  # the state of linear attention does not grow
-    size = (
-        1
-        if (cache_dtype or "").startswith("fp8")
-        else _BYTES.get(str(model.get("dtype") or model.get("torch_dtype")), 2)
-    )
+    size = _value_bytes(model, cache_dtype)
     if rank := model.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector a token
         width = rank + model.get("qk_rope_head_dim", 0)
         return layers * width * size, f"{layers} layers x {width} x {size} bytes"
-    heads = model.get("num_attention_heads")
-    width = model.get("head_dim") or (model["hidden_size"] // heads if heads and "hidden_size" in model else None)
+    heads, width = model.get("num_attention_heads"), _head_width(model)
     if not heads or not width:
         return None
     kv_heads = model.get("num_key_value_heads") or heads
     return 2 * layers * kv_heads * width * size, f"2 x {layers} layers x {kv_heads} KV heads x {width} x {size} bytes"
+
+
+def _head_width(model: Mapping[str, Any]) -> int | None:
+    heads, hidden = model.get("num_attention_heads"), model.get("hidden_size")
+    return model.get("head_dim") or (hidden // heads if heads and hidden is not None else None)
+
+
+def _value_bytes(model: Mapping[str, Any], cache_dtype: str | None) -> int:
+    if (cache_dtype or "").startswith("fp8"):
+        return 1
+    return _BYTES.get(str(model.get("dtype") or model.get("torch_dtype")), 2)
 
 
 def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> Finding:
