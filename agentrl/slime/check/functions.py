@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 
 from agentrl.errors import ConfigError
@@ -44,7 +45,7 @@ def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[Finding]:
     if not roots:
         yield unchecked(path, f"there is no module {package} here; is it on PYTHONPATH, or spelt wrongly?")
         return
-    file = next((file for root in roots if (file := _file(root.joinpath(*inner)))), None)
+    file = next(filter(None, (_file(root.joinpath(*inner)) for root in roots)), None)
     if file is None:
         if any(_file(root) for root in roots):
             yield error(f"{flag} {path}: {package} has no module {module}; correct the path")
@@ -76,16 +77,18 @@ def _names(file: Path) -> set[str] | None:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return None
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            if node.name == "__getattr__":
-                return None
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            if any(alias.name == "*" for alias in node.names):
-                return None
-            names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names
+    found = [_names_of(node) for node in ast.walk(tree)]
+    return None if None in found else set(chain.from_iterable(filter(None, found)))
+
+
+def _names_of(node: ast.AST) -> set[str] | None:
+    """The names that one statement defines. None if only running it could tell."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return None if name == "__getattr__" else {name}
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            names = {alias.asname or alias.name.partition(".")[0] for alias in aliases}
+            return None if "*" in names else names
+        case ast.Name(id=name, ctx=ast.Store()):
+            return {name}
+    return set()
