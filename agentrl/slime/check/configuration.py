@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
 from agentrl.slime.check.finding import Finding, error, note, unchecked, warning
 from agentrl.slime.check.setup import Setup
+from agentrl.slime.config import SlimeConfig
+
+if TYPE_CHECKING:
+    from agentrl.render import Certificate
 
 
 def paths(setup: Setup) -> Iterator[Finding]:
@@ -31,17 +37,10 @@ def template(setup: Setup) -> Iterator[Finding]:
             "the chat template", f"{setup.model_path or 'the model'} is no folder here; agentrl certify MODEL does it"
         )
         return
-    from agentrl.models.tokenizer import RemoteCodeError, load_tokenizer  # transformers takes seconds to import
-    from agentrl.render import PROBE_TOOL, load_renderer
+    from agentrl.models.tokenizer import RemoteCodeError  # transformers takes seconds to import
 
     try:
-        renderer = load_renderer(
-            load_tokenizer(str(setup.model_folder), chat_template=setup.config.template_text()),
-            chat_template_kwargs=setup.config.template_kwargs(setup.args),
-        )
-        certificate = renderer.certificate
-        if setup.has_tools and setup.env is not None:
-            renderer.bind([made.spec for made in setup.env._agentrl_tools.values()] or [PROBE_TOOL])
+        certificate = _certificate(setup, setup.config, setup.model_folder)
     except RemoteCodeError:
         yield unchecked(
             "the chat template", f"{setup.model_folder}: its tokenizer is Python code, which is not run here"
@@ -55,3 +54,17 @@ def template(setup: Setup) -> Iterator[Finding]:
     if setup.has_tools and not certificate.capabilities.get("tools", True):
         yield warning("the chat template does not show tools to the model: describe them in a system message")
     yield note(f"the chat template is {certificate.level}: {len(certificate.proved)} cases proved")
+
+
+def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate:
+    """The certificate of the template, which is tried with the tools of the Env as well."""
+    from agentrl.models.tokenizer import load_tokenizer
+    from agentrl.render import PROBE_TOOL, load_renderer
+
+    renderer = load_renderer(
+        load_tokenizer(str(folder), chat_template=config.template_text()),
+        chat_template_kwargs=config.template_kwargs(setup.args),
+    )
+    if setup.has_tools and setup.env is not None:
+        renderer.bind([made.spec for made in setup.env._agentrl_tools.values()] or [PROBE_TOOL])
+    return renderer.certificate
