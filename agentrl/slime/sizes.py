@@ -45,8 +45,6 @@ class Sizes:
         layers, ffn = read("num_hidden_layers"), read("intermediate_size") or read("moe_intermediate_size")
         if not (heads and hidden and layers and ffn):
             return None
-        experts = read("num_experts", "n_routed_experts", "num_local_experts")
-        expert_ffn = read("moe_intermediate_size") or ffn
         return cls(
             layers,
             hidden,
@@ -56,10 +54,7 @@ class Sizes:
             channels=read("v_head_dim") if read("kv_lora_rank") else read("head_dim") or hidden // heads,
             vocab=read("vocab_size"),
             untied=not config.get("tie_word_embeddings", False),
-            experts=experts,
-            expert_ffn=expert_ffn if experts else 0,
-            shared_ffn=read("shared_expert_intermediate_size") or read("n_shared_experts") * expert_ffn,
-            dense=read("first_k_dense_replace") if experts else 0,
+            **_expert_sizes(read, ffn),
             rank=read("kv_lora_rank"),
             rope=read("qk_rope_head_dim"),
             query_rank=read("q_lora_rank"),
@@ -72,7 +67,12 @@ class Sizes:
     @classmethod
     def of_args(cls, args: Any) -> Self | None:
         """Read Megatron's arguments, as slime's scripts/models/*.sh set them. None where they are missing."""
-        heads, hidden, layers, ffn = args.num_attention_heads, args.hidden_size, args.num_layers, args.ffn_hidden_size
+
+        def read(name: str) -> int:
+            return int(getattr(args, name) or 0)
+
+        heads, hidden, layers = read("num_attention_heads"), read("hidden_size"), read("num_layers")
+        ffn, experts = read("ffn_hidden_size"), read("num_experts")
         if not (heads and hidden and layers and ffn):
             return None
         return cls(
@@ -80,14 +80,14 @@ class Sizes:
             hidden,
             ffn,
             heads,
-            groups=(args.num_query_groups if args.group_query_attention else None) or heads,
-            channels=args.kv_channels or hidden // heads,
-            vocab=args.vocab_size or 0,
+            groups=(read("num_query_groups") if args.group_query_attention else 0) or heads,
+            channels=read("kv_channels") or hidden // heads,
+            vocab=read("vocab_size"),
             untied=bool(args.untie_embeddings_and_output_weights),
-            experts=args.num_experts or 0,
-            expert_ffn=(args.moe_ffn_hidden_size or 0) if args.num_experts else 0,
-            shared_ffn=args.moe_shared_expert_intermediate_size or 0,
-            rank=int(args.kv_lora_rank or 0) if args.multi_latent_attention else 0,
+            experts=experts,
+            expert_ffn=read("moe_ffn_hidden_size") if experts else 0,
+            shared_ffn=read("moe_shared_expert_intermediate_size"),
+            rank=read("kv_lora_rank") if args.multi_latent_attention else 0,
         )
 
     @property
@@ -150,6 +150,16 @@ class _Reader:
     def __call__(self, *names: str) -> int:
         """The first of these keys that holds an integer. 0 if none does."""
         return next((value for name in names if type(value := self._config.get(name)) is int), 0)
+
+
+def _expert_sizes(read: _Reader, ffn: int) -> dict[str, int]:
+    """The sizes of experts in config.json; `ffn` is the size of the other layers."""
+    experts = read("num_experts", "n_routed_experts", "num_local_experts")
+    width = read("moe_intermediate_size") or ffn
+    shared = read("shared_expert_intermediate_size") or read("n_shared_experts") * width
+    if not experts:
+        return {"shared_ffn": shared}
+    return {"experts": experts, "expert_ffn": width, "shared_ffn": shared, "dense": read("first_k_dense_replace")}
 
 
 def rotary_base(config: Mapping[str, Any]) -> float | None:
