@@ -66,8 +66,8 @@ def _generations(segment: Segment) -> list[_Generation]:
     found: list[_Generation] = []
     sampled = [span for span in segment.spans if span.kind == "sampled"]
     for turn in sorted({span.turn for span in sampled}):
-        at = min(span.start for span in sampled if span.turn == turn)
-        end = max(span.stop for span in sampled if span.turn == turn)
+        spans = [span for span in sampled if span.turn == turn]
+        at, end = spans[0].start, spans[-1].stop
         for meta in segment.turns[turn].meta:
             if count := meta.get("completion_tokens", 0):
                 found.append(_Generation(at, min(at + count, end), count, meta))
