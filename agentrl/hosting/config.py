@@ -6,31 +6,24 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
-from agentrl.episode import RewardFn
+from agentrl.episode_keys import EpisodeKeys
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
-from agentrl.types import JSON, Limits
 
 CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
 
 
-class HostedConfig(BaseModel):
-    """The keys of a host's `agentrl` mapping. A host adds its own keys in a subclass."""
+class HostedConfig(EpisodeKeys):
+    """The keys of a host's `agentrl` mapping. A host adds its own keys in a subclass.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    A row's metadata["env"] replaces `env`, but not `env_config`. `limits` override the host's flags. Stripped thoughts
+    may turn one episode into several samples.
+    """
 
-    env: str | None = None
-    """`my_env.py:MyEnv` or `package.module:MyEnv`. A row's metadata["env"] wins, for the Env alone."""
-    env_config: dict[str, Any] = Field(default_factory=dict)
-    limits: dict[str, Any] = Field(default_factory=dict)
-    """Fields of `Limits`. A key given here overrides the host's flags."""
-    reward: str | None = None
-    """Path of a reward function that replaces `Env.score`, written like `env`."""
     model: str | None = None
     """Folder of the tokenizer. Default: the host's."""
     chat_template: str | None = None
@@ -39,19 +32,10 @@ class HostedConfig(BaseModel):
     """Default: the host's."""
     engine: str | None = None
     """URL of an SGLang server or router. Default: the host's."""
-    thinking: Literal["keep", "strip"] = "keep"
-    """Earlier thoughts that the template would drop: keep them as sampled, or strip them. Stripping may turn one
-    episode into several samples."""
     park_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
     """Seconds for which an aborted episode is kept until the host sends it back. 0: never; it restarts."""
     park_folder: str | None = Field(default=None, min_length=1)
     """Folder for parked episodes. Default: a temporary folder of this process, removed at its end."""
-
-    @field_validator("limits")
-    @classmethod
-    def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
-        valid = Limits.of(limits)
-        return {name: getattr(valid, name) for name in limits}
 
     @classmethod
     def parse(cls, where: str, given: Any) -> Self:
@@ -71,19 +55,6 @@ class HostedConfig(BaseModel):
             return Path(self.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"chat_template {self.chat_template}: {exc}; name a readable Jinja file") from exc
-
-    def reward_function(self) -> RewardFn | None:
-        """The function that replaces `Env.score`. Raises ConfigError."""
-        if self.reward is None:
-            return None
-        function = load_object(self.reward)
-        if not callable(function):
-            raise ConfigError(f"reward {self.reward} is {function!r}, not a function of a Trajectory")
-        return function  # type: ignore[no-any-return]
-
-    def episode_limits(self, **implied: JSON) -> Limits:
-        """The limits that the host implies, overridden by the keys of `limits`."""
-        return Limits(**{**implied, **self.limits})
 
 
 def from_environment() -> tuple[str, Any]:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from agentrl._concurrency import is_cancelled
-from agentrl.engine.base import Engine, SamplingParams
+from agentrl.engine.base import Engine
 from agentrl.env import Env, EnvFactory
 from agentrl.episode import run_episode
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
@@ -100,7 +100,8 @@ class _Call:
                 on_turn=forget_old_experts if experts else None,
                 park=resumption.park if config.park_s and not self.evaluation and flags.sends_aborted_again else None,
             )
-            setup = _EpisodeSetup(engine, renderer, self._options(), config.reward_function(), host)
+            options = config.slime_options(flags, self.sampling_params, evaluation=self.evaluation)
+            setup = _EpisodeSetup(engine, renderer, options, config.reward_function(), host)
             trajectory = await self._episode(here, resumption, task, setup)
         if self.evaluation:
             return ship_evaluation(flags, trajectory, self.sample, decode=renderer.decode, extra=resumption.metadata())
@@ -121,14 +122,6 @@ class _Call:
         # slime has already run the code in --hf-checkpoint.
         trusted = self.aborted is not None and model == self.flags.hf_checkpoint
         return await here.renderer(model, self.config.template_text(), kwargs, trust_remote_code=trusted)
-
-    def _options(self) -> EpisodeOptions:
-        # The limits say which budget max_new_tokens is.
-        params = {name: value for name, value in self.sampling_params.items() if name != "max_new_tokens"}
-        limits = self.config.slime_limits(self.flags, self.sampling_params, evaluation=self.evaluation)
-        return EpisodeOptions(
-            limits=limits, sampling_params=cast(SamplingParams, params), thinking=self.config.thinking
-        )
 
     async def _episode(
         self, here: LoopResources, resumption: Resumption, task: Task, setup: _EpisodeSetup

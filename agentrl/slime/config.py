@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self, cast
 
+from agentrl.engine.base import SamplingParams
 from agentrl.errors import ConfigError
 from agentrl.hosting.config import CONFIG_FILE_VARIABLE, HostedConfig, from_environment
 from agentrl.monitor.numerics import NumericsConfig
+from agentrl.options import EpisodeOptions
 from agentrl.slime.host import HostArgs
-from agentrl.types import JSON, Limits
+from agentrl.types import JSON
 
 __all__ = ["CONFIG_FILE_VARIABLE", "SlimeConfig", "fan_out_problems"]
 
@@ -83,12 +85,13 @@ class SlimeConfig(HostedConfig):
         if self.thinking == "strip" and (problems := fan_out_problems(flags)):
             raise ConfigError(f"thinking: strip gives several samples of one episode: {'; '.join(problems)}")
 
-    def slime_limits(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> Limits:
-        """The limits from slime's flags, overridden by the keys of `limits`."""
-        flags = HostArgs.of(args)
+    def slime_options(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> EpisodeOptions:
+        """The options of an episode, with the limits from slime's flags."""
+        flags, params = HostArgs.of(args), dict(sampling_params)
         context = (flags.eval_max_context_len if evaluation else None) or flags.rollout_max_context_len
         budget = "tokens" if self.max_new_tokens == "episode" else "turn_tokens"
-        return self.episode_limits(context=context, **{budget: sampling_params.get("max_new_tokens")})
+        limits = {"context": context, budget: params.pop("max_new_tokens", None)}
+        return self.options(cast(SamplingParams, params), **limits)
 
 
 _parsed: dict[tuple[type[SlimeConfig], str, str], SlimeConfig] = {}

@@ -7,24 +7,22 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agentrl.episode_keys import EpisodeKeys
 from agentrl.errors import ConfigError
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
-from agentrl.types import Limits
 
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo"]
 Credit: TypeAlias = Literal["episode", "turn"]
 KLType: TypeAlias = Literal["k1", "k2", "k3", "low_var_kl"]
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class WarmStartConfig(_Config):
+class WarmStartConfig(BaseModel):
     """Supervised learning from demonstrations before RL, so that there is a reward to find."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     demonstrations: Path
     """JSONL of trajectories, as `Trajectory.to_json` writes them; their loss_mask tokens are imitated."""
@@ -55,15 +53,11 @@ _TINY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """Settings for `tiny`: with random weights turns do not end by themselves, and reading must be learned too."""
 
 
-class TrainConfig(_Config):
+class TrainConfig(EpisodeKeys):
     """An embedded training run: GRPO (arXiv 2402.03300) with clip-higher of DAPO (arXiv 2503.14476), or a relative."""
 
     env: str
     """`file.py:Class` or `package.module:Class`."""
-    env_config: dict[str, Any] = Field(default_factory=dict)
-    """The Env's configuration."""
-    reward: str | None = None
-    """Dotted path of a reward function that replaces `Env.score`."""
     model: str = "tiny"
     """A model's name, or a Hugging Face folder."""
     engine: str = "local"
@@ -84,10 +78,6 @@ class TrainConfig(_Config):
     """Tasks played in a step."""
     group_size: int = Field(8, gt=1)
     """Episodes of each prompt; their mean reward is the baseline."""
-    limits: dict[str, Any] = Field(default_factory=dict)
-    """Bounds of an episode: turns, tokens, turn_tokens, ..."""
-    thinking: Literal["keep", "strip"] = "keep"
-    """Earlier thoughts that the template would drop: kept as sampled, or stripped, each time in a new segment."""
     temperature: float = Field(1.0, gt=0)
     """Temperature of sampling and of the trained log-probs. Evaluation is greedy."""
     concurrency: int = Field(128, gt=0)
@@ -164,18 +154,6 @@ class TrainConfig(_Config):
             **values,
             **{key: {**_TINY_DEFAULTS[key], **own} for key, own in given.items() if isinstance(own, Mapping)},
         }
-
-    @field_validator("limits")
-    @classmethod
-    def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
-        valid = Limits.of(limits)
-        return {name: getattr(valid, name) for name in limits}
-
-    @model_validator(mode="after")
-    def _check_thinking(self) -> Self:
-        if self.thinking == "strip" and self.limits.get("observation_tokens") is not None:
-            raise ValueError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
-        return self
 
     @model_validator(mode="after")
     def _check_credit(self) -> Self:

@@ -23,10 +23,8 @@ from agentrl.engine.base import TrainedEngine
 from agentrl.engine.table import EngineParts, open_engine
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
-from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.render import load_renderer
 from agentrl.render.base import Renderer
 from agentrl.rollout.evaluate import Evaluation, evaluate
@@ -47,7 +45,7 @@ from agentrl.train.warm_start import (
     warm_start_schedule,
 )
 from agentrl.trajectory import Trajectory, total_ledger
-from agentrl.types import Limits, Task
+from agentrl.types import Task
 
 Groups = list[list[Trajectory]]
 
@@ -143,7 +141,7 @@ class Trainer:
         config = self.config
         self.folder.check(config, resume=self._resume)
         envs = EnvFactory(config.env, config.env_config)
-        reward = _load_reward(config.reward)
+        reward = config.reward_function()
         self.stream = TaskStream(load_tasks(config.data, split="train", check=envs.check), config.seed)
         self.eval_tasks = _eval_tasks(config, envs)
         checkpoint = self._find_checkpoint() if self._resume else None
@@ -162,7 +160,7 @@ class Trainer:
             envs=await self._stack.enter_async_context(envs),
             engine=self.engine,
             renderer=renderer,
-            options=EpisodeOptions(limits=Limits(**config.limits), thinking=config.thinking),
+            options=config.options(),
             reward=reward,
             concurrency=config.concurrency,
         )
@@ -462,16 +460,6 @@ def _eval_tasks(config: TrainConfig, envs: EnvFactory) -> list[Task]:
     if not config.eval_data:
         return []
     return load_tasks(config.eval_data, split="eval", check=envs.check)[: config.eval_tasks]
-
-
-def _load_reward(path: str | None) -> RewardFn | None:
-    if path is None:
-        return None
-    reward = load_object(path)
-    if not callable(reward):
-        raise ConfigError(f"reward: {path} is {reward!r}, not a function of a trajectory")
-    found: RewardFn = reward
-    return found
 
 
 def _tensorboard(path: Path, step: int) -> Any:

@@ -74,6 +74,10 @@ def test_a_bad_file(tmp_path, monkeypatch, content, message):
         ({"limits": {"turns": 0}}, r"limits: limits.turns must be positive"),
         ({"max_new_tokens": "run"}, r"max_new_tokens: Input should be 'episode' or 'turn'"),
         ({"thinking": "drop"}, r"thinking: Input should be 'keep' or 'strip'"),
+        (
+            {"thinking": "strip", "limits": {"observation_tokens": 9}},
+            r": thinking \"strip\" renders whole observations",
+        ),
         ({"park_s": -1}, r"park_s: Input should be greater than or equal to 0"),
         ({"park_s": float("inf")}, r"park_s: Input should be a finite number"),
         ({"park_folder": ""}, r"park_folder: String should have at least 1 character"),
@@ -131,17 +135,17 @@ def test_template(tmp_path):
 def test_slimes_flags_become_limits():
     args = SimpleNamespace(rollout_max_context_len=4096, eval_max_context_len=8192)
     params = {"max_new_tokens": 512}
-    limits = read().slime_limits(args, params, evaluation=False)
+    limits = read().slime_options(args, params, evaluation=False).limits
     assert limits == Limits(tokens=512, context=4096)
-    assert read().slime_limits(args, params, evaluation=True).context == 8192
-    turn = read(max_new_tokens="turn").slime_limits(args, params, evaluation=False)
+    assert read().slime_options(args, params, evaluation=True).limits.context == 8192
+    turn = read(max_new_tokens="turn").slime_options(args, params, evaluation=False).limits
     assert (turn.tokens, turn.turn_tokens) == (None, 512)
 
 
 def test_an_explicit_limit_wins():
     args = SimpleNamespace(rollout_max_context_len=4096)
     config = read(limits={"tokens": 2048, "context": None, "turns": 3, "step_s": 9})
-    limits = config.slime_limits(args, {"max_new_tokens": 512}, evaluation=False)
+    limits = config.slime_options(args, {"max_new_tokens": 512}, evaluation=False).limits
     assert limits == Limits(tokens=2048, context=None, turns=3, step_s=9.0)
 
 
@@ -191,7 +195,7 @@ def test_what_slime_cannot_do_to_several_samples_of_one_episode(flags, message):
 
 
 def test_nothing_bounded_by_slime():
-    assert read().slime_limits(SimpleNamespace(), {}, evaluation=False) == Limits()
+    assert read().slime_options(SimpleNamespace(), {}, evaluation=False).limits == Limits()
 
 
 @pytest.mark.filterwarnings("default")
