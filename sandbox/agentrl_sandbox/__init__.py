@@ -1,9 +1,21 @@
 """Back ends of `agentrl.sandbox.Sandbox`.
 
-LocalSandbox runs trusted code as a plain subprocess; FakeSandbox runs nothing and answers from a script, for tests.
+`open_backend` makes one by name: docker and bubblewrap for what a model wrote. LocalSandbox runs trusted code as a
+plain subprocess; FakeSandbox runs nothing and answers from a script, for tests.
 """
 
-from agentrl_sandbox.fake import ExecCall, FakeSandbox, Script
-from agentrl_sandbox.local import LocalSandbox
+from agentrl_sandbox.backend import Backend, Found, open_backend
+from agentrl_sandbox.fake.sandbox import ExecCall, FakeSandbox, Script
+from agentrl_sandbox.local.sandbox import LocalSandbox
+from agentrl_sandbox.spec import SandboxSpec
 
-__all__ = ["ExecCall", "FakeSandbox", "LocalSandbox", "Script"]
+__all__ = [
+    "Backend",
+    "ExecCall",
+    "FakeSandbox",
+    "Found",
+    "LocalSandbox",
+    "SandboxSpec",
+    "Script",
+    "open_backend",
+]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.loading import load_object
 from agentrl.sandbox import Sandbox
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -53,3 +56,75 @@ class Backend(Protocol):
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
         """Remove sandboxes with all that runs in them. Those already gone are no error."""
         ...
+
+
+BACKENDS = {
+    "docker": "agentrl_sandbox.docker.backend:DockerBackend",
+    "bubblewrap": "agentrl_sandbox.bubblewrap.backend:BubblewrapBackend",
+    "local": "agentrl_sandbox.local.backend:LocalBackend",
+    "fake": "agentrl_sandbox.fake.backend:FakeBackend",
+    "auto": "agentrl_sandbox.backend:AutoBackend",
+}
+"""Back ends by name. auto: docker if an engine answers, else bubblewrap."""
+
+log = logging.getLogger(__name__)
+
+
+def open_backend(name: str) -> Backend:
+    """A back end by its name in BACKENDS, or the class at `package.module:Class`; it is not entered yet.
+
+    Raises ConfigError for an unknown name, or if a Python package is missing that the back end needs.
+    """
+    if name not in BACKENDS and not (":" in name or "." in name):
+        raise ConfigError(f"no sandbox back end {name!r}; write one of {', '.join(BACKENDS)}, or package.module:Class")
+    return cast(Backend, load_object(BACKENDS.get(name, name))())
+
+
+class AutoBackend:
+    """Docker if an engine answers, else bubblewrap. Which one it is, is known and logged once it is entered."""
+
+    def __init__(self) -> None:
+        self._chosen: Backend | None = None
+
+    @property
+    def name(self) -> str:
+        return "auto" if self._chosen is None else self._chosen.name
+
+    async def __aenter__(self) -> Self:
+        """See `Backend`. Raises SandboxError, with both reasons, if neither works here."""
+        reasons = []
+        for name in ("docker", "bubblewrap"):
+            try:
+                self._chosen = await open_backend(name).__aenter__()
+            except (SandboxError, ConfigError) as exc:
+                reasons.append(f"{name}: {exc}")
+            else:
+                log.info("sandboxes run in %s", name)
+                return self
+        raise SandboxError(f"no sandbox back end works here ({'; '.join(reasons)})")
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._chosen is not None:
+            await self._chosen.__aexit__(*exc)
+
+    def sandbox(self, spec: SandboxSpec) -> Sandbox:
+        """See `Backend.sandbox`."""
+        return self._entered.sandbox(spec)
+
+    async def prepare(self, image: str) -> None:
+        """See `Backend.prepare`."""
+        await self._entered.prepare(image)
+
+    async def list(self) -> Sequence[Found]:
+        """See `Backend.list`."""
+        return await self._entered.list()
+
+    async def remove(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Backend.remove`."""
+        await self._entered.remove(sandbox_ids)
+
+    @property
+    def _entered(self) -> Backend:
+        if self._chosen is None:
+            raise SandboxError("the back end is not entered; use it within `async with`")
+        return self._chosen

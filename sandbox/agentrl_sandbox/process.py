@@ -1,4 +1,4 @@
-"""A command on this machine: in a process group of its own, its output bounded while it is read."""
+"""A program on this machine, in a session of its own: what back ends without an engine run commands by."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import cast
 
-from agentrl.sandbox import TIMED_OUT, ExecResult
+from agentrl.sandbox import OnOutput
 
 _DYING_S = 5.0
 """How long to wait for the end of a killed process. It takes longer than an instant only if it hangs in the kernel."""
@@ -20,57 +18,82 @@ _TRAILING_S = 0.25
 """How long to wait for output after the end of a command, if a background process still holds its pipes."""
 
 
-class Process(asyncio.SubprocessProtocol):
-    """One process, with the first `max_output` bytes of each of stdout and stderr; the rest is read and dropped."""
+class HostProcess(asyncio.SubprocessProtocol):
+    """A `Running` but for the tree: `kill` ends its process group, and a back end adds what left that."""
 
-    def __init__(self, max_output: int) -> None:
+    def __init__(self, sink: OnOutput) -> None:
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = loop.create_future()
         self.released: asyncio.Future[None] = loop.create_future()
         """Done when the process is gone and its pipes are closed too: nothing is left to release."""
-        self._max_output = max(max_output, 0)
-        self._output = {1: bytearray(), 2: bytearray()}
-        self._truncated = False
+        self._sink = sink
         self._unwanted = False
         self._transport: asyncio.SubprocessTransport | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
 
     async def start(
-        self, argv: Sequence[str | bytes], *, cwd: str, env: Mapping[str, str], stdin: bytes | None
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        stdin: bool,
+        pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start the program and hand it `stdin`. Raises OSError when there is no process to be had."""
+        """Start the program. Raises OSError when there is no process to be had. If this is cancelled, it is killed."""
+        starting = asyncio.get_running_loop().subprocess_exec(
+            lambda: self,
+            *argv,
+            stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
         try:
-            transport, _ = await asyncio.get_running_loop().subprocess_exec(
-                lambda: self,
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-                cwd=cwd,
-                env=env,
-                start_new_session=True,
-            )
+            # Shielded, because an interrupted start leaves a process that cannot be found.
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self.kill_group()
+            raise
         except (OSError, ValueError):
             self.exited.cancel()
             self.released.cancel()
             raise
-        if stdin is not None:
-            pipe = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
-            pipe.write(stdin)
+
+    @property
+    def pid(self) -> int:
+        assert self._transport is not None
+        return self._transport.get_pid()
+
+    async def send(self, data: bytes) -> None:
+        """See `Running.send`."""
+        pipe = self._stdin()
+        if pipe is None or pipe.is_closing() or self.exited.done():
+            raise BrokenPipeError("the command has closed its stdin, or ended")
+        pipe.write(data)
+        await self._writable.wait()
+
+    async def close_stdin(self) -> None:
+        """See `Running.close_stdin`."""
+        if (pipe := self._stdin()) is not None and not pipe.is_closing():
             pipe.write_eof()
 
-    async def wait(self, timeout: float) -> ExecResult:
-        """The result within `timeout` seconds. The process is dead afterwards, even if the caller is cancelled."""
-        try:
-            done, _ = await asyncio.wait([self.exited], timeout=timeout)
-        finally:
-            self.kill()
+    async def ended(self) -> int:
+        """See `Running.ended`."""
+        await asyncio.wait([self.exited])
+        await asyncio.wait([self.released], timeout=_TRAILING_S)
+        code = self.exited.result()
+        return 128 - code if code < 0 else code
+
+    async def kill(self) -> None:
+        """Kill its process group, and wait until it is dead. A process that has ended is left alone."""
+        self.kill_group()
         await asyncio.wait([self.exited], timeout=_DYING_S)
         await asyncio.wait([self.released], timeout=_TRAILING_S)
-        stdout, stderr = (bytes(kept).decode(errors="replace") for kept in self._output.values())
-        code = self.exited.result() if done else TIMED_OUT
-        return ExecResult(
-            128 - code if code < 0 else code, stdout, stderr, timed_out=not done, truncated=self._truncated
-        )
 
-    def kill(self) -> None:
+    def kill_group(self) -> None:
         """Kill the process and its group, as soon as it runs. A process that has ended is left alone."""
         self._unwanted = True
         if self._transport is not None and not self.exited.done():
@@ -84,72 +107,36 @@ class Process(asyncio.SubprocessProtocol):
             self._transport.close()
         await asyncio.wait([self.released], timeout=_DYING_S)
 
+    def _stdin(self) -> asyncio.WriteTransport | None:
+        assert self._transport is not None
+        return cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
+
+    # --- what the event loop calls ------------------------------------------------------------------------------------
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
         if self._unwanted:
-            self.kill()
+            self.kill_group()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        kept = self._output[fd]
-        room = self._max_output - len(kept)
-        kept += data[:room]
-        self._truncated |= len(data) > room
+        self._sink("stdout" if fd == 1 else "stderr", data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 0:
+            self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
 
     def process_exited(self) -> None:
         assert self._transport is not None
         self.exited.set_result(cast(int, self._transport.get_returncode()))
+        self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         assert self._transport is not None
         self._transport.close()
         self.released.set_result(None)
-
-
-def kill_all(variable: str, value: str, root: Path) -> None:
-    """Kill the processes of a sandbox that left their process group, and wait until there are none.
-
-    They are those that inherited `variable=value`, those that have no terminal and work in a folder below `root`, and
-    the children of either. It needs /proc: without one, as on macOS, it finds nothing.
-    """
-    mark = f"{variable}={value}".encode()
-    deadline = time.monotonic() + _DYING_S
-    while (pids := belonging(mark, root)) and time.monotonic() < deadline:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def belonging(mark: bytes, root: Path) -> set[int]:
-    """The processes that `kill_all` kills. A person's shell that looks around below `root` has a terminal: not it."""
-    parents: dict[int, int] = {}
-    found: set[int] = set()
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not name.isdecimal():
-            continue
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            state, parent, terminal = _status(Path("/proc", name))
-            if state == "Z":  # dead; only its parent can bury it
-                continue
-            parents[int(name)] = parent
-            if _is_marked(Path("/proc", name), mark) or (not terminal and _works_below(Path("/proc", name), root)):
-                found.add(int(name))
-    found.discard(os.getpid())
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-def _status(process: Path) -> tuple[str, int, int]:
-    """Its state, its parent and its terminal (0: none)."""
-    fields = (process / "stat").read_text().rpartition(")")[2].split()
-    return fields[0], int(fields[1]), int(fields[4])
-
-
-def _is_marked(process: Path, mark: bytes) -> bool:
-    return mark in (process / "environ").read_bytes().split(b"\0")
-
-
-def _works_below(process: Path, root: Path) -> bool:
-    folder = Path(os.readlink(process / "cwd"))
-    return folder == root or root in folder.parents

@@ -19,13 +19,13 @@ class SandboxSpec(BaseModel):
     """Commands run as this user unless they name another. `agent` is unprivileged; `root` has no capabilities."""
     workdir: str = "/work"
     """The writable folder in which commands start. `/tmp` is writable too."""
-    memory_mb: int = Field(1024, gt=0)
-    cpus: float = Field(1.0, gt=0)
-    pids: int = Field(256, gt=0)
+    memory_mb: int = Field(default=1024, gt=0)
+    cpus: float = Field(default=1.0, gt=0)
+    pids: int = Field(default=256, gt=0)
     """Processes and threads at a time."""
-    disk_mb: int = Field(512, gt=0)
+    disk_mb: int = Field(default=512, gt=0)
     """Size of the writable folders together. Where they are kept in memory, they count towards `memory_mb` too."""
-    file_mb: int = Field(256, gt=0)
+    file_mb: int = Field(default=256, gt=0)
     """Largest single file."""
     network: Literal["none", "open"] = "none"
     """none: a loopback interface only. open: whatever the host reaches."""
@@ -35,7 +35,7 @@ class SandboxSpec(BaseModel):
     """Added to the environment of every command. Nothing of the host's own environment is passed in."""
     sockets: Mapping[str, str] = Field(default_factory=dict)
     """Unix sockets of the host to mount in: path in the sandbox -> path on the host."""
-    lifetime_s: float = Field(3600.0, gt=0)
+    lifetime_s: float = Field(default=3600.0, gt=0)
     """After this long the reaper may remove the sandbox, even if its owner is alive."""
 
     def loosened(self) -> list[str]:

@@ -1,0 +1,309 @@
+"""ShellSandbox: the whole Sandbox protocol in terms of one primitive of the back end, which starts a program inside.
+
+Files travel through programs that run inside, as the asked user (cat, head, tar). So no path of the host is ever made
+from what a sandbox says, and links in it lead nowhere else than they do inside.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import errno
+import io
+import logging
+import os
+import posixpath
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, ClassVar, Self
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.sandbox import ExecResult, FileContent, OnOutput, Process, Snapshot
+from agentrl_sandbox import tools, trees
+from agentrl_sandbox.command import Running, ShellProcess, Unstartable, fed, finish, fits
+from agentrl_sandbox.output import Output
+from agentrl_sandbox.paths import absolute
+from agentrl_sandbox.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
+
+_TOOL_S = 300.0
+"""Seconds for one transfer of a file or a tree."""
+_PING_S = 20.0
+_PIECE = 256 << 10
+_told: set[tuple[str, str]] = set()
+
+
+class ShellSandbox(abc.ABC):
+    """What back ends share. A back end writes `_open`, `_close` and `_spawn`, and overrides other hooks if it must."""
+
+    kind: ClassVar[str]
+    """The back end's name; `sandbox_id` starts with it."""
+    shell: Sequence[str] = ("bash", "-c")
+    tool_path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    """PATH of the programs by which files travel: folders that no command of the sandbox can write to."""
+
+    def __init__(self, spec: SandboxSpec, sandbox_id: str) -> None:
+        self.spec = spec
+        self.sandbox_id = sandbox_id
+        self._state = "new"
+
+    # --- what a back end gives ----------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def _open(self) -> None:
+        """Create the sandbox. If this raises or is cancelled, `_close` is called."""
+
+    @abc.abstractmethod
+    async def _close(self) -> None:
+        """Remove the sandbox with all that runs in it, even one that was opened only in part. Not cancelled."""
+
+    @abc.abstractmethod
+    async def _spawn(
+        self, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
+    ) -> Running:
+        """Start a program. `env` is added to the sandbox's own environment, in which `spec.env` is. Without `stdin`,
+        its stdin is empty.
+
+        If this is cancelled, no process is left. Raises FileNotFoundError for a `cwd` that is no folder, and
+        SandboxKilledError or SandboxError if nothing can be started.
+        """
+
+    def _check_user(self, user: str) -> None:  # noqa: B027 - by default each user will do
+        """Raises ConfigError, with the remedy, if the back end cannot act as this user."""
+
+    def _resolve(self, sandbox_path: str) -> str:
+        """The absolute path by which programs inside know it. May raise OSError."""
+        return absolute(posixpath.join(self.spec.workdir, sandbox_path))
+
+    def _folders(self) -> tuple[str, ...]:
+        """The writable folders, which a snapshot holds."""
+        workdir = absolute(self.spec.workdir)
+        return ("/tmp",) if f"{workdir}/".startswith("/tmp/") else (workdir, "/tmp")
+
+    # --- the protocol -------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise SandboxError(f"sandbox {self.sandbox_id} was used before; make a new one")
+        self._tell_loosened()
+        self._state = "opening"
+        try:
+            await self._open()
+        except BaseException:
+            self._state = "closed"
+            await finish(self._close())
+            raise
+        self._state = "open"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove the sandbox with all that runs in it, even if this call is cancelled. Safe to call twice."""
+        if self._state != "new":
+            self._state = "closed"
+            await finish(self._close())
+
+    async def exec(
+        self,
+        cmd: str,
+        *,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 120,
+        check: bool = False,
+        idempotent: bool = True,
+        cwd: str | None = None,
+        stdin: bytes | None = None,
+        max_output: int = 1 << 20,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        process = await self._launch(cmd, user, env, cwd, stdin is not None, Output(max_output, on_output))
+        try:
+            async with fed(_send(process, io.BytesIO(stdin)) if stdin is not None else None):
+                result = await process.wait(timeout)
+        except asyncio.CancelledError:
+            await process.kill()
+            raise
+        return result.require(cmd) if check else result
+
+    async def start(
+        self,
+        cmd: str,
+        *,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        max_output: int = 1 << 20,
+        on_output: OnOutput | None = None,
+    ) -> Process:
+        """See `Sandbox.start`."""
+        return await self._launch(cmd, user, env, cwd, True, Output(max_output, on_output))
+
+    async def write_file(self, sandbox_path: str, content: FileContent, *, user: str | None = None) -> None:
+        """See `Sandbox.write_file`."""
+        user, path = self._admit(user), self._file(sandbox_path)
+        with _readable(content) as source:
+            size = source.seek(0, os.SEEK_END)
+            source.seek(0)
+            await self._tool(tools.WRITE, path, str(size), user=user, name=sandbox_path, source=source)
+
+    async def read_file(self, sandbox_path: str, *, user: str | None = None) -> str:
+        """See `Sandbox.read_file`. Longer files than `read_bytes` reads by default raise OSError with EFBIG."""
+        return (await self.read_bytes(sandbox_path, user=user)).decode(errors="replace")
+
+    async def read_bytes(self, sandbox_path: str, *, user: str | None = None, max_bytes: int = 64 << 20) -> bytes:
+        """See `Sandbox.read_bytes`."""
+        user, path = self._admit(user), self._file(sandbox_path)
+        target = io.BytesIO()
+        asked = str(max_bytes + 1)
+        await self._tool(tools.READ, path, asked, user=user, name=sandbox_path, target=target, limit=max_bytes)
+        return target.getvalue()
+
+    async def upload(self, source: Path, sandbox_path: str, *, user: str | None = None) -> None:
+        """See `Sandbox.upload`."""
+        user, path = self._admit(user), self._file(sandbox_path)
+        if not os.path.isdir(source):  # noqa: ASYNC240 - quick
+            return await self._upload_file(source, sandbox_path, user)
+        with tempfile.TemporaryFile() as archive:
+            await asyncio.to_thread(trees.pack, source, archive)
+            archive.seek(0)
+            await self._tool(tools.UNPACK, path, user=user, name=sandbox_path, source=archive)
+        return None
+
+    async def download(
+        self, sandbox_path: str, target: Path, *, user: str | None = None, max_bytes: int = 256 << 20
+    ) -> None:
+        """See `Sandbox.download`. A file becomes the file `target`."""
+        user, path = self._admit(user), self._file(sandbox_path)
+        with tempfile.TemporaryFile() as archive:
+            room = max_bytes + trees.OVERHEAD
+            await self._tool(tools.PACK, path, user=user, name=sandbox_path, target=archive, limit=room)
+            archive.seek(0)
+            await finish(asyncio.to_thread(trees.unpack, archive, target, max_bytes, sandbox_path))
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        user, folders = self._admit(None), self._folders()
+        target = io.BytesIO()
+        limit = (self.spec.disk_mb << 20) + trees.OVERHEAD
+        await self._tool(tools.SAVE, *_relative(folders), user=user, target=target, limit=limit)
+        return Snapshot(target.getvalue(), folders)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """See `Sandbox.restore`. Raises ConfigError for a snapshot of other folders."""
+        user, folders = self._admit(None), self._folders()
+        if snapshot.folders != folders:
+            raise ConfigError(
+                f"the snapshot holds {', '.join(snapshot.folders)}, but sandbox {self.sandbox_id} writes to "
+                f"{', '.join(folders)}; restore it in one with the same workdir"
+            )
+        await self._tool(tools.RESTORE, *_relative(folders), user=user, source=io.BytesIO(snapshot.archive))
+
+    async def ping(self) -> None:
+        """See `Sandbox.ping`."""
+        self._admit(None)
+        result = await self.exec(":", timeout=_PING_S)
+        if result.exit_code:
+            said = "does not answer" if result.timed_out else f"cannot run a command: {result.stderr.strip()}"
+            raise SandboxError(f"sandbox {self.sandbox_id} {said}")
+
+    # --- how ----------------------------------------------------------------------------------------------------------
+
+    def _admit(self, user: str | None) -> str:
+        """The user to act as, if the sandbox is open."""
+        if self._state != "open":
+            raise SandboxError(f"sandbox {self.sandbox_id} is not open; use it within `async with`")
+        user = user or self.spec.user
+        self._check_user(user)
+        return user
+
+    def _check_still_open(self) -> None:
+        if self._state != "open":
+            raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it")
+
+    def _file(self, sandbox_path: str) -> str:
+        if "\0" in sandbox_path:
+            raise FileNotFoundError(errno.ENOENT, "no path can hold a NUL character", sandbox_path)
+        return self._resolve(sandbox_path)
+
+    async def _launch(
+        self, cmd: str, user: str | None, env: Mapping[str, str] | None, cwd: str | None, stdin: bool, output: Output
+    ) -> Process:
+        user, env = self._admit(user), env or {}
+        for name, value in env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ConfigError(f"no environment can hold {name!r}={value[:80]!r}; leave NUL and = out")
+        folder = self._file(cwd or ".")
+        if not fits(cmd):
+            return Unstartable()
+        try:
+            running = await self._spawn(
+                [*self.shell, cmd], user=user, env=env, cwd=folder, stdin=stdin, sink=output.add
+            )
+        except FileNotFoundError as exc:
+            raise FileNotFoundError(errno.ENOENT, "no such folder in the sandbox", cwd or ".") from exc
+        return ShellProcess(running, output, self._check_still_open)
+
+    async def _tool(
+        self,
+        script: str,
+        *args: str,
+        user: str,
+        name: str | None = None,
+        source: IO[bytes] | None = None,
+        target: IO[bytes] | None = None,
+        limit: int = 1 << 20,
+    ) -> None:
+        """Run a script of `tools` in the root. OSError is about `name`, the path as the caller wrote it; more output
+        than `limit` bytes is one with EFBIG."""
+        catch = tools.Catch(target or io.BytesIO(), limit)
+        running = await self._spawn(
+            ["sh", "-c", script, "sh", *args],
+            user=user,
+            env={"PATH": self.tool_path, "LC_ALL": "C"},
+            cwd=self._resolve("/"),
+            stdin=source is not None,
+            sink=catch.add,
+        )
+        process = ShellProcess(running, catch.said, self._check_still_open)
+        try:
+            async with fed(_send(process, source) if source is not None else None), catch.killing(process):
+                result = await process.wait(_TOOL_S)
+        except asyncio.CancelledError:
+            await process.kill()
+            raise
+        catch.check(result, name, self.sandbox_id)
+
+    async def _upload_file(self, source: Path, sandbox_path: str, user: str) -> None:
+        await self.write_file(sandbox_path, source, user=user)
+        mode = f"{os.stat(source).st_mode & 0o777:o}"
+        await self._tool(tools.CHMOD, self._file(sandbox_path), mode, user=user, name=sandbox_path)
+
+    def _tell_loosened(self) -> None:
+        """Log what is less safe than the defaults: once for each kind of sandbox, as a pool makes many alike."""
+        for what in self.spec.loosened():
+            if (self.kind, what) not in _told:
+                _told.add((self.kind, what))
+                log.warning("%s sandboxes are less safe than by default: %s", self.kind, what)
+
+
+async def _send(process: Process, source: IO[bytes]) -> None:
+    """Hand a file to a command, piece by piece."""
+    while piece := source.read(_PIECE):
+        await process.send(piece)
+    await process.close_stdin()
+
+
+def _relative(folders: Sequence[str]) -> list[str]:
+    return [f"./{folder.lstrip('/')}" for folder in folders]
+
+
+def _readable(content: FileContent) -> IO[bytes]:
+    if isinstance(content, Path):
+        return content.open("rb")
+    return io.BytesIO(content.encode(errors="replace") if isinstance(content, str) else content)

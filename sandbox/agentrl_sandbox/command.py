@@ -1,0 +1,139 @@
+"""A command in a sandbox: what a back end gives of it, and what the protocol makes of that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from agentrl.sandbox import CANNOT_RUN, ExecResult
+from agentrl_sandbox.output import Output
+
+T = TypeVar("T")
+
+_LONGEST_SCRIPT = 128 << 10
+"""Bytes; Linux takes no longer argument to a program."""
+_PIECE = 256 << 10
+
+
+class Running(Protocol):
+    """A command that a back end has started. Its output goes to the sink that `ShellSandbox._spawn` was given."""
+
+    async def send(self, data: bytes) -> None:
+        """Write to its stdin and wait while the pipe is full. Raises BrokenPipeError once nobody reads."""
+        ...
+
+    async def close_stdin(self) -> None: ...
+
+    async def ended(self) -> int:
+        """Wait until its first process has ended and its output is delivered; the exit code, 128 + n for signal n.
+
+        A background process that still holds the pipes delays it by a moment only. May be cancelled and called again.
+        Raises SandboxKilledError or SandboxError if the sandbox ended meanwhile.
+        """
+        ...
+
+    async def kill(self) -> None:
+        """Kill it with its whole process tree, if it has not ended, and wait until it is dead and its output is
+        delivered. Raises SandboxKilledError if the sandbox had to be killed for it. Safe to call twice."""
+        ...
+
+
+class ShellProcess:
+    """An `agentrl.sandbox.Process` made of a Running and its Output."""
+
+    def __init__(self, running: Running, output: Output, check_open: Callable[[], None]) -> None:
+        self._running = running
+        self._output = output
+        self._check_open = check_open
+        """Raises SandboxError if the sandbox was closed meanwhile."""
+        self._result: ExecResult | None = None
+
+    async def send(self, data: bytes) -> None:
+        """See `Process.send`."""
+        for start in range(0, len(data), _PIECE):
+            await self._running.send(data[start : start + _PIECE])
+
+    async def close_stdin(self) -> None:
+        """See `Process.close_stdin`."""
+        await self._running.close_stdin()
+
+    async def wait(self, timeout: float | None = None) -> ExecResult:
+        """See `Process.wait`."""
+        if self._result is None:
+            code = await self._code(timeout)
+            self._check_open()
+            if self._result is None:  # another `wait` may have been first
+                self._result = self._output.timed_out() if code is None else self._output.result(code)
+        return self._result
+
+    async def kill(self) -> None:
+        """See `Process.kill`."""
+        await finish(self._running.kill())
+
+    async def _code(self, timeout: float | None) -> int | None:
+        """None: it was killed at its timeout."""
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                return await self._running.ended()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        await self.kill()
+        return None
+
+
+class Unstartable:
+    """The process of a command that no shell takes."""
+
+    def __init__(self) -> None:
+        self._result = ExecResult(CANNOT_RUN, "", "cannot run the command: it is too long or holds a NUL character\n")
+
+    async def send(self, data: bytes) -> None:
+        raise BrokenPipeError("the command did not start")
+
+    async def close_stdin(self) -> None: ...
+
+    async def wait(self, timeout: float | None = None) -> ExecResult:
+        return self._result
+
+    async def kill(self) -> None: ...
+
+
+def fits(script: str) -> bool:
+    """Whether a shell can take it."""
+    data = script.encode(errors="replace")
+    return b"\0" not in data and len(data) < _LONGEST_SCRIPT
+
+
+@contextlib.asynccontextmanager
+async def fed(feed: Coroutine[Any, Any, None] | None) -> AsyncIterator[None]:
+    """Run `feed`, which writes to a command's stdin, beside the body. That nobody reads is no error."""
+    if feed is None:
+        yield
+        return
+    task = asyncio.create_task(feed)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled() and not isinstance(task.exception(), BrokenPipeError):
+        task.result()
+
+
+async def finish(work: Awaitable[T]) -> T:
+    """Wait for `work` to its end, even if the caller is cancelled. The cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise cancelled from error
+    raise cancelled

@@ -1,0 +1,1 @@
+"""A sandbox for tests that runs nothing."""

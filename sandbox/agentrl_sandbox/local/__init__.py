@@ -1,0 +1,1 @@
+"""Plain subprocesses on this machine: no isolation, for trusted code only."""

@@ -1,0 +1,65 @@
+"""The processes of a local sandbox, found by what they inherit or where they work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+_DYING_S = 5.0
+
+
+def kill_all(marks: set[bytes], root: Path | None) -> None:
+    """Kill the processes that `belonging` finds, and wait until there are none.
+
+    It needs /proc: without one, as on macOS, it finds nothing.
+    """
+    deadline = time.monotonic() + _DYING_S
+    while (pids := belonging(marks, root)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def belonging(marks: set[bytes], root: Path | None) -> set[int]:
+    """The processes that have all `marks` (`NAME=value`) in their environment, those that have no terminal and work in
+    a folder below `root`, and the children of either.
+
+    A person's shell that looks around below `root` has a terminal: not it.
+    """
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            state, parent, terminal = _status(Path("/proc", name))
+            if state == "Z":  # dead; only its parent can bury it
+                continue
+            parents[int(name)] = parent
+            if _is_marked(Path("/proc", name), marks) or (not terminal and _works_below(Path("/proc", name), root)):
+                found.add(int(name))
+    found.discard(os.getpid())
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def _status(process: Path) -> tuple[str, int, int]:
+    """Its state, its parent and its terminal (0: none)."""
+    fields = (process / "stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[1]), int(fields[4])
+
+
+def _is_marked(process: Path, marks: set[bytes]) -> bool:
+    return marks <= set((process / "environ").read_bytes().split(b"\0"))
+
+
+def _works_below(process: Path, root: Path | None) -> bool:
+    if root is None:
+        return False
+    folder = Path(os.readlink(process / "cwd"))
+    return folder == root or root in folder.parents

@@ -1,0 +1,178 @@
+"""A sandbox that isolates nothing: subprocesses in a temporary folder, for trusted code on your own machine."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import logging
+import os
+import pwd
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.sandbox import OnOutput
+from agentrl_sandbox.base import ShellSandbox
+from agentrl_sandbox.local.marked import kill_all
+from agentrl_sandbox.paths import absolute
+from agentrl_sandbox.process import HostProcess
+from agentrl_sandbox.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
+
+_MARK = "AGENTRL_SANDBOX"
+"""Environment variable by which a sandbox knows its processes, those that left their process group included."""
+_COMMAND = "AGENTRL_COMMAND"
+"""Environment variable by which a command's processes are told from those of other commands of the sandbox."""
+
+_LIMITED = 'ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; exec "$@"'
+"""Limits of each process alone: no core files, the size of a file, memory. No limit can be raised above the host's."""
+
+
+class LocalSandbox(ShellSandbox):
+    """NO ISOLATION. Commands run on this machine, as you, and can read, change and delete whatever you can.
+
+    It is for code you would run in your own shell: your tests, a demo, an Env that is itself harmless. Never give it
+    what a model wrote; that takes a back end with containers. `trusted=True` says that you know.
+
+    What it does give: a temporary folder that is the sandbox's root, an environment without your variables (PATH
+    stays; no API key is inherited), limits of memory and file size for each process (`spec.memory_mb`, `file_mb`; no
+    other limit of the spec is enforced), and an end: closing kills the processes it started and removes the folder.
+
+    What closing cannot find lives on: a process that dropped its environment, left the folder and lost its parent, all
+    three. A timeout kills by environment and process group alone. Without /proc, as on macOS, only process groups are
+    found. A SIGKILL of this process closes nothing.
+
+    The methods for files, and `cwd`, take paths from that root: "/workspace/x" is `<root>/workspace/x`, `..` stops
+    at the root, and a symbolic link that leads out raises PermissionError. A *command* sees the host's paths, so
+    write commands with relative paths; they start in `cwd`, or in `spec.workdir`: the root, unless a spec is given.
+
+    All runs as the user you are. `user` may name that user, or be "root" or `spec.user`, the protocol's words for the
+    sandbox's owner; any other raises ConfigError, as nothing here would keep the two apart.
+    """
+
+    kind = "local"
+
+    def __init__(self, spec: SandboxSpec | None = None, *, trusted: bool = False) -> None:
+        if not trusted:
+            raise ConfigError(
+                "LocalSandbox isolates nothing: commands run on this machine as you; "
+                "pass trusted=True if the code is yours, or use a sandbox with containers"
+            )
+        super().__init__(spec or SandboxSpec(workdir="/"), f"local-{secrets.token_hex(6)}")
+        self.shell = (shutil.which("bash") or "/bin/sh", "-c")
+        self.tool_path = os.environ.get("PATH", os.defpath)
+        self._root: Path | None = None
+        self._processes: set[LocalProcess] = set()
+        self._numbers = itertools.count()
+
+    @property
+    def root(self) -> Path:
+        """The folder on this machine that is the sandbox's root."""
+        if self._root is None:
+            raise SandboxError(f"sandbox {self.sandbox_id} is not open; use it within `async with`")
+        return self._root
+
+    async def _open(self) -> None:
+        log.warning("sandbox %s isolates nothing: commands run on this machine as you", self.sandbox_id)
+        self._root = _make_folder(f"agentrl-{self.sandbox_id}-")
+        os.makedirs(self._resolve("."), exist_ok=True)
+
+    async def _close(self) -> None:
+        if self._root is None:
+            return
+        for process in self._processes:
+            process.kill_group()
+        try:
+            await asyncio.to_thread(self._destroy, self._root)
+        finally:
+            await asyncio.gather(*(process.release() for process in self._processes))
+
+    def _destroy(self, root: Path) -> None:
+        kill_all({f"{_MARK}={self.sandbox_id}".encode()}, root)
+        _remove(root)
+
+    def _check_user(self, user: str) -> None:
+        if user not in ("root", self.spec.user, me := _current_user()):
+            raise ConfigError(
+                f"LocalSandbox runs everything as {me!r} and cannot act as {user!r}; "
+                "leave `user` out, or use a sandbox with containers"
+            )
+
+    def _folders(self) -> tuple[str, ...]:
+        return (absolute(self.spec.workdir),)
+
+    def _resolve(self, sandbox_path: str) -> str:
+        """The path on this machine, with all links followed."""
+        real = os.path.realpath(f"{self.root}{super()._resolve(sandbox_path)}")
+        if not Path(real).is_relative_to(self.root):
+            raise PermissionError(errno.EACCES, "the path leads out of the sandbox", sandbox_path)
+        return real
+
+    async def _spawn(
+        self, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
+    ) -> LocalProcess:
+        if not os.path.isdir(cwd):  # noqa: ASYNC240 - quick
+            raise FileNotFoundError(errno.ENOENT, "no such folder in the sandbox", cwd)
+        marks = {_MARK: self.sandbox_id, _COMMAND: str(next(self._numbers))}
+        process = LocalProcess(sink, {f"{name}={value}".encode() for name, value in marks.items()})
+        self._processes.add(process)
+        process.released.add_done_callback(lambda _: self._processes.discard(process))
+        limits = _LIMITED.format(blocks=self.spec.file_mb << 11, kilobytes=self.spec.memory_mb << 10)
+        base = {"PATH": self.tool_path, "LANG": "C.UTF-8", "HOME": str(self.root)}
+        try:
+            await process.start(
+                ["/bin/sh", "-c", limits, "sh", *(word.encode(errors="replace") for word in argv)],
+                cwd=cwd,
+                env=base | dict(self.spec.env) | dict(env) | marks,
+                stdin=stdin,
+            )
+        except OSError as exc:
+            raise SandboxError(f"sandbox {self.sandbox_id} cannot start a shell: {exc.strerror}") from exc
+        return process
+
+
+class LocalProcess(HostProcess):
+    """A command with the marks by which its tree is found."""
+
+    def __init__(self, sink: OnOutput, marks: set[bytes]) -> None:
+        super().__init__(sink)
+        self._marks = marks
+
+    async def kill(self) -> None:
+        """See `Running.kill`."""
+        if self.exited.done():
+            return
+        self.kill_group()
+        await asyncio.to_thread(kill_all, self._marks, None)
+        await super().kill()
+
+
+def _make_folder(prefix: str) -> Path:
+    """Make a folder. Its path is resolved, because links in it must not look like a way out of the sandbox."""
+    return Path(os.path.realpath(tempfile.mkdtemp(prefix=prefix)))
+
+
+def _current_user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container, a user may have a number and no name
+        return str(os.getuid())
+
+
+def _remove(root: Path) -> None:
+    if not root.exists():
+        return
+    try:
+        shutil.rmtree(root)
+    except PermissionError:  # a command made folders read-only
+        root.chmod(0o700)
+        for folder, names, _ in os.walk(root):
+            for path in (Path(folder, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+        shutil.rmtree(root)

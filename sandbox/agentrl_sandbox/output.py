@@ -1,0 +1,99 @@
+"""What is kept of a command's output: of each stream the first half, the last half, and a mark between them."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from agentrl.sandbox import TIMED_OUT, ExecResult, OnOutput
+
+Stream: TypeAlias = Literal["stdout", "stderr"]
+
+
+class Kept:
+    """At most `limit` bytes of one stream, in memory of that order however much comes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = max(limit, 0)
+        self._tail_limit = self._limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+
+    def add(self, data: bytes) -> None:
+        if room := self._limit - self._tail_limit - len(self._head):
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * self._tail_limit + (64 << 10):  # not at each piece: this moves memory
+            self._trim()
+
+    @property
+    def truncated(self) -> bool:
+        return self._dropped > 0 or len(self._tail) > self._tail_limit
+
+    def text(self) -> str:
+        """The stream, with U+FFFD for what is not UTF-8. A character at the cut is left out whole."""
+        self._trim()
+        if not self._dropped:
+            return (self._head + self._tail).decode(errors="replace")
+        head, tail = _without_part_at_end(self._head), _without_part_at_start(self._tail)
+        dropped = self._dropped + len(self._head) - len(head) + len(self._tail) - len(tail)
+        mark = f"\n[... {dropped:,} bytes left out ...]\n" if self._limit else ""
+        return head.decode(errors="replace") + mark + tail.decode(errors="replace")
+
+    def _trim(self) -> None:
+        surplus = max(len(self._tail) - self._tail_limit, 0)
+        del self._tail[:surplus]
+        self._dropped += surplus
+
+
+class Output:
+    """The two streams of a command. Each piece is also handed to `on_output`; what that raises is kept in `error`."""
+
+    def __init__(self, max_output: int, on_output: OnOutput | None = None) -> None:
+        self._kept: dict[Stream, Kept] = {"stdout": Kept(max_output), "stderr": Kept(max_output)}
+        self._on_output = on_output
+        self.error: Exception | None = None
+
+    def add(self, stream: Stream, data: bytes) -> None:
+        self._kept[stream].add(data)
+        if self._on_output is None or self.error is not None:
+            return
+        try:
+            self._on_output(stream, data)
+        except Exception as exc:  # noqa: BLE001 - a boundary: the caller's own code, called from within the event loop
+            self.error = exc
+
+    def result(self, exit_code: int) -> ExecResult:
+        """The result of a command that ended. Raises what `on_output` raised."""
+        return self._result(exit_code, timed_out=False)
+
+    def timed_out(self) -> ExecResult:
+        return self._result(TIMED_OUT, timed_out=True)
+
+    def _result(self, exit_code: int, *, timed_out: bool) -> ExecResult:
+        if self.error is not None:
+            raise self.error
+        truncated = any(kept.truncated for kept in self._kept.values())
+        stdout, stderr = (kept.text() for kept in self._kept.values())
+        return ExecResult(exit_code, stdout, stderr, timed_out=timed_out, truncated=truncated)
+
+
+def _without_part_at_end(data: bytearray) -> bytearray:
+    """Without the last bytes, if they begin a UTF-8 character that they do not end."""
+    for length in range(1, min(4, len(data) + 1)):
+        byte = data[-length]
+        if byte >= 0xC0:
+            needs = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[:-length] if needs > length else data
+        if byte < 0x80:
+            return data
+    return data
+
+
+def _without_part_at_start(data: bytearray) -> bytearray:
+    """Without the first bytes, if they end a UTF-8 character that they do not begin."""
+    start = 0
+    while start < min(3, len(data)) and 0x80 <= data[start] < 0xC0:
+        start += 1
+    return data[start:]
