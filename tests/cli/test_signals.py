@@ -59,7 +59,7 @@ def test_sigterm_leaves_no_process_and_no_folder(folder, start, monkeypatch, com
     _, stderr = process.communicate(timeout=60)
 
     assert process.returncode == 143, stderr
-    assert stderr.startswith("terminated: "), stderr
+    assert "\nterminated: " in f"\n{stderr}", stderr
     assert "Traceback" not in stderr
     pids = (folder / "tmp" / "pids").read_text().split()
     assert pids

@@ -95,7 +95,7 @@ async def test_timeout_is_a_result(sandbox):
 
 async def test_output_is_cut_at_max_output(sandbox):
     result = await sandbox.exec(LOUD, max_output=4)
-    assert (result.exit_code, result.stdout, result.truncated) == (0, "0000", True)
+    assert (result.exit_code, result.stdout, result.truncated) == (0, "00\n[... 6 bytes left out ...]\n00", True)
 
 
 async def test_output_of_just_max_output_is_whole(sandbox):

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError, SandboxError
-from agentrl_sandbox import LocalSandbox, local, process
+from agentrl_sandbox import LocalSandbox
+from agentrl_sandbox.local import marked
+from agentrl_sandbox.local import sandbox as local
 
 HAS_PROC = os.path.isdir("/proc/self")
 
@@ -84,11 +86,11 @@ async def test_only_the_user_it_runs_as_is_taken(box):
     me = (await box.exec("id -un", check=True)).stdout.strip()
     assert (await box.exec("id -un", user=me)).stdout.strip() == me
     for use in (
-        lambda: box.exec("true", user="agent"),
-        lambda: box.write_file("/a", "x", user="agent"),
-        lambda: box.read_file("/a", user="agent"),
+        lambda: box.exec("true", user="other"),
+        lambda: box.write_file("/a", "x", user="other"),
+        lambda: box.read_file("/a", user="other"),
     ):
-        with pytest.raises(ConfigError, match="cannot act as 'agent'"):
+        with pytest.raises(ConfigError, match="cannot act as 'other'"):
             await use()
 
 
@@ -132,8 +134,11 @@ async def test_death_by_signal_is_told_as_a_shell_does(box):
 
 
 async def test_no_process_to_be_had_is_an_infrastructure_error(box, monkeypatch):
-    monkeypatch.setattr(local.shutil, "which", lambda name: "/no/such/shell")
-    with pytest.raises(SandboxError, match=r"cannot start a shell: No such file"):
+    async def refused(*args, **kwargs):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "subprocess_exec", refused)
+    with pytest.raises(SandboxError, match=r"cannot start a shell: Resource temporarily unavailable"):
         await box.exec("true")
     assert await released(box)
 
@@ -185,7 +190,7 @@ async def test_what_is_no_file_is_refused_at_once(box):
                 await box.read_file(path)
             with pytest.raises(OSError, match=path):
                 await box.write_file(path, "x")
-            assert read.value.errno in (errno.EINVAL, errno.EISDIR, errno.ELOOP)
+            assert read.value.errno in (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENOENT)
 
 
 async def test_errors_do_not_show_where_the_sandbox_lies(box):
@@ -207,7 +212,8 @@ async def test_endless_output_takes_bounded_memory(box):
     finally:
         tracemalloc.stop()
     assert peak < 5_000_000
-    assert (result.exit_code, len(result.stdout), result.stderr, result.truncated) == (0, 1000, "done\n", True)
+    assert (result.exit_code, result.stderr, result.truncated) == (0, "done\n", True)
+    assert result.stdout == "y\n" * 250 + "\n[... 49,999,000 bytes left out ...]\n" + "y\n" * 250
 
 
 async def test_what_came_before_a_timeout_is_kept(box):
@@ -247,7 +253,7 @@ async def test_cancellation_at_any_moment_of_the_start_leaves_nothing(box):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert await released(box)
-    assert not process.belonging(f"AGENTRL_SANDBOX={box.sandbox_id}".encode(), box.root)
+    assert not marked.belonging({f"AGENTRL_SANDBOX={box.sandbox_id}".encode()}, box.root)
 
 
 async def test_the_background_lives_until_close():
@@ -381,15 +387,6 @@ async def test_close_under_a_running_command_is_an_infrastructure_error():
         with pytest.raises(SandboxError, match="was closed while a command ran in it"):
             await task
     assert time.monotonic() - begun < 5
-
-
-async def test_a_write_after_close_does_not_bring_the_folder_back():
-    sandbox = LocalSandbox(trusted=True)
-    async with sandbox:
-        await sandbox.write_file("/a", "x")
-    with pytest.raises(SandboxError, match="was closed"):
-        sandbox._write("/a", "late")
-    assert not sandbox.root.exists()
 
 
 async def test_a_sandbox_is_used_once():
