@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def context_length(config: Any, wanted: int | None) -> int:
         raise ConfigError(f"max_context is {length}; it must hold a prompt and a response: 2 at least")
     if holds is not None and length > holds:
         raise ConfigError(f"max_context is {length}, but the model holds only {holds} positions")
-    for reaches, what in _bounds(config):
+    for reaches, what in chain(_windows(config), _rotations(config)):
         if length > reaches:
             raise ConfigError(
                 f"LocalEngine batches full attention only, and {what}: "
@@ -48,14 +49,19 @@ def check_attention(config: Any) -> None:
         raise ConfigError(f"LocalEngine cannot batch layers of {', '.join(sorted(others))}: {_REMEDY}")
 
 
-def _bounds(config: Any) -> Iterator[tuple[int, str]]:
-    """Lengths up to which the model has full attention and a fixed rotation, each with the reason for the bound."""
+def _windows(config: Any) -> Iterator[tuple[int, str]]:
+    """How far layers of local attention look back, and the reason for this bound in words."""
     kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
-    if not kinds or kinds - {"full_attention", "global"}:
-        for name in _WINDOWS:
-            window = getattr(config, name, None)
-            if isinstance(window, int) and getattr(config, "use_sliding_window", True) is not False:
-                yield window, f"this model looks back {window} tokens ({name})"
+    if kinds and kinds <= {"full_attention", "global"}:
+        return
+    for name in _WINDOWS:
+        window = getattr(config, name, None)
+        if isinstance(window, int) and getattr(config, "use_sliding_window", True) is not False:
+            yield window, f"this model looks back {window} tokens ({name})"
+
+
+def _rotations(config: Any) -> Iterator[tuple[int, str]]:
+    """The lengths up to which the rotation is fixed, and the reason for this bound in words."""
     ropes = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, Mapping) and "longrope" in (rope.get("rope_type"), rope.get("type")):
