@@ -123,15 +123,8 @@ def read_sampling_params(given: Any) -> SamplingParams:
         raise RequestError("sampling_params must be an object")
     params: dict[str, Any] = {"max_new_tokens": _MAX_NEW_TOKENS}
     for name, value in (given or {}).items():
-        if value is None or name in _TEXT_ONLY or _is_default(_PARAMETER_DEFAULTS, name, value):
-            continue
-        if name not in _OBEYED and _is_empty(value):
-            continue
-        if name not in _OBEYED:
-            raise RequestError(f"sampling_params.{name[:80]}={_shown(value)} is not supported by this server")
-        if not isinstance(value, _OBEYED[name]) or isinstance(value, bool):
-            raise RequestError(f"sampling_params.{name} has the wrong type: {_shown(value)}")
-        params[name] = value
+        if not _is_idle(name, value):
+            params[name] = _obeyed(name, value)
     params["stop"] = _stops(params.get("stop", []))
     params["stop_token_ids"] = _stop_token_ids(params.get("stop_token_ids", []))
     _check_ranges(params)
@@ -140,6 +133,21 @@ def read_sampling_params(given: Any) -> SamplingParams:
     if params.get("temperature", 1.0) < _GREEDY_BELOW:
         params["temperature"] = 0.0
     return cast(SamplingParams, params)
+
+
+def _is_idle(name: str, value: Any) -> bool:
+    """Whether an Engine obeys this parameter by doing nothing."""
+    if value is None or name in _TEXT_ONLY or _is_default(_PARAMETER_DEFAULTS, name, value):
+        return True
+    return name not in _OBEYED and _is_empty(value)
+
+
+def _obeyed(name: str, value: Any) -> Any:
+    if name not in _OBEYED:
+        raise RequestError(f"sampling_params.{name[:80]}={_shown(value)} is not supported by this server")
+    if not isinstance(value, _OBEYED[name]) or isinstance(value, bool):
+        raise RequestError(f"sampling_params.{name} has the wrong type: {_shown(value)}")
+    return value
 
 
 def check_sampling_params(params: Mapping[str, Any]) -> None:
