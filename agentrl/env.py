@@ -336,20 +336,24 @@ def load_env(path: str) -> type[Env]:
 def _refuse_names(cls: type[Env]) -> None:
     """Raises ConfigError if the class uses one of agentrl's names for something else."""
     for name, value in vars(cls).items():
-        marked = is_tool(value)
-        if marked and (name in _HOOKS or name in _KEPT or name in _SETTINGS):
+        if is_tool(value) and (name in _HOOKS or name in _KEPT or name in _SETTINGS):
             raise ConfigError(
                 f"{cls.__name__}: a tool method named {name!r} hides Env.{name}; "
                 f"give it another name, and @tool(name={name!r}) for the model"
             )
         if name in _KEPT:
             raise ConfigError(f"{cls.__name__}.{name} hides Env.{name}: {_KEPT[name]}; choose another name")
-        if name in _HOOKS and not callable(value) and not isinstance(value, staticmethod | classmethod):
-            raise ConfigError(f"{cls.__name__}.{name} is {value!r}, but Env.{name} is a hook; choose another name")
-        if name == "share" and inspect.isfunction(value):
-            raise ConfigError(f"{cls.__name__}.share is called on the class: write @classmethod above it")
+        if name in _HOOKS:
+            _refuse_hook(cls, name, value)
         if name in _SETTINGS and not isinstance(value, _SETTINGS[name] | property):
             raise ConfigError(f"{cls.__name__}.{name} is {value!r}; it must be {_kind(name)}")
+
+
+def _refuse_hook(cls: type[Env], name: str, value: object) -> None:
+    if not callable(value) and not isinstance(value, staticmethod | classmethod):
+        raise ConfigError(f"{cls.__name__}.{name} is {value!r}, but Env.{name} is a hook; choose another name")
+    if name == "share" and inspect.isfunction(value):
+        raise ConfigError(f"{cls.__name__}.share is called on the class: write @classmethod above it")
 
 
 def _kind(setting: str) -> str:
