@@ -23,14 +23,8 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
     """
     hint = _hint(cls)
     if hint is None:
-        if config:
-            keys = ", ".join(map(repr, config)) if isinstance(config, Mapping) else repr(config)
-            raise ConfigError(
-                f"env_config of {cls.__name__}: {keys} given, but the class takes no configuration; "
-                "annotate one: `config: MyConfig` (a pydantic model) or `config: dict[str, Any]`"
-            )
-        return {}
-    if hint is Any or (isinstance(hint, type) and not is_typeddict(hint) and isinstance(config, hint)):
+        return _none_given(cls, config)
+    if hint is Any or _is_instance(config, hint):
         return {} if config is None else config
     if isinstance(config, Mapping):
         _refuse_unknown(cls, hint, config)
@@ -41,10 +35,26 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
             f"{cls.__name__}.config is annotated {hint!r}, which pydantic cannot check: {exc.message}"
         ) from exc
     except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'env_config'}: {e['msg'].lower()}" for e in exc.errors()
+        raise ConfigError(f"env_config of {cls.__name__}: {_problems(exc)}{_known(hint)}") from exc
+
+
+def _is_instance(config: object, hint: Any) -> bool:
+    return isinstance(hint, type) and not is_typeddict(hint) and isinstance(config, hint)
+
+
+def _none_given(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Mapping[str, JSON]:
+    """The configuration of a class that takes none. Raises ConfigError if there is one all the same."""
+    if config:
+        keys = ", ".join(map(repr, config)) if isinstance(config, Mapping) else repr(config)
+        raise ConfigError(
+            f"env_config of {cls.__name__}: {keys} given, but the class takes no configuration; "
+            "annotate one: `config: MyConfig` (a pydantic model) or `config: dict[str, Any]`"
         )
-        raise ConfigError(f"env_config of {cls.__name__}: {problems}{_known(hint)}") from exc
+    return {}
+
+
+def _problems(exc: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'env_config'}: {e['msg'].lower()}" for e in exc.errors())
 
 
 @cache
@@ -91,11 +101,16 @@ def _keys(hint: Any) -> list[str] | None:
         return None
     if is_dataclass(hint):
         return [field.name for field in fields(hint)]
-    if not issubclass(hint, BaseModel) or hint.model_config.get("extra") is not None:
+    return _model_keys(hint) if issubclass(hint, BaseModel) else None
+
+
+def _model_keys(model: type[BaseModel]) -> list[str] | None:
+    if model.model_config.get("extra") is not None:
         return None
-    aliases = [alias for info in hint.model_fields.values() for alias in (info.alias, info.validation_alias)]
-    names = [*hint.model_fields, *filter(None, aliases)]
-    return [name for name in names if isinstance(name, str)] if all(isinstance(n, str) for n in names) else None
+    aliases = [alias for info in model.model_fields.values() for alias in (info.alias, info.validation_alias)]
+    names = [*model.model_fields, *filter(None, aliases)]
+    strings = [name for name in names if isinstance(name, str)]
+    return strings if len(strings) == len(names) else None
 
 
 def _known(hint: Any) -> str:
