@@ -35,12 +35,15 @@ def load_object(path: str, kind: type = object) -> Any:
         raise ConfigError(f"{path!r} does not name an object; write {file}:NAME or package.module:NAME")
     module = _load_file(Path(module_path)) if module_path.endswith(".py") else _load_module(module_path, path)
     if not hasattr(module, name):
-        known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
-        names = known or [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(
-            f"{module_path} has no {name!r}{_close(name, names)}" + (f"; it has: {', '.join(known)}" if known else "")
-        )
+        raise ConfigError(f"{module_path} has no {name!r}{_instead(module, name, kind)}")
     return getattr(module, name)
+
+
+def _instead(module: ModuleType, name: str, kind: type) -> str:
+    """The remedy for a wrong name: a name that is close, and the module's subclasses of `kind`."""
+    known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
+    close = _close(name, known or [n for n in vars(module) if not n.startswith("_")])
+    return close + (f"; it has: {', '.join(known)}" if known else "")
 
 
 def cause(exc: BaseException) -> str:
