@@ -83,21 +83,22 @@ def _check(row: Mapping[str, JSON], where: str) -> None:
     if "prompt" not in row:
         raise ConfigError(f'{where}: no "prompt"; give a string or a list of messages')
     for key, value in row.items():
-        if key not in _KEYS:
-            raise ConfigError(
-                f'{where}: unknown key "{key}"; the keys are {", ".join(_KEYS)}: put your own into metadata'
-            )
-        types = _KEYS[key]
-        if not isinstance(value, types) or (isinstance(value, bool) and types is not object):
-            wanted = " or ".join(_NAMES[t] for t in (types if isinstance(types, tuple) else (types,)))
-            raise ConfigError(f'{where}: "{key}" is {_kind(value)}; it must be {wanted}')
+        _check_value(key, value, where)
     prompt = row["prompt"]
     if not prompt:
         raise ConfigError(f'{where}: "prompt" is empty; give a string or a list of messages')
-    if isinstance(prompt, list):
-        for i, message in enumerate(prompt):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise ConfigError(f'{where}: prompt[{i}] is no message; write {{"role": "user", "content": "..."}}')
+    for i, message in enumerate(prompt if isinstance(prompt, list) else ()):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ConfigError(f'{where}: prompt[{i}] is no message; write {{"role": "user", "content": "..."}}')
+
+
+def _check_value(key: str, value: JSON, where: str) -> None:
+    if key not in _KEYS:
+        raise ConfigError(f'{where}: unknown key "{key}"; the keys are {", ".join(_KEYS)}: put your own into metadata')
+    types = _KEYS[key]
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not object):
+        wanted = " or ".join(_NAMES[t] for t in (types if isinstance(types, tuple) else (types,)))
+        raise ConfigError(f'{where}: "{key}" is {_kind(value)}; it must be {wanted}')
 
 
 def _kind(value: JSON) -> str:
