@@ -150,18 +150,28 @@ def _check_weights(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.
     """Raises EngineError unless `weights` has a value for each of the model's tensors, and no others."""
     if strange := [name for name in weights if name not in own]:
         raise EngineError(f"weights for {strange[0]} ({len(strange)} such): the model has no such tensor")
-    same: dict[int, str] = {}
+    tied: dict[int, list[str]] = {}
     for name, tensor in own.items():
-        first = same.setdefault(tensor.data_ptr(), name)
-        if name not in weights:
-            if first == name and not any(t.data_ptr() == tensor.data_ptr() for n, t in own.items() if n in weights):
-                raise EngineError(f"weights for {name}: found nothing, the model has shape {tuple(tensor.shape)}")
-            continue
-        if weights[name].shape != tensor.shape:
-            found = tuple(weights[name].shape)
-            raise EngineError(f"weights for {name}: found shape {found}, the model has shape {tuple(tensor.shape)}")
-        if first != name and first in weights and not torch.equal(weights[first], weights[name]):
-            raise EngineError(f"weights for {name} and {first} differ, and this model ties them: load an untied model")
+        tied.setdefault(tensor.data_ptr(), []).append(name)
+    for names in tied.values():
+        _check_tied([name for name in names if name in weights], names[0], weights, own)
+
+
+def _check_tied(
+    given: Sequence[str], first: str, weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]
+) -> None:
+    """Check the values for one tensor of the model, which may have several names. A value under one is enough."""
+    if not given:
+        raise EngineError(f"weights for {first}: found nothing, the model has shape {tuple(own[first].shape)}")
+    for name in given:
+        found, shape = tuple(weights[name].shape), tuple(own[name].shape)
+        if found != shape:
+            raise EngineError(f"weights for {name}: found shape {found}, the model has shape {shape}")
+    for name in given[1:]:
+        if not torch.equal(weights[given[0]], weights[name]):
+            raise EngineError(
+                f"weights for {name} and {given[0]} differ, and this model ties them: load an untied model"
+            )
 
 
 def _eos_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
