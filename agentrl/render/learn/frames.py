@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from agentrl.errors import TemplateError
@@ -19,21 +19,28 @@ def learn_frames(
 ) -> Frames:
     """From turns that say something, and from what stands before calls in turns that do not."""
     lead = block.lead if block is not None else ""
-    found = dict.fromkeys(
+    found = {
         literal.strip()
         for text in _turns(profile, sampled)
         for literal in _around(template, profile, block, lead + profile.thinking.behind(text))
-    )
-    bare = template.render([QUESTION])
+    }
+    bare, thinking = template.render([QUESTION]), profile.thinking
     prompt = template.render([QUESTION], generation_prompt=True).removeprefix(bare).strip()
-    framed = [literal for literal in found if has_tag(literal)]
-    opened = [prompt + literal for literal in framed] + [prompt] if framed and has_tag(prompt) else []
-    closed = [profile.said.stop] if framed and profile.said.stop != profile.said.sampled_stop else []
-    thoughts = {profile.thinking.open, profile.thinking.close, prompt + profile.thinking.open}
-    literals = {literal for literal in (*found, *opened, *closed) if literal and literal not in thoughts}
-    if profile.thinking.ends_more:
-        literals.add(profile.thinking.close)
+    literals = {*found, *_around_turns(profile, prompt, found)}
+    literals -= {"", thinking.open, thinking.close, prompt + thinking.open}
+    if thinking.ends_more:
+        literals.add(thinking.close)
     return Frames(tuple(sorted(literals, key=lambda literal: (-len(literal), literal))), lead)
+
+
+def _around_turns(profile: Profile, prompt: str, found: Iterable[str]) -> Iterator[str]:
+    """What begins and ends a whole turn, if what it says stands in frames with a tag."""
+    framed = [literal for literal in found if has_tag(literal)]
+    if framed and has_tag(prompt):
+        yield prompt
+        yield from (prompt + literal for literal in framed)
+    if framed and profile.said.stop != profile.said.sampled_stop:
+        yield profile.said.stop
 
 
 def _turns(profile: Profile, sampled: Callable[[Mapping[str, Any]], str]) -> Iterator[str]:
