@@ -110,21 +110,37 @@ class Block:
         """The calls of the block that opens at `at`: one at least, and never raises. The last one ends the block."""
         opened = re.compile(_opening(self.open)).match(lexed.syntax, at) if self.open else None
         begin = opened.end() if opened else at
-        attempts, here = list[Attempt](), begin
-        while len(attempts) < CALLS_AT_MOST and (start := self._next(lexed, here, bool(opened))) is not None:
-            attempts.append(self.calls.read(lexed, start, types))
-            here = attempts[-1].stop
-            if not opened:
-                ended = re.compile(r"\s*" + loose(self.close)).match(lexed.syntax, here) if self.close else None
-                return [*attempts[:-1], replace(attempts[-1], stop=ended.end())] if ended else attempts
-        close = re.compile(r"[\s;,]*" + _optional(self.close)).match(lexed.syntax, here) if opened else None
-        stop = close.end() if close else here
+        attempts = self._in_a_row(lexed, begin, types, bool(opened))
         if not attempts:
-            end = lexed.search(trigger(self.close), begin) if self.close else None
-            stop = end.end() if end else len(lexed.text)
-            raw = lexed.text[begin : end.start() if end else stop]
-            attempts = [Attempt(at, stop, raw, error="the call cannot be read")]
+            return [self._unread(lexed, at, begin)]
+        stop = self._stop(lexed, attempts[-1].stop, bool(opened))
         return [*attempts[:-1], replace(attempts[-1], stop=stop)]
+
+    def _in_a_row(self, lexed: Lexed, at: int, types: Types, opened: bool) -> list[Attempt]:
+        """The calls from `at` on; out of a block, one at most."""
+        attempts = list[Attempt]()
+        while len(attempts) < (CALLS_AT_MOST if opened else 1):
+            start = self._next(lexed, at, opened)
+            if start is None:
+                break
+            attempts.append(self.calls.read(lexed, start, types))
+            at = attempts[-1].stop
+        return attempts
+
+    def _stop(self, lexed: Lexed, at: int, opened: bool) -> int:
+        """Where the block ends whose last call ends at `at`. A call out of a block may be closed like one."""
+        if not opened and not self.close:
+            return at
+        close = r"[\s;,]*" + _optional(self.close) if opened else r"\s*" + loose(self.close)
+        closed = re.compile(close).match(lexed.syntax, at)
+        return closed.end() if closed else at
+
+    def _unread(self, lexed: Lexed, at: int, begin: int) -> Attempt:
+        """The attempt of a block in which no call begins."""
+        end = lexed.search(trigger(self.close), begin) if self.close else None
+        stop = end.end() if end else len(lexed.text)
+        raw = lexed.text[begin : end.start() if end else stop]
+        return Attempt(at, stop, raw, error="the call cannot be read")
 
     def _next(self, lexed: Lexed, at: int, opened: bool) -> int | None:
         """The next call of the block: it stands right here, or at `at` itself if it has no markers."""
