@@ -131,20 +131,23 @@ def _certify(turns: Turns, case: Case, found: _Findings, renders: _Renders) -> N
         return
     if turns.template.forms.name_in_id:
         case = replace(case, messages=tuple(with_named_ids(case.messages)))
-    text = turns.template.try_render(case.messages, generation_prompt=True)
-    carried = text is not None and all(part in text for part in case.says)
-    if case.capability:
-        carried = carried and found.capabilities.get(case.capability, True)
-        found.capabilities[case.capability] = carried
-        if not carried:
-            if text is not None and case.capability == "tool_results" and turns.profile.called is not None:
-                found.departures.append(f"{case.name}: the template leaves the result out")
-            return
+    if case.capability and not _carries(turns, case, case.capability, found):
+        return
     departures = _walk(turns, case, renders, shows_results=found.capabilities.get("tool_results", True))
     if departures:
         found.departures.append(f"{case.name}: {departures[0]}")
     else:
         found.proved.append(case.name)
+
+
+def _carries(turns: Turns, case: Case, capability: str, found: _Findings) -> bool:
+    """Whether the template writes all that the case says. It is noted among the findings."""
+    text = turns.template.try_render(case.messages, generation_prompt=True)
+    carried = text is not None and all(part in text for part in case.says) and found.capabilities.get(capability, True)
+    found.capabilities[capability] = carried
+    if not carried and text is not None and capability == "tool_results" and turns.profile.called is not None:
+        found.departures.append(f"{case.name}: the template leaves the result out")
+    return carried
 
 
 def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> list[str]:
