@@ -35,11 +35,10 @@ class Thoughts:
         text, such as the spacing of a call, begin no segment.
         """
         self.raw = self.raw or isinstance(observed, Raw)
-        unwritten = self.raw or any(action.error for action in trajectory.said)
-        if unwritten or not renderer.certificate.capabilities.get("thinking", False):
+        if self._unwritten(trajectory) or not renderer.certificate.capabilities.get("thinking", False):
             return None
         messages = [*trajectory.messages, *messages_of(observed)]
-        own = [i for i, message in enumerate(messages) if i >= self.given and message.get("reasoning_content")]
+        own = [i for i in range(self.given, len(messages)) if messages[i].get("reasoning_content")]
         before, prompt = self.dropped, None
         for i in own[before:]:
             prompt = prompt or renderer.prompt(messages)
@@ -47,6 +46,10 @@ class Thoughts:
                 break
             self.dropped += 1
         return prompt if self.dropped > before else None
+
+    def _unwritten(self, trajectory: Trajectory) -> bool:
+        """Whether the messages lack something that was sampled or read."""
+        return self.raw or any(action.error for action in trajectory.said)
 
 
 def _thoughtless(message: Message) -> Message:
