@@ -17,7 +17,9 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = "bash coreutils findutils grep sed tar gzip diffutils procps python3 python3-pytest git patch mawk"
+PACKAGES = (
+    "bash dash coreutils findutils grep sed tar gzip diffutils procps util-linux python3 python3-pytest git patch mawk"
+)
 _LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian|bash-completion|bug|zoneinfo|gitweb)/")
 _MADE = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000:agent:/work:/bin/bash\n"
@@ -77,7 +79,7 @@ def _files(packages: list[str]) -> list[str]:
     """The paths of all files and folders, in order, with links such as /lib -> usr/lib followed."""
     output = subprocess.run(["dpkg", "-L", *packages], check=True, capture_output=True, text=True).stdout
     found = {_real(path) for path in output.splitlines() if path.startswith("/") and path != "/."}
-    found |= {link for link in ("/bin", "/sbin", "/lib", "/lib64") if os.path.islink(link)}
+    found |= {link for link in ("/bin", "/sbin", "/lib", "/lib64", "/usr/bin/sh") if os.path.islink(link)}
     found |= {_compiled(path) for path in found if path.endswith(".py")}
     for link in _alternatives():
         if os.path.realpath(link) in found:

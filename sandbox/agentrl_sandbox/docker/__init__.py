@@ -1,0 +1,6 @@
+"""Sandboxes as containers of a Docker Engine, or of another with its API such as podman. Needs the extra `docker`."""
+
+from agentrl_sandbox.docker.backend import DockerBackend
+from agentrl_sandbox.docker.sandbox import DockerSandbox
+
+__all__ = ["DockerBackend", "DockerSandbox"]

@@ -1,0 +1,102 @@
+"""DockerBackend: sandboxes on a container engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Self
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl_sandbox import owners
+from agentrl_sandbox.backend import Found
+from agentrl_sandbox.docker.container import DEADLINE, OWNER, RUN, SANDBOX
+from agentrl_sandbox.docker.engine import Engine
+from agentrl_sandbox.docker.images import Images
+from agentrl_sandbox.docker.sandbox import DockerSandbox, remove
+from agentrl_sandbox.reaper import reaping
+from agentrl_sandbox.spec import SandboxSpec
+
+_AT_ONCE = 8
+"""Removals at a time."""
+
+
+class DockerBackend:
+    """A `Backend` on the engine at DOCKER_HOST, or at the usual sockets of Docker and podman.
+
+    An image is the name of one, a folder with a Dockerfile, or a root file system in a tar file: see `Images`.
+    """
+
+    name = "docker"
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._engine: Engine | None = None
+        self._images: Images | None = None
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            engine = Engine()
+            stack.push_async_callback(engine.close)
+            await engine.connect()
+            self._engine, self._images = engine, Images(engine)
+            await stack.enter_async_context(reaping(self))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        try:
+            await self._stack.aclose()
+        finally:
+            self._engine = self._images = None
+
+    def sandbox(self, spec: SandboxSpec) -> DockerSandbox:
+        """See `Backend.sandbox`."""
+        if not spec.workdir.startswith("/") or spec.workdir.rstrip("/") in ("", "/tmp"):
+            raise ConfigError(f"workdir {spec.workdir!r} must be an absolute folder of its own, such as /work")
+        engine, images = self._opened()
+        return DockerSandbox(spec, engine, images)
+
+    async def prepare(self, image: str) -> None:
+        """See `Backend.prepare`."""
+        _, images = self._opened()
+        await images.ready(image)
+
+    async def list(self) -> Sequence[Found]:
+        """See `Backend.list`."""
+        engine, _ = self._opened()
+        with engine.telling("the list of sandboxes"):
+            shown = await engine.docker.containers.list(all=1, filters=f'{{"label": ["{SANDBOX}"]}}')
+        return [_found(container["Image"], container["Labels"]) for container in shown]
+
+    async def remove(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Backend.remove`."""
+        engine, _ = self._opened()
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(sandbox_id: str) -> None:
+            async with room:
+                with engine.telling(f"sandbox {sandbox_id}"):
+                    await remove(engine, sandbox_id)
+
+        results = await asyncio.gather(*map(one, sandbox_ids), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def _opened(self) -> tuple[Engine, Images]:
+        if self._engine is None or self._images is None:
+            raise SandboxError("the docker back end is not open; use it within `async with`")
+        return self._engine, self._images
+
+
+def _found(image: str, labels: dict[str, str]) -> Found:
+    owner, deadline = labels.get(OWNER, ""), float(labels.get(DEADLINE) or "inf")
+    return Found(
+        sandbox_id=labels[SANDBOX],
+        image=image,
+        owner=owner,
+        run=labels.get(RUN, ""),
+        deadline=deadline,
+        gone=owners.is_gone(owner, deadline),
+    )

@@ -1,0 +1,106 @@
+"""What a container is created with. The fields are those of API 1.41."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentrl_sandbox import owners
+from agentrl_sandbox.spec import SandboxSpec
+
+SANDBOX = "agentrl.sandbox"
+OWNER = "agentrl.owner"
+RUN = "agentrl.run"
+DEADLINE = "agentrl.deadline"
+
+_AGENT = 1000
+"""The user `agent`, by number, as images need not know the name."""
+_MB = 1 << 20
+
+
+def identity(user: str) -> str:
+    """A user as the engine is told: `agent` and `root` need not be in the image's /etc/passwd, others do."""
+    return {"agent": f"{_AGENT}:{_AGENT}", "root": "0:0"}.get(user, user)
+
+
+def labels(spec: SandboxSpec, sandbox_id: str) -> dict[str, str]:
+    """By these, others find the container and know when it is gone."""
+    deadline = time.time() + spec.lifetime_s
+    return {SANDBOX: sandbox_id, OWNER: owners.current(), RUN: owners.run_name(), DEADLINE: f"{deadline:.0f}"}
+
+
+def configuration(spec: SandboxSpec, sandbox_id: str, image: str, volumes: Iterable[str]) -> dict[str, Any]:
+    """The body of a request to create it. `volumes` are the folders that the image declares: they are sized, too."""
+    return {
+        "Image": image,
+        # As root without capabilities, so that no command of another user can end it.
+        "User": "0:0",
+        "Entrypoint": ["/bin/sh", "-c", "exec sleep 2147483647"],
+        "Cmd": [],
+        "WorkingDir": "/",
+        "Hostname": "sandbox",
+        "Env": [f"{name}={value}" for name, value in _environment(spec).items()],
+        "Labels": labels(spec, sandbox_id),
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGKILL",
+        "HostConfig": _host_config(spec, volumes),
+    }
+
+
+def _environment(spec: SandboxSpec) -> Mapping[str, str]:
+    own = {"HOME": spec.workdir, "LANG": "C.UTF-8", "USER": spec.user, "LOGNAME": spec.user}
+    return {**own, **spec.env}
+
+
+def _host_config(spec: SandboxSpec, volumes: Iterable[str]) -> dict[str, Any]:
+    return {
+        "NetworkMode": "none" if spec.network == "none" else "default",
+        "ReadonlyRootfs": spec.read_only,
+        "Mounts": [*_mounts(spec, volumes), *_sockets(spec)],
+        "Memory": spec.memory_mb * _MB,
+        "MemorySwap": spec.memory_mb * _MB,  # equal: no swap
+        "NanoCpus": int(spec.cpus * 1e9),
+        "PidsLimit": spec.pids,
+        "Ulimits": [
+            {"Name": "fsize", "Soft": (size := _file_size(spec)), "Hard": size},
+            {"Name": "core", "Soft": 0, "Hard": 0},
+        ],
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "Init": True,  # buries the dead
+        "LogConfig": {"Type": "none"},
+        "IpcMode": "private",
+    }
+
+
+def _mounts(spec: SandboxSpec, volumes: Iterable[str]) -> list[dict[str, Any]]:
+    """The writable folders, in memory: an engine enforces no size on disk. Of `disk_mb`, /tmp has a quarter."""
+    small = max(spec.disk_mb // 4, 1)
+    mounts = [_sized("/tmp", small, mode="1777")]
+    if spec.read_only:  # else the root is writable, and with it the image's own folder
+        mounts.append(_sized(spec.workdir, max(spec.disk_mb - small, 1), mode="755", owner=identity(spec.user)))
+    mounts += [_sized(path, small, mode="755") for path in volumes if path not in ("/tmp", spec.workdir)]
+    return mounts
+
+
+def _sized(path: str, size_mb: int, *, mode: str, owner: str = "0:0") -> dict[str, Any]:
+    """A volume and no tmpfs, because an engine copies into a volume what the image has there."""
+    options = f"size={size_mb}m,mode={mode},nosuid,nodev"
+    user, _, group = owner.partition(":")
+    if user.isdecimal():
+        options += f",uid={user},gid={group or user}"
+    driver = {"Name": "local", "Options": {"type": "tmpfs", "device": "tmpfs", "o": options}}
+    return {"Type": "volume", "Target": path, "VolumeOptions": {"DriverConfig": driver}}
+
+
+def _sockets(spec: SandboxSpec) -> list[dict[str, Any]]:
+    return [{"Type": "bind", "Source": host, "Target": path} for path, host in spec.sockets.items()]
+
+
+def _file_size(spec: SandboxSpec) -> int:
+    """In bytes. An engine refuses more than its own hard limit, which is ours where it runs on this machine."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    size = spec.file_mb * _MB
+    return size if hard == resource.RLIM_INFINITY else min(size, hard)

@@ -1,0 +1,72 @@
+"""The folder of a Dockerfile as the tar file that an engine builds from, and the hash of its content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+def pack(folder: Path, target: IO[bytes]) -> str:
+    """Write the tar file, without what `.dockerignore` names. The hash is that of names, modes, links and contents."""
+    digest = hashlib.sha256()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for path in _paths(folder):
+            entry = tar.gettarinfo(path, str(path.relative_to(folder)))
+            entry.uid = entry.gid = entry.mtime = 0
+            entry.uname = entry.gname = ""
+            digest.update(f"{entry.name}\0{entry.mode:o}\0{entry.linkname}\0{entry.size}\0".encode(errors="replace"))
+            if entry.isreg():
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+                    file.seek(0)
+                    tar.addfile(entry, file)
+            else:
+                tar.addfile(entry)
+    return digest.hexdigest()
+
+
+def _paths(folder: Path) -> Iterator[Path]:
+    """In order. A folder that is left out may hold what is not, so each is looked into."""
+    rules = _rules(folder / ".dockerignore")
+    for top, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted([*files, *folders]):
+            path = Path(top, name)
+            inside = path.relative_to(folder).as_posix()
+            if inside in ("Dockerfile", ".dockerignore") or not _is_left_out(inside, rules):
+                yield path
+
+
+def _rules(file: Path) -> list[tuple[re.Pattern[str], bool]]:
+    """Patterns, and whether they leave out or take back in."""
+    if not file.is_file():
+        return []
+    lines = [line.strip() for line in file.read_text().splitlines()]
+    return [
+        (_pattern(line.removeprefix("!").strip("/")), not line.startswith("!"))
+        for line in lines
+        if line and not line.startswith("#") and line.removeprefix("!").strip("/.")
+    ]
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """As Docker reads it: `**` is any number of folders; what is below a folder that matches does so too."""
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", text.removeprefix("./"))
+    return re.compile(
+        "".join(parts.get(one, one if one.startswith("[") else re.escape(one)) for one in pieces) + "(?:/.*)?"
+    )
+
+
+def _is_left_out(path: str, rules: list[tuple[re.Pattern[str], bool]]) -> bool:
+    """The last rule that matches decides."""
+    left_out = False
+    for pattern, leaves_out in rules:
+        if pattern.fullmatch(path):
+            left_out = leaves_out
+    return left_out

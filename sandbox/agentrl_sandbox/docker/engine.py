@@ -1,0 +1,94 @@
+"""The connection to the engine: where it listens, and what its errors become."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiodocker import Docker, DockerError
+from aiodocker.execs import Exec
+from aiodocker.stream import Stream
+
+from agentrl.errors import SandboxError, told
+
+_ANSWER_S = 120.0
+"""Seconds for the engine to answer; creating a container takes seconds where many are created at once."""
+_GREETING_S = 20.0
+_NO_CONNECTION = 900
+"""What aiodocker calls it where there is no HTTP status."""
+
+
+class Engine:
+    """A client of one engine. It speaks API 1.41, which Docker has had since 2020."""
+
+    def __init__(self) -> None:
+        self.address = address()
+        try:
+            self.docker = Docker(self.address, timeout=aiohttp.ClientTimeout(total=_ANSWER_S), api_version="v1.41")
+        except (ValueError, AssertionError, OSError) as exc:
+            raise SandboxError(f"{self.address}: {exc}; set DOCKER_HOST to the engine's address") from exc
+        # Each running command holds a connection. At aiodocker's limit of 100, none would be left to kill one.
+        self.docker.connector._limit = 0
+
+    async def connect(self) -> None:
+        """Raises SandboxError, naming the remedy, if no engine answers."""
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                await self.docker.version()
+        except (DockerError, OSError, aiohttp.ClientError) as exc:
+            raise SandboxError(
+                f"no container engine answers at {self.address} ({_said(exc)}); "
+                "start Docker, or set DOCKER_HOST to its socket"
+            ) from exc
+
+    async def close(self) -> None:
+        await self.docker.close()
+
+    @contextmanager
+    def telling(self, what: str) -> Iterator[None]:
+        """Turn the engine's errors into SandboxError, about `what`."""
+        try:
+            yield
+        except DockerError as exc:
+            raise SandboxError(f"{what}: {self._told(exc)}") from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            if isinstance(exc, TimeoutError):
+                raise SandboxError(f"{what}: the engine at {self.address} did not answer in time") from exc
+            raise SandboxError(f"{what}: the engine at {self.address} went away: {_said(exc)}") from exc
+
+    def _told(self, exc: DockerError) -> str:
+        if exc.status == _NO_CONNECTION:
+            return f"the engine at {self.address} went away"
+        return " ".join(exc.message.split())
+
+
+def address() -> str:
+    """DOCKER_HOST, or the first socket that is there: Docker's, else podman's."""
+    if host := os.environ.get("DOCKER_HOST"):
+        return host
+    own = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    places = ["/var/run/docker.sock", f"{Path.home()}/.docker/run/docker.sock", f"{own}/docker.sock"]
+    places += [f"{own}/podman/podman.sock", "/run/podman/podman.sock"]
+    return f"unix://{next((place for place in places if Path(place).is_socket()), places[0])}"
+
+
+def close_stdin(stream: Stream) -> None:
+    """End the stdin of a command that goes on. aiodocker can only close both directions."""
+    connection = stream._resp.connection if stream._resp is not None else None
+    if connection is not None and connection.transport is not None and not connection.transport.is_closing():
+        connection.transport.write_eof()
+
+
+async def exit_code(command: Exec) -> int | None:
+    """None: it still runs."""
+    state: dict[str, Any] = await command.inspect()
+    return None if state["Running"] else int(state["ExitCode"] or 0)
+
+
+def _said(exc: BaseException) -> str:
+    return " ".join(str(exc).split()) or told(exc)

@@ -1,0 +1,234 @@
+"""Images: found on the engine, built from a Dockerfile, imported from a root file system, or pulled.
+
+What is built or imported is named by the hash of its content, so equal content is made once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from aiodocker import DockerError
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl_sandbox.docker import context
+from agentrl_sandbox.docker.container import identity, labels
+from agentrl_sandbox.docker.engine import Engine
+from agentrl_sandbox.spec import SandboxSpec
+
+BASE = "AGENTRL_BASE_IMAGE"
+"""Environment variable: the image of a SandboxSpec that names none."""
+
+_UNCHANGED = 3
+_OWN = """
+changed=
+if ! [ -d "$1" ] || [ "$(stat -c %u:%g -- "$1")" != "$2" ]; then
+  mkdir -p -- "$1" && chown -R -- "$2" "$1" && changed=1 || exit 1
+fi
+if [ "$2" = 1000:1000 ] && ! grep -q '^[^:]*:[^:]*:1000:' /etc/passwd; then
+  mkdir -p /etc && echo "agent:x:1000:1000:agent:$1:/bin/sh" >> /etc/passwd && changed=1 || exit 1
+fi
+[ -n "$changed" ] || exit 3
+"""
+"""Makes a folder and gives it to a user, who may get a name too, as git and others ask for one."""
+
+_TARS = (".tar", ".tar.gz", ".tgz")
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that is on the engine."""
+
+    name: str
+    """Its id: the name may mean another image tomorrow."""
+    volumes: tuple[str, ...]
+    """The folders that it declares as volumes."""
+
+
+class Images:
+    """The images of one engine. Each is looked for, built or pulled once, however many ask at a time.
+
+    An image is given as
+    - "": the one that AGENTRL_BASE_IMAGE names, or else one built from a Dockerfile of ours (it needs a registry);
+    - a path that begins with `/`, `./`, `../` or `~`: a folder with a Dockerfile, which is built without BuildKit, or a
+      root file system in a tar file, which is imported;
+    - anything else: a name, as `docker run` takes it. It is pulled if it is not there.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._docker = engine.docker
+        self._tasks: dict[tuple[str, ...], asyncio.Task[Image]] = {}
+
+    async def ready(self, image: str) -> Image:
+        """The image, on the engine. Raises SandboxError saying what was tried."""
+        return await self._once((image,), lambda: self._made(image))
+
+    async def owned(self, spec: SandboxSpec) -> Image:
+        """The image of a spec, in which the folder where commands start is there and is their user's."""
+        image = await self.ready(spec.image)
+        if spec.user == "root":
+            return image
+        return await self._once((image.name, spec.workdir, spec.user), lambda: self._owned(image, spec))
+
+    async def _once(self, key: tuple[str, ...], make: Callable[[], Coroutine[Any, Any, Image]]) -> Image:
+        """What fails is tried again at the next time. A caller who is cancelled takes nothing from the others."""
+        task = self._tasks.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._tasks[key] = asyncio.create_task(make())
+        return await asyncio.shield(task)
+
+    async def _owned(self, image: Image, spec: SandboxSpec) -> Image:
+        """A container changes the owner, once. The result is kept on the engine under a name of its own."""
+        user, what = identity(spec.user), f"image {spec.image or 'of the spec'!r}"
+        recipe = "\0".join((image.name, spec.workdir, user, _OWN))
+        name = f"agentrl-ready:{hashlib.sha256(recipe.encode()).hexdigest()[:32]}"
+        with self._engine.telling(what):
+            if not await self._is_here(name):
+                await self._own(image, spec, name, what)
+            shown = await self._docker.images.inspect(name)
+        return Image(shown["Id"], image.volumes)
+
+    async def _own(self, image: Image, spec: SandboxSpec, name: str, what: str) -> None:
+        sandbox_id = f"docker-{secrets.token_hex(8)}"
+        body: dict[str, Any] = {
+            "Image": image.name,
+            "User": "0:0",
+            "Entrypoint": ["/bin/sh", "-c", _OWN, "sh"],
+            "Cmd": [spec.workdir, identity(spec.user)],
+            "Labels": labels(spec, sandbox_id),
+            "HostConfig": {
+                "NetworkMode": "none",
+                "CapDrop": ["ALL"],
+                "CapAdd": ["CHOWN", "DAC_OVERRIDE", "FOWNER"],
+                "SecurityOpt": ["no-new-privileges"],
+            },
+        }
+        repo, _, tag = name.partition(":")
+        container = await self._docker.containers.create(body, name=sandbox_id)
+        try:
+            await container.start()
+            code = (await container.wait())["StatusCode"]
+            if code == _UNCHANGED:
+                await self._docker.images.tag(image.name, repo, tag=tag)
+            elif code == 0:
+                await container.commit(repository=repo, tag=tag)
+            else:
+                said = "".join(await container.log(stdout=True, stderr=True)).strip()
+                raise SandboxError(
+                    f"{what}: {spec.workdir} cannot be given to {spec.user}: {said or f'exit code {code}'}"
+                )
+        finally:
+            await container.delete(force=True, v=True)
+
+    async def _made(self, image: str) -> Image:
+        with self._engine.telling(f"image {image or 'of the spec'!r}"):
+            name = await self._name(image)
+            shown = await self._docker.images.inspect(name)
+        volumes = tuple(sorted((shown["Config"] or {}).get("Volumes") or ()))
+        return Image(shown["Id"], volumes)
+
+    async def _name(self, image: str) -> str:
+        if not image:
+            return await self._base()
+        if image.startswith(("/", "./", "../", "~")):
+            return await self._local(image)
+        if not await self._is_here(image):
+            await self._pull(image)
+        return image
+
+    async def _base(self) -> str:
+        if name := os.environ.get(BASE):
+            return await self._name(name)
+        with resources.as_file(resources.files("agentrl_sandbox.docker") / "base") as folder:
+            try:
+                return await self._build(folder)
+            except SandboxError as exc:
+                raise SandboxError(f"{exc}; set {BASE} to an image with bash, git and python3, or name one") from exc
+
+    async def _local(self, image: str) -> str:
+        kind, path = _kind(image)
+        return await (self._build(path) if kind == "folder" else self._import(path))
+
+    async def _build(self, folder: Path) -> str:
+        if not (folder / "Dockerfile").is_file():
+            raise ConfigError(f"{folder} has no Dockerfile; add one, or name an image")
+        with tempfile.TemporaryFile() as file:
+            digest = await asyncio.to_thread(context.pack, folder, file)
+            name = f"agentrl-build:{digest[:32]}"
+            if not await self._is_here(name):
+                file.seek(0)
+                try:
+                    await self._docker.images.build(fileobj=file, encoding="identity", tag=name, forcerm=True)
+                except DockerError as exc:
+                    raise SandboxError(f"{folder}/Dockerfile cannot be built: {_line(exc)}") from exc
+        return name
+
+    async def _import(self, tar: Path) -> str:
+        with tar.open("rb") as file:
+            digest = (await asyncio.to_thread(hashlib.file_digest, file, "sha256")).hexdigest()
+            name = f"agentrl-import:{digest[:32]}"
+            if not await self._is_here(name):
+                file.seek(0)
+                repo, _, tag = name.partition(":")
+                parameters = {"fromSrc": "-", "repo": repo, "tag": tag}
+                await self._post("images/create", parameters, _pieces(file), f"{tar} cannot be imported")
+        return name
+
+    async def _post(self, path: str, parameters: dict[str, Any], data: AsyncIterator[bytes], what: str) -> None:
+        """A long request that aiodocker has no method for."""
+        try:
+            query = self._docker._query
+            async with query(path, "POST", params=parameters, data=data, timeout=None) as response:
+                said = (await response.read()).decode(errors="replace")
+        except DockerError as exc:
+            raise SandboxError(f"{what}: {_line(exc)}") from exc
+        if '"error"' in said:
+            raise SandboxError(f"{what}: {said[-400:].strip()}")
+
+    async def _pull(self, image: str) -> None:
+        tagged = image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
+        try:
+            await self._docker.images.pull(tagged)
+        except DockerError as exc:
+            raise SandboxError(
+                f"image {image!r} is not on the engine at {self._engine.address} and cannot be pulled: {_line(exc)}; "
+                "pull it by hand, or give a folder with a Dockerfile or a tar file"
+            ) from exc
+
+    async def _is_here(self, name: str) -> bool:
+        try:
+            await self._docker.images.inspect(name)
+        except DockerError as exc:
+            if exc.status != 404:
+                raise
+            return False
+        return True
+
+
+def _kind(image: str) -> tuple[Literal["folder", "tar"], Path]:
+    """What lies at a path, and the path without `~`."""
+    path = Path(image).expanduser()
+    if path.is_dir():
+        return "folder", path
+    if path.is_file() and path.name.endswith(_TARS):
+        return "tar", path
+    raise ConfigError(f"image {image!r} is neither a folder with a Dockerfile nor a file *.tar, *.tar.gz or *.tgz")
+
+
+async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
+    while piece := await asyncio.to_thread(file.read, _PIECE):
+        yield piece
+
+
+def _line(exc: DockerError) -> str:
+    return " ".join(exc.message.split())[-400:]

@@ -1,0 +1,172 @@
+"""A command that runs in a container."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import aiohttp
+from aiodocker import DockerError
+from aiodocker.execs import Exec
+from aiodocker.stream import Stream
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.sandbox import OnOutput, SandboxKilledError
+from agentrl_sandbox.docker.engine import close_stdin, exit_code
+from agentrl_sandbox.docker.wrapper import NO_FOLDER, Marks
+
+if TYPE_CHECKING:
+    from agentrl_sandbox.docker.sandbox import DockerSandbox
+
+_ENDING_S = 5.0
+"""How long the commands of a killed container, and a killed command whose end is not trusted, may take to end."""
+_TRAILING_S = 0.25
+"""How long a killed command's last output is waited for."""
+_KILLED = 128 + 9
+_FULL = re.compile("resource temporarily unavailable", re.IGNORECASE)
+_NO_USER = re.compile("unable to find (user|group)|no matching entries in passwd")
+
+
+class DockerProcess:
+    """An `agentrl_sandbox.command.Running`: reads the command's streams until its marks, or their end, arrive."""
+
+    def __init__(
+        self, box: DockerSandbox, command: Exec, stream: Stream, token: str, user: str, sink: OnOutput
+    ) -> None:
+        self._box, self._command, self._stream, self._user, self._sink = box, command, stream, user, sink
+        self._out, self._err = Marks(token, 2), Marks(token, 1)
+        self._begun = asyncio.Event()
+        self._killed = False
+        self._said = b""
+        """What the engine wrote in place of the command."""
+        self._code = asyncio.create_task(self._run())
+
+    def when_done(self, callback: Callable[[DockerProcess], None]) -> None:
+        """Call it with this process once its streams have been read."""
+        self._code.add_done_callback(lambda _: callback(self))
+
+    async def begun(self) -> None:
+        """Wait until the command runs. Raises what kept it from it."""
+        waiting = asyncio.create_task(self._begun.wait())
+        try:
+            await asyncio.wait([waiting, self._code], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not self._out.found:
+            code = await self._code
+            raise await self._refused(code)
+        if self._out.found[0] == NO_FOLDER:
+            raise FileNotFoundError("no such folder")
+
+    async def send(self, data: bytes) -> None:
+        """See `Running.send`."""
+        if self._code.done():
+            raise BrokenPipeError("the command has ended")
+        writing = asyncio.create_task(self._stream.write_in(data))
+        try:
+            await asyncio.wait([writing, self._code], return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                raise BrokenPipeError("the command has ended")
+            writing.result()
+        except (aiohttp.ClientError, ConnectionError, RuntimeError, AssertionError) as exc:
+            raise BrokenPipeError("the command no longer reads") from exc
+        finally:
+            writing.cancel()
+
+    async def close_stdin(self) -> None:
+        """See `Running.close_stdin`."""
+        close_stdin(self._stream)
+
+    async def ended(self) -> int:
+        """See `Running.ended`."""
+        await asyncio.wait([self._code])
+        return _KILLED if self._code.cancelled() else self._code.result()
+
+    async def kill(self) -> None:
+        """See `Running.kill`."""
+        if self._code.done():
+            return None
+        self._killed = True
+        if await self._box.kill_tree(int(self._out.found[0]), self._user):
+            # The engine closes the streams now, or seconds later (see `_small`). It has to be waited for only where
+            # the sandbox could have replaced the shell that says so.
+            await asyncio.wait([self._code], timeout=_TRAILING_S if self._box.spec.read_only else _ENDING_S)
+            if self._box.spec.read_only:
+                return await self.abandon()
+        if not self._code.done():
+            await self._box.kill_all("a command could not be killed at its end: there was no room for what kills it")
+            await asyncio.wait([self._code], timeout=_ENDING_S)
+            await self.abandon()
+            self._box.check_alive()
+        return None
+
+    async def abandon(self) -> None:
+        """Stop reading. For the sandbox's end."""
+        self._code.cancel()
+        await asyncio.wait([self._code])
+        if not self._code.cancelled():
+            self._code.exception()  # it was nobody's to hear
+
+    async def _run(self) -> int:
+        """Read the streams to their end; the exit code."""
+        try:
+            with self._box.telling():
+                code = await self._read()
+                if code is None:
+                    code = await self._asked()
+            if code == _KILLED and not self._killed and self._out.found:
+                await self._tell_memory()
+            return code
+        finally:
+            await self._stream.close()
+
+    async def _read(self) -> int | None:
+        """The exit code that the marks tell. None: the streams ended without."""
+        while not (self._out.complete and self._err.complete):
+            if (message := await self._stream.read_out()) is None:
+                self._sink("stdout", self._out.rest())
+                self._sink("stderr", self._err.rest())
+                return None
+            own = (self._err if message.stream == 2 else self._out).feed(message.data)
+            if not self._out.found:
+                self._said += own
+            else:
+                self._begun.set()
+                if self._out.found[0] == NO_FOLDER:
+                    return 0
+                if own:
+                    self._sink("stderr" if message.stream == 2 else "stdout", own)
+        return int(self._out.found[1])
+
+    async def _asked(self) -> int:
+        """The exit code that the engine tells. Raises SandboxError or SandboxKilledError if the container ended."""
+        try:
+            code = await exit_code(self._command)
+        except DockerError:  # it goes with its container
+            code = None
+        await self._box.look()
+        self._box.check_alive()
+        if code is None:
+            raise SandboxError(f"sandbox {self._box.sandbox_id}: the engine closed the connection to a command")
+        return code
+
+    async def _tell_memory(self) -> None:
+        if await self._box.ran_out_of_memory():
+            said = f"killed: the sandbox's memory is used up (memory_mb={self._box.spec.memory_mb})\n"
+            self._sink("stderr", said.encode())
+
+    async def _refused(self, code: int) -> Exception:
+        """Why the command did not begin."""
+        said = " ".join(self._said.decode(errors="replace").split())
+        name = self._box.sandbox_id
+        if _NO_USER.search(said):
+            return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")
+        if _FULL.search(said):
+            pids = self._box.spec.pids
+            return SandboxKilledError(f"sandbox {name} has no room for another process (pids={pids}): its own fill it")
+        if await self._box.ran_out_of_memory():
+            memory = self._box.spec.memory_mb
+            return SandboxKilledError(f"sandbox {name} has no room for another process (memory_mb={memory})")
+        return SandboxError(f"sandbox {name} cannot start a command: {said or f'exit code {code}'}")

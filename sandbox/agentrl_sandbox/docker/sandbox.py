@@ -1,0 +1,222 @@
+"""A sandbox that is a container."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from aiodocker import DockerError
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox import OnOutput, SandboxKilledError
+from agentrl_sandbox.base import ShellSandbox
+from agentrl_sandbox.command import finish
+from agentrl_sandbox.docker.container import configuration, identity
+from agentrl_sandbox.docker.engine import Engine
+from agentrl_sandbox.docker.images import Images
+from agentrl_sandbox.docker.process import DockerProcess
+from agentrl_sandbox.docker.wrapper import KILLED, killer, new_token, wrapped
+from agentrl_sandbox.spec import SandboxSpec
+
+T = TypeVar("T")
+log = logging.getLogger("agentrl")
+
+_START_S = 60.0
+"""For a command to begin. It takes a twentieth of a second where nothing else happens."""
+_KILL_S = 10.0
+_TOOL_S = 10.0
+_NOT_FOUND = 127
+_SHOW_OOM = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; echo end"
+
+
+class DockerSandbox(ShellSandbox):
+    """One container. Its commands run through the engine's exec; `DockerBackend.sandbox` makes it."""
+
+    kind: ClassVar[str] = "docker"
+
+    def __init__(self, spec: SandboxSpec, engine: Engine, images: Images) -> None:
+        super().__init__(spec, f"docker-{secrets.token_hex(8)}")
+        self._engine, self._images = engine, images
+        self._docker = engine.docker
+        self._container = self._docker.containers.container(self.sandbox_id)  # an engine takes names for ids
+        self._request: asyncio.Task[Any] | None = None
+        self._processes: set[DockerProcess] = set()
+        self._dead = ""
+        self._killed_for_memory = 0
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Turn the engine's errors into SandboxError about this sandbox."""
+        with self._engine.telling(f"sandbox {self.sandbox_id}"):
+            yield
+
+    async def _open(self) -> None:
+        image = await self._images.owned(self.spec)
+        body = configuration(self.spec, self.sandbox_id, image.name, image.volumes)
+        with self.telling():
+            await self._whole(self._docker.containers.create(body, name=self.sandbox_id))
+            await self._whole(self._container.start())
+
+    async def _whole(self, request: Coroutine[Any, Any, T]) -> T:
+        """A request that makes something. When its caller is cancelled, it goes on, and `_close` waits for its end:
+        the engine would finish it anyway, perhaps after all was removed."""
+        self._request = task = asyncio.create_task(request)
+        return await asyncio.shield(task)
+
+    async def _close(self) -> None:
+        """An engine that does not answer leaves the container to the reaper of a later run."""
+        if self._request is not None:
+            await asyncio.wait([self._request])
+            if not self._request.cancelled():
+                self._request.exception()  # it was raised where the request was made
+            await self._remove()
+        await asyncio.gather(*(process.abandon() for process in list(self._processes)))
+
+    async def _remove(self) -> None:
+        for wait_s in (0.5, 2.0, 5.0, 0.0):
+            try:
+                with self.telling():
+                    await remove(self._engine, self.sandbox_id)
+                return
+            except SandboxError as exc:
+                error = exc
+            await asyncio.sleep(wait_s)
+        log.warning("%s; the container is left to the reaper", error)
+
+    # Commands
+
+    async def _spawn(
+        self, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
+    ) -> DockerProcess:
+        self.check_alive()
+        starting = asyncio.create_task(self._begin(argv, user, env, cwd, stdin, sink))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await finish(self._unwanted(starting))
+            raise
+
+    async def _begin(
+        self, argv: Sequence[str], user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
+    ) -> DockerProcess:
+        token = new_token()
+        with self.telling():
+            try:
+                command = await self._container.exec(
+                    wrapped(argv, token, cwd),
+                    stdin=stdin,
+                    user=identity(user),
+                    environment=[f"{name}={value}" for name, value in env.items()],
+                    workdir="/",
+                )
+                stream = command.start()
+                async with asyncio.timeout(_START_S):
+                    await stream.__aenter__()
+            except DockerError:
+                await self.look()  # which tells more, if the container is gone
+                self.check_alive()
+                raise
+        process = DockerProcess(self, command, stream, token, user, sink)
+        self._processes.add(process)
+        process.when_done(self._processes.discard)
+        with self.telling():
+            async with asyncio.timeout(_START_S):
+                await process.begun()
+        return process
+
+    async def _unwanted(self, starting: asyncio.Task[DockerProcess]) -> None:
+        await asyncio.wait([starting])
+        if not starting.cancelled() and starting.exception() is None:
+            await starting.result().kill()
+
+    async def kill_tree(self, pid: int, user: str) -> bool:
+        """Kill a process of this user and what descends from it. False: that could not be made sure."""
+        for _ in range(3):
+            with contextlib.suppress(SandboxError):
+                async with asyncio.timeout(_KILL_S):
+                    said = await self._small(killer(pid), KILLED, user=identity(user))
+                if said.endswith(KILLED):
+                    return True
+            if self._dead:
+                break
+        return False
+
+    async def kill_all(self, why: str) -> None:
+        """Kill the container. Whatever is asked of it later raises SandboxKilledError with this reason."""
+        self._dead = self._dead or f"sandbox {self.sandbox_id} was killed: {why}"
+        with self.telling():
+            try:
+                await self._container.kill()
+            except DockerError as exc:
+                if exc.status not in (404, 409):  # it has ended by itself
+                    raise
+
+    async def _small(self, argv: Sequence[str], last: str, *, user: str) -> str:
+        """What a command of our own says: up to its `last` word, or all if it never says it.
+
+        The engine may tell of its end seconds later, if a background process of another command holds its pipes.
+        """
+        said = b""
+        with self.telling():
+            command = await self._container.exec(list(argv), user=user, workdir="/")
+            async with command.start() as stream:
+                while last.encode() not in said and (message := await stream.read_out()) is not None:
+                    said += message.data
+        return said.decode(errors="replace").strip()
+
+    # How it is
+
+    def check_alive(self) -> None:
+        """Raises SandboxKilledError, with the cause, if the container has ended."""
+        if self._dead:
+            raise SandboxKilledError(self._dead)
+
+    async def look(self) -> None:
+        """Ask the engine whether the container has ended, and note why."""
+        if self._dead:
+            return
+        try:
+            state = (await self._container.show())["State"]
+        except DockerError as exc:
+            if exc.status != 404:
+                raise
+            raise SandboxError(
+                f"sandbox {self.sandbox_id} was removed by another: its lifetime_s={self.spec.lifetime_s:g} was over, "
+                "or somebody removed it by hand"
+            ) from exc
+        if state["OOMKilled"] and not state["Running"]:
+            self._dead = f"sandbox {self.sandbox_id} ended: its memory was used up (memory_mb={self.spec.memory_mb})"
+        elif not state["Running"] and state["ExitCode"] == _NOT_FOUND:
+            raise SandboxError(f"sandbox {self.sandbox_id}: image {self.spec.image or 'of the spec'!r} has no /bin/sh")
+        elif not state["Running"]:
+            self._dead = (
+                f"sandbox {self.sandbox_id} ended: its first process was killed (exit code {state['ExitCode']})"
+            )
+
+    async def ran_out_of_memory(self) -> bool:
+        """Whether the kernel killed processes of this sandbox for memory since this was last asked."""
+        with contextlib.suppress(SandboxError, TimeoutError):
+            async with asyncio.timeout(_TOOL_S):
+                said = await self._small(["/bin/sh", "-c", _SHOW_OOM], "end", user="0:0")
+            words = said.split()
+            counts = [int(count) for name, count in itertools.pairwise(words) if name == "oom_kill"]
+            before, self._killed_for_memory = self._killed_for_memory, max([*counts, self._killed_for_memory])
+            return self._killed_for_memory > before
+        return False
+
+
+async def remove(engine: Engine, sandbox_id: str) -> None:
+    """Remove a container with its volumes. That it is gone already is no error."""
+    try:
+        await engine.docker.containers.container(sandbox_id).delete(force=True, v=True)
+    except DockerError as exc:
+        if exc.status == 409:  # another removes it at this moment
+            await asyncio.sleep(0.2)
+            return
+        if exc.status != 404:
+            raise

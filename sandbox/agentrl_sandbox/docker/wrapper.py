@@ -1,0 +1,130 @@
+"""What a command runs under inside a container, and what kills it there.
+
+An engine does not stop a command whose connection is closed, and tells of its end only once all of its pipes are
+closed, which background processes may hold open. So a command runs under a small shell script. The script tells its
+process id first, and writes a mark at the end of both streams once the command has ended. Between the two stands
+docker-init as a subreaper: processes that leave their session or lose their parent become its children, so that all
+that a command started descends from the script as long as the command runs.
+
+To kill a command, a second one walks that tree from the script's process id. It uses nothing but what is built into the
+shell, as there may be no room for another process. Before it kills the processes it stops them, until it finds no new
+ones: what is stopped cannot start another.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Literal
+
+Stream = Literal["stdout", "stderr"]
+
+INIT = "/sbin/docker-init"
+"""Where the engine places it, as the container's first process too."""
+NO_FOLDER = "cwd"
+"""Told instead of a process id: the folder in which to start is missing."""
+
+KILLED = "killed"
+"""The last word of a command that kills."""
+
+_RUN = (
+    'token=$1; cd -- "$2" 2>/dev/null || { printf "%scwd;" "$token"; exit 0; }; unset OLDPWD; shift 2; '
+    '[ "$1" != bash ] || command -v bash >/dev/null || { shift; set -- sh "$@"; }; '
+    'printf "%s%s;" "$token" "$$"; '
+    f'if [ -x {INIT} ]; then {INIT} -s -- "$@"; else "$@"; fi; '
+    'code=$?; printf "%s%s;" "$token" "$code"; printf "%s%s;" "$token" "$code" >&2'
+)
+
+_KILL = r"""
+exec 2>/dev/null
+root=$1 before= round=0
+while [ "$round" -lt 100 ]; do
+  round=$((round + 1)) pairs=
+  for file in /proc/[0-9]*/status; do
+    pid=${file#/proc/} pid=${pid%/status} state= parent=
+    while read -r key value rest; do
+      case $key in State:) state=$value ;; PPid:) parent=$value; break ;; esac
+    done < "$file"
+    case $state in '' | Z | X) ;; *) pairs="$pairs $pid:$parent" ;; esac
+  done
+  tree=" $root " more=1
+  while [ -n "$more" ]; do
+    more=
+    for pair in $pairs; do
+      case $tree in *" ${pair%:*} "*) continue ;; esac
+      case $tree in *" ${pair#*:} "*) tree="$tree${pair%:*} " more=1 ;; esac
+    done
+  done
+  if [ "$tree" = "$before" ]; then
+    kill -KILL $tree
+    echo KILLED
+    exit 0
+  fi
+  before=$tree
+  kill -STOP $tree
+done
+""".replace("KILLED", KILLED)
+
+_LONGEST_MARK = 64
+
+
+def wrapped(argv: Sequence[str], token: str, cwd: str) -> list[str]:
+    """The command to give to the engine."""
+    return ["/bin/sh", "-c", _RUN, "sh", token, cwd, *argv]
+
+
+def killer(pid: int) -> list[str]:
+    """A command that kills the tree below a process, that one included, and says KILLED at the end."""
+    return ["/bin/sh", "-c", _KILL, "sh", str(pid)]
+
+
+def new_token() -> str:
+    """No command can know it in time to end early in another's name; its own end it may tell as it likes."""
+    return f"\x1e{secrets.token_hex(12)}:"
+
+
+class Marks:
+    """Takes the marks out of one stream. What follows the last expected one is not the command's: it is dropped."""
+
+    def __init__(self, token: str, expected: int) -> None:
+        self._mark = re.compile(re.escape(token.encode()) + rb"(\w{1,20});")
+        self._token = token.encode()
+        self._expected = expected
+        self._rest = b""
+        self.found: list[str] = []
+
+    @property
+    def complete(self) -> bool:
+        return len(self.found) == self._expected
+
+    def feed(self, data: bytes) -> bytes:
+        """What of the stream is the command's own. The beginning of a mark is held back until its end arrives."""
+        data, self._rest = self._rest + data, b""
+        own = []
+        while not self.complete:
+            match = self._mark.search(data)
+            if match is None:
+                held = self._held(data)
+                self._rest = data[len(data) - held :]
+                own.append(data[: len(data) - held])
+                break
+            own.append(data[: match.start()])
+            self.found.append(match[1].decode())
+            data = data[match.end() :]
+        return b"".join(own)
+
+    def rest(self) -> bytes:
+        """What was held back, once the stream has ended without a mark."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def _held(self, data: bytes) -> int:
+        """The length of what at the end of `data` may become a mark."""
+        start = data.rfind(self._token[:1], max(0, len(data) - _LONGEST_MARK))
+        while start >= 0:
+            tail = data[start:]
+            if self._token.startswith(tail) or (tail.startswith(self._token) and tail[len(self._token) :].isalnum()):
+                return len(tail)
+            start = data.rfind(self._token[:1], max(0, len(data) - _LONGEST_MARK), start)
+        return 0
