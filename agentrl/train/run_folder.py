@@ -57,21 +57,12 @@ class RunFolder:
     def check(self, config: TrainConfig, *, resume: bool) -> None:
         """Raises ConfigError if this folder cannot take the run, or cannot continue it. Writes nothing."""
         config_file = self.path / "config.yaml"
-        if not resume:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-                what = "holds another run" if config_file.exists() else "is not an empty folder"
-                remedy = "add --resume to go on with it, or " if config_file.exists() else ""
-                raise ConfigError(f"--out {self.path} {what}; {remedy}choose another folder")
-            return
-        if not config_file.exists():
-            raise ConfigError(f"--resume: {self.path} holds no run; leave --resume out to begin one")
-        before, now = TrainConfig.from_yaml(config_file).model_dump(mode="json"), config.model_dump(mode="json")
-        changed = [key for key in now if key not in _RESUMABLE and before[key] != now[key]]
-        if changed:
-            key = changed[0]
-            raise ConfigError(
-                f"--resume: {key} was {before[key]!r} and is now {now[key]!r}; restore it, or begin a new run"
-            )
+        if resume:
+            _check_same(config_file, config)
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            what = "holds another run" if config_file.exists() else "is not an empty folder"
+            remedy = "add --resume to go on with it, or " if config_file.exists() else ""
+            raise ConfigError(f"--out {self.path} {what}; {remedy}choose another folder")
 
     def lock(self) -> None:
         """Lock out other processes, until `unlock` or the end of this process. Raises ConfigError if it is locked."""
@@ -218,3 +209,16 @@ def step_name(step: int) -> str:
 def _step_of(name: str) -> int | None:
     found = _STEP.fullmatch(name)
     return int(found[1]) if found and step_name(int(found[1])) == name else None
+
+
+def _check_same(config_file: Path, now: TrainConfig) -> None:
+    """Raises ConfigError unless the run of this file can go on with the configuration `now`."""
+    if not config_file.exists():
+        raise ConfigError(f"--resume: {config_file.parent} holds no run; leave --resume out to begin one")
+    before, after = TrainConfig.from_yaml(config_file).model_dump(mode="json"), now.model_dump(mode="json")
+    changed = [key for key in after if key not in _RESUMABLE and before[key] != after[key]]
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"--resume: {key} was {before[key]!r} and is now {after[key]!r}; restore it, or begin a new run"
+        )
