@@ -56,9 +56,9 @@ class Engine:
             yield
         except DockerError as exc:
             raise SandboxError(f"{what}: {self._told(exc)}") from exc
-        except (aiohttp.ClientError, OSError) as exc:
-            if isinstance(exc, TimeoutError):
-                raise SandboxError(f"{what}: the engine at {self.address} did not answer in time") from exc
+        except TimeoutError as exc:
+            raise SandboxError(f"{what}: the engine at {self.address} did not answer in time") from exc
+        except (aiohttp.ClientError, ConnectionError) as exc:
             raise SandboxError(f"{what}: the engine at {self.address} went away: {_said(exc)}") from exc
 
     def _told(self, exc: DockerError) -> str:

@@ -15,17 +15,19 @@ from aiodocker.stream import Stream
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import OnOutput, SandboxKilledError
 from agentrl_sandbox.docker.engine import close_stdin, exit_code
-from agentrl_sandbox.docker.wrapper import NO_FOLDER, Marks
+from agentrl_sandbox.docker.wrapper import BEGUN, NO_FOLDER, NO_MEMORY, Marks
 
 if TYPE_CHECKING:
     from agentrl_sandbox.docker.sandbox import DockerSandbox
 
 _ENDING_S = 5.0
 """How long the commands of a killed container, and a killed command whose end is not trusted, may take to end."""
+_STDERR = 2
 _TRAILING_S = 0.25
 """How long a killed command's last output is waited for."""
 _KILLED = 128 + 9
-_FULL = re.compile("resource temporarily unavailable", re.IGNORECASE)
+_FULL = re.compile("resource temporarily unavailable|cannot fork", re.IGNORECASE)
+_NO_MEMORY = re.compile("OOM-killed|cannot allocate memory", re.IGNORECASE)
 _NO_USER = re.compile("unable to find (user|group)|no matching entries in passwd")
 
 
@@ -38,14 +40,19 @@ class DockerProcess:
         self._box, self._command, self._stream, self._user, self._sink = box, command, stream, user, sink
         self._out, self._err = Marks(token, 2), Marks(token, 1)
         self._begun = asyncio.Event()
-        self._killed = False
         self._said = b""
         """What the engine wrote in place of the command."""
         self._code = asyncio.create_task(self._run())
 
     def when_done(self, callback: Callable[[DockerProcess], None]) -> None:
         """Call it with this process once its streams have been read."""
-        self._code.add_done_callback(lambda _: callback(self))
+
+        def done(code: asyncio.Task[int]) -> None:
+            if not code.cancelled():
+                code.exception()  # nobody need ask for it
+            callback(self)
+
+        self._code.add_done_callback(done)
 
     async def begun(self) -> None:
         """Wait until the command runs. Raises what kept it from it."""
@@ -54,11 +61,16 @@ class DockerProcess:
             await asyncio.wait([waiting, self._code], return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
-        if not self._out.found:
-            code = await self._code
-            raise await self._refused(code)
-        if self._out.found[0] == NO_FOLDER:
+        if self._out.found[:1] == [NO_FOLDER]:
             raise FileNotFoundError("no such folder")
+        if self._first is None:
+            raise await self._refused(await self._code)
+
+    @property
+    def _first(self) -> tuple[int, int] | None:
+        """The process id, and how many processes had been killed for memory. None: it has not begun."""
+        match = BEGUN.fullmatch(self._out.found[0]) if self._out.found else None
+        return (int(match[1]), int(match[2])) if match else None
 
     async def send(self, data: bytes) -> None:
         """See `Running.send`."""
@@ -86,10 +98,9 @@ class DockerProcess:
 
     async def kill(self) -> None:
         """See `Running.kill`."""
-        if self._code.done():
+        if self._code.done() or self._first is None:
             return None
-        self._killed = True
-        if await self._box.kill_tree(int(self._out.found[0]), self._user):
+        if await self._box.kill_tree(self._first[0], self._user):
             # The engine closes the streams now, or seconds later (see `_small`). It has to be waited for only where
             # the sandbox could have replaced the shell that says so.
             await asyncio.wait([self._code], timeout=_TRAILING_S if self._box.spec.read_only else _ENDING_S)
@@ -106,39 +117,36 @@ class DockerProcess:
         """Stop reading. For the sandbox's end."""
         self._code.cancel()
         await asyncio.wait([self._code])
-        if not self._code.cancelled():
-            self._code.exception()  # it was nobody's to hear
 
     async def _run(self) -> int:
         """Read the streams to their end; the exit code."""
         try:
             with self._box.telling():
-                code = await self._read()
-                if code is None:
-                    code = await self._asked()
-            if code == _KILLED and not self._killed and self._out.found:
-                await self._tell_memory()
+                await self._read()
+                told = self._out.found[-1] if self._out.complete else ""
+                code = int(told.removesuffix(NO_MEMORY)) if told else await self._asked()
+            if told.endswith(NO_MEMORY) or (not told and await self._ran_out_of_memory(code)):
+                said = f"killed: the sandbox's memory is used up (memory_mb={self._box.spec.memory_mb})\n"
+                self._sink("stderr", said.encode())
             return code
         finally:
             await self._stream.close()
 
-    async def _read(self) -> int | None:
-        """The exit code that the marks tell. None: the streams ended without."""
+    async def _read(self) -> None:
+        """Read to the last marks, or to the end if they do not come."""
         while not (self._out.complete and self._err.complete):
-            if (message := await self._stream.read_out()) is None:
+            message = await self._stream.read_out()
+            if message is None:
                 self._sink("stdout", self._out.rest())
                 self._sink("stderr", self._err.rest())
-                return None
-            own = (self._err if message.stream == 2 else self._out).feed(message.data)
-            if not self._out.found:
+                return
+            own = (self._err if message.stream == _STDERR else self._out).feed(message.data)
+            if self._first is None:
                 self._said += own
-            else:
-                self._begun.set()
-                if self._out.found[0] == NO_FOLDER:
-                    return 0
-                if own:
-                    self._sink("stderr" if message.stream == 2 else "stdout", own)
-        return int(self._out.found[1])
+                continue
+            self._begun.set()
+            if own:
+                self._sink("stderr" if message.stream == _STDERR else "stdout", own)
 
     async def _asked(self) -> int:
         """The exit code that the engine tells. Raises SandboxError or SandboxKilledError if the container ended."""
@@ -152,10 +160,8 @@ class DockerProcess:
             raise SandboxError(f"sandbox {self._box.sandbox_id}: the engine closed the connection to a command")
         return code
 
-    async def _tell_memory(self) -> None:
-        if await self._box.ran_out_of_memory():
-            said = f"killed: the sandbox's memory is used up (memory_mb={self._box.spec.memory_mb})\n"
-            self._sink("stderr", said.encode())
+    async def _ran_out_of_memory(self, code: int) -> bool:
+        return code == _KILLED and self._first is not None and await self._box.out_of_memory(self._first[1])
 
     async def _refused(self, code: int) -> Exception:
         """Why the command did not begin."""
@@ -166,7 +172,7 @@ class DockerProcess:
         if _FULL.search(said):
             pids = self._box.spec.pids
             return SandboxKilledError(f"sandbox {name} has no room for another process (pids={pids}): its own fill it")
-        if await self._box.ran_out_of_memory():
+        if _NO_MEMORY.search(said) or (code == _KILLED and await self._box.out_of_memory(0)):
             memory = self._box.spec.memory_mb
-            return SandboxKilledError(f"sandbox {name} has no room for another process (memory_mb={memory})")
+            return SandboxKilledError(f"sandbox {name} has no memory for another process (memory_mb={memory})")
         return SandboxError(f"sandbox {name} cannot start a command: {said or f'exit code {code}'}")

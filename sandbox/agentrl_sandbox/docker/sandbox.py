@@ -47,7 +47,6 @@ class DockerSandbox(ShellSandbox):
         self._request: asyncio.Task[Any] | None = None
         self._processes: set[DockerProcess] = set()
         self._dead = ""
-        self._killed_for_memory = 0
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -198,15 +197,14 @@ class DockerSandbox(ShellSandbox):
                 f"sandbox {self.sandbox_id} ended: its first process was killed (exit code {state['ExitCode']})"
             )
 
-    async def ran_out_of_memory(self) -> bool:
-        """Whether the kernel killed processes of this sandbox for memory since this was last asked."""
+    async def out_of_memory(self, before: int) -> bool:
+        """Whether the kernel has killed more than `before` processes of this sandbox for memory."""
         with contextlib.suppress(SandboxError, TimeoutError):
             async with asyncio.timeout(_TOOL_S):
                 said = await self._small(["/bin/sh", "-c", _SHOW_OOM], "end", user="0:0")
             words = said.split()
             counts = [int(count) for name, count in itertools.pairwise(words) if name == "oom_kill"]
-            before, self._killed_for_memory = self._killed_for_memory, max([*counts, self._killed_for_memory])
-            return self._killed_for_memory > before
+            return "OOM-killed" in said or max(counts, default=0) > before  # or there is no room for this one either
         return False
 
 

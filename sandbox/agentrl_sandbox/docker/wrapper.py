@@ -1,8 +1,8 @@
 """What a command runs under inside a container, and what kills it there.
 
 An engine does not stop a command whose connection is closed, and tells of its end only once all of its pipes are
-closed, which background processes may hold open. So a command runs under a small shell script. The script tells its
-process id first, and writes a mark at the end of both streams once the command has ended. Between the two stands
+closed, which background processes may hold open. So a command runs under a small shell script. Its first output is a
+mark with the script's process id; another mark ends both streams once the command has ended. Between the two stands
 docker-init as a subreaper: processes that leave their session or lose their parent become its children, so that all
 that a command started descends from the script as long as the command runs.
 
@@ -23,18 +23,37 @@ Stream = Literal["stdout", "stderr"]
 INIT = "/sbin/docker-init"
 """Where the engine places it, as the container's first process too."""
 NO_FOLDER = "cwd"
-"""Told instead of a process id: the folder in which to start is missing."""
+"""The first mark, if the folder in which to start is missing."""
+BEGUN = re.compile(r"p(\d+)m(\d+)")
+"""The first mark else: the process id, and how many processes of the container the kernel has killed for memory."""
+NO_MEMORY = "m"
+"""Behind the exit code in the last mark: meanwhile the kernel killed more."""
 
 KILLED = "killed"
 """The last word of a command that kills."""
 
-_RUN = (
-    'token=$1; cd -- "$2" 2>/dev/null || { printf "%scwd;" "$token"; exit 0; }; unset OLDPWD; shift 2; '
-    '[ "$1" != bash ] || command -v bash >/dev/null || { shift; set -- sh "$@"; }; '
-    'printf "%s%s;" "$token" "$$"; '
-    f'if [ -x {INIT} ]; then {INIT} -s -- "$@"; else "$@"; fi; '
-    'code=$?; printf "%s%s;" "$token" "$code"; printf "%s%s;" "$token" "$code" >&2'
-)
+_RUN = r"""
+token=$1
+cd -- "$2" 2>/dev/null || { printf '%scwd;' "$token"; exit 0; }
+unset OLDPWD
+shift 2
+[ "$1" != bash ] || command -v bash >/dev/null || { shift; set -- sh "$@"; }
+count() {
+  for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+    [ ! -r "$file" ] || while read -r key value; do [ "$key" != oom_kill ] || kills=$value; done < "$file"
+  done
+}
+kills=0
+count
+before=$kills
+set -- /bin/sh -c 'printf "%s%s;" "$0" "$1"; shift; exec "$@"' "$token" "p$$m$before" "$@"
+[ ! -x INIT ] || set -- INIT -s -- "$@"
+"$@"
+code=$?
+[ "$code" != 137 ] || { count; [ "$kills" = "$before" ] || code=${code}m; }
+printf '%s%s;' "$token" "$code"
+printf '%s%s;' "$token" "$code" >&2
+""".replace("INIT", INIT)
 
 _KILL = r"""
 exec 2>/dev/null
