@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextvars import ContextVar, Token, copy_context
 from queue import SimpleQueue
 from types import TracebackType
@@ -70,6 +70,21 @@ class Deadline:
 
 
 _deadline: ContextVar[Deadline | None] = ContextVar("agentrl_deadline", default=None)
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """The time inside does not count towards the deadline of the running hook: it waits in a queue, behind others."""
+    deadline = _deadline.get()
+    left = deadline.left() if deadline else None
+    if deadline is None or left is None:
+        yield
+        return
+    deadline.set(None)
+    try:
+        yield
+    finally:
+        deadline.set(left)
 
 
 class _Job(Generic[T]):

@@ -10,10 +10,12 @@ from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
-from agentrl._concurrency import Deadline, Worker, safe_to_raise
+from agentrl._concurrency import Deadline, Worker, safe_to_raise, uncounted
 from agentrl._resources import OwnTask, Resources
 from agentrl.errors import BadCall, InfraError, told
 from agentrl.types import Limits, MaybeAwait
+
+__all__ = ["Runtime", "uncounted"]
 
 T = TypeVar("T")
 

@@ -1,12 +1,13 @@
 """Back ends of `agentrl.sandbox.Sandbox`.
 
 `open_backend` makes one by name: docker and bubblewrap for what a model wrote. LocalSandbox runs trusted code as a
-plain subprocess; FakeSandbox runs nothing and answers from a script, for tests.
+plain subprocess; FakeSandbox runs nothing and answers from a script, for tests. SandboxPool keeps sandboxes ready.
 """
 
 from agentrl_sandbox.backend import Backend, Found, open_backend
 from agentrl_sandbox.fake.sandbox import ExecCall, FakeSandbox, Script
 from agentrl_sandbox.local.sandbox import LocalSandbox
+from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "FakeSandbox",
     "Found",
     "LocalSandbox",
+    "SandboxPool",
     "SandboxSpec",
     "Script",
     "open_backend",

@@ -1,0 +1,144 @@
+"""The books of a pool: which sandboxes there are, who waits, and which one to make next. Nothing here waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from agentrl.sandbox import Sandbox
+from agentrl_sandbox.figures import LaneFigures, LaneName
+from agentrl_sandbox.spec import SandboxSpec
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
+_TRIES = 5
+"""After this many failures in a row, those who wait are told."""
+
+
+@dataclass(slots=True, eq=False)
+class Box:
+    """A sandbox of the pool. Times are the event loop's."""
+
+    sandbox: Sandbox
+    spec: SandboxSpec
+    born: float
+    seen: float
+    """When it was last known to work."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A caller of `acquire`."""
+
+    spec: SandboxSpec
+    given: asyncio.Future[Box]
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Creations of one spec that failed in a row. While there is trouble, one is tried at a time, after a pause."""
+
+    failures: int = 0
+    until: float = 0.0
+    """When to try again."""
+
+    def add(self, now: float) -> bool:
+        """Whether those who wait are to be told."""
+        self.until = now + min(_FIRST_PAUSE_S * 2 ** min(self.failures, 16), _LONGEST_PAUSE_S)
+        self.failures += 1
+        return self.failures >= _TRIES
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """Sandboxes for one use, at most `capacity` of them at a time.
+
+    Each is ready, in use, being made or being removed. No lane waits for another.
+    """
+
+    name: LaneName
+    capacity: int
+    recent: deque[SandboxSpec]
+    """The specs asked for last, as many as are to be kept ready."""
+    waiting: deque[Request] = field(default_factory=deque)
+    ready: list[Box] = field(default_factory=list)
+    """Oldest first."""
+    in_use: set[Box] = field(default_factory=set)
+    making: Counter[SandboxSpec] = field(default_factory=Counter)
+    removing: int = 0
+    given_at: float = float("-inf")
+    """When a sandbox was last handed out."""
+
+    @property
+    def room(self) -> int:
+        return self.capacity - len(self.ready) - len(self.in_use) - self.making.total() - self.removing
+
+    def ask(self, spec: SandboxSpec) -> Request:
+        """Queue up for a sandbox."""
+        if self.recent.maxlen:
+            self.recent.append(spec)
+        request = Request(spec, asyncio.get_running_loop().create_future())
+        self.waiting.append(request)
+        return request
+
+    def serve(self, now: float) -> None:
+        """Hand the ready sandboxes to those who wait, first come first served."""
+        for request in list(self.waiting):
+            box = next((box for box in reversed(self.ready) if box.spec == request.spec), None)
+            if box is not None:
+                self.ready.remove(box)
+                self.waiting.remove(request)
+                self.in_use.add(box)
+                self.given_at = now
+                request.given.set_result(box)
+
+    def unmet(self) -> list[SandboxSpec]:
+        """The specs that somebody waits for and nobody makes, in the order of the requests."""
+        made, found = Counter(self.making), []
+        for request in self.waiting:
+            if made[request.spec]:
+                made[request.spec] -= 1
+            else:
+                found.append(request.spec)
+        return found
+
+    def missing(self) -> list[SandboxSpec]:
+        """The specs of which too few are ready, as far as there is room. Those who wait come first."""
+        coming = self.making - Counter(request.spec for request in self.waiting)
+        lacking = Counter(self.recent) - Counter(box.spec for box in self.ready) - coming
+        return list(lacking.elements())[: max(0, self.room - len(self.unmet()))]
+
+    def surplus(self) -> Box | None:
+        """A ready sandbox in whose place one could be made that somebody waits for."""
+        wanted = len(self.unmet()) - self.room - self.removing
+        return self.ready[0] if self.ready and wanted > 0 else None
+
+    def take_out(self, box: Box) -> bool:
+        """Count a sandbox as being removed. False if it was taken out before."""
+        if box in self.ready:
+            self.ready.remove(box)
+        elif box in self.in_use:
+            self.in_use.remove(box)
+        else:
+            return False
+        self.removing += 1
+        return True
+
+    def withdraw(self, request: Request) -> Box | None:
+        """Forget a request. Returns the sandbox that it was given meanwhile."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        given = request.given
+        return given.result() if given.done() and not given.cancelled() and given.exception() is None else None
+
+    def refuse(self, error: type[Exception], text: str, spec: SandboxSpec | None = None) -> None:
+        """Tell those who wait (for this spec) that they wait in vain."""
+        for request in list(self.waiting):
+            if spec in (None, request.spec):
+                self.waiting.remove(request)
+                request.given.set_exception(error(text))
+
+    def figures(self) -> LaneFigures:
+        return LaneFigures(
+            self.capacity, len(self.ready), len(self.in_use), len(self.waiting), self.making.total(), self.removing
+        )

@@ -1,0 +1,44 @@
+"""The cores and the memory that this process may use: the machine's, or those of the container it runs in."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from agentrl_sandbox.spec import SandboxSpec
+
+_SHARING = 4
+"""Sandboxes to a core: an agent's sandbox idles while its model thinks."""
+_SHARE_OF_MEMORY = 0.75
+"""The rest is for this program, and for the engine."""
+
+
+def room(spec: SandboxSpec) -> int:
+    """How many sandboxes of a spec this machine holds at once; at least 2, one of them to grade in."""
+    return max(2, min(int(_SHARING * cores() / spec.cpus), int(_SHARE_OF_MEMORY * memory_mb() / spec.memory_mb)))
+
+
+def cores(cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+    """CPU cores; a container may have part of one."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, period = [*_words(cgroups / "cpu.max"), "", ""][:2]  # version 2 of cgroups, else 1
+    if not quota:
+        quota = "".join(_words(cgroups / "cpu/cpu.cfs_quota_us"))
+        period = "".join(_words(cgroups / "cpu/cpu.cfs_period_us"))
+    limit = int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else math.inf
+    return min(float(own), limit)
+
+
+def memory_mb(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory in MiB, used and free."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [*_words(cgroups / "memory.max"), *_words(cgroups / "memory/memory.limit_in_bytes")]
+    return min([installed, *(int(limit) for limit in limits if limit.isdecimal())]) >> 20
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").split()
+    except OSError:
+        return []

@@ -1,0 +1,330 @@
+"""SandboxPool: sandboxes made ahead of time, each used once, never more than the machine holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Self
+
+from agentrl.errors import AgentRLError, ConfigError, SandboxError
+from agentrl.runtime import uncounted
+from agentrl.sandbox import Sandbox, Snapshot
+from agentrl_sandbox import machine
+from agentrl_sandbox.backend import Backend, open_backend
+from agentrl_sandbox.figures import LaneName, PoolFigures, Tally
+from agentrl_sandbox.lanes import Box, Lane, Request, Trouble
+from agentrl_sandbox.spec import SandboxSpec
+from agentrl_sandbox.workshop import Workshop
+
+log = logging.getLogger("agentrl")
+
+_FRESH_S = 1.0
+"""A ready sandbox that was seen alive so lately is handed out unasked."""
+_TENDED_S = 15.0
+"""How often the ready sandboxes are looked after."""
+_RIPE = 0.25
+"""A ready sandbox is replaced after this share of its lifetime, so that it does not end under its user."""
+_PREFETCHES = 2
+_said: set[str] = set()
+"""What was logged, so that the pools of several event loops say it once."""
+
+
+class SandboxPool:
+    """Sandboxes that are ready when an episode asks for one. Each is used once, then removed and replaced.
+
+        async with SandboxPool("docker", SandboxSpec(image="my-image"), size=16) as pool:
+            async with pool.acquire() as box:
+                await box.exec("make test")
+            async with pool.acquire(lane="grade") as box: ...
+
+    There are two lanes. At most `size` sandboxes exist for episodes, and `grade` more for grading, so an episode that
+    holds one sandbox can always be graded in another. When all are in use, `acquire` waits; a smaller pool makes a run
+    slower, and nothing else. That wait does not count towards the deadline of the hook that asked.
+
+    `backend` is the name of a back end, which the pool opens and closes, or an open one. `spec` is what `acquire` gives
+    by default; with None, each call has to name one. Without `size`, the machine's cores and memory decide. `warm`
+    sandboxes are kept ready in each lane, of the specs that were asked for last. At most `create` sandboxes are made at
+    a time, and `rate` in a second. If for `wait_s` seconds no sandbox has become free, `acquire` raises SandboxError.
+
+    A pool belongs to the event loop in which it was entered. Entering it raises SandboxError if the back end or the
+    image is missing, and ConfigError if the back end cannot enforce `spec`.
+    """
+
+    def __init__(
+        self,
+        backend: str | Backend = "auto",
+        spec: SandboxSpec | None = SandboxSpec(),  # noqa: B008 - it is frozen
+        *,
+        size: int | None = None,
+        grade: int | None = None,
+        warm: int | None = None,
+        create: int | None = None,
+        rate: float = 20.0,
+        wait_s: float = 1800.0,
+    ) -> None:
+        for name, given in {"size": size, "grade": grade, "create": create, "rate": rate, "wait_s": wait_s}.items():
+            if given is not None and given <= 0:
+                raise ConfigError(f"SandboxPool: {name} must be positive, not {given}")
+        self._given, self._spec = backend, spec
+        size, grade = _sizes(spec or SandboxSpec(), size, grade)
+        warm = min(size, 8) if warm is None else max(0, warm)
+        self._create = create or min(16, max(2, round(machine.cores())))
+        self._gap_s, self._wait_s = 1 / rate, wait_s
+        self._lanes: dict[LaneName, Lane] = {  # grading first: it sets an episode's sandbox free
+            "grade": _lane("grade", grade, warm, spec),
+            "episode": _lane("episode", size, warm, spec),
+        }
+        self._troubles: dict[SandboxSpec, Trouble] = {}
+        self._tally, self._prefetches = Tally(), asyncio.Semaphore(_PREFETCHES)
+        self._workers, self._removers = set[asyncio.Task[None]](), set[asyncio.Task[None]]()
+        self._next_at = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stack = AsyncExitStack()
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        if self._loop is not None:
+            raise SandboxError("this sandbox pool was used before; make a new one")
+        self._loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            given = self._given
+            backend = await stack.enter_async_context(open_backend(given)) if isinstance(given, str) else given
+            self._workshop = Workshop(backend, self._tally, self._create)
+            stack.push_async_callback(self._workshop.close)
+            if self._spec is not None:
+                backend.sandbox(self._spec)  # refused now, not in the first episode
+                await self._workshop.prepare(self._spec.image)
+            self._stack = stack.pop_all()
+        self._open = True
+        _say_once(f"{backend.name}: {self._lanes['episode'].capacity} sandboxes at a time for episodes", self._lanes)
+        self._begin(self._tend())
+        self._schedule()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Remove all sandboxes, those in use too."""
+        closing = asyncio.create_task(self._close(), name="sandbox pool: close")
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])  # nothing is left behind, even now; each removal has its deadline
+            raise
+
+    @asynccontextmanager
+    async def acquire(
+        self, spec: SandboxSpec | None = None, *, lane: LaneName = "episode", restore: Snapshot | None = None
+    ) -> AsyncIterator[Sandbox]:
+        """A sandbox of its own for the caller, with the files of the snapshot `restore`.
+
+        Raises SandboxError if none can be made, or if none has become free for `wait_s` seconds, and ConfigError if the
+        back end cannot enforce `spec`.
+        """
+        wanted = spec or self._spec
+        if wanted is None:
+            raise ConfigError("this sandbox pool has no default spec; name one: pool.acquire(spec)")
+        if self._open and asyncio.get_running_loop() is not self._loop:
+            raise ConfigError("a sandbox pool belongs to the event loop in which it was entered; make one in each loop")
+        with uncounted():
+            box = await self._take(self._lanes[lane], wanted)
+        try:
+            if restore is not None:
+                await box.sandbox.restore(restore)
+            yield box.sandbox
+        finally:
+            self._retire(self._lanes[lane], box)
+
+    def prefetch(self, images: Iterable[str]) -> None:
+        """Have images ready for later, in the background. One that cannot be had is logged; `acquire` says it again."""
+        for image in images:
+            self._begin(self._prefetch(image))
+
+    def figures(self) -> PoolFigures:
+        return self._tally.figures({name: lane.figures() for name, lane in self._lanes.items()})
+
+    # Handing out
+
+    async def _take(self, lane: Lane, spec: SandboxSpec) -> Box:
+        """A living sandbox, which is counted as in use. An error or a cancellation leaves none behind."""
+        since = self._now()
+        while True:
+            if not self._open:
+                raise SandboxError("the sandbox pool is not open; use it within `async with`")
+            request = lane.ask(spec)
+            self._schedule()
+            at_once = request.given.done()
+            try:
+                box = await self._wait(lane, request)
+                alive = self._now() - box.seen < _FRESH_S or await self._workshop.is_alive(box.sandbox)
+            except BaseException:
+                if (given := lane.withdraw(request)) is not None:
+                    self._retire(lane, given)
+                raise
+            if alive:
+                self._tally.hand_out(self._now() - since, at_once)
+                return box
+            self._retire(lane, box)
+
+    async def _wait(self, lane: Lane, request: Request) -> Box:
+        began = self._now()
+        while (patience := max(began, lane.given_at) + self._wait_s - self._now()) > 0:
+            await asyncio.wait([request.given], timeout=patience)
+            if request.given.done():
+                return request.given.result()
+        raise SandboxError(
+            f"no sandbox became free for {self._wait_s:g} s: {len(lane.in_use)} of the {lane.capacity} for lane "
+            f"{lane.name!r} are in use, {len(lane.waiting)} callers wait; raise "
+            f"{'size' if lane.name == 'episode' else 'grade'}, or have each episode give its sandbox back"
+        )
+
+    # What to do next
+
+    def _schedule(self) -> None:
+        """Hand out what is ready, then begin to make what is missing. To be called after each change."""
+        if not self._open:
+            return
+        for lane in self._lanes.values():
+            lane.serve(self._now())
+            while (box := lane.surplus()) is not None:
+                self._retire(lane, box)
+        for lane in self._lanes.values():
+            for spec in lane.unmet():
+                self._make(lane, spec)
+        for lane in self._lanes.values():
+            for spec in lane.missing():
+                self._make(lane, spec)
+
+    def _make(self, lane: Lane, spec: SandboxSpec) -> None:
+        """Begin to make a sandbox, if there is room for it and if it is time."""
+        making = [other.making for other in self._lanes.values()]
+        if lane.room <= 0 or sum(specs.total() for specs in making) >= self._create:
+            return
+        due = self._next_at
+        if (trouble := self._troubles.get(spec)) is not None:
+            if any(specs[spec] for specs in making):
+                return
+            due = max(due, trouble.until)
+        if due > self._now():
+            self._schedule_at(due)
+            return
+        self._next_at = self._now() + self._gap_s
+        lane.making[spec] += 1
+        self._begin(self._fill(lane, spec))
+
+    async def _fill(self, lane: Lane, spec: SandboxSpec) -> None:
+        try:
+            sandbox = await self._workshop.make(spec)
+        except (SandboxError, ConfigError) as exc:
+            self._note_failure(spec, exc)
+        else:  # without an await, so that a cancellation cannot lose it
+            if self._troubles.pop(spec, None) is not None:
+                log.info("sandboxes of %s can be made again", _name(spec))
+            lane.ready.append(Box(sandbox, spec, self._now(), self._now()))
+        finally:
+            lane.making -= Counter([spec])
+            self._schedule()
+
+    def _note_failure(self, spec: SandboxSpec, exc: AgentRLError) -> None:
+        trouble = self._troubles.setdefault(spec, Trouble())
+        if trouble.failures == 0:
+            log.warning("a sandbox of %s could not be made: %s", _name(spec), exc)
+        if trouble.add(self._now()) or isinstance(exc, ConfigError):
+            for lane in self._lanes.values():
+                lane.refuse(type(exc), f"no sandbox of {_name(spec)} can be made: {exc}", spec)
+
+    def _schedule_at(self, due: float) -> None:
+        if self._alarm is None or due < self._alarm.when():
+            self._silence()
+            self._alarm = asyncio.get_running_loop().call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._schedule()
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _retire(self, lane: Lane, box: Box) -> None:
+        """Remove a sandbox in the background. Its place is free once it is gone."""
+        if lane.take_out(box):
+            remover = asyncio.create_task(self._remove(lane, box), name="sandbox pool: remove")
+            self._removers.add(remover)
+            remover.add_done_callback(self._removers.discard)
+
+    async def _remove(self, lane: Lane, box: Box) -> None:
+        await self._workshop.remove(box.sandbox)
+        lane.removing -= 1
+        self._schedule()
+
+    async def _tend(self) -> None:
+        """Replace ready sandboxes that died or grew old, before somebody asks for them."""
+        while True:
+            await asyncio.sleep(_TENDED_S)
+            for lane in self._lanes.values():
+                for box in list(lane.ready):
+                    old = self._now() - box.born > _RIPE * box.spec.lifetime_s
+                    if (old or not await self._workshop.is_alive(box.sandbox)) and box in lane.ready:
+                        self._retire(lane, box)
+
+    async def _prefetch(self, image: str) -> None:
+        try:
+            async with self._prefetches:
+                await self._workshop.prepare(image)
+        except (SandboxError, ConfigError) as exc:
+            log.warning("image %s could not be fetched ahead: %s", image, exc)
+
+    async def _close(self) -> None:
+        self._open = False
+        self._silence()
+        for lane in self._lanes.values():
+            lane.refuse(SandboxError, "the sandbox pool was closed")
+        for worker in self._workers:
+            worker.cancel()
+        if self._workers:
+            await asyncio.wait(self._workers)
+        for lane in self._lanes.values():
+            for box in [*lane.ready, *lane.in_use]:
+                self._retire(lane, box)
+        if self._removers:
+            await asyncio.wait(self._removers)
+        if self._tally.handed_out:
+            log.info("sandbox pool: %s", self.figures())
+        await self._stack.aclose()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        worker = asyncio.create_task(work, name="sandbox pool")
+        self._workers.add(worker)
+        worker.add_done_callback(self._workers.discard)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _sizes(spec: SandboxSpec, size: int | None, grade: int | None) -> tuple[int, int]:
+    """The capacities of the two lanes: what is given, and the rest of what the machine holds."""
+    room = machine.room(spec)
+    grade = grade or max(1, (size or room) // 4)
+    return size or max(1, room - grade), grade
+
+
+def _lane(name: LaneName, capacity: int, warm: int, spec: SandboxSpec | None) -> Lane:
+    warm = min(warm, capacity)
+    return Lane(name, capacity, deque([] if spec is None else [spec] * warm, warm))
+
+
+def _name(spec: SandboxSpec) -> str:
+    return f"image {spec.image}" if spec.image else "the base image"
+
+
+def _say_once(text: str, lanes: dict[LaneName, Lane]) -> None:
+    text = (
+        f"sandbox pool, {text}, {lanes['grade'].capacity} for grading ({machine.cores():g} cores, "
+        f"{machine.memory_mb() >> 10} GiB); SandboxPool(size=..., grade=...) changes that"
+    )
+    if text not in _said:
+        _said.add(text)
+        log.info(text)

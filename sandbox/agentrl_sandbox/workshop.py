@@ -1,0 +1,108 @@
+"""The workshop of a pool: makes, checks and removes one sandbox at a time, within deadlines, and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import suppress
+
+from agentrl.errors import AgentRLError, ConfigError, SandboxError, told
+from agentrl.sandbox import Sandbox
+from agentrl_sandbox.backend import Backend
+from agentrl_sandbox.figures import Tally
+from agentrl_sandbox.spec import SandboxSpec
+
+log = logging.getLogger("agentrl")
+
+_PULLING_S, _MAKING_S, _REMOVING_S, _PING_S = 1800.0, 120.0, 60.0, 10.0
+"""Deadlines of what a back end does for one sandbox."""
+
+
+class Workshop:
+    """What a pool asks of a back end. Whatever breaks in there becomes an agentrl error, or is logged."""
+
+    def __init__(self, backend: Backend, tally: Tally, at_a_time: int) -> None:
+        self._backend, self._tally = backend, tally
+        self._images: dict[str, asyncio.Task[None]] = {}
+        self._removing = asyncio.Semaphore(2 * at_a_time)
+
+    async def make(self, spec: SandboxSpec) -> Sandbox:
+        """An open sandbox. Raises SandboxError, or ConfigError if the back end cannot enforce the spec.
+
+        Nothing is awaited once it is open, so a cancellation leaves none behind.
+        """
+        try:
+            await self.prepare(spec.image)
+            began = asyncio.get_running_loop().time()
+            sandbox = self._backend.sandbox(spec)
+            await _within(_MAKING_S, sandbox.__aenter__(), "making a sandbox")
+        except Exception as exc:  # the back end's boundary
+            self._tally.failed += 1
+            self._forget(spec.image)
+            raise _as_ours(exc) from exc
+        self._tally.created += 1
+        self._tally.creates.append(asyncio.get_running_loop().time() - began)
+        return sandbox
+
+    async def is_alive(self, sandbox: Sandbox) -> bool:
+        try:
+            await _within(_PING_S, sandbox.ping(), "ping")
+        except Exception as exc:  # noqa: BLE001 - the back end's boundary: whatever is wrong with it, it is replaced
+            self._tally.died += 1
+            log.warning("sandbox %s died before it was used, and is replaced: %s", sandbox.sandbox_id, told(exc))
+            return False
+        return True
+
+    async def remove(self, sandbox: Sandbox) -> None:
+        """Close a sandbox. What cannot be closed is logged, and left to the back end's reaper."""
+        with suppress(asyncio.CancelledError):  # an event loop that ends cancels all tasks, once
+            return await self._remove(sandbox)
+        return await self._remove(sandbox)
+
+    async def _remove(self, sandbox: Sandbox) -> None:
+        try:
+            async with self._removing:
+                await _within(_REMOVING_S, sandbox.__aexit__(None, None, None), "removing it")
+        except Exception as exc:  # noqa: BLE001 - the back end's boundary: nobody waits for the removal
+            self._tally.left_behind += 1
+            log.warning("sandbox %s could not be removed: %s", sandbox.sandbox_id, told(exc))
+        else:
+            self._tally.removed += 1
+
+    async def prepare(self, image: str) -> None:
+        """Have an image ready. Those who need the same one wait together. Raises as `make` does."""
+        if image not in self._images:
+            preparing = _within(_PULLING_S, self._backend.prepare(image), f"image {image or '(base)'}")
+            self._images[image] = asyncio.create_task(preparing, name=f"sandbox image {image}")
+        try:
+            await asyncio.shield(self._images[image])
+        except Exception as exc:  # the back end's boundary
+            self._forget(image)
+            raise _as_ours(exc) from exc
+
+    async def close(self) -> None:
+        """Give up images that are still on their way."""
+        for task in self._images.values():
+            task.cancel()
+        await asyncio.gather(*self._images.values(), return_exceptions=True)
+
+    def _forget(self, image: str) -> None:
+        """Ask the back end for it again the next time."""
+        if image in self._images and self._images[image].done():
+            del self._images[image]
+
+
+async def _within(seconds: float, work: Awaitable[object], what: str) -> None:
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            await work
+    except TimeoutError as exc:
+        if not deadline.expired():
+            raise
+        raise SandboxError(f"{what} took longer than {seconds:g} s") from exc
+
+
+def _as_ours(exc: Exception) -> AgentRLError:
+    """A ConfigError is the user's and stays. Anything else is the world's."""
+    return exc if isinstance(exc, ConfigError | SandboxError) else SandboxError(told(exc))
