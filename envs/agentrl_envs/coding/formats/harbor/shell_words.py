@@ -1,0 +1,91 @@
+"""Which commands of a shell script install packages, and which fetch something else from a network."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+_INSTALLERS = {
+    "apt-get": {"update", "install", "upgrade", "dist-upgrade", "clean", "autoremove", "autoclean"},
+    "apt": {"update", "install", "upgrade", "clean", "autoremove"},
+    "apk": {"add", "update", "upgrade"},
+    "dnf": {"install", "update", "clean"},
+    "yum": {"install", "update", "clean"},
+    "pip": {"install"},
+    "pip3": {"install"},
+    "uv": {"pip", "sync", "tool", "python", "add"},
+    "npm": {"install", "ci", "i"},
+    "yarn": {"install", "add"},
+    "gem": {"install"},
+    "cargo": {"install", "fetch"},
+    "go": {"install", "get", "mod"},
+    "conda": {"install"},
+}
+_FETCHERS = ("curl", "wget", "uvx", "npx", "rsync", "scp")
+_ASSIGNMENT = re.compile(r"\w+=\S*$")
+
+
+def commands(script: str) -> Iterator[tuple[str, str]]:
+    """The commands of a script outside of quotes and brackets, each with the operator in front of it."""
+    operator, begin, depth, quote, at = "", 0, 0, "", 0
+    while at < len(script):
+        char = script[at]
+        if char == "\\":
+            at += 2
+            continue
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"`":
+            quote = char
+        elif char in "({":
+            depth += 1
+        elif char in ")}":
+            depth -= 1
+        elif depth == 0 and (found := _operator(script, at)):
+            yield operator, script[begin:at].strip()
+            operator, begin = found, at + len(found)
+            at = begin
+            continue
+        at += 1
+    yield operator, script[begin:].strip()
+
+
+def _operator(script: str, at: int) -> str:
+    if script.startswith(("&&", "||"), at):
+        return script[at : at + 2]
+    return script[at] if script[at] in ";\n" else ""
+
+
+def installs(command: str) -> bool:
+    """This simple command only installs packages, or tidies up after that."""
+    words = _words(command)
+    if not words or "|" in words:
+        return False
+    if words[0] == "rm":
+        return all(one.startswith(("-", "/var/lib/apt/", "/var/cache/apt", "/root/.cache")) for one in words[1:])
+    if words[:1] and words[0].startswith("python") and words[1:3] == ["-m", "pip"]:
+        words = words[2:]
+    return any(word in _INSTALLERS.get(words[0], ()) for word in words[1:])
+
+
+def fetches(script: str) -> list[str]:
+    """The programs in a script that need a network, each once: apt-get, pip, curl, `git clone`, ..."""
+    found = []
+    for line in re.split(r"[\n;|&(){}]+", script.replace("\\\n", " ")):
+        words = _words(line)
+        if words and (words[0] in _FETCHERS or (installs(line) and words[0] != "rm")):
+            found.append(words[0])
+        elif words[:2] == ["git", "clone"]:
+            found.append("git clone")
+    return list(dict.fromkeys(found))
+
+
+def _words(command: str) -> list[str]:
+    try:
+        words = shlex.split(command, comments=True)
+    except ValueError:
+        words = command.split()
+    while words and (words[0] in ("sudo", "env", "then", "do", "else", "if", "!") or _ASSIGNMENT.match(words[0])):
+        words = words[1:]
+    return words

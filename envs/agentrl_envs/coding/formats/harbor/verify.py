@@ -1,0 +1,134 @@
+"""Grade a Harbor task: place its tests, run test.sh, and read the reward file that it wrote.
+
+The exit code of test.sh says nothing. A reward that is missing, empty or not finite is an error and not 0: the tests
+broke, so nothing is known of the work.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl import InfraError
+from agentrl.sandbox import Sandbox
+from agentrl_envs.coding.formats.harbor.config import Collect
+from agentrl_envs.coding.problem import Grade
+
+VERIFIER = "/logs/verifier"
+TESTS = "/tests"
+_STDOUT = f"{VERIFIER}/test-stdout.txt"
+_LARGEST = 1 << 20
+"""Bytes of a reward file that are read."""
+BOX = "/tmp/.box"
+"""A file that is written into a box to see whether its commands see the box's own files."""
+IN_A_BOX = f"[ -f {BOX} ] || {{ echo 'commands here see the files of this machine: use docker' >&2; exit 1; }}"
+_CLEAR = f"""set -e
+for folder in /logs {VERIFIER}; do if [ -L "$folder" ] || [ ! -d "$folder" ]; then rm -rf "$folder"; fi; done
+mkdir -p {VERIFIER}
+chmod 777 {VERIFIER} 2>/dev/null || true
+rm -rf -- {VERIFIER}/reward.json {VERIFIER}/reward.txt {_STDOUT}"""
+
+
+@dataclass(frozen=True, slots=True)
+class HarborGrader:
+    """Runs the tests of one step, as Harbor's own verifier does."""
+
+    tests: tuple[Path, ...]
+    """Folders that are merged into /tests, the later over the earlier ones."""
+    user: str | None = None
+    """The user as whom test.sh runs; None: the box's own."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+    collect: tuple[Collect, ...] = ()
+    fresh: bool = True
+    """Empty /tests first, so that nothing is left that the agent put there. False: the image has files there."""
+    more: bool = False
+    """The agent goes on in this box: leave nothing of the tests for it to see."""
+
+    async def grade(self, box: Sandbox) -> Grade:
+        """The reward. Raises InfraError, with the end of the tests' output, if there is none to be believed."""
+        for hook in self.collect:  # best effort, as in Harbor: what it collects is missed by the tests if it failed
+            await box.exec(hook.command, user=hook.user, timeout=hook.timeout_sec)
+        mark = f"/tmp/.{secrets.token_hex(8)}"  # a name that the agent cannot have taken
+        await box.write_file(mark, "", user="root")
+        clear = [IN_A_BOX.replace(BOX, mark), f"rm {mark}", _CLEAR, f"rm -rf {TESTS}" if self.fresh else ""]
+        await box.exec("\n".join(filter(None, clear)), user="root", check=True)
+        for folder in self.tests:
+            await box.upload(folder, TESTS, user="root")
+        await box.exec(f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh", user="root", check=True)
+        ran = await box.exec(
+            f"({TESTS}/test.sh) > {_STDOUT} 2>&1", user=self.user, env=self.env, timeout=self.timeout_s
+        )
+        log = await self._text(box, _STDOUT) or ""
+        if ran.timed_out:
+            raise InfraError(f"tests/test.sh did not end within {self.timeout_s:g} s: {_end(log)}")
+        as_json = await self._text(box, f"{VERIFIER}/reward.json")
+        as_text = await self._text(box, f"{VERIFIER}/reward.txt")
+        if self.more:
+            await box.exec(f"rm -rf {TESTS} {VERIFIER}", user="root", check=True)
+        return _grade(as_json, as_text, log)
+
+    async def _text(self, box: Sandbox, path: str) -> str | None:
+        """The content of a small file; None if there is none."""
+        shown = await box.exec(
+            f"[ -f {path} ] && head -c {_LARGEST} -- {shlex.quote(path)}", user="root", max_output=_LARGEST
+        )
+        return None if shown.exit_code else shown.stdout
+
+
+def read_rewards(as_json: str | None, as_text: str | None) -> dict[str, float]:
+    """The rewards in reward.json, or else the one in reward.txt, under the name "reward".
+
+    Raises ValueError saying what is wrong with them.
+    """
+    if as_json is not None:
+        return _from_json(as_json)
+    if as_text is None:
+        raise ValueError("the tests wrote neither reward.json nor reward.txt")
+    if not as_text.strip():
+        raise ValueError("reward.txt is empty")
+    try:
+        return {"reward": _finite(float(as_text), "reward.txt")}
+    except ValueError as exc:
+        raise ValueError(f"reward.txt holds {as_text[:80]!r}, not one finite number") from exc
+
+
+def _from_json(written: str) -> dict[str, float]:
+    if not written.strip():
+        raise ValueError("reward.json is empty")
+    try:
+        found = json.loads(written)
+    except ValueError as exc:
+        raise ValueError(f"reward.json holds {written[:80]!r}: {exc}") from exc
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"reward.json holds {written[:80]!r}, not an object of numbers")
+    return {str(name): _finite(value, f"{name} in reward.json") for name, value in found.items()}
+
+
+def _finite(value: object, what: str) -> float:
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {value!r:.80}, not a finite number")
+    return number
+
+
+def _grade(as_json: str | None, as_text: str | None, log: str) -> Grade:
+    """The score is the reward of that name, or else the mean of all."""
+    try:
+        rewards = read_rewards(as_json, as_text)
+    except ValueError as exc:
+        raise InfraError(f"{exc}; test.sh said: {_end(log)}") from exc
+    score = rewards.get("reward", sum(rewards.values()) / len(rewards))
+    return Grade(score, rewards if len(rewards) > 1 else {}, log)
+
+
+def _end(log: str) -> str:
+    return " ".join(log[-600:].split()) or "nothing"

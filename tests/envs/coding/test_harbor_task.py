@@ -1,0 +1,138 @@
+import pytest
+
+from agentrl import ConfigError, Task
+from agentrl_envs.coding.formats.harbor import CannotRunError, tasks_in
+from agentrl_envs.coding.problem import load_problem
+from agentrl_sandbox.spec import SandboxSpec
+
+
+def harbor_task(folder, *, toml="", dockerfile="FROM base\nWORKDIR /app\n", steps=(), solution=True):
+    """A task directory: the answer of the world, to be written to answer.txt."""
+    for place in [folder / "steps" / step for step in steps] or [folder]:
+        (place / "tests").mkdir(parents=True)
+        (place / "tests" / "test.sh").write_text(
+            '#!/bin/bash\nif [ "$(cat answer.txt)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+        )
+        (place / "instruction.md").write_text(f"<!-- canary 1 -->\n\n# Answer\n{place.name}\n")
+        if solution:
+            (place / "solution").mkdir()
+            (place / "solution" / "solve.sh").write_text("#!/bin/bash\necho 42 > answer.txt\n")
+    (folder / "environment").mkdir()
+    (folder / "environment" / "Dockerfile").write_text(dockerfile)
+    (folder / "task.toml").write_text(toml)
+    return folder
+
+
+def loaded(folder, **settings):
+    return load_problem(Task(id="it", metadata={"format": "harbor", "path": str(folder), **settings}))
+
+
+def test_a_task_becomes_a_problem(tmp_path):
+    toml = "[agent]\ntimeout_sec = 90\n[verifier]\ntimeout_sec = 30\nuser = 'judge'\n[environment]\nmemory_mb = 256\n"
+    toml += "cpus = 4096\n[environment.env]\nA = '${NOT_SET:-b}'\n[solution.env]\nB = 'c'\n"
+    problem = loaded(harbor_task(tmp_path, toml=toml))
+    (step,) = problem.steps
+    assert problem.image == str(tmp_path / "environment")
+    assert problem.agent_s == 90
+    assert step.instruction == f"# Answer\n{tmp_path.name}"
+    assert (step.grader.timeout_s, step.grader.user, step.grader.tests) == (30, "judge", (tmp_path / "tests",))
+    assert step.grade_s > 30
+    assert step.gold.files == {"/solution": tmp_path / "solution"}
+    assert step.gold.env["B"] == "c"
+    assert not step.clean
+    spec = SandboxSpec(**problem.spec)
+    assert (spec.workdir, spec.user, spec.memory_mb, spec.env) == ("/app", "root", 256, {"A": "b"})
+    assert (spec.network, spec.read_only) == ("none", False)
+    assert spec.cpus < 4096
+
+
+def test_a_network_is_opened_only_if_both_ask_for_it(tmp_path):
+    open_task = harbor_task(tmp_path / "a")
+    closed_task = harbor_task(tmp_path / "b", toml='[environment]\nnetwork_mode = "no-network"')
+    assert loaded(open_task).spec["network"] == "none"
+    assert loaded(open_task, network="task").spec["network"] == "open"
+    assert loaded(closed_task, network="task").spec["network"] == "none"
+
+
+def test_a_named_image_is_mapped(tmp_path):
+    toml = '[environment]\ndocker_image = "python:3.13-slim"\nworkdir = "/w"'
+    problem = loaded(harbor_task(tmp_path, toml=toml), base={"python:3.13-slim": "local"})
+    assert (problem.image, problem.spec["workdir"]) == ("local", "/w")
+    assert not problem.steps[0].grader.fresh
+
+
+def test_steps_share_a_box_and_hide_their_tests(tmp_path):
+    toml = (
+        'multi_step_reward_strategy = "final"\n[[steps]]\nname = "one"\nmin_reward = 0.5\n[steps.agent]\n'
+        'timeout_sec = 5\n[[steps]]\nname = "two"\n[steps.agent]\ntimeout_sec = 6\n'
+        '[steps.healthcheck]\ncommand = "up"\n'
+    )
+    folder = harbor_task(tmp_path, toml=toml, steps=("one", "two"))
+    (folder / "tests").mkdir()
+    (folder / "steps" / "two" / "workdir").mkdir()
+    (folder / "steps" / "two" / "workdir" / "setup.sh").write_text("true\n")
+    problem = loaded(folder)
+    one, two = problem.steps
+    assert (problem.total, problem.agent_s, one.min_score, one.name) == ("final", 11, 0.5, "one")
+    assert one.grader.tests == (folder / "tests", folder / "steps" / "one" / "tests")
+    assert one.grader.more
+    assert not two.grader.more
+    assert two.files["/app"] == folder / "steps" / "two" / "workdir"
+    assert "bash ./setup.sh" in two.setup
+    assert "bash -c up" in two.setup
+    assert "setup.sh" not in one.setup
+
+
+def test_a_separate_verifier_gets_the_artifacts_alone(tmp_path):
+    toml = 'artifacts = ["out", "/app/log"]\n[verifier]\nenvironment_mode = "separate"'
+    (step,) = loaded(harbor_task(tmp_path, toml=toml)).steps
+    assert step.clean
+    assert step.carry == ("out", "log")
+
+
+def test_clean_grading_can_be_asked_for(tmp_path):
+    (step,) = loaded(harbor_task(tmp_path), clean=True).steps
+    assert step.clean
+    assert step.carry is None
+
+
+def test_a_task_without_a_solution_has_no_oracle(tmp_path):
+    assert loaded(harbor_task(tmp_path, solution=False)).steps[0].gold is None
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[environment]\ngpus = 4", "4 GPUs"),
+        ('[environment]\nos = "Windows"', "Windows"),
+        ('[[environment.mcp_servers]]\nname = "x"', "MCP"),
+        ("[verifier.environment]\ncpus = 1", "environment of its own"),
+        ('[verifier]\nenvironment_mode = "separate"', "artifacts outside"),
+        ('artifacts = ["/var/x"]\n[verifier]\nenvironment_mode = "separate"', "artifacts outside"),
+        ('[[steps]]\nname = "one"\nmin_reward = { style = 1 }', "several names"),
+    ],
+)
+def test_what_a_box_cannot_do_is_said(tmp_path, toml, said):
+    with pytest.raises(CannotRunError, match=said):
+        loaded(harbor_task(tmp_path, toml=toml, steps=("one",) if "steps" in toml else ()))
+
+
+def test_broken_tasks_are_named(tmp_path):
+    folder = harbor_task(tmp_path)
+    (folder / "tests" / "test.sh").unlink()
+    with pytest.raises(ConfigError, match=r"tests/test\.sh"):
+        loaded(folder)
+    (folder / "instruction.md").unlink()
+    with pytest.raises(ConfigError, match=r"instruction\.md"):
+        loaded(folder)
+    with pytest.raises(ConfigError, match="path"):
+        load_problem(Task(id="it", metadata={"format": "harbor"}))
+
+
+def test_the_tasks_of_a_set(tmp_path):
+    harbor_task(tmp_path / "b")
+    harbor_task(tmp_path / "a" / "deep")
+    found = list(tasks_in(tmp_path, installed=True))
+    assert [task.id for task in found] == ["a/deep", "b"]
+    assert found[0].metadata == {"format": "harbor", "path": str(tmp_path / "a" / "deep"), "installed": True}
+    assert [task.id for task in tasks_in(tmp_path / "b")] == ["b"]
