@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from agentrl import EnvFactory, Trajectory, run_episode
 from agentrl.engine import ScriptedEngine
+from agentrl.models import save_model
 from agentrl.options import EpisodeOptions
 from agentrl.train import TrainConfig
 from agentrl.types import Limits, Task
@@ -25,6 +27,39 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+    """The folder of a model like `tiny` with a thirtieth of its parameters, for runs whose model makes no difference."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    folder = tmp_path_factory.mktemp("models") / "small"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        save_model(Qwen2ForCausalLM(config), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_curve(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Drawing takes longer than a short run; a test marked `curve` draws it."""
+    if "curve" not in request.keywords:
+        monkeypatch.setattr("agentrl.train.trainer.draw_curve", lambda metrics, evals, file: True)
 
 
 @pytest.fixture
@@ -48,8 +83,8 @@ def demonstrations(tmp_path, renderer) -> Path:
 
 
 @pytest.fixture
-def make_config(tmp_path):
-    """A run of few and small steps; any key may be given."""
+def make_config(tmp_path, small_model):
+    """A run of few and small steps of a small model; any key may be given."""
     rows = [{"prompt": f"say {i}", "label": i / 100, "id": str(i)} for i in range(10)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -57,6 +92,7 @@ def make_config(tmp_path):
         given = {
             "env": f"{TOY}:Toy",
             "data": tmp_path / "tasks.jsonl",
+            "model": str(small_model),
             "out": tmp_path / "run",
             "steps": 2,
             "prompts_per_step": 3,

@@ -42,7 +42,7 @@ def four_steps(make_config, demonstrations, tmp_path):
     """A run of four steps after a warm start, with no checkpoint in between."""
 
     def make(name, **values):
-        warm = {"demonstrations": demonstrations, "steps": 4, "batch_size": 4}
+        warm = {"demonstrations": demonstrations, "steps": 4, "batch_size": 4, "optimizer": "muon"}
         return make_config(
             **{"out": tmp_path / name, "steps": 4, "checkpoint_every": 100, "warm_start": warm, **values}
         )

@@ -47,30 +47,46 @@ def played(folder):
 
 @pytest.fixture
 def six_steps(make_config, demonstrations):
-    """A run of six steps after a warm start, evaluated on the way, with a checkpoint every other step."""
+    """A run of `tiny` of six steps after a warm start, evaluated on the way, with a checkpoint every other step."""
 
-    def make(out):
+    def make(out, steps=6):
         return make_config(
+            model="tiny",
             out=out,
-            steps=6,
+            steps=steps,
             checkpoint_every=2,
             eval_every=3,
             eval_data=demonstrations.with_name("tasks.jsonl"),
             eval_tasks=3,
-            warm_start={"demonstrations": demonstrations, "steps": 3},
+            warm_start={"demonstrations": demonstrations, "steps": 3, "optimizer": "adamw"},
         )
 
     return make
 
 
-def test_a_run_leaves_all_it_promises(six_steps, tmp_path):
-    config, console = six_steps(tmp_path / "run"), quiet()
+@pytest.fixture(scope="module")
+def known():
+    """The run that nothing interrupts: played once, as all are alike."""
+    return {}
 
-    summary = train(config, console=console)
 
-    run = tmp_path / "run"
-    names = {path.name for path in run.iterdir()} - {"tensorboard", "reward.png"}
-    assert names == {"config.yaml", "metrics.jsonl", "summary.json", "trajectories", "checkpoints", "model"}
+@pytest.fixture
+def straight(six_steps, known, tmp_path):
+    """Its config, summary, and what it said."""
+    if not known:
+        config, console = six_steps(tmp_path / "straight"), quiet()
+        summary = train(config, console=console)
+        known["run"] = config, summary, console.file.getvalue()
+    return known["run"]
+
+
+@pytest.mark.curve
+def test_a_run_leaves_all_it_promises(straight):
+    config, summary, said = straight
+    run = config.out
+    names = {path.name for path in run.iterdir()} - {"tensorboard"}
+    promised = {"config.yaml", "metrics.jsonl", "summary.json", "reward.png", "trajectories", "checkpoints", "model"}
+    assert names == promised
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_000004", "step_000006"}
     metrics = lines(run)
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
@@ -84,16 +100,16 @@ def test_a_run_leaves_all_it_promises(six_steps, tmp_path):
     assert stored["sampled_tokens"] == sum(line["sampled_tokens"] for line in metrics)
     assert stored["reward_first"] == metrics[0]["reward_mean"]
     assert {type(stored[f"eval_{name}"]) for name in ("start", "warm", "final")} == {float}
-    said = console.file.getvalue()
     assert "held out, warm: mean reward" in said
     assert "warm start 3/3" in said
     assert "rl 6/6" in said
 
 
 def test_the_final_model_is_the_trained_one(make_config, tmp_path):
-    train(make_config(learning_rate=1e-2), console=quiet())
+    config = make_config(learning_rate=1e-2)
+    train(config, console=quiet())
 
-    trained, fresh = load_model(str(model_folder(tmp_path / "run"))), load_model("tiny", seed=0)
+    trained, fresh = load_model(str(model_folder(tmp_path / "run"))), load_model(config.model)
     assert not torch.equal(trained.model.embed_tokens.weight, fresh.model.embed_tokens.weight)
     latest = load_model(str(tmp_path / "run" / "checkpoints" / "step_000002"))
     assert torch.equal(trained.model.embed_tokens.weight, latest.model.embed_tokens.weight)
@@ -110,9 +126,8 @@ class CrashingTrainer(Trainer):
         return super().update(groups, step)
 
 
-def test_resuming_after_a_crash_is_as_if_nothing_had_happened(six_steps, tmp_path):
-    straight, broken = six_steps(tmp_path / "straight"), six_steps(tmp_path / "broken")
-    whole = train(straight, console=quiet())
+def test_resuming_after_a_crash_is_as_if_nothing_had_happened(six_steps, straight, tmp_path):
+    (whole, summary, _), broken = straight, six_steps(tmp_path / "broken")
     with pytest.raises(Crash):
         train(broken, trainer=CrashingTrainer, console=quiet())
     assert [line["step"] for line in lines(broken.out)] == [1, 2, 3]
@@ -121,15 +136,14 @@ def test_resuming_after_a_crash_is_as_if_nothing_had_happened(six_steps, tmp_pat
     resumed = train(broken, resume=True, console=console)
 
     assert "going on after step 2" in console.file.getvalue()
-    assert lines(broken.out) == lines(straight.out)
-    assert played(broken.out) == played(straight.out)
-    assert (resumed.eval_start, resumed.eval_warm) == (whole.eval_start, whole.eval_warm)
-    assert resumed.eval_final == whole.eval_final
+    assert lines(broken.out) == lines(whole.out)
+    assert played(broken.out) == played(whole.out)
+    assert (resumed.eval_start, resumed.eval_warm) == (summary.eval_start, summary.eval_warm)
+    assert resumed.eval_final == summary.eval_final
 
 
-def test_resuming_after_kill_9(six_steps, tmp_path):
-    straight, killed = six_steps(tmp_path / "straight"), six_steps(tmp_path / "killed")
-    train(straight, console=quiet())
+def test_resuming_after_kill_9(six_steps, straight, tmp_path):
+    (whole, *_), killed = straight, six_steps(tmp_path / "killed")
     (tmp_path / "killed.yaml").write_text(killed.to_yaml())
     program = (
         "from agentrl.train import TrainConfig, train\n"
@@ -150,8 +164,8 @@ def test_resuming_after_kill_9(six_steps, tmp_path):
 
     train(killed, resume=True, console=quiet())
 
-    assert lines(killed.out) == lines(straight.out)
-    assert played(killed.out) == played(straight.out)
+    assert lines(killed.out) == lines(whole.out)
+    assert played(killed.out) == played(whole.out)
 
 
 def test_resuming_before_the_first_checkpoint_begins_anew(six_steps, tmp_path):
@@ -160,7 +174,7 @@ def test_resuming_before_the_first_checkpoint_begins_anew(six_steps, tmp_path):
             await super().warm_start()
             raise Crash
 
-    config = six_steps(tmp_path / "run")
+    config = six_steps(tmp_path / "run", steps=1)
     with pytest.raises(Crash):
         train(config, trainer=CrashingWarmStart, console=quiet())
 
@@ -168,12 +182,12 @@ def test_resuming_before_the_first_checkpoint_begins_anew(six_steps, tmp_path):
     train(config, resume=True, console=console)
 
     assert "no checkpoint yet: beginning anew" in console.file.getvalue()
-    assert len(lines(config.out)) == 6
+    assert len(lines(config.out)) == 1
 
 
 def test_the_same_seed_repeats_and_another_does_not(make_config, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        train(make_config(out=tmp_path / name, seed=seed), console=quiet())
+        train(make_config(model="tiny", out=tmp_path / name, seed=seed), console=quiet())
 
     assert played(tmp_path / "a") == played(tmp_path / "b")
     assert lines(tmp_path / "a") == lines(tmp_path / "b")
