@@ -110,7 +110,7 @@ def test_bad_input(bad, agentrl, command, message):
 
 
 def test_it_is_one_line_in_a_process_of_its_own(start):
-    process = start("train", "missing.py:X", *TRAIN)
+    process = start("eval", "missing.py:X", "--model", "tiny", "--data", "tasks.jsonl")
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (2, "")
     assert stderr.startswith("error: missing.py: no such file")

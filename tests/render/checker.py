@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jinja2 import TemplateError as JinjaError
@@ -66,9 +66,16 @@ class Judge:
     tokenizer: Any
     tools: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] | None = None
+    _rendered: dict[str, list[int]] = field(default_factory=dict, compare=False, repr=False)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True) -> list[int]:
         """The template's own tokens of the whole conversation; raises what the template raises."""
+        key = repr((prompt, messages))  # most beginnings are asked for several times
+        if key not in self._rendered:
+            self._rendered[key] = self._render(messages, prompt)
+        return list(self._rendered[key])
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> list[int]:
         return self.tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tools=list(self.tools) or None,

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from agentrl.errors import TemplateError
-from agentrl.render import load_renderer
+from agentrl.render import Renderer, load_renderer
 from tests.render.checker import Difference, Judge
 from tests.render.markers import small_tokenizer
 from tests.render.mutants import CHATML, HARMFUL, HARMLESS, LLAMA, Mutant
 from tests.render.probes import PROBES, TOOLS
 
 
-def judged(judge: Judge) -> list[Difference]:
+def judged(judge: Judge) -> Iterator[Difference]:
     """Every difference on the conversations that the certificate allows and the template carries."""
     capabilities = judge.renderer.certificate.capabilities
     allowed = [probe for probe in PROBES if all(capabilities.get(name, True) for name in probe.needs)]
-    carried = [probe for probe in allowed if judge.carries(probe)]
-    return [d for probe in carried for as_in_history in (False, True) for d in judge.differences(probe, as_in_history)]
+    for probe in (probe for probe in allowed if judge.carries(probe)):
+        for as_in_history in (False, True):
+            yield from judge.differences(probe, as_in_history)
+
+
+@functools.cache
+def sound(source: str) -> tuple[Renderer, Any]:
+    tokenizer = small_tokenizer(source)
+    return load_renderer(tokenizer, tools=TOOLS), tokenizer
 
 
 def ids(mutant: Mutant) -> str:
@@ -40,9 +51,9 @@ def test_a_harmful_change_is_refused_or_downgraded(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", HARMFUL, ids=ids)
 def test_the_checker_sees_every_harmful_change(mutant: Mutant) -> None:
     """Else it could not judge: the sound template's renderer does not fit the changed template."""
-    base = load_renderer(small_tokenizer(mutant.base), tools=TOOLS)
+    base, _ = sound(mutant.base)
     judge = Judge(base, small_tokenizer(mutant.source), TOOLS)
-    assert judged(judge) or not all(judge.carries(probe) for probe in PROBES if "tool_results" in probe.needs)
+    assert any(judged(judge)) or not all(judge.carries(probe) for probe in PROBES if "tool_results" in probe.needs)
 
 
 @pytest.mark.parametrize("mutant", HARMLESS, ids=ids)
@@ -50,12 +61,11 @@ def test_a_harmless_change_stays_exact(mutant: Mutant) -> None:
     tokenizer = small_tokenizer(mutant.source)
     renderer = load_renderer(tokenizer, tools=TOOLS)
     assert renderer.certificate.level == "exact"
-    assert judged(Judge(renderer, tokenizer, TOOLS)) == []
+    assert list(judged(Judge(renderer, tokenizer, TOOLS))) == []
 
 
 @pytest.mark.parametrize("source", [CHATML, LLAMA], ids=["chatml", "llama"])
 def test_the_sound_templates_are_exact(source: str) -> None:
-    tokenizer = small_tokenizer(source)
-    renderer = load_renderer(tokenizer, tools=TOOLS)
+    renderer, tokenizer = sound(source)
     assert renderer.certificate.level == "exact"
-    assert judged(Judge(renderer, tokenizer, TOOLS)) == []
+    assert list(judged(Judge(renderer, tokenizer, TOOLS))) == []

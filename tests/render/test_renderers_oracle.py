@@ -73,6 +73,7 @@ def speaks(family: Any, judge: Judge) -> bool:
     return bool(chats) and [list(o) for o in ours] == [judge.render(c.messages) for c in chats]
 
 
+@functools.cache
 def spoken(path: Path) -> list[tuple[str, Any, Renderer, Any]]:
     """Families that speak this template, with our renderer and the tokenizer of both."""
     found = []
