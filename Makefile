@@ -11,11 +11,12 @@ export PYTHONUNBUFFERED = 1
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
 
-test: $(STAMP)  ## All tests that this machine can run. The summary lists the skipped ones.
-	$(BIN)/python -m pytest
+# A process of tests has one thread for each sum: several would wait for each other where all cores are busy.
+test: $(STAMP)  ## All tests that this machine can run, on up to four cores. The summary lists the skipped ones.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime).
-	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/slime/contract/test_soak.py
+soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), and whole storms.
+	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/test_storm.py
 
 check: $(STAMP)  ## Check lint, format and types.
 	$(BIN)/ruff check .

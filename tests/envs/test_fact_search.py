@@ -43,14 +43,15 @@ def test_training_and_held_out_questions_share_no_entity_asked_about(tasks):
 
 async def test_gold_scores_one_and_noop_zero(tasks):
     for split in tasks:
-        assert set(await scores(gold, split[:80])) == {1.0}
-        assert set(await scores(noop, split[:80])) == {0.0}
+        assert set(await scores(gold, split[:40])) == {1.0}
+        assert set(await scores(noop, split[:40])) == {0.0}
 
 
 async def test_the_mediocre_player_mostly_guesses_and_then_wins_nothing(tasks):
-    won = await scores(mediocre, tasks[0])
+    played = tasks[0][:150]
+    won = await scores(mediocre, played)
     assert 0.25 < sum(won) / len(won) < 0.45
-    guesses = [task for task, reward in zip(tasks[0], won, strict=True) if reward == 0.0]
+    guesses = [task for task, reward in zip(played, won, strict=True) if reward == 0.0]
     assert next(mediocre(guesses[0])).startswith("Answer: ")
     assert next(mediocre(guesses[0])) == next(mediocre(guesses[0]))
 

@@ -31,13 +31,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
-    """The folder of a model like `tiny` with a thirtieth of its parameters, for runs whose model makes no difference."""
+    """The folder of a model like `tiny` with a tenth of its parameters, for runs whose model makes no difference."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=48,
+        hidden_size=32,
+        intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.models import tiny_model
+from agentrl.models import load_model, tiny_model
 from agentrl.train import WarmStartConfig
 from agentrl.train.batch import micro_batches
 from agentrl.train.learner import Learner
@@ -96,10 +96,10 @@ def test_the_schedule_rises_then_falls_to_a_twentieth():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_imitation_learns_the_demonstrations(make_config, demonstrations, optimizer):
+def test_imitation_learns_the_demonstrations(make_config, small_model, demonstrations, optimizer):
     given = load_demonstrations(demonstrations, 632)
-    warm = config(steps=15, batch_size=10, optimizer=optimizer, learning_rate=3e-3)
-    learner = Learner(tiny_model(seed=0), make_config())
+    warm = config(steps=15, batch_size=10, optimizer=optimizer, learning_rate=1e-2)
+    learner = Learner(load_model(str(small_model)), make_config())
     optimizers = make_optimizers(learner.model, learner.masters, warm)
 
     losses = [learner.imitate(rows, optimizers, 2000) for rows in demonstration_batches(given, warm, 0)]
