@@ -1,1 +1,26 @@
-"""Coding tasks in sandboxes: an agent works in one, and its work is graded in another."""
+"""Coding tasks in sandboxes: an agent works in one, and its work is graded in another.
+
+python -m agentrl_envs.coding.formats.functions tasks.jsonl      # HumanEval
+agentrl play agentrl_envs.coding:CodingEnv --player agentrl_envs.coding:gold --data tasks.jsonl
+"""
+
+from __future__ import annotations
+
+from agentrl_envs.coding.env import CodingConfig, CodingEnv
+from agentrl_envs.coding.players import gold, hostile, noop
+from agentrl_envs.coding.problem import Files, Grade, Grader, Problem, Solution, Step, load_problem
+
+__all__ = [
+    "CodingConfig",
+    "CodingEnv",
+    "Files",
+    "Grade",
+    "Grader",
+    "Problem",
+    "Solution",
+    "Step",
+    "gold",
+    "hostile",
+    "load_problem",
+    "noop",
+]

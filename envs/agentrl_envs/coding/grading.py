@@ -1,0 +1,64 @@
+"""Grading a step: by default in a clean sandbox of its own, which holds the agent's files and none of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from shlex import quote
+
+from agentrl.errors import InfraError
+from agentrl.sandbox import Sandbox, SandboxKilledError
+from agentrl_envs.coding.problem import Grade, Step
+from agentrl_envs.coding.work import WorkError, carry, prepare
+from agentrl_sandbox.pool import SandboxPool
+from agentrl_sandbox.spec import SandboxSpec
+
+_KILL_ALL = (
+    'here=$(readlink /proc/self/ns/pid) && [ "$here" != "pid:[4026531836]" ] && [ "$here" != {ours} ] && kill -9 -1'
+)
+"""Only in a process namespace of its own, which is neither a machine's first one nor the one of this process: a sandbox
+that isolates nothing must not be asked to kill everything."""
+
+
+async def grade(
+    box: Sandbox, steps: Sequence[Step], *, pool: SandboxPool, spec: SandboxSpec, clean: bool | None = None
+) -> Grade:
+    """Grade the last of the steps so far, on the work in `box`. `clean` overrules the step's own choice.
+
+    Work that ends the grading sandbox, or that is too large to carry, scores 0 and the log says why. Raises InfraError
+    if there is no result to be believed.
+    """
+    step = steps[-1]
+    if not (step.clean if clean is None else clean):
+        await end_processes(box)
+        return await _result(step, box)
+    async with pool.acquire(spec, lane="grade") as second:
+        for done in steps:
+            await prepare(second, done)
+        try:
+            await carry(box, second, step.carry)
+        except WorkError as exc:
+            return Grade(0.0, log=str(exc))
+        return await _result(step, second)
+
+
+async def _result(step: Step, box: Sandbox) -> Grade:
+    try:
+        async with asyncio.timeout(step.grade_s) as deadline:
+            return await step.grader.grade(box)
+    except SandboxKilledError as exc:
+        return Grade(0.0, log=f"what was graded ended the sandbox: {exc}")
+    except TimeoutError as exc:
+        if not deadline.expired():
+            raise
+        raise InfraError(f"grading took longer than {step.grade_s:g} s; raise the task's limit") from exc
+
+
+async def end_processes(box: Sandbox) -> None:
+    """Kill what the agent left running, lest it meddle with the tests; nothing in a sandbox without isolation."""
+    try:
+        ours = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux: the sandbox is on another machine
+        ours = ""
+    await box.exec(_KILL_ALL.format(ours=quote(ours)), timeout=30)

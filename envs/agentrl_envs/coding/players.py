@@ -1,0 +1,70 @@
+"""Scripted players that validate a coding environment: gold scores 1, noop 0, and hostile 0, whatever it tries."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from random import Random
+from shlex import quote
+
+from agentrl import ConfigError, Task
+from agentrl.engine.scripted import Turn
+from agentrl.sandbox import FileContent
+from agentrl.testing import call
+from agentrl_envs.coding.attacks import ATTACKS
+from agentrl_envs.coding.problem import Solution, load_problem
+
+_PIECE = 60_000
+"""Characters of a file in one command."""
+
+
+def gold(task: Task) -> Generator[Turn, str, None]:
+    """Applies each step's own solution by `bash`, then submits. Raises ConfigError for a task without a solution."""
+    for step in load_problem(task).steps:
+        if step.gold is None:
+            raise ConfigError(f"task {task.id!r} comes without a solution, so no player can show that it can be solved")
+        for command in commands(step.gold):
+            yield call("bash", command=command)
+        yield call("submit")
+
+
+def noop(task: Task) -> Generator[Turn, str, None]:
+    """Does nothing, and hands that in."""
+    for _ in load_problem(task).steps:
+        yield call("submit")
+
+
+def hostile(task: Task) -> Generator[Turn, str, None]:
+    """Tries one of `ATTACKS` on a function task, chosen by the task's id."""
+    yield from attack(Random(f"hostile-{task.id}").choice(sorted(ATTACKS)))
+
+
+def attack(name: str) -> Generator[Turn, str, None]:
+    """Runs the commands of an attack, then submits what it left."""
+    for command in ATTACKS[name]:
+        yield call("bash", command=command)
+    yield call("submit")
+
+
+def commands(gold: Solution) -> Iterator[str]:
+    """Shell commands that apply a solution."""
+    for path, content in gold.files.items():
+        if isinstance(content, Path) and content.is_dir():
+            for file in sorted(file for file in content.rglob("*") if file.is_file()):
+                yield from _written(f"{path}/{file.relative_to(content)}", file)
+        else:
+            yield from _written(path, content)
+    if gold.command:
+        exports = "".join(f"{name}={quote(value)} " for name, value in gold.env.items())
+        yield f"{exports}bash -c {quote(gold.command)}"
+
+
+def _written(path: str, content: FileContent) -> Iterator[str]:
+    data = content.read_bytes() if isinstance(content, Path) else content
+    coded = base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
+    yield f'mkdir -p "$(dirname {quote(path)})" && : > {quote(path)}'
+    for at in range(0, len(coded), _PIECE):
+        yield f"base64 -d >> {quote(path)} <<< {coded[at : at + _PIECE]}"
+    if isinstance(content, Path) and content.stat().st_mode & 0o100:
+        yield f"chmod +x {quote(path)}"

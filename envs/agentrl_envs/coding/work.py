@@ -1,0 +1,124 @@
+"""The agent's work: files placed for it, an oracle's solution, and what was changed carried to a clean sandbox."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentrl import ConfigError
+from agentrl.sandbox import ExecResult, Sandbox
+from agentrl_envs.coding.problem import Files, Solution, Step
+
+_LARGEST_WORK = 64 << 20
+"""Bytes of changed files that are carried over."""
+
+_READING_S = 60.0
+_NO_SUCH_COMMAND = 127
+_NEEDED = "command -v find sha256sum tar xargs >/dev/null || exit 127; "
+
+# Hashes, because an agent can set any time of change. `.git` could hold hooks, and `__pycache__` code that Python runs
+# in place of a test's source.
+_LIST = _NEEDED + (
+    r"find . \( -name .git -o -name __pycache__ \) -prune -o -type f -exec sha256sum -z -- {} + "
+    r"-o -type l -printf '->%l  %p\0' 2>/dev/null; true"
+)
+_PACK = _NEEDED + "tar -cf - --exclude=.git --exclude=__pycache__ --null -T - 2>/dev/null; true"
+
+
+class WorkError(Exception):
+    """The agent's work cannot be graded. That is its own fault: the score is 0."""
+
+
+async def place(box: Sandbox, files: Files, *, user: str | None = None) -> None:
+    """Write files, and the content of folders, into a sandbox."""
+    for path, content in files.items():
+        if isinstance(content, Path) and content.is_dir():
+            await box.upload(content, path, user=user)
+        else:
+            await box.write_file(path, content, user=user)
+
+
+async def prepare(box: Sandbox, step: Step) -> None:
+    """What a step's beginning looks like. Raises CommandError if its setup fails."""
+    await place(box, step.files)
+    if step.setup:
+        await box.exec(step.setup, timeout=step.grade_s, check=True)
+
+
+async def solve(box: Sandbox, gold: Solution, *, timeout: float) -> ExecResult:
+    """Apply a task's own solution, as its oracle does."""
+    await place(box, gold.files, user=gold.user)
+    if not gold.command:
+        return ExecResult(0)
+    return await box.exec(gold.command, user=gold.user, env=gold.env, timeout=timeout)
+
+
+async def carry(source: Sandbox, target: Sandbox, only: Sequence[str] | None = None) -> None:
+    """Make the work folder of `target` what that of `source` is: all of it, or the files and folders `only`.
+
+    Both began alike. `.git` and `__pycache__` are left as they are in `target`. Raises WorkError if the work cannot be
+    carried, ConfigError if a path leads out of the work folder or if the image lacks find, sha256sum, tar or xargs.
+    """
+    if only is None:
+        theirs, ours = await _listing(source), await _listing(target)
+        changed = [path for path, what in theirs.items() if ours.get(path) != what]
+        replaced = [path for path in ours if theirs.get(path) != ours[path]]
+    else:
+        changed = replaced = [_inside(path).encode() for path in only]
+    if replaced:
+        await target.exec("xargs -0 rm -rf --", stdin=b"\0".join(replaced), check=True)
+    if changed and (archive := await _archive(source, changed)):
+        unpacked = await target.exec("tar -xf - --no-same-owner", stdin=archive, timeout=_READING_S)
+        if unpacked.exit_code:
+            raise WorkError(f"the agent's files cannot be unpacked in a clean sandbox: {unpacked.stderr[-400:]}")
+
+
+async def _listing(box: Sandbox) -> Mapping[bytes, bytes]:
+    """Path -> hash of the content, or target of the link, of every file in the work folder."""
+    pairs = (entry.partition(b"  ") for entry in (await _output(box, _LIST)).split(b"\0"))
+    return {path: what for what, _, path in pairs if path}
+
+
+async def _archive(box: Sandbox, paths: Sequence[bytes]) -> bytes:
+    """Files as a tar archive, made anew on this machine from what the sandbox sent: it may have sent anything."""
+    sent = await _output(box, _PACK, b"\0".join(paths))
+    made, wanted = io.BytesIO(), [path.decode(errors="surrogateescape") for path in paths]
+    try:
+        with tarfile.open(fileobj=io.BytesIO(sent)) as there, tarfile.open(fileobj=made, mode="w") as here:
+            for member in there:
+                name = f"./{posixpath.normpath(member.name)}"
+                if (member.isreg() or member.issym()) and any(f"{name}/".startswith(f"{path}/") for path in wanted):
+                    here.addfile(member, there.extractfile(member) if member.isreg() else None)
+    except (tarfile.TarError, ValueError) as exc:
+        raise WorkError(f"sandbox {box.sandbox_id} sent no archive of the agent's work: {exc}") from exc
+    return made.getvalue()
+
+
+async def _output(box: Sandbox, command: str, stdin: bytes = b"") -> bytes:
+    """What a command writes, as bytes."""
+    pieces: list[bytes] = []
+    size = 0
+
+    def take(stream: str, data: bytes) -> None:
+        nonlocal size
+        if stream == "stdout" and (size := size + len(data)) <= _LARGEST_WORK:
+            pieces.append(data)
+
+    result = await box.exec(command, stdin=stdin, timeout=_READING_S, max_output=4096, on_output=take)
+    if result.exit_code == _NO_SUCH_COMMAND:
+        raise ConfigError(f"sandbox {box.sandbox_id} lacks find, sha256sum, tar or xargs; use an image that has them")
+    if size > _LARGEST_WORK or result.timed_out:
+        raise WorkError(
+            f"the agent's work is larger than {_LARGEST_WORK >> 20} MiB, or takes over {_READING_S:g} s to read"
+        )
+    return b"".join(pieces)
+
+
+def _inside(path: str) -> str:
+    normal = posixpath.normpath(path)
+    if posixpath.isabs(normal) or normal.startswith(".."):
+        raise ConfigError(f"{path!r} cannot be carried over; name a path relative to the work folder and within it")
+    return f"./{normal}"
