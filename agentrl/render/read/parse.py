@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -121,9 +120,11 @@ class Parser:
         end = None if self._ends_more else walk.lexed.search(self._close, 0)
         if end is None:
             return False
-        think, call = self._next(walk)
-        later = [len(walk.lexed.text) if at is None else at for at in (think.start() if think else None, call)]
-        return end.start() < min(later)
+        think = walk.lexed.search(self._open, 0)
+        if think is not None and think.start() <= end.start():
+            return False
+        call = self._find(walk.lexed, 0) if walk.executable else None
+        return call is None or end.start() < call
 
     def _read_thought(self, walk: _Walk) -> None:
         end = walk.lexed.search(self._close, walk.at)
@@ -135,7 +136,8 @@ class Parser:
 
     def _read_text(self, walk: _Walk) -> bool:
         """Read up to the next thought, behind the next calls, or to the end. Whether a thought follows."""
-        think, call = self._next(walk)
+        think = walk.lexed.search(self._open, walk.at)
+        call = self._find(walk.lexed, walk.at) if walk.executable else None
         if think is not None and (call is None or think.start() < call):
             self._say(walk, think.start())
             walk.at = think.end()
@@ -152,11 +154,6 @@ class Parser:
             walk.attempts.append(Attempt(walk.at, len(walk.lexed.text), rest, error="too many calls in one turn"))
             walk.ended = True
         return False
-
-    def _next(self, walk: _Walk) -> tuple[re.Match[str] | None, int | None]:
-        """Where the next thought and the next call open."""
-        call = self._find(walk.lexed, walk.at) if walk.executable else None
-        return walk.lexed.search(self._open, walk.at), call
 
     def _find(self, lexed: Lexed, at: int) -> int | None:
         """Where the next call opens: from here on, or from behind a frame that stands right here."""
