@@ -58,7 +58,8 @@ def _host_config(spec: SandboxSpec, volumes: Iterable[str]) -> dict[str, Any]:
     return {
         "NetworkMode": "none" if spec.network == "none" else "default",
         "ReadonlyRootfs": spec.read_only,
-        "Mounts": [*_mounts(spec, volumes), *_sockets(spec)],
+        "Tmpfs": _folders(spec, volumes),
+        "Mounts": _sockets(spec),
         "Memory": spec.memory_mb * _MB,
         "MemorySwap": spec.memory_mb * _MB,  # equal: no swap
         "NanoCpus": int(spec.cpus * 1e9),
@@ -75,24 +76,19 @@ def _host_config(spec: SandboxSpec, volumes: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _mounts(spec: SandboxSpec, volumes: Iterable[str]) -> list[dict[str, Any]]:
+def _folders(spec: SandboxSpec, volumes: Iterable[str]) -> dict[str, str]:
     """The writable folders, in memory: an engine enforces no size on disk. Of `disk_mb`, /tmp has a quarter."""
     small = max(spec.disk_mb // 4, 1)
-    mounts = [_sized("/tmp", small, mode="1777")]
+    folders = {path: _sized(small, mode="755") for path in volumes}
     if spec.read_only:  # else the root is writable, and with it the image's own folder
-        mounts.append(_sized(spec.workdir, max(spec.disk_mb - small, 1), mode="755", owner=identity(spec.user)))
-    mounts += [_sized(path, small, mode="755") for path in volumes if path not in ("/tmp", spec.workdir)]
-    return mounts
+        folders[spec.workdir] = _sized(max(spec.disk_mb - small, 1), mode="755", owner=identity(spec.user))
+    return folders | {"/tmp": _sized(small, mode="1777")}
 
 
-def _sized(path: str, size_mb: int, *, mode: str, owner: str = "0:0") -> dict[str, Any]:
-    """A volume and no tmpfs, because an engine copies into a volume what the image has there."""
-    options = f"size={size_mb}m,mode={mode},nosuid,nodev"
+def _sized(size_mb: int, *, mode: str, owner: str = "0:0") -> str:
+    options = f"rw,exec,nosuid,nodev,size={size_mb}m,mode={mode}"
     user, _, group = owner.partition(":")
-    if user.isdecimal():
-        options += f",uid={user},gid={group or user}"
-    driver = {"Name": "local", "Options": {"type": "tmpfs", "device": "tmpfs", "o": options}}
-    return {"Type": "volume", "Target": path, "VolumeOptions": {"DriverConfig": driver}}
+    return f"{options},uid={user},gid={group or user}" if user.isdecimal() else options
 
 
 def _sockets(spec: SandboxSpec) -> list[dict[str, Any]]:

@@ -41,9 +41,9 @@ class Engine:
             async with asyncio.timeout(_GREETING_S):
                 await self.docker.version()
         except (DockerError, OSError, aiohttp.ClientError) as exc:
+            why = "" if isinstance(exc, DockerError) and exc.status == _NO_CONNECTION else f" ({_said(exc)})"
             raise SandboxError(
-                f"no container engine answers at {self.address} ({_said(exc)}); "
-                "start Docker, or set DOCKER_HOST to its socket"
+                f"no container engine answers at {self.address}{why}; start Docker, or set DOCKER_HOST to its socket"
             ) from exc
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from aiodocker import DockerError
+from aiodocker.containers import DockerContainer
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox.docker import context
@@ -27,18 +28,27 @@ from agentrl_sandbox.spec import SandboxSpec
 BASE = "AGENTRL_BASE_IMAGE"
 """Environment variable: the image of a SandboxSpec that names none."""
 
+SOWN = "sown"
+"""What the command of `sowing` says at the end."""
+
 _UNCHANGED = 3
+_SEED = "/.agentrl-seed"
+_LABEL = "agentrl.seed"
 _OWN = """
 changed=
-if ! [ -d "$1" ] || [ "$(stat -c %u:%g -- "$1")" != "$2" ]; then
+if ! [ -d "$1" ] || { [ "$2" != 0:0 ] && [ "$(stat -c %u:%g -- "$1")" != "$2" ]; }; then
   mkdir -p -- "$1" && chown -R -- "$2" "$1" && changed=1 || exit 1
 fi
 if [ "$2" = 1000:1000 ] && ! grep -q '^[^:]*:[^:]*:1000:' /etc/passwd; then
   mkdir -p /etc && echo "agent:x:1000:1000:agent:$1:/bin/sh" >> /etc/passwd && changed=1 || exit 1
 fi
+if [ -n "$3" ] && [ -n "$(ls -A -- "$1")" ]; then
+  cp -al -- "$1" "$3" 2>/dev/null || { rm -rf -- "$3"; cp -a -- "$1" "$3"; } && changed=1 || exit 1
+fi
 [ -n "$changed" ] || exit 3
-"""
-"""Makes a folder and gives it to a user, who may get a name too, as git and others ask for one."""
+""".strip()
+"""Makes a folder and gives it to a user, who may get a name too, as git and others ask for one. What it holds is kept
+elsewhere too, if the folder will be hidden by one in memory."""
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 _PIECE = 1 << 20
@@ -52,6 +62,8 @@ class Image:
     """Its id: the name may mean another image tomorrow."""
     volumes: tuple[str, ...]
     """The folders that it declares as volumes."""
+    seed: bool = False
+    """The content of its work folder has to be copied into each sandbox: `sowing`."""
 
 
 class Images:
@@ -60,7 +72,7 @@ class Images:
     An image is given as
     - "": the one that AGENTRL_BASE_IMAGE names, or else one built from a Dockerfile of ours (it needs a registry);
     - a path that begins with `/`, `./`, `../` or `~`: a folder with a Dockerfile, which is built without BuildKit, or a
-      root file system in a tar file, which is imported;
+      root file system in a tar file, which is imported. It is read once: what changes later is for the next back end;
     - anything else: a name, as `docker run` takes it. It is pulled if it is not there.
     """
 
@@ -76,9 +88,8 @@ class Images:
     async def owned(self, spec: SandboxSpec) -> Image:
         """The image of a spec, in which the folder where commands start is there and is their user's."""
         image = await self.ready(spec.image)
-        if spec.user == "root":
-            return image
-        return await self._once((image.name, spec.workdir, spec.user), lambda: self._owned(image, spec))
+        key = (image.name, spec.workdir, spec.user, str(spec.read_only))
+        return await self._once(key, lambda: self._owned(image, spec))
 
     async def _once(self, key: tuple[str, ...], make: Callable[[], Coroutine[Any, Any, Image]]) -> Image:
         """What fails is tried again at the next time. A caller who is cancelled takes nothing from the others."""
@@ -90,13 +101,13 @@ class Images:
     async def _owned(self, image: Image, spec: SandboxSpec) -> Image:
         """A container changes the owner, once. The result is kept on the engine under a name of its own."""
         user, what = identity(spec.user), f"image {spec.image or 'of the spec'!r}"
-        recipe = "\0".join((image.name, spec.workdir, user, _OWN))
+        recipe = "\0".join((image.name, spec.workdir, user, str(spec.read_only), _OWN))
         name = f"agentrl-ready:{hashlib.sha256(recipe.encode()).hexdigest()[:32]}"
         with self._engine.telling(what):
             if not await self._is_here(name):
                 await self._own(image, spec, name, what)
             shown = await self._docker.images.inspect(name)
-        return Image(shown["Id"], image.volumes)
+        return Image(shown["Id"], image.volumes, seed=spec.read_only and _LABEL in (shown["Config"]["Labels"] or {}))
 
     async def _own(self, image: Image, spec: SandboxSpec, name: str, what: str) -> None:
         sandbox_id = f"docker-{secrets.token_hex(8)}"
@@ -104,7 +115,7 @@ class Images:
             "Image": image.name,
             "User": "0:0",
             "Entrypoint": ["/bin/sh", "-c", _OWN, "sh"],
-            "Cmd": [spec.workdir, identity(spec.user)],
+            "Cmd": [spec.workdir, identity(spec.user), _SEED if spec.read_only else ""],
             "Labels": labels(spec, sandbox_id),
             "HostConfig": {
                 "NetworkMode": "none",
@@ -121,7 +132,7 @@ class Images:
             if code == _UNCHANGED:
                 await self._docker.images.tag(image.name, repo, tag=tag)
             elif code == 0:
-                await container.commit(repository=repo, tag=tag)
+                await container.commit(repository=repo, tag=tag, changes=await self._seeded(container) or None)
             else:
                 said = "".join(await container.log(stdout=True, stderr=True)).strip()
                 raise SandboxError(
@@ -136,6 +147,11 @@ class Images:
             shown = await self._docker.images.inspect(name)
         volumes = tuple(sorted((shown["Config"] or {}).get("Volumes") or ()))
         return Image(shown["Id"], volumes)
+
+    async def _seeded(self, container: DockerContainer) -> list[str]:
+        """What to note in the image that is made of a container."""
+        changed = await self._docker._query_json(f"containers/{container.id}/changes")
+        return [f"LABEL {_LABEL}=1"] if any(change["Path"] == _SEED for change in changed or ()) else []
 
     async def _name(self, image: str) -> str:
         if not image:
@@ -213,6 +229,11 @@ class Images:
                 raise
             return False
         return True
+
+
+def sowing(folder: str) -> list[str]:
+    """A command that copies the seed into a folder, and says SOWN at the end."""
+    return ["/bin/sh", "-c", f'cp -a -- {_SEED}/. "$1"/ && echo {SOWN}', "sh", folder]
 
 
 def _kind(image: str) -> tuple[Literal["folder", "tar"], Path]:

@@ -27,7 +27,6 @@ _TRAILING_S = 0.25
 """How long a killed command's last output is waited for."""
 _KILLED = 128 + 9
 _FULL = re.compile("resource temporarily unavailable|cannot fork", re.IGNORECASE)
-_NO_MEMORY = re.compile("OOM-killed|cannot allocate memory", re.IGNORECASE)
 _NO_USER = re.compile("unable to find (user|group)|no matching entries in passwd")
 
 
@@ -169,10 +168,11 @@ class DockerProcess:
         name = self._box.sandbox_id
         if _NO_USER.search(said):
             return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")
-        if _FULL.search(said):
+        lacks = "process" if _FULL.search(said) else await self._box.used_up()
+        if lacks == "process":
             pids = self._box.spec.pids
             return SandboxKilledError(f"sandbox {name} has no room for another process (pids={pids}): its own fill it")
-        if _NO_MEMORY.search(said) or (code == _KILLED and await self._box.out_of_memory(0)):
+        if lacks == "memory" or code == _KILLED:
             memory = self._box.spec.memory_mb
             return SandboxKilledError(f"sandbox {name} has no memory for another process (memory_mb={memory})")
         return SandboxError(f"sandbox {name} cannot start a command: {said or f'exit code {code}'}")

@@ -8,7 +8,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from aiodocker import DockerError
 
@@ -18,7 +18,7 @@ from agentrl_sandbox.base import ShellSandbox
 from agentrl_sandbox.command import finish
 from agentrl_sandbox.docker.container import configuration, identity
 from agentrl_sandbox.docker.engine import Engine
-from agentrl_sandbox.docker.images import Images
+from agentrl_sandbox.docker.images import SOWN, Images, sowing
 from agentrl_sandbox.docker.process import DockerProcess
 from agentrl_sandbox.docker.wrapper import KILLED, killer, new_token, wrapped
 from agentrl_sandbox.spec import SandboxSpec
@@ -30,6 +30,8 @@ _START_S = 60.0
 """For a command to begin. It takes a twentieth of a second where nothing else happens."""
 _KILL_S = 10.0
 _TOOL_S = 10.0
+_NEEDED = 6
+"""Processes that it takes to start a command."""
 _NOT_FOUND = 127
 _SHOW_OOM = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; echo end"
 
@@ -60,12 +62,23 @@ class DockerSandbox(ShellSandbox):
         with self.telling():
             await self._whole(self._docker.containers.create(body, name=self.sandbox_id))
             await self._whole(self._container.start())
+        if image.seed:
+            await self._sow()
 
     async def _whole(self, request: Coroutine[Any, Any, T]) -> T:
         """A request that makes something. When its caller is cancelled, it goes on, and `_close` waits for its end:
         the engine would finish it anyway, perhaps after all was removed."""
         self._request = task = asyncio.create_task(request)
         return await asyncio.shield(task)
+
+    async def _sow(self) -> None:
+        """Copy what the image has in the work folder, which lies in memory here."""
+        said = await self._small(sowing(self.spec.workdir), SOWN, user=identity(self.spec.user))
+        if not said.endswith(SOWN):
+            raise SandboxError(
+                f"sandbox {self.sandbox_id}: what the image has in {self.spec.workdir} cannot be copied there: "
+                f"{said[-300:]}; raise disk_mb, or set read_only: false"
+            )
 
     async def _close(self) -> None:
         """An engine that does not answer leaves the container to the reaper of a later run."""
@@ -206,6 +219,18 @@ class DockerSandbox(ShellSandbox):
             counts = [int(count) for name, count in itertools.pairwise(words) if name == "oom_kill"]
             return "OOM-killed" in said or max(counts, default=0) > before  # or there is no room for this one either
         return False
+
+    async def used_up(self) -> Literal["process", "memory", ""]:
+        """What the container has no more of, as the engine counts it."""
+        try:
+            parameters = {"stream": "0", "one-shot": "1"}
+            stats = await self._docker._query_json(f"containers/{self.sandbox_id}/stats", params=parameters)
+        except DockerError:  # it has ended
+            return ""
+        if stats.get("pids_stats", {}).get("current", 0) > self.spec.pids - _NEEDED:
+            return "process"
+        memory = stats.get("memory_stats", {})
+        return "memory" if memory.get("usage", 0) > 0.9 * memory.get("limit", float("inf")) else ""
 
 
 async def remove(engine: Engine, sandbox_id: str) -> None:
