@@ -143,6 +143,9 @@ class DockerProcess:
             if self._first is None:
                 self._said += own
                 continue
+            if self._said:  # the two streams are not in step: this is stderr of a command that has just begun
+                self._sink("stderr", self._said)
+                self._said = b""
             self._begun.set()
             if own:
                 self._sink("stderr" if message.stream == _STDERR else "stdout", own)
