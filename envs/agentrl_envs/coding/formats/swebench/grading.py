@@ -1,0 +1,110 @@
+"""Whether a recorded log shows that an instance is resolved.
+
+A printed "PASSED" proves nothing alone. A log is believed only if its marks are there once, if the exit code of the
+tests agrees with what was printed, and if pytest's own count does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agentrl_envs.coding.formats.swebench.instance import Instance
+from agentrl_envs.coding.formats.swebench.logs import BAD, Reading, Status, read_log
+
+START = ">>>>> Start Test Output"
+END = ">>>>> End Test Output"
+EXIT_CODE = ">>>>> Test Exit Code"
+"""The marks that SWE-bench's evaluation scripts print."""
+
+_FAILED_BEFORE = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
+_ERROR = re.compile(r"^(?:E  |\w*Error\b|Traceback )", re.MULTILINE)
+"""What Python or pytest prints where the work under test cannot even be loaded."""
+_CODE = re.compile(rf"^{EXIT_CODE}: *(-?\d+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a log says of an instance."""
+
+    resolved: bool
+    reason: str
+    """Why it is not resolved; empty if it is."""
+    broken: bool = False
+    """The log tells nothing of the work: the tests never ran, or the log is not whole."""
+    fail_to_pass: Mapping[str, bool] = field(default_factory=dict)
+    pass_to_pass: Mapping[str, bool] = field(default_factory=dict)
+
+    def share(self) -> dict[str, float]:
+        """The share of either list that is as it should be."""
+        lists = {"fail_to_pass": self.fail_to_pass, "pass_to_pass": self.pass_to_pass}
+        return {name: sum(tests.values()) / len(tests) for name, tests in lists.items() if tests}
+
+
+def grade_log(instance: Instance, log: str, *, exit_code: int | None = None) -> Report:
+    """Grade the log of an evaluation script. `exit_code` is that of the test command, unless the log records it."""
+    if said := next((mark for mark in _FAILED_BEFORE if mark in log), None):
+        return Report(False, f"the log says: {said.lstrip('> ')}")
+    counted = {mark: log.count(mark) for mark in (START, END)}
+    if not all(counted.values()):
+        return Report(
+            False, "the log has no test output: the marks of its begin and end are not both there", broken=True
+        )
+    if max(counted.values()) > 1:
+        return Report(False, "the log has a mark of the test output twice: something printed it")
+    between, _, behind = log.partition(START)[2].partition(END)
+    reading = read_log(between, instance.style)
+    if not reading.statuses:  # some hosts record stdout and stderr one after the other, and the marks with the latter
+        reading = read_log(log, instance.style)
+    recorded = [int(code) for code in _CODE.findall(behind)]
+    if doubt := _doubt(reading, recorded[-1] if recorded else exit_code):
+        return Report(False, doubt, broken=not reading.statuses and not reading.ran and not _ERROR.search(log))
+    return _report(instance, reading.statuses)
+
+
+def _doubt(reading: Reading, exit_code: int | None) -> str:
+    """Why a log is not believed; empty if it is."""
+    if not reading.statuses:
+        return "the log names no test"
+    if exit_code and not any(status in BAD for status in reading.statuses.values()):
+        return f"the tests exited with {exit_code}, but every one that the log names passed"
+    return f"the log is not that of one test run: {'; '.join(reading.doubts)}" if reading.doubts else ""
+
+
+def _report(instance: Instance, statuses: Mapping[str, Status]) -> Report:
+    names = _Names(statuses)
+    repaired = {test: names.status(test) == "PASSED" or names.status(test) == "XFAIL" for test in instance.fail_to_pass}
+    kept = {test: names.status(test) in ("PASSED", "XFAIL", "SKIPPED") for test in instance.pass_to_pass}
+    failed = [test for test, good in (*repaired.items(), *kept.items()) if not good]
+    reason = f"{len(failed)} of {len(repaired) + len(kept)} tests did not pass, first {failed[0]}" if failed else ""
+    return Report(not failed, reason, fail_to_pass=repaired, pass_to_pass=kept)
+
+
+class _Names:
+    """Finds a test of an instance among those that a log names."""
+
+    def __init__(self, statuses: Mapping[str, Status]) -> None:
+        self._statuses = statuses
+        self._plain: dict[str, list[str]] = {}
+        for name in statuses:
+            self._plain.setdefault(_plain(name), []).append(name)
+
+    def status(self, test: str) -> Status | None:
+        """None if the log does not name it, or names several that it may be and that went differently."""
+        if test in self._statuses:
+            return self._statuses[test]
+        found = self._plain.get(_plain(test), [])
+        if not found and test.count("[") > test.count("]"):  # data sets hold names that were cut at a blank
+            found = [name for name in self._statuses if name.startswith(test)]
+        statuses = {self._statuses[name] for name in found}
+        if len(statuses) > 1 and statuses <= {"PASSED", "XFAIL"}:
+            return "PASSED"
+        return statuses.pop() if len(statuses) == 1 else None
+
+
+def _plain(name: str) -> str:
+    """A name without what differs from machine to machine: the folders of a file that is a parameter, and colours."""
+    name = name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
+    match = re.fullmatch(r"(.*?)\[(/[^/*].*)\]", name)
+    return f"{match[1]}[/{match[2].rsplit('/', 1)[-1]}]" if match else name

@@ -1,0 +1,122 @@
+"""A SWE-bench instance, as its data sets write it, and what it takes to run one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from agentrl import ConfigError
+
+TESTBED = "/testbed"
+"""Where the repository lies in the images."""
+
+_CHANGED = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
+Style: TypeAlias = Literal["pytest", "pytest itself", "unittest", "sympy"]
+
+_STYLES: dict[str, Style] = {
+    "pytest-dev/pytest": "pytest itself",
+    "django/django": "unittest",
+    "sympy/sympy": "sympy",
+    "parse_log_django": "unittest",
+    "parse_log_sympy": "sympy",
+}
+_COMMANDS = {
+    "pytest": "pytest -rA {files}",
+    "pytest itself": "pytest -rA {files}",
+    "unittest": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {modules}",
+    "sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose {files}",
+}
+
+
+def _list(value: Any) -> Any:
+    """Older rows hold a list as JSON in a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as exc:
+        raise ValueError(f"neither a list nor JSON of one: {exc}") from exc
+
+
+_Tests = Annotated[tuple[str, ...], BeforeValidator(_list)]
+
+
+class Instance(BaseModel):
+    """One row."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    instance_id: str
+    repo: str = ""
+    base_commit: str = ""
+    patch: str = ""
+    test_patch: str = ""
+    problem_statement: str = ""
+    hints_text: str = ""
+    version: str = ""
+    created_at: Any = ""
+    environment_setup_commit: str = ""
+    fail_to_pass: _Tests = Field(alias="FAIL_TO_PASS")
+    pass_to_pass: _Tests = Field((), alias="PASS_TO_PASS")
+    eval_script: str = ""
+    """Newer rows: what runs the tests, with the marks around their output."""
+    image: str = ""
+    log_parser: str = ""
+    test_command: str = ""
+    """Ours: the test command, where a row has no eval_script and its project's tests are not run in the usual way."""
+
+    @property
+    def style(self) -> Style:
+        """How its tests print their results."""
+        repo = self.repo or self.instance_id.rpartition("-")[0].replace("__", "/")
+        return _STYLES.get(self.log_parser) or _STYLES.get(repo, "pytest")
+
+    @property
+    def image_name(self) -> str:
+        """The image, by the naming of SWE-bench unless the row names one."""
+        plain = self.instance_id.lower().replace("__", "_1776_")
+        return self.image or f"swebench/sweb.eval.x86_64.{plain}:latest"
+
+    def test_files(self) -> list[str]:
+        """The files that the test patch touches."""
+        return list(dict.fromkeys(new for _, new in _CHANGED.findall(self.test_patch)))
+
+    def command(self) -> str:
+        """What runs its tests."""
+        files = [file for file in self.test_files() if file.endswith(".py")]
+        modules = [file.removeprefix("tests/").removesuffix(".py").replace("/", ".") for file in files]
+        made = _COMMANDS[self.style].format(files=shlex.join(files), modules=shlex.join(modules))
+        return self.test_command or made
+
+
+def parse_instance(row: Any, where: str = "the row") -> Instance:
+    """An instance from a row. Raises ConfigError naming what is wrong with it."""
+    try:
+        found = Instance.model_validate(row)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise ConfigError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
+    if not found.fail_to_pass:
+        raise ConfigError(f"{where}: {found.instance_id} has an empty FAIL_TO_PASS: doing nothing would resolve it")
+    return found
+
+
+def read_instances(path: Path) -> Iterator[Instance]:
+    """The instances of a file: JSON lines, or one JSON list. Raises ConfigError naming the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        rows = (
+            json.loads(text)
+            if text.lstrip().startswith("[")
+            else [json.loads(line) for line in text.splitlines() if line]
+        )
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    for number, row in enumerate(rows, 1):
+        yield parse_instance(row, f"{path}, row {number}")

@@ -1,0 +1,106 @@
+"""A SWE-bench instance as a Problem: how one is run. The images, and whether they run, are the data set's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from agentrl import ConfigError, InfraError, Task
+from agentrl.sandbox import Sandbox
+from agentrl_envs.coding.formats.swebench.grading import END, EXIT_CODE, START, grade_log
+from agentrl_envs.coding.formats.swebench.instance import TESTBED, Instance, parse_instance, read_instances
+from agentrl_envs.coding.problem import Grade, Problem, Solution, Step
+
+_TEST_PATCH = "/tmp/.test.patch"
+_GOLD = "/tmp/.gold.patch"
+_LOG_BYTES = 32 << 20
+_TESTS_S = 1800.0
+_ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate testbed"
+
+HIDE_HISTORY = """set -e
+base=$(git rev-parse HEAD)
+for remote in $(git remote); do git remote remove "$remote"; done
+git checkout -q --detach "$base"
+git for-each-ref --format='%(refname)' | while read -r ref; do git update-ref -d "$ref"; done
+rm -f .git/FETCH_HEAD .git/ORIG_HEAD .git/packed-refs
+git reflog expire --expire=now --all
+git gc -q --prune=now
+later=$(git cat-file --batch-check --batch-all-objects | awk '$2 == "commit" {print $1}' | while read -r one; do
+  git merge-base --is-ancestor "$one" "$base" || echo "$one"
+done)
+[ -z "$later" ] || { echo "the repository still holds later commits: $later" >&2; exit 1; }
+"""
+"""Leave no commit in the repository that is not before the work: the fix is often among the later ones."""
+
+
+def load(task: Task) -> Problem:
+    """The problem of an instance: metadata holds its row as `row`, or `path` of a file and `instance_id`."""
+    instance = _instance(task)
+    gold = Solution(files={_GOLD: instance.patch}, command=f"git apply -v {_GOLD} && rm {_GOLD}")
+    step = Step(
+        instruction=instance.problem_statement,
+        grader=SwebenchGrader(instance),
+        gold=gold if instance.patch else None,
+        setup=HIDE_HISTORY,
+        grade_s=_TESTS_S + 60,
+    )
+    spec = {"workdir": TESTBED, "user": "root", "read_only": False, "memory_mb": 4096, "disk_mb": 4096}
+    return Problem(steps=(step,), image=instance.image_name, spec=spec)
+
+
+@dataclass(frozen=True, slots=True)
+class SwebenchGrader:
+    """Runs an instance's tests, with its test patch, on the agent's work, and grades what they print."""
+
+    instance: Instance
+
+    async def grade(self, box: Sandbox) -> Grade:
+        """1 if the instance is resolved, else 0; the parts are the shares of both lists. Raises InfraError if the tests
+        never ran."""
+        await box.write_file(_TEST_PATCH, self.instance.test_patch)
+        ran = await box.exec(
+            f"bash -c {quote(evaluation(self.instance))} 2>&1", cwd=TESTBED, timeout=_TESTS_S, max_output=_LOG_BYTES
+        )
+        if ran.truncated:
+            return Grade(0.0, log=f"the tests printed more than {_LOG_BYTES >> 20} MiB")
+        if ran.timed_out:
+            return Grade(0.0, log=f"the tests took longer than {_TESTS_S:g} s")
+        report = grade_log(self.instance, ran.stdout)
+        if report.broken:
+            raise InfraError(f"{self.instance.instance_id}: {report.reason}: {' '.join(ran.stdout[-400:].split())}")
+        return Grade(float(report.resolved), report.share(), f"{report.reason}\n{ran.stdout[-20_000:]}")
+
+
+def evaluation(instance: Instance) -> str:
+    """The script that runs the tests: the row's own, or one that does the same for older rows."""
+    if instance.eval_script:
+        return instance.eval_script
+    files = " ".join(map(quote, instance.test_files()))
+    reset = f'for file in {files}; do git checkout {quote(instance.base_commit or "HEAD")} -- "$file" || rm -f "$file"; done'
+    return "\n".join(
+        [
+            f"cd {TESTBED}; {_ACTIVATE}",
+            f"{reset} 2>/dev/null",
+            f"git apply -v {_TEST_PATCH} || echo '>>>>> Patch Apply Failed'",
+            f"echo '{START}'",
+            instance.command(),
+            "code=$?",
+            f"echo '{END}'",
+            f'echo "{EXIT_CODE}: $code"',
+        ]
+    )
+
+
+def _instance(task: Task) -> Instance:
+    row, path = task.metadata.get("row"), task.metadata.get("path")
+    if row is not None:
+        return parse_instance(json.loads(row) if isinstance(row, str) else row, f"task {task.id!r}")
+    if not isinstance(path, str):
+        raise ConfigError(f"task {task.id!r}: metadata needs the instance as `row`, or `path` and `instance_id`")
+    wanted = task.metadata.get("instance_id", task.id)
+    for instance in read_instances(Path(path)):
+        if instance.instance_id == wanted:
+            return instance
+    raise ConfigError(f"task {task.id!r}: {path} holds no instance {wanted!r}")
