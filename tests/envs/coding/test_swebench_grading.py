@@ -30,6 +30,7 @@ GOOD = summary(f"PASSED {FIX}", f"PASSED {KEPT}", total="2 passed")
 
 def test_lists_may_be_lists_or_json_and_a_row_without_tests_is_refused():
     assert instance([FIX], [KEPT]).fail_to_pass == (FIX,)
+    assert instance([FIX], [KEPT, "[100%]"]).pass_to_pass == (KEPT,)
     with pytest.raises(ConfigError, match="doing nothing would resolve it"):
         instance([])
     with pytest.raises(ConfigError, match="FAIL_TO_PASS"):

@@ -28,7 +28,7 @@ ROW = {
     "FAIL_TO_PASS": '["test_a.py::test_fix"]',
     "PASS_TO_PASS": '["test_a.py::test_kept"]',
     "test_patch": TEST_PATCH,
-    "test_command": f"{sys.executable} -m pytest -rA -p no:cacheprovider test_a.py",
+    "test_command": f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -rA -p no:cacheprovider test_a.py",
 }
 
 

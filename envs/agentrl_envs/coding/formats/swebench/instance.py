@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from agentrl import ConfigError
 
@@ -19,6 +19,7 @@ TESTBED = "/testbed"
 _CHANGED = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
 Style: TypeAlias = Literal["pytest", "pytest itself", "unittest", "sympy"]
 
+_PROGRESS = re.compile(r"\[ *\d+%\]")
 _STYLES: dict[str, Style] = {
     "pytest-dev/pytest": "pytest itself",
     "django/django": "unittest",
@@ -44,7 +45,12 @@ def _list(value: Any) -> Any:
         raise ValueError(f"neither a list nor JSON of one: {exc}") from exc
 
 
-_Tests = Annotated[tuple[str, ...], BeforeValidator(_list)]
+def _named(tests: tuple[str, ...]) -> tuple[str, ...]:
+    """Published lists hold `[100%]`, pytest's progress, which their parser took for a test."""
+    return tuple(test for test in tests if not _PROGRESS.fullmatch(test))
+
+
+_Tests = Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_named)]
 
 
 class Instance(BaseModel):

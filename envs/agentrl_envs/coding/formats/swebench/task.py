@@ -78,7 +78,8 @@ def evaluation(instance: Instance) -> str:
     if instance.eval_script:
         return instance.eval_script
     files = " ".join(map(quote, instance.test_files()))
-    reset = f'for file in {files}; do git checkout {quote(instance.base_commit or "HEAD")} -- "$file" || rm -f "$file"; done'
+    checkout = f'git checkout {quote(instance.base_commit or "HEAD")} -- "$file" || rm -f "$file"'
+    reset = f"for file in {files}; do {checkout}; done"
     return "\n".join(
         [
             f"cd {TESTBED}; {_ACTIVATE}",
