@@ -145,7 +145,7 @@ async def test_a_back_end_that_fails_and_recovers():
 
 async def test_an_engine_that_stays_down_is_told_after_some_tries_and_is_not_asked_all_the_time(monkeypatch, caplog):
     monkeypatch.setattr(lanes, "_LONGEST_PAUSE_S", 5.0)
-    yard = Yard(errors=[SandboxError("engine down")] * 1000)
+    yard = Yard(errors=[SandboxError("engine down")] * 1000, slow=0.005)
     async with make(yard, warm=0) as boxes, asyncio.timeout(10):
 
         async def one():
@@ -154,6 +154,7 @@ async def test_an_engine_that_stays_down_is_told_after_some_tries_and_is_not_ask
                     pass
 
         await asyncio.gather(*(one() for _ in range(16)))
+        await asyncio.sleep(0.02)
         assert boxes.figures().failed == 5
         waiting = asyncio.create_task(one())
         await asyncio.sleep(0.02)
