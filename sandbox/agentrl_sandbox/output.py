@@ -83,10 +83,10 @@ def _without_part_at_end(data: bytearray) -> bytearray:
     """Without the last bytes, if they begin a UTF-8 character that they do not end."""
     for length in range(1, min(4, len(data) + 1)):
         byte = data[-length]
-        if byte >= 0xC0:
+        if 0xC0 <= byte < 0xF8:
             needs = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return data[:-length] if needs > length else data
-        if byte < 0x80:
+        if byte < 0x80 or byte >= 0xF8:
             return data
     return data
 

@@ -38,8 +38,9 @@ PACK = (
     + 'exec tar -c -h -f - -C "$d" -- "./${1##*/}"'
 )
 _GNU_TAR = 'tar --version 2>/dev/null | grep -q GNU || { echo "it needs GNU tar" >&2; exit 127; }; '
-SAVE = _GNU_TAR + 'tar -c -z -f - --one-file-system -- "$@"; s=$?; [ $s -ne 1 ] || s=0; exit $s'
-"""Folders, relative to the root, where this runs. tar exits with 1 if a file changed while it was read."""
+SAVE = _GNU_TAR + 'tar -c -z -f - --format=posix --one-file-system -- "$@"; s=$?; [ $s -ne 1 ] || s=0; exit $s'
+"""Folders, relative to the root, where this runs. The format keeps parts of seconds. tar exits
+with 1 if a file changed while it was read."""
 RESTORE = (
     _GNU_TAR
     + 'for d; do chmod u+rwx -- "$d" 2>/dev/null; '

@@ -235,7 +235,7 @@ def _move(staging: Path, target: Path, single: bool) -> None:
 
 
 def _check_room_for(staging: Path, target: Path) -> None:
-    for entry in os.scandir(staging):
+    for entry in _entries(staging):
         there, is_folder = target / entry.name, entry.is_dir(follow_symlinks=False)
         if not os.path.lexists(there):
             continue
@@ -246,9 +246,14 @@ def _check_room_for(staging: Path, target: Path) -> None:
 
 
 def _merge(staging: Path, target: Path) -> None:
-    for entry in os.scandir(staging):
+    for entry in _entries(staging):
         there = target / entry.name
         if entry.is_dir(follow_symlinks=False) and os.path.lexists(there):
             _merge(Path(entry.path), there)
         else:
             os.replace(entry.path, there)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)

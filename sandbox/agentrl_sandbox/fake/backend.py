@@ -28,7 +28,7 @@ class FakeBackend:
 
     def sandbox(self, spec: SandboxSpec) -> FakeSandbox:
         """See `Backend.sandbox`."""
-        box = FakeSandbox(self._script)
+        box = FakeSandbox(self._script, workdir=spec.workdir)
         self.made.append(box)
         self._specs[box.sandbox_id] = (spec, time.time() + spec.lifetime_s)
         return box

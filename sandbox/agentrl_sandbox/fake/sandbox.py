@@ -50,11 +50,14 @@ class FakeSandbox:
     modes, no empty folders, and no links: it follows those in what is uploaded.
     """
 
-    def __init__(self, script: Script | None = None, *, files: Mapping[str, str | bytes] | None = None) -> None:
+    def __init__(
+        self, script: Script | None = None, *, files: Mapping[str, str | bytes] | None = None, workdir: str = "/"
+    ) -> None:
         self.sandbox_id = f"fake-{secrets.token_hex(6)}"
         self.calls: list[ExecCall] = []
         self.files = {absolute(path): _bytes(content) for path, content in (files or {}).items()}
         self._script: Script = script if script is not None else {}
+        self._workdir = workdir
         self._state = "new"
 
     @property
@@ -203,7 +206,7 @@ class FakeSandbox:
     def _path(self, sandbox_path: str) -> str:
         if "\0" in sandbox_path:
             raise FileNotFoundError(errno.ENOENT, "no path can hold a NUL character", sandbox_path)
-        return absolute(sandbox_path)
+        return absolute(posixpath.join(self._workdir, sandbox_path))
 
     def _below(self, folder: str) -> list[str]:
         """The files below a folder, relative to it."""

@@ -1,0 +1,95 @@
+"""From `sandbox` to `remove`: found while they are open, and gone without a trace."""
+
+import asyncio
+import time
+
+import pytest
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl_sandbox.owners import current
+from tests.sandbox.backends.inside import ISOLATED
+
+pytestmark = pytest.mark.parametrize("backend", ISOLATED, indirect=True)
+
+
+async def ids(backend):
+    return {found.sandbox_id for found in await backend.list()}
+
+
+async def test_an_open_sandbox_is_found_with_its_owner_and_deadline(backend, box, spec):
+    (found,) = [found for found in await backend.list() if found.sandbox_id == box.sandbox_id]
+    assert box.sandbox_id.startswith(backend.name)
+    assert (found.owner, found.gone) == (current(), False)
+    assert abs(found.deadline - time.time() - spec.lifetime_s) < 60
+
+
+async def test_a_closed_sandbox_is_not_found(backend, closed):
+    async with closed:
+        assert closed.sandbox_id in await ids(backend)
+    assert closed.sandbox_id not in await ids(backend)
+
+
+@pytest.mark.parametrize("spec", [{"lifetime_s": 0.01}], indirect=True)
+async def test_one_whose_time_is_over_is_gone(backend, box):
+    await asyncio.sleep(0.02)
+    (found,) = [found for found in await backend.list() if found.sandbox_id == box.sandbox_id]
+    assert found.gone
+
+
+async def test_a_removed_sandbox_is_dead_and_says_so(backend, box):
+    running = asyncio.create_task(box.exec("sleep 30"))
+    await asyncio.sleep(0.1)
+    await backend.remove([box.sandbox_id, f"{backend.name}-never-was"])
+    assert box.sandbox_id not in await ids(backend)
+    with pytest.raises(SandboxError, match=box.sandbox_id):
+        await asyncio.wait_for(running, 10)
+    for use in (box.ping, lambda: box.exec("true"), lambda: box.read_file("a"), lambda: box.start("true")):
+        with pytest.raises(SandboxError, match=box.sandbox_id):
+            await use()
+
+
+async def test_cancellation_at_any_await_of_the_creation_leaves_nothing(backend, spec):
+    before = await ids(backend)
+    for steps in range(60):
+        box = backend.sandbox(spec)
+        task = asyncio.create_task(box.__aenter__())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        if (await asyncio.gather(task, return_exceptions=True))[0] is box:
+            await box.__aexit__(None, None, None)
+            break
+    for delay in range(12):
+        box = backend.sandbox(spec)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(delay * 0.01), box:
+                await asyncio.sleep(5)
+    assert await ids(backend) == before
+
+
+async def test_a_cancelled_owner_leaves_nothing(backend, closed):
+    async def own():
+        async with closed as box:
+            await box.exec("sleep 30")
+
+    task = asyncio.create_task(own())
+    while closed.sandbox_id not in await ids(backend):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed.sandbox_id not in await ids(backend)
+
+
+async def test_an_unknown_image_is_said(backend, spec):
+    spec = spec.model_copy(update={"image": "no-such-image"})
+    with pytest.raises((SandboxError, ConfigError), match="no-such-image"):
+        async with backend.sandbox(spec):
+            pass
+    with pytest.raises((SandboxError, ConfigError), match="no-such-image"):
+        await backend.prepare("no-such-image")
+
+
+async def test_an_unknown_user_is_said(box):
+    with pytest.raises((ConfigError, SandboxError), match="nobody-knows"):
+        await box.exec("true", user="nobody-knows")
