@@ -46,12 +46,10 @@ RESTORE = (
     + 'for d; do chmod u+rwx -- "$d" 2>/dev/null; '
     + 'find "$d" -xdev -mindepth 1 -type d ! -perm -700 -exec chmod u+rwx -- {} ";" ; '
     + 'find "$d" -xdev -mindepth 1 -delete || exit 2; done; '
-    + 'n=$#; for d; do [ -O "$d" ] || set -- "$@" "--exclude=$d"; done; shift $n; '
-    + "exec tar -x -z -p --no-overwrite-dir --delay-directory-restore "
-    + '--anchored --no-wildcards --no-recursion "$@" -f -'
+    + "exec tar -x -z -p -P --skip-old-files --delay-directory-restore -f -"
 )
-"""Folders, as above. The first `find` opens each folder to its owner before it goes in. A folder of another user, as
-/tmp is in docker, keeps its mode: tar would fail to change it."""
+"""Folders, as above. The first `find` opens each folder to its owner before it goes in. tar then finds the folders
+themselves and nothing else, and skips them: they may be another user's."""
 
 _KNOWN = {
     os.strerror(number): number

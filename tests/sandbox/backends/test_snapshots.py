@@ -15,7 +15,8 @@ MAKE = r"""
 set -e; umask 022
 mkdir -p 'a/b c' empty; echo one > 'a/b c/file'; echo two > ./-rf; echo odd > $'line\nbreak'; echo bad > $'caf\xe9'
 ln -s a/nowhere dangling; ln -s /etc/passwd out; ln -- -rf second; mkfifo pipe
-chmod 640 ./-rf; mkdir locked; echo in > locked/file; chmod 500 locked; chmod 4755 second; touch -d @12345 a
+chmod 640 ./-rf; mkdir locked; echo in > locked/file; ln -s /etc locked/out; chmod 500 locked
+chmod 4755 second; touch -d @12345 a
 """
 
 

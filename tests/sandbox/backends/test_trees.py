@@ -1,4 +1,4 @@
-"""Folders that travel in and out. Hostile archives, which no honest `tar` writes, are in tests/sandbox/test_unpack.py."""
+"""Folders that travel in and out. Archives that no honest `tar` writes are in tests/sandbox/test_unpack.py."""
 
 import errno
 import os
