@@ -16,6 +16,7 @@ from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import OnOutput, SandboxKilledError
 from agentrl_sandbox.docker.engine import close_stdin, exit_code
 from agentrl_sandbox.docker.wrapper import BEGUN, NO_FOLDER, NO_MEMORY, Marks
+from agentrl_sandbox.output import Stream as StreamName
 
 if TYPE_CHECKING:
     from agentrl_sandbox.docker.sandbox import DockerSandbox
@@ -38,9 +39,10 @@ class DockerProcess:
     ) -> None:
         self._box, self._command, self._stream, self._user, self._sink = box, command, stream, user, sink
         self._out, self._err = Marks(token, 2), Marks(token, 1)
+        self._marks: dict[StreamName, Marks] = {"stdout": self._out, "stderr": self._err}
         self._begun = asyncio.Event()
-        self._said = b""
-        """What the engine wrote in place of the command."""
+        self._early: list[tuple[StreamName, bytes]] = []
+        """What came before the first mark: of the command's stderr, or the engine's words in place of a command."""
         self._code = asyncio.create_task(self._run())
 
     def when_done(self, callback: Callable[[DockerProcess], None]) -> None:
@@ -139,16 +141,14 @@ class DockerProcess:
                 self._sink("stdout", self._out.rest())
                 self._sink("stderr", self._err.rest())
                 return
-            own = (self._err if message.stream == _STDERR else self._out).feed(message.data)
-            if self._first is None:
-                self._said += own
-                continue
-            if self._said:  # the two streams are not in step: this is stderr of a command that has just begun
-                self._sink("stderr", self._said)
-                self._said = b""
-            self._begun.set()
-            if own:
-                self._sink("stderr" if message.stream == _STDERR else "stdout", own)
+            stream: StreamName = "stderr" if message.stream == _STDERR else "stdout"
+            self._early.append((stream, self._marks[stream].feed(message.data)))
+            if self._first is not None:
+                self._begun.set()
+                for stream, own in self._early:
+                    if own:
+                        self._sink(stream, own)
+                self._early.clear()
 
     async def _asked(self) -> int:
         """The exit code that the engine tells. Raises SandboxError or SandboxKilledError if the container ended."""
@@ -167,7 +167,7 @@ class DockerProcess:
 
     async def _refused(self, code: int) -> Exception:
         """Why the command did not begin."""
-        said = " ".join(self._said.decode(errors="replace").split())
+        said = " ".join(b"".join(own for _, own in self._early).decode(errors="replace").split())
         name = self._box.sandbox_id
         if _NO_USER.search(said):
             return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")

@@ -58,7 +58,7 @@ class DockerSandbox(ShellSandbox):
 
     async def _open(self) -> None:
         image = await self._images.owned(self.spec)
-        body = configuration(self.spec, self.sandbox_id, image.name, image.volumes)
+        body = configuration(self.spec, self.sandbox_id, image)
         with self.telling():
             await self._whole(self._docker.containers.create(body, name=self.sandbox_id))
             await self._whole(self._container.start())

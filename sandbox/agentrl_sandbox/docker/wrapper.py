@@ -16,9 +16,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Literal
-
-Stream = Literal["stdout", "stderr"]
 
 INIT = "/sbin/docker-init"
 """Where the engine places it, as the container's first process too."""
