@@ -88,16 +88,22 @@ def _host_config(spec: SandboxSpec, image: Image) -> dict[str, Any]:
         "Init": True,  # buries the dead
         "LogConfig": {"Type": "none"},
         "IpcMode": "private",
+        "ShmSize": _share(spec) * _MB,  # /dev/shm
     }
 
 
 def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
-    """The writable folders, in memory: an engine enforces no size on disk. Of `disk_mb`, /tmp has a quarter."""
-    small = max(spec.disk_mb // 4, 1)
+    """The writable folders, in memory: an engine enforces no size on disk. /tmp and /dev/shm have a share each."""
+    small = _share(spec)
     folders = {path: _sized(small, "755", image.user) for path in image.volumes}
     if spec.read_only:  # else the root is writable, and with it the image's own folder
-        folders[spec.workdir] = _sized(max(spec.disk_mb - small, 1), "755", image.user)
+        folders[spec.workdir] = _sized(max(spec.disk_mb - 2 * small, 1), "755", image.user)
     return folders | {"/tmp": _sized(small, "1777", image.user)}
+
+
+def _share(spec: SandboxSpec) -> int:
+    """Of `disk_mb`, what each writable folder has beside the work folder."""
+    return max(spec.disk_mb // 8, 1)
 
 
 def _sized(size_mb: int, mode: str, owner: str) -> str:

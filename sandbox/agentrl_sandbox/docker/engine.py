@@ -48,6 +48,7 @@ class Engine:
 
     async def close(self) -> None:
         await self.docker.close()
+        await asyncio.sleep(0)  # the event loop closes the sockets in its next round
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:

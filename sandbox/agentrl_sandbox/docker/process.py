@@ -107,8 +107,15 @@ class DockerProcess:
             await asyncio.wait([self._code], timeout=_TRAILING_S if self._box.spec.read_only else _ENDING_S)
             if self._box.spec.read_only:
                 return await self.abandon()
-        if not self._code.done():
-            await self._box.kill_all("a command could not be killed at its end: there was no room for what kills it")
+            told = self._code.done()
+        else:
+            await asyncio.wait([self._code], timeout=_TRAILING_S)  # it may have ended just now
+            told = self._out.complete
+        if not told:
+            await self._box.kill_all(
+                "a command could not be killed at its end: there was no room for what kills it, "
+                "or the command had killed what watches over it"
+            )
             await asyncio.wait([self._code], timeout=_ENDING_S)
             await self.abandon()
             self._box.check_alive()
@@ -173,9 +180,10 @@ class DockerProcess:
             return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")
         lacks = "process" if _FULL.search(said) else await self._box.used_up()
         if lacks == "process":
-            pids = self._box.spec.pids
-            return SandboxKilledError(f"sandbox {name} has no room for another process (pids={pids}): its own fill it")
-        if lacks == "memory" or code == _KILLED:
+            return SandboxKilledError(self._box.no_room())
+        if lacks == "memory" or (code == _KILLED and await self._box.out_of_memory(0)):
             memory = self._box.spec.memory_mb
             return SandboxKilledError(f"sandbox {name} has no memory for another process (memory_mb={memory})")
+        if code == _KILLED:
+            return SandboxKilledError(f"sandbox {name} has processes that kill each command as it starts")
         return SandboxError(f"sandbox {name} cannot start a command: {said or f'exit code {code}'}")

@@ -72,6 +72,8 @@ while [ "$round" -lt 100 ]; do
       case $tree in *" ${pair#*:} "*) tree="$tree${pair%:*} " more=1 ;; esac
     done
   done
+  # A command that ended, or killed its watcher: what it started descends from others now.
+  [ -n "$before" ] || [ "$tree" != " $root " ] || exit 1
   if [ "$tree" = "$before" ]; then
     kill -KILL $tree
     echo KILLED
