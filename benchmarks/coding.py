@@ -30,6 +30,8 @@ from agentrl_envs.coding.players import attack
 from agentrl_sandbox.backend import open_backend
 
 ROOT = Path(__file__).resolve().parent.parent
+SHORT = 12
+"""Episodes of a short run."""
 SPEC = {"memory_mb": 256, "pids": 64, "disk_mb": 64, "file_mb": 256}
 
 
