@@ -3,7 +3,7 @@
     python examples/coding_agent/notes.py FOLDER      # writes train.jsonl and held_out.jsonl
 
 The words are short so that `tiny` can read and write them. The files, the commands and the tests are real: see
-`agentrl_envs.coding`. Held-out tasks name files that no training task names.
+`agentrl_envs.coding`. In held-out tasks, the file asked for holds a word that it holds in no training task.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ night picture eyes story day paper sun sea room city point white thing mother li
 """
 WORDS = _TEXT.split()
 """Each is one token of `tiny` where a space stands before it."""
-HELD_OUT = WORDS[::4]
-"""Files that only held-out tasks name. Their names lie in training tasks' files, so the model has seen the words."""
+HELD_OUT = 5
+"""Of all pairs of a file asked for and its word, every fifth comes in held-out tasks only."""
 FILES = 4
 GUESSES = 0.7
 """How often the mediocre player guesses. Most of the time, so that imitating it greedily is to guess."""
@@ -38,13 +38,14 @@ GUESSES = 0.7
 
 def make_tasks(split: str, count: int, *, seed: int = 0) -> list[Task]:
     rng, tasks = Random(f"{split}-{seed}"), list[Task]()
-    names = HELD_OUT if split == "eval" else [word for word in WORDS if word not in HELD_OUT]
-    for number in range(count):
-        files = dict(zip(rng.sample(names, FILES), rng.sample(WORDS, FILES), strict=True))
+    while len(tasks) < count:
+        files = dict(zip(rng.sample(WORDS, FILES), rng.sample(WORDS, FILES), strict=True))
         asked = rng.choice(list(files))
+        if ((WORDS.index(asked) + WORDS.index(files[asked])) % HELD_OUT == 0) != (split == "eval"):
+            continue
         metadata = {"format": f"{HERE / 'notes.py'}:load", "files": files, "asked": asked}
         prompt = f"Write the word in file {asked} to answer."
-        tasks.append(Task(prompt=prompt, metadata=metadata, id=f"{split}-{number}"))
+        tasks.append(Task(prompt=prompt, metadata=metadata, id=f"{split}-{len(tasks)}"))
     return tasks
 
 
