@@ -7,9 +7,11 @@ from typer.testing import CliRunner
 from agentrl import ConfigError, Task
 from agentrl.cli import app
 from agentrl.errors import SandboxError
+from agentrl_envs.coding.grading import end_processes
 from agentrl_envs.coding.problem import Grade, Problem, Solution, Step
 from agentrl_envs.coding.validate import Play, Settings, counts, find_tasks, judge, validate
-from tests.envs.coding.harbor_tasks import SOLVE, harbor_task
+from agentrl_sandbox import SandboxSpec
+from tests.envs.coding.harbor_tasks import harbor_task
 from tests.sandbox.engine import entered
 
 
@@ -120,32 +122,25 @@ def test_tasks_are_found_in_folders_and_files(tmp_path):
             find_tasks(tmp_path / place, Settings())
 
 
-FOLDER = {
-    "good.py": "def one():\n    pass\n",
-    "good_test.py": "from good import one\n\ndef test_one():\n    assert one() == 1\n",
-    "README.md": "Return 1.",
-}
-
-
-def function_folder(place, answer):
-    place.mkdir(parents=True)
-    for name, text in FOLDER.items():
-        (place / name).write_text(text)
-    (place / "solution").mkdir()
-    (place / "solution" / "good.py").write_text(f"def one():\n    return {answer}\n")
+def rows(path, *names):
+    made = [{"prompt": "x", "id": task.id, "metadata": dict(task.metadata)} for task in tasks(*names)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    return str(path)
 
 
 def test_the_command_prints_the_broken_ones_and_their_reasons(tmp_path):
-    function_folder(tmp_path / "set" / "right", 1)
-    function_folder(tmp_path / "set" / "false", 2)
-    out = tmp_path / "found.json"
-    ran = CliRunner().invoke(app, ["validate", str(tmp_path / "set"), "--backend", "local", "--json", str(out)])
+    out, data = tmp_path / "found.json", rows(tmp_path / "rows.jsonl", "good", "wrong", "refused")
+    ran = CliRunner().invoke(app, ["validate", data, "--backend", "local", "--json", str(out)])
     assert ran.exit_code == 1, ran.output
-    assert "2 tasks: 1 oracle failed, 1 good" in ran.stdout or "2 tasks: 1 good, 1 oracle failed" in ran.stdout
-    assert "false" in ran.stdout
+    assert "3 tasks: 1 good, 1 oracle failed, 1 error" in ran.stdout
+    assert "the solution scored 0 and 0: looked" in " ".join(ran.stdout.replace("│", " ").split())
     found = json.loads(out.read_text())
-    assert found["verdicts"] == {"good": 1, "oracle failed": 1}
-    ran = CliRunner().invoke(app, ["validate", str(tmp_path / "set" / "right"), "--backend", "local"])
+    assert found["verdicts"] == {"good": 1, "oracle failed": 1, "error": 1}
+    assert [one["oracle"] for one in found["findings"]] == [[1.0, 1.0], [0.0, 0.0], []]
+
+
+def test_the_command_succeeds_if_all_are_good(tmp_path):
+    ran = CliRunner().invoke(app, ["validate", rows(tmp_path / "rows.jsonl", "good"), "--backend", "local"])
     assert (ran.exit_code, ran.stdout) == (0, "1 tasks: 1 good\n")
 
 
@@ -164,22 +159,20 @@ async def test_harbor_tasks_in_containers(tmp_path):
         except SandboxError as exc:
             pytest.skip(str(exc))
     harbor_task(tmp_path / "good")
-    harbor_task(tmp_path / "installs", dockerfile="FROM base\nRUN pip install x && true\nWORKDIR /app\n")
-    harbor_task(tmp_path / "wrong", solve=SOLVE.replace("echo", "echo not"))
     harbor_task(tmp_path / "open", dockerfile="FROM base\nWORKDIR /app\nRUN echo 42 > answer.txt\n")
     harbor_task(tmp_path / "silent", test="#!/bin/bash\nexit 0\n")
-    harbor_task(tmp_path / "offline", dockerfile="FROM base\nRUN curl -f http://localhost:9/x\n")
+    harbor_task(
+        tmp_path / "offline", dockerfile="FROM base\nRUN pip install x && true\nRUN curl -f http://localhost:9/x\n"
+    )
     toml = '[[steps]]\nname = "one"\nmin_reward = 1\n[[steps]]\nname = "two"\n'
     harbor_task(tmp_path / "steps", toml=toml, steps=("one", "two"))
     user = 'FROM base\nRUN useradd -m dev || echo "dev:x:1234:1234::/app:/bin/sh" >> /etc/passwd\n'
     user += "RUN mkdir /app && chown 1234 /app\nWORKDIR /app\nUSER 1234\n"
     harbor_task(tmp_path / "user", dockerfile=user)
-    settings = Settings(backend="docker", base=base, installed=True)
+    settings = Settings(backend="docker", base=base, installed=True, concurrency=6)
     found = {one.id: one for one in await validate(find_tasks(tmp_path, settings), settings)}
     assert {name: one.verdict for name, one in found.items()} == {
         "good": "good",
-        "installs": "good",
-        "wrong": "oracle failed",
         "open": "no-op rewarded",
         "silent": "error",
         "offline": "cannot run here",
@@ -188,3 +181,14 @@ async def test_harbor_tasks_in_containers(tmp_path):
     }, found
     assert "curl" in found["offline"].reason
     assert "neither reward.json nor reward.txt" in found["silent"].reason
+
+
+@pytest.mark.parametrize("user", ["root", "agent"])
+async def test_what_the_agent_left_running_is_ended_and_its_sandbox_is_not(user):
+    async with entered("docker") as backend, backend.sandbox(SandboxSpec(user=user, read_only=False)) as box:
+        await box.exec("setsid sleep 1001 & (trap '' TERM; while :; do sleep 1002; done) &", check=True)
+        left = r"cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 100[1]'"
+        assert (await box.exec(left)).stdout == "1\n"
+        await end_processes(box)
+        assert (await box.exec(left)).stdout == "0\n"
+        assert (await box.exec("echo alive", check=True)).stdout == "alive\n"

@@ -182,10 +182,10 @@ class _Loading:
         if place is None:
             return None
         env = resolved(self.toml.solution.env, f"{self.folder.name}: [solution] env")
+        where = "/solution" if self.user in ROOT else "/tmp/solution"  # another user cannot make a folder in the root
         return Solution(
-            files={"/solution": place / "solution"},
-            command="chmod a+x /solution/solve.sh; /solution/solve.sh",
-            user=None if self.user in ROOT else "root",  # the agent's user cannot write to /solution
+            files={where: place / "solution"},
+            command=f"chmod a+x {where}/solve.sh; {where}/solve.sh",
             env={"DEBIAN_FRONTEND": "noninteractive", **env},
         )
 
