@@ -186,9 +186,9 @@ async def test_harbor_tasks_in_containers(tmp_path):
 @pytest.mark.parametrize("user", ["root", "agent"])
 async def test_what_the_agent_left_running_is_ended_and_its_sandbox_is_not(user):
     async with entered("docker") as backend, backend.sandbox(SandboxSpec(user=user, read_only=False)) as box:
-        await box.exec("setsid sleep 1001 & (trap '' TERM; while :; do sleep 1002; done) &", check=True)
-        left = r"cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 100[1]'"
-        assert (await box.exec(left)).stdout == "1\n"
+        await box.exec("setsid sleep 1001 & (trap '' TERM; sleep 1002) &", check=True)
+        left = "for it in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $it; echo; done | grep -c '^sleep 100[12]'"
+        assert (await box.exec(left)).stdout == "2\n"
         await end_processes(box)
         assert (await box.exec(left)).stdout == "0\n"
         assert (await box.exec("echo alive", check=True)).stdout == "alive\n"
