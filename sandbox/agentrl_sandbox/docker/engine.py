@@ -85,6 +85,15 @@ def close_stdin(stream: Stream) -> None:
         connection.transport.write_eof()
 
 
+async def hang_up(stream: Stream) -> None:
+    """Close the connection of a command. What it has not read yet would else hold the connection open for ever."""
+    connection = stream._resp.connection if stream._resp is not None else None
+    transport = connection.transport if connection is not None else None
+    await stream.close()
+    if transport is not None:
+        transport.abort()
+
+
 async def exit_code(command: Exec) -> int | None:
     """None: it still runs."""
     state: dict[str, Any] = await command.inspect()

@@ -14,7 +14,7 @@ from aiodocker.stream import Stream
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import OnOutput, SandboxKilledError
-from agentrl_sandbox.docker.engine import close_stdin, exit_code
+from agentrl_sandbox.docker.engine import close_stdin, exit_code, hang_up
 from agentrl_sandbox.docker.wrapper import BEGUN, NO_FOLDER, NO_MEMORY, Marks
 from agentrl_sandbox.output import Stream as StreamName
 
@@ -138,7 +138,7 @@ class DockerProcess:
                 self._sink("stderr", said.encode())
             return code
         finally:
-            await self._stream.close()
+            await hang_up(self._stream)
 
     async def _read(self) -> None:
         """Read to the last marks, or to the end if they do not come."""
