@@ -34,7 +34,7 @@ def terminal(tmp_path):
     return f"{tmp_path}/terminal.py:Terminal"
 
 
-@pytest.fixture(params=["local", "docker"])
+@pytest.fixture(params=["local", "bubblewrap", "docker"])
 async def backend(request):
     async with entered(request.param) as backend:
         yield request.param

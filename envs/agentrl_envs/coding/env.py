@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Literal
 
@@ -58,8 +57,7 @@ class CodingEnv(Env):
     """Solve a programming task in a sandbox. The reward comes from tests that run after the agent has finished.
 
     The model ends its work by `submit`, or by a turn without a tool call. If its own commands end the sandbox (they use
-    up its memory, say), the episode ends with reward 0, and the trajectory's `info["sandbox_killed"]` says why. Its
-    `info["grading"]` has what the tests wrote, and `info["sandbox_s"]` the seconds spent on sandboxes.
+    up its memory, say), the episode ends with reward 0, and the trajectory's `info["sandbox_killed"]` says why.
     """
 
     config: CodingConfig
@@ -77,8 +75,7 @@ class CodingEnv(Env):
         await self._load()
         self.box: Sandbox = await self.enter(self.shared.acquire(self.spec))
         self._begin(ShellState(), [])
-        with self._timed():
-            await prepare(self.box, self.problem.steps[0])
+        await prepare(self.box, self.problem.steps[0])
         return self.problem.steps[0].instruction
 
     async def exec_tool(self, call: ToolCall) -> ToolResult | JSON:
@@ -88,8 +85,7 @@ class CodingEnv(Env):
 
     async def step(self, action: Action) -> StepResult:
         try:
-            with self._timed():
-                result = await self.run_tools(action) if action.calls else await self._submitted()
+            result = await self.run_tools(action) if action.calls else await self._submitted()
         except (SandboxKilledError, BaseExceptionGroup) as exc:
             return self._ended(exc)
         if not result.done and time.monotonic() - self.began > (self.problem.agent_s or float("inf")):
@@ -153,12 +149,10 @@ class CodingEnv(Env):
             return Reward(0.0)
         if len(self.grades) <= self.at_step and not self.over:
             try:
-                with self._timed():
-                    self.grades.append(await self._grade())
+                self.grades.append(await self._grade())
             except SandboxKilledError as exc:
                 trajectory.info["sandbox_killed"] = str(exc)
                 return Reward(0.0)
-        trajectory.info["sandbox_s"] = round(self.sandbox_s, 3)
         trajectory.info["grading"] = "\n".join(made.log for made in self.grades)[-_LOG:]
         return self._total()
 
@@ -182,16 +176,7 @@ class CodingEnv(Env):
         self.shell = Shell(self.box, state)
         self.at = Tools(self.box, self.shell, self.config.command_s, self.config.output)
         self.grades = grades
-        self.began, self.sandbox_s = time.monotonic(), 0.0
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Count the seconds that this episode spends on its sandboxes."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.sandbox_s += time.monotonic() - began
+        self.began = time.monotonic()
 
     @property
     def at_step(self) -> int:
