@@ -30,6 +30,8 @@ from agentrl_envs.coding.players import attack
 from agentrl_sandbox.backend import open_backend
 
 ROOT = Path(__file__).resolve().parent.parent
+SHORT = 12
+"""Episodes of a short run."""
 SPEC = {"memory_mb": 256, "pids": 64, "disk_mb": 64, "file_mb": 256}
 
 
@@ -57,6 +59,15 @@ class Done:
     def right(self) -> bool:
         return self.trajectory.failure is None and self.trajectory.reward == self.plan.reward
 
+    def tell(self) -> None:
+        """Print it if it is wrong."""
+        if not self.right:
+            failure, log = self.trajectory.failure, self.trajectory.info.get("grading", "")
+            said = failure.error if failure else log
+            print(
+                f"WRONG: {self.plan.player} on {self.plan.task.id}: {self.trajectory.reward}: {said[:300]}", flush=True
+            )
+
 
 def plans(episodes: int) -> list[Plan]:
     tasks, names, made = human_eval(), sorted(ATTACKS), []
@@ -80,7 +91,9 @@ async def play(backend: str, episodes: int, concurrency: int) -> tuple[list[Done
                     began = time.monotonic()
                     limits = Limits(score_s=300.0)
                     trajectory = await rollout(envs.make(), plan.task, plan.turns(), renderer=renderer, limits=limits)
-                    return Done(plan, trajectory, time.monotonic() - began)
+                    done = Done(plan, trajectory, time.monotonic() - began)
+                    done.tell()
+                    return done
 
             began = time.monotonic()
             done = await asyncio.gather(*map(episode, plans(episodes)))
@@ -97,12 +110,7 @@ def busy() -> tuple[float, float]:
 
 
 def report(backend: str, done: list[Done], seconds: float, left: int, cpu: float, concurrency: int) -> dict[str, Any]:
-    """Prints what was wrong, and returns the figures."""
-    for one in done:
-        if not one.right:
-            failure, log = one.trajectory.failure, one.trajectory.info.get("grading", "")
-            said = failure.error if failure else log
-            print(f"WRONG: {one.plan.player} on {one.plan.task.id}: {one.trajectory.reward}: {said[:300]}")
+    """The figures."""
     times: dict[str, list[float]] = {}
     for one in done:
         times.setdefault(one.plan.player, []).append(one.seconds)

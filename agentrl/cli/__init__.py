@@ -15,6 +15,7 @@ from agentrl.cli.serve import serve
 from agentrl.cli.show import show
 from agentrl.cli.slime import slime
 from agentrl.cli.train import train
+from agentrl.cli.validate import validate
 
 app = typer.Typer(
     name="agentrl",
@@ -29,6 +30,7 @@ app.command()(serve)
 app.command()(play)
 app.command()(show)
 app.command()(certify)
+app.command()(validate)
 app.add_typer(slime, name="slime")
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrl.errors import SandboxError
-from agentrl_sandbox.backend import Backend
+from agentrl_sandbox.backend import Backend, open_backend
 
 REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
 """`.ci/docker.sh` names docker and bubblewrap here: their tests fail where they would skip."""
@@ -18,8 +18,6 @@ REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
 @asynccontextmanager
 async def entered(name: str) -> AsyncIterator[Backend]:
     """The back end of this name, entered. If it cannot work here, the test is skipped with the reason."""
-    from agentrl_sandbox.backend import open_backend
-
     backend = open_backend(name)
     try:
         await backend.__aenter__()

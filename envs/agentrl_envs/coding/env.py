@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from statistics import fmean
 from typing import Any, Literal
 
@@ -57,7 +58,8 @@ class CodingEnv(Env):
     """Solve a programming task in a sandbox. The reward comes from tests that run after the agent has finished.
 
     The model ends its work by `submit`, or by a turn without a tool call. If its own commands end the sandbox (they use
-    up its memory, say), the episode ends with reward 0, and the trajectory's `info["sandbox_killed"]` says why.
+    up its memory, say), the episode ends with reward 0, and the trajectory's `info["sandbox_killed"]` says why. Its
+    `info["grading"]` has what the tests wrote, and `info["sandbox_s"]` the seconds spent on sandboxes.
     """
 
     config: CodingConfig
@@ -75,7 +77,8 @@ class CodingEnv(Env):
         await self._load()
         self.box: Sandbox = await self.enter(self.shared.acquire(self.spec))
         self._begin(ShellState(), [])
-        await prepare(self.box, self.problem.steps[0])
+        with self._timed():
+            await prepare(self.box, self.problem.steps[0])
         return self.problem.steps[0].instruction
 
     async def exec_tool(self, call: ToolCall) -> ToolResult | JSON:
@@ -85,7 +88,8 @@ class CodingEnv(Env):
 
     async def step(self, action: Action) -> StepResult:
         try:
-            result = await self.run_tools(action) if action.calls else await self._submitted()
+            with self._timed():
+                result = await self.run_tools(action) if action.calls else await self._submitted()
         except (SandboxKilledError, BaseExceptionGroup) as exc:
             return self._ended(exc)
         if not result.done and time.monotonic() - self.began > (self.problem.agent_s or float("inf")):
@@ -149,10 +153,12 @@ class CodingEnv(Env):
             return Reward(0.0)
         if len(self.grades) <= self.at_step and not self.over:
             try:
-                self.grades.append(await self._grade())
+                with self._timed():
+                    self.grades.append(await self._grade())
             except SandboxKilledError as exc:
                 trajectory.info["sandbox_killed"] = str(exc)
                 return Reward(0.0)
+        trajectory.info["sandbox_s"] = round(self.sandbox_s, 3)
         trajectory.info["grading"] = "\n".join(made.log for made in self.grades)[-_LOG:]
         return self._total()
 
@@ -176,7 +182,16 @@ class CodingEnv(Env):
         self.shell = Shell(self.box, state)
         self.at = Tools(self.box, self.shell, self.config.command_s, self.config.output)
         self.grades = grades
-        self.began = time.monotonic()
+        self.began, self.sandbox_s = time.monotonic(), 0.0
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the seconds that this episode spends on its sandboxes."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.sandbox_s += time.monotonic() - began
 
     @property
     def at_step(self) -> int:

@@ -14,10 +14,41 @@ from agentrl_envs.coding.work import WorkError, carry, prepare
 from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
-_KILL_ALL = (
-    'here=$(readlink /proc/self/ns/pid) && [ "$here" != "pid:[4026531836]" ] && [ "$here" != {ours} ] && kill -9 -1'
-)
-"""Only in a process namespace of its own, which is neither a machine's first one nor the one of this process: a sandbox
+_KILL_ALL = r"""
+here=$(readlink /proc/self/ns/pid)
+[ "$here" != "pid:[4026531836]" ] && [ "$here" != {ours} ] || exit 0
+exec 2>/dev/null
+spared=" 1 " pid=$$
+while [ "$pid" -gt 1 ]; do
+  spared="$spared$pid " parent=0
+  while read -r key value rest; do [ "$key" != PPid: ] || parent=$value; done < "/proc/$pid/status"
+  pid=$parent
+done
+first=
+for file in /proc/[0-9]*; do
+  pid=${{file#/proc/}}
+  [ "$pid" = 1 ] || [ -n "$first" -a "$pid" -gt "${{first:-0}}" ] || first=$pid
+done
+[ "$(id -u)" != 0 ] || spared="$spared$first "
+before= round=0
+while [ "$round" -lt 100 ]; do
+  round=$((round + 1)) found=
+  for file in /proc/[0-9]*; do
+    pid=${{file#/proc/}} state=
+    case $spared in *" $pid "*) continue ;; esac
+    while read -r key value rest; do [ "$key" != State: ] || {{ state=$value; break; }}; done < "$file/status"
+    case $state in '' | Z | X) ;; *) found="$found $pid" ;; esac
+  done
+  [ -n "$found" ] || exit 0
+  [ "$found" != "$before" ] || {{ kill -KILL $found; exit 0; }}
+  before=$found
+  kill -STOP $found
+done
+"""
+"""Stop all processes until there are no new ones, then kill them. Spared are this command with those that wait for it,
+and the first two of the sandbox: a sandbox whose user is root could be ended by it.
+
+Only in a process namespace of its own, which is neither a machine's first one nor the one of this process: a sandbox
 that isolates nothing must not be asked to kill everything."""
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl_sandbox import owners
@@ -20,6 +21,20 @@ _AGENT = 1000
 _MB = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that is on the engine."""
+
+    name: str
+    """Its id: the name may mean another image tomorrow."""
+    volumes: tuple[str, ...]
+    """The folders that it declares as volumes. They are sized, too."""
+    user: str = "0:0"
+    """The spec's user in numbers."""
+    seed: bool = False
+    """The content of its work folder has to be copied into each sandbox: `images.sowing`."""
+
+
 def identity(user: str) -> str:
     """A user as the engine is told: `agent` and `root` need not be in the image's /etc/passwd, others do."""
     return {"agent": f"{_AGENT}:{_AGENT}", "root": "0:0"}.get(user, user)
@@ -31,10 +46,10 @@ def labels(spec: SandboxSpec, sandbox_id: str) -> dict[str, str]:
     return {SANDBOX: sandbox_id, OWNER: owners.current(), RUN: owners.run_name(), DEADLINE: f"{deadline:.0f}"}
 
 
-def configuration(spec: SandboxSpec, sandbox_id: str, image: str, volumes: Iterable[str]) -> dict[str, Any]:
-    """The body of a request to create it. `volumes` are the folders that the image declares: they are sized, too."""
+def configuration(spec: SandboxSpec, sandbox_id: str, image: Image) -> dict[str, Any]:
+    """The body of a request to create it."""
     return {
-        "Image": image,
+        "Image": image.name,
         # As root without capabilities, so that no command of another user can end it.
         "User": "0:0",
         "Entrypoint": ["/bin/sh", "-c", "exec sleep 2147483647"],
@@ -45,7 +60,7 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: str, volumes: Itera
         "Labels": labels(spec, sandbox_id),
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",
-        "HostConfig": _host_config(spec, volumes),
+        "HostConfig": _host_config(spec, image),
     }
 
 
@@ -54,11 +69,11 @@ def _environment(spec: SandboxSpec) -> Mapping[str, str]:
     return {**own, **spec.env}
 
 
-def _host_config(spec: SandboxSpec, volumes: Iterable[str]) -> dict[str, Any]:
+def _host_config(spec: SandboxSpec, image: Image) -> dict[str, Any]:
     return {
         "NetworkMode": "none" if spec.network == "none" else "default",
         "ReadonlyRootfs": spec.read_only,
-        "Tmpfs": _folders(spec, volumes),
+        "Tmpfs": _folders(spec, image),
         "Mounts": _sockets(spec),
         "Memory": spec.memory_mb * _MB,
         "MemorySwap": spec.memory_mb * _MB,  # equal: no swap
@@ -73,22 +88,27 @@ def _host_config(spec: SandboxSpec, volumes: Iterable[str]) -> dict[str, Any]:
         "Init": True,  # buries the dead
         "LogConfig": {"Type": "none"},
         "IpcMode": "private",
+        "ShmSize": _share(spec) * _MB,  # /dev/shm
     }
 
 
-def _folders(spec: SandboxSpec, volumes: Iterable[str]) -> dict[str, str]:
-    """The writable folders, in memory: an engine enforces no size on disk. Of `disk_mb`, /tmp has a quarter."""
-    small = max(spec.disk_mb // 4, 1)
-    folders = {path: _sized(small, mode="755") for path in volumes}
+def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
+    """The writable folders, in memory: an engine enforces no size on disk. /tmp and /dev/shm have a share each."""
+    small = _share(spec)
+    folders = {path: _sized(small, "755", image.user) for path in image.volumes}
     if spec.read_only:  # else the root is writable, and with it the image's own folder
-        folders[spec.workdir] = _sized(max(spec.disk_mb - small, 1), mode="755", owner=identity(spec.user))
-    return folders | {"/tmp": _sized(small, mode="1777")}
+        folders[spec.workdir] = _sized(max(spec.disk_mb - 2 * small, 1), "755", image.user)
+    return folders | {"/tmp": _sized(small, "1777", image.user)}
 
 
-def _sized(size_mb: int, *, mode: str, owner: str = "0:0") -> str:
-    options = f"rw,exec,nosuid,nodev,size={size_mb}m,mode={mode}"
+def _share(spec: SandboxSpec) -> int:
+    """Of `disk_mb`, what each writable folder has beside the work folder."""
+    return max(spec.disk_mb // 8, 1)
+
+
+def _sized(size_mb: int, mode: str, owner: str) -> str:
     user, _, group = owner.partition(":")
-    return f"{options},uid={user},gid={group or user}" if user.isdecimal() else options
+    return f"rw,exec,nosuid,nodev,size={size_mb}m,mode={mode},uid={user},gid={group}"
 
 
 def _sockets(spec: SandboxSpec) -> list[dict[str, Any]]:

@@ -48,6 +48,7 @@ class Engine:
 
     async def close(self) -> None:
         await self.docker.close()
+        await asyncio.sleep(0)  # the event loop closes the sockets in its next round
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
@@ -82,6 +83,15 @@ def close_stdin(stream: Stream) -> None:
     connection = stream._resp.connection if stream._resp is not None else None
     if connection is not None and connection.transport is not None and not connection.transport.is_closing():
         connection.transport.write_eof()
+
+
+async def hang_up(stream: Stream) -> None:
+    """Close the connection of a command. What it has not read yet would else hold the connection open for ever."""
+    connection = stream._resp.connection if stream._resp is not None else None
+    transport = connection.transport if connection is not None else None
+    await stream.close()
+    if transport is not None:
+        transport.abort()
 
 
 async def exit_code(command: Exec) -> int | None:

@@ -11,7 +11,6 @@ import os
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -21,7 +20,7 @@ from aiodocker.containers import DockerContainer
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox.docker import context
-from agentrl_sandbox.docker.container import identity, labels
+from agentrl_sandbox.docker.container import Image, identity, labels
 from agentrl_sandbox.docker.engine import Engine
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -33,9 +32,16 @@ SOWN = "sown"
 
 _UNCHANGED = 3
 _SEED = "/.agentrl-seed"
-_LABEL = "agentrl.seed"
+_SEEDED = "agentrl.seed"
+_USER = "agentrl.user"
 _OWN = """
 changed=
+case $2 in
+  *:*) ;;
+  *) user=$(id -u -- "$2") && group=$(id -g -- "$2") || exit 1
+     set -- "$1" "$user:$group" "$3"
+     changed=1 ;;
+esac
 if ! [ -d "$1" ] || { [ "$2" != 0:0 ] && [ "$(stat -c %u:%g -- "$1")" != "$2" ]; }; then
   mkdir -p -- "$1" && chown -R -- "$2" "$1" && changed=1 || exit 1
 fi
@@ -45,6 +51,7 @@ fi
 if [ -n "$3" ] && [ -n "$(ls -A -- "$1")" ]; then
   cp -al -- "$1" "$3" 2>/dev/null || { rm -rf -- "$3"; cp -a -- "$1" "$3"; } && changed=1 || exit 1
 fi
+echo "$2"
 [ -n "$changed" ] || exit 3
 """.strip()
 """Makes a folder and gives it to a user, who may get a name too, as git and others ask for one. What it holds is kept
@@ -52,18 +59,6 @@ elsewhere too, if the folder will be hidden by one in memory."""
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 _PIECE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image that is on the engine."""
-
-    name: str
-    """Its id: the name may mean another image tomorrow."""
-    volumes: tuple[str, ...]
-    """The folders that it declares as volumes."""
-    seed: bool = False
-    """The content of its work folder has to be copied into each sandbox: `sowing`."""
 
 
 class Images:
@@ -107,7 +102,8 @@ class Images:
             if not await self._is_here(name):
                 await self._own(image, spec, name, what)
             shown = await self._docker.images.inspect(name)
-        return Image(shown["Id"], image.volumes, seed=spec.read_only and _LABEL in (shown["Config"]["Labels"] or {}))
+        notes = shown["Config"]["Labels"] or {}
+        return Image(shown["Id"], image.volumes, notes.get(_USER, user), seed=spec.read_only and _SEEDED in notes)
 
     async def _own(self, image: Image, spec: SandboxSpec, name: str, what: str) -> None:
         sandbox_id = f"docker-{secrets.token_hex(8)}"
@@ -129,12 +125,13 @@ class Images:
         try:
             await container.start()
             code = (await container.wait())["StatusCode"]
+            said = "".join(await container.log(stdout=True, stderr=True)).strip()
             if code == _UNCHANGED:
                 await self._docker.images.tag(image.name, repo, tag=tag)
             elif code == 0:
-                await container.commit(repository=repo, tag=tag, changes=await self._seeded(container) or None)
+                notes = [f"LABEL {_USER}={said.split()[-1]}", *await self._seeded(container)]
+                await container.commit(repository=repo, tag=tag, changes=notes)
             else:
-                said = "".join(await container.log(stdout=True, stderr=True)).strip()
                 raise SandboxError(
                     f"{what}: {spec.workdir} cannot be given to {spec.user}: {said or f'exit code {code}'}"
                 )
@@ -151,7 +148,7 @@ class Images:
     async def _seeded(self, container: DockerContainer) -> list[str]:
         """What to note in the image that is made of a container."""
         changed = await self._docker._query_json(f"containers/{container.id}/changes")
-        return [f"LABEL {_LABEL}=1"] if any(change["Path"] == _SEED for change in changed or ()) else []
+        return [f"LABEL {_SEEDED}=1"] if any(change["Path"] == _SEED for change in changed or ()) else []
 
     async def _name(self, image: str) -> str:
         if not image:

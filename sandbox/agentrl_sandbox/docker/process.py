@@ -14,8 +14,9 @@ from aiodocker.stream import Stream
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import OnOutput, SandboxKilledError
-from agentrl_sandbox.docker.engine import close_stdin, exit_code
+from agentrl_sandbox.docker.engine import close_stdin, exit_code, hang_up
 from agentrl_sandbox.docker.wrapper import BEGUN, NO_FOLDER, NO_MEMORY, Marks
+from agentrl_sandbox.output import Stream as StreamName
 
 if TYPE_CHECKING:
     from agentrl_sandbox.docker.sandbox import DockerSandbox
@@ -38,9 +39,10 @@ class DockerProcess:
     ) -> None:
         self._box, self._command, self._stream, self._user, self._sink = box, command, stream, user, sink
         self._out, self._err = Marks(token, 2), Marks(token, 1)
+        self._marks: dict[StreamName, Marks] = {"stdout": self._out, "stderr": self._err}
         self._begun = asyncio.Event()
-        self._said = b""
-        """What the engine wrote in place of the command."""
+        self._early: list[tuple[StreamName, bytes]] = []
+        """What came before the first mark: of the command's stderr, or the engine's words in place of a command."""
         self._code = asyncio.create_task(self._run())
 
     def when_done(self, callback: Callable[[DockerProcess], None]) -> None:
@@ -105,8 +107,15 @@ class DockerProcess:
             await asyncio.wait([self._code], timeout=_TRAILING_S if self._box.spec.read_only else _ENDING_S)
             if self._box.spec.read_only:
                 return await self.abandon()
-        if not self._code.done():
-            await self._box.kill_all("a command could not be killed at its end: there was no room for what kills it")
+            told = self._code.done()
+        else:
+            await asyncio.wait([self._code], timeout=_TRAILING_S)  # it may have ended just now
+            told = self._out.complete
+        if not told:
+            await self._box.kill_all(
+                "a command could not be killed at its end: there was no room for what kills it, "
+                "or the command had killed what watches over it"
+            )
             await asyncio.wait([self._code], timeout=_ENDING_S)
             await self.abandon()
             self._box.check_alive()
@@ -129,7 +138,7 @@ class DockerProcess:
                 self._sink("stderr", said.encode())
             return code
         finally:
-            await self._stream.close()
+            await hang_up(self._stream)
 
     async def _read(self) -> None:
         """Read to the last marks, or to the end if they do not come."""
@@ -139,16 +148,14 @@ class DockerProcess:
                 self._sink("stdout", self._out.rest())
                 self._sink("stderr", self._err.rest())
                 return
-            own = (self._err if message.stream == _STDERR else self._out).feed(message.data)
-            if self._first is None:
-                self._said += own
-                continue
-            if self._said:  # the two streams are not in step: this is stderr of a command that has just begun
-                self._sink("stderr", self._said)
-                self._said = b""
-            self._begun.set()
-            if own:
-                self._sink("stderr" if message.stream == _STDERR else "stdout", own)
+            stream: StreamName = "stderr" if message.stream == _STDERR else "stdout"
+            self._early.append((stream, self._marks[stream].feed(message.data)))
+            if self._first is not None:
+                self._begun.set()
+                for stream, own in self._early:
+                    if own:
+                        self._sink(stream, own)
+                self._early.clear()
 
     async def _asked(self) -> int:
         """The exit code that the engine tells. Raises SandboxError or SandboxKilledError if the container ended."""
@@ -167,15 +174,16 @@ class DockerProcess:
 
     async def _refused(self, code: int) -> Exception:
         """Why the command did not begin."""
-        said = " ".join(self._said.decode(errors="replace").split())
+        said = " ".join(b"".join(own for _, own in self._early).decode(errors="replace").split())
         name = self._box.sandbox_id
         if _NO_USER.search(said):
             return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")
         lacks = "process" if _FULL.search(said) else await self._box.used_up()
         if lacks == "process":
-            pids = self._box.spec.pids
-            return SandboxKilledError(f"sandbox {name} has no room for another process (pids={pids}): its own fill it")
-        if lacks == "memory" or code == _KILLED:
+            return SandboxKilledError(self._box.no_room())
+        if lacks == "memory" or (code == _KILLED and await self._box.out_of_memory(0)):
             memory = self._box.spec.memory_mb
             return SandboxKilledError(f"sandbox {name} has no memory for another process (memory_mb={memory})")
+        if code == _KILLED:
+            return SandboxKilledError(f"sandbox {name} has processes that kill each command as it starts")
         return SandboxError(f"sandbox {name} cannot start a command: {said or f'exit code {code}'}")

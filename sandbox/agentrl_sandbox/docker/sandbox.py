@@ -58,7 +58,7 @@ class DockerSandbox(ShellSandbox):
 
     async def _open(self) -> None:
         image = await self._images.owned(self.spec)
-        body = configuration(self.spec, self.sandbox_id, image.name, image.volumes)
+        body = configuration(self.spec, self.sandbox_id, image)
         with self.telling():
             await self._whole(self._docker.containers.create(body, name=self.sandbox_id))
             await self._whole(self._container.start())
@@ -193,7 +193,14 @@ class DockerSandbox(ShellSandbox):
         self._admit(None)
         with self.telling():
             await self.look()
-        self.check_alive()
+            self.check_alive()
+            if await self.used_up() == "process":
+                raise SandboxKilledError(self.no_room())
+
+    def no_room(self) -> str:
+        """What is told of a sandbox with a full process table."""
+        pids = self.spec.pids
+        return f"sandbox {self.sandbox_id} has no room for another process (pids={pids}): its own fill it"
 
     async def look(self) -> None:
         """Ask the engine whether the container has ended, and note why."""

@@ -16,9 +16,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Literal
-
-Stream = Literal["stdout", "stderr"]
 
 INIT = "/sbin/docker-init"
 """Where the engine places it, as the container's first process too."""
@@ -75,6 +72,8 @@ while [ "$round" -lt 100 ]; do
       case $tree in *" ${pair#*:} "*) tree="$tree${pair%:*} " more=1 ;; esac
     done
   done
+  # A command that ended, or killed its watcher: what it started descends from others now.
+  [ -n "$before" ] || [ "$tree" != " $root " ] || exit 1
   if [ "$tree" = "$before" ]; then
     kill -KILL $tree
     echo KILLED

@@ -4,23 +4,7 @@ from agentrl import ConfigError, Task
 from agentrl_envs.coding.formats.harbor import CannotRunError, tasks_in
 from agentrl_envs.coding.problem import load_problem
 from agentrl_sandbox.spec import SandboxSpec
-
-
-def harbor_task(folder, *, toml="", dockerfile="FROM base\nWORKDIR /app\n", steps=(), solution=True):
-    """A task directory: the answer of the world, to be written to answer.txt."""
-    for place in [folder / "steps" / step for step in steps] or [folder]:
-        (place / "tests").mkdir(parents=True)
-        (place / "tests" / "test.sh").write_text(
-            '#!/bin/bash\nif [ "$(cat answer.txt)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
-        )
-        (place / "instruction.md").write_text(f"<!-- canary 1 -->\n\n# Answer\n{place.name}\n")
-        if solution:
-            (place / "solution").mkdir()
-            (place / "solution" / "solve.sh").write_text("#!/bin/bash\necho 42 > answer.txt\n")
-    (folder / "environment").mkdir()
-    (folder / "environment" / "Dockerfile").write_text(dockerfile)
-    (folder / "task.toml").write_text(toml)
-    return folder
+from tests.envs.coding.harbor_tasks import harbor_task
 
 
 def loaded(folder, **settings):
@@ -97,7 +81,7 @@ def test_clean_grading_can_be_asked_for(tmp_path):
 
 
 def test_a_task_without_a_solution_has_no_oracle(tmp_path):
-    assert loaded(harbor_task(tmp_path, solution=False)).steps[0].gold is None
+    assert loaded(harbor_task(tmp_path, solve="")).steps[0].gold is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,6 @@ A task names its folder in its metadata: `{"format": "harbor", "path": "tasks/he
 """
 
 from agentrl_envs.coding.formats.harbor.environment import CannotRunError
-from agentrl_envs.coding.formats.harbor.task import Settings, load, tasks_in
+from agentrl_envs.coding.formats.harbor.task import Settings, fetches, load, tasks_in
 
-__all__ = ["CannotRunError", "Settings", "load", "tasks_in"]
+__all__ = ["CannotRunError", "Settings", "fetches", "load", "tasks_in"]

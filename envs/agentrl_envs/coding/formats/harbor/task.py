@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl import ConfigError, Task
 from agentrl.types import JSON
+from agentrl_envs.coding.formats.harbor import shell_words
 from agentrl_envs.coding.formats.harbor.config import (
     Environment,
     Healthcheck,
@@ -181,10 +182,10 @@ class _Loading:
         if place is None:
             return None
         env = resolved(self.toml.solution.env, f"{self.folder.name}: [solution] env")
+        where = "/solution" if self.user in ROOT else "/tmp/solution"  # another user cannot make a folder in the root
         return Solution(
-            files={"/solution": place / "solution"},
-            command="chmod a+x /solution/solve.sh; /solution/solve.sh",
-            user=None if self.user in ROOT else "root",  # the agent's user cannot write to /solution
+            files={where: place / "solution"},
+            command=f"chmod a+x {where}/solve.sh; {where}/solve.sh",
             env={"DEBIAN_FRONTEND": "noninteractive", **env},
         )
 
@@ -252,3 +253,17 @@ def _health(check: Healthcheck) -> str:
             "done",
         ]
     )
+
+
+def fetches(folder: Path, *, building: bool = False) -> list[str]:
+    """What the scripts of a task, or else the build of its image, need a network for: "tests/test.sh: curl", ..."""
+    names = ["environment/Dockerfile"] if building else ["solution/solve.sh", "tests/test.sh"]
+    found = [path for name in names for path in sorted(folder.rglob(name))]
+    scripts = {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8", errors="replace") for path in found
+    }
+    return [
+        f"{name}: {', '.join(programs)}"
+        for name, script in scripts.items()
+        if (programs := shell_words.fetches(re.sub(r"^RUN ", "", script, flags=re.MULTILINE)))
+    ]

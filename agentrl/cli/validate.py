@@ -1,0 +1,94 @@
+"""`agentrl validate`: which coding tasks are broken, before a model meets them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl._interrupts import run
+from agentrl.cli._errors import one_line_errors
+from agentrl.errors import ConfigError, InfraError
+from agentrl.loading import load_object
+
+BROKEN = 1
+"""Exit code; 2 is a wrong command."""
+_CORE = "agentrl_envs.coding.validate"
+
+
+def validate(
+    tasks: Annotated[
+        list[Path],
+        typer.Argument(metavar="TASKS", help="Harbor tasks, function folders, folders of either, or JSONL files."),
+    ],
+    backend: Annotated[
+        str, typer.Option(help="What runs the sandboxes: auto, docker, bubblewrap, local (trusted code only).")
+    ] = "auto",
+    base: Annotated[
+        list[str] | None,
+        typer.Option("--base", metavar="OLD=NEW", help="Use the image NEW where a task names OLD; may be repeated."),
+    ] = None,
+    installed: Annotated[
+        bool,
+        typer.Option("--installed", help="The images have what Dockerfiles install: leave apt-get, pip and such out."),
+    ] = False,
+    concurrency: Annotated[int, typer.Option(help="Tasks at a time.", min=1)] = 2,
+    deadline: Annotated[float, typer.Option(help="Seconds that each play may take, grading included.", min=1)] = 600.0,
+    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all findings here.")] = None,
+) -> None:
+    """Validate coding tasks without a model: doing nothing must score 0, and the task's own solution 1, each twice.
+
+    Prints a table of the tasks of which that is not true, with the reason. Exit 1 if there are any.
+    """
+    with one_line_errors():
+        if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
+            raise ConfigError(f"--json {out}: name a file in a folder that exists")
+        given = {"backend": backend, "installed": installed, "concurrency": concurrency, "deadline": deadline}
+        settings = load_object(f"{_CORE}:Settings")(base=_bases(base or ()), **given)
+        findings = _run(
+            [task for place in tasks for task in load_object(f"{_CORE}:find_tasks")(place, settings)], settings
+        )
+        verdicts = load_object(f"{_CORE}:counts")(findings)
+        if out is not None:
+            rows = [dataclasses.asdict(found) for found in findings]
+            out.write_text(json.dumps({"tasks": len(rows), "verdicts": verdicts, "findings": rows}, indent=1) + "\n")
+        _report(findings, verdicts)
+        if set(verdicts) - {"good"}:
+            raise typer.Exit(BROKEN)
+
+
+def _run(tasks: Sequence[Any], settings: Any) -> list[Any]:
+    with typer.progressbar(length=len(tasks), label="tasks", file=typer.get_text_stream("stderr")) as bar:
+        try:
+            found: list[Any] = run(
+                load_object(f"{_CORE}:validate")(tasks, settings, on_finding=lambda _: bar.update(1))
+            )
+        except InfraError as exc:  # no engine, say: no task was looked at
+            raise ConfigError(str(exc)) from exc
+    return found
+
+
+def _bases(given: Sequence[str]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    if wrong := next((one for one, (old, _, new) in zip(given, pairs, strict=True) if not old or not new), None):
+        raise ConfigError(f"--base {wrong}: write OLD=NEW, such as python:3.13-slim=my-python")
+    return {old: new for old, _, new in pairs}
+
+
+def _report(findings: Sequence[Any], verdicts: dict[str, int]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    broken = [found for found in findings if found.verdict != "good"]
+    if broken:
+        table = Table("task", "verdict", "why")
+        for found in broken:
+            table.add_row(found.id, found.verdict, found.reason[:400])
+        console.print(table, markup=False)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    console.print(f"{len(findings)} tasks: {told}", highlight=False, markup=False)

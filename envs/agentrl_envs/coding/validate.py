@@ -1,0 +1,243 @@
+"""Find out, without a model, which coding tasks are broken: nothing done must score 0, the task's own solution 1.
+
+Either is played twice, in sandboxes of their own, by the same code as an episode of CodingEnv.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, TypeAlias
+
+from agentrl import ConfigError, InfraError, Task
+from agentrl._concurrency import gather
+from agentrl.errors import told
+from agentrl.rollout.tasks import load_tasks
+from agentrl.sandbox import Sandbox, SandboxKilledError
+from agentrl.types import JSON
+from agentrl_envs.coding.formats import harbor
+from agentrl_envs.coding.grading import grade
+from agentrl_envs.coding.problem import Grade, Problem, Step, load_problem
+from agentrl_envs.coding.work import prepare, solve
+from agentrl_sandbox.backend import Backend, open_backend
+from agentrl_sandbox.pool import SandboxPool
+from agentrl_sandbox.spec import SandboxSpec
+
+Verdict: TypeAlias = Literal[
+    "good", "no-op rewarded", "oracle failed", "flaky", "no oracle", "deadline", "error", "cannot run here"
+]
+TIMES = 2
+"""How often each is played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """How one play ended: with a score, or with what broke."""
+
+    score: float | None
+    error: str = ""
+    late: bool = False
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found out about one task."""
+
+    id: str
+    verdict: Verdict
+    reason: str = ""
+    noop: Sequence[float | None] = ()
+    """Scores of doing nothing; None where it broke."""
+    oracle: Sequence[float | None] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How tasks are validated."""
+
+    backend: str = "auto"
+    base: Mapping[str, str] = field(default_factory=dict)
+    """Image that a task names -> image of this machine."""
+    installed: bool = False
+    """The images have the packages that Dockerfiles install."""
+    concurrency: int = 2
+    """Tasks at a time."""
+    deadline: float = 600.0
+    """Seconds for each play, grading included; less if the task allows less."""
+
+
+def find_tasks(place: Path, settings: Settings) -> list[Task]:
+    """The tasks of a data set (JSONL), of a Harbor task or a folder of them, or of function folders.
+
+    Raises ConfigError if there are none.
+    """
+    if place.is_file():
+        return [_settled(task, settings) for task in load_tasks(place, split="eval")]
+    if not place.is_dir():
+        raise ConfigError(f"{place}: no such file or folder; give a JSONL file of tasks, or a folder of them")
+    found = list(harbor.tasks_in(place, base=dict(settings.base), installed=settings.installed))
+    found = found or list(_function_folders(place))
+    if not found:
+        raise ConfigError(f"{place} holds no task: neither a task.toml, nor a folder with *_test.py or test_*.py")
+    return found
+
+
+async def validate(
+    tasks: Sequence[Task], settings: Settings, *, on_finding: Callable[[Finding], None] = lambda finding: None
+) -> list[Finding]:
+    """A finding for each task, in order. Raises SandboxError if the back end cannot work here at all."""
+    at_a_time = asyncio.Semaphore(settings.concurrency)
+
+    async def one(task: Task, backend: Backend, pool: SandboxPool) -> Finding:
+        async with at_a_time:
+            found = await _Validation(task, backend, pool, settings).finding()
+        on_finding(found)
+        return found
+
+    async with (
+        open_backend(settings.backend) as backend,
+        SandboxPool(backend, None, size=settings.concurrency, grade=settings.concurrency, warm=0) as pool,
+    ):
+        return await gather(one(task, backend, pool) for task in tasks)
+
+
+def counts(findings: Iterable[Finding]) -> dict[str, int]:
+    """How many tasks got each verdict, the most frequent first."""
+    return dict(Counter(found.verdict for found in findings).most_common())
+
+
+class _Validation:
+    """One task."""
+
+    def __init__(self, task: Task, backend: Backend, pool: SandboxPool, settings: Settings) -> None:
+        self.task, self.backend, self.pool, self.settings = task, backend, pool, settings
+
+    async def finding(self) -> Finding:
+        began = time.monotonic()
+        try:
+            self.problem: Problem = await asyncio.to_thread(load_problem, self.task)
+            self.spec = _spec(self.problem)
+            async with asyncio.timeout(max(self.settings.deadline, 1800)):
+                await self.backend.prepare(self.spec.image)
+            self.backend.sandbox(self.spec)
+        except harbor.CannotRunError as exc:
+            return self._finding(began, "cannot run here", str(exc))
+        except (InfraError, TimeoutError) as exc:
+            return self._finding(began, "cannot run here", self._fetching(told(exc), building=True))
+        except ConfigError as exc:
+            return self._finding(began, "error", str(exc))
+        noop = [await self._play(oracle=False) for _ in range(TIMES)]
+        solvable = all(step.gold is not None for step in self.problem.steps)
+        oracle = [await self._play(oracle=True) for _ in range(TIMES)] if solvable else []
+        verdict, reason = judge(noop, oracle)
+        if oracle and verdict in ("oracle failed", "error", "deadline") and (fetched := self._fetching("")):
+            verdict, reason = "cannot run here", f"{reason}; {fetched}"
+        return self._finding(began, verdict, reason, noop, oracle)
+
+    def _finding(
+        self, began: float, verdict: Verdict, reason: str, noop: Sequence[Play] = (), oracle: Sequence[Play] = ()
+    ) -> Finding:
+        nothing, solved = ([play.score for play in plays] for plays in (noop, oracle))
+        seconds = round(time.monotonic() - began, 1)
+        return Finding(self.task.id, verdict, " ".join(reason.split()), nothing, solved, seconds)
+
+    async def _play(self, *, oracle: bool) -> Play:
+        """Play all steps once."""
+        try:
+            async with asyncio.timeout(self.settings.deadline), self.pool.acquire(self.spec) as box:
+                grades = await self._grades(box, oracle=oracle)
+        except TimeoutError as exc:
+            return Play(None, f"it took longer than {self.settings.deadline:g} s: {told(exc)}", late=True)
+        except SandboxKilledError as exc:
+            return Play(0.0, f"the sandbox was ended: {exc}")
+        except (InfraError, OSError) as exc:
+            return Play(None, told(exc), late="did not end within" in str(exc))
+        missing = [0.0] * (len(self.problem.steps) - len(grades))
+        scores = [made.score for made in grades] + missing
+        total = scores[-1] if self.problem.total == "final" else fmean(scores)
+        return Play(total, log=grades[-1].log)
+
+    async def _grades(self, box: Sandbox, *, oracle: bool) -> list[Grade]:
+        grades: list[Grade] = []
+        for number, step in enumerate(self.problem.steps, 1):
+            await prepare(box, step)
+            if oracle and step.gold is not None:
+                limit = min(self.problem.agent_s or self.settings.deadline, self.settings.deadline)
+                await solve(box, step.gold, timeout=limit)
+            grades.append(await grade(box, self.problem.steps[:number], pool=self.pool, spec=self.spec))
+            if _ends(step, grades[-1]):
+                break
+        return grades
+
+    def _fetching(self, reason: str, *, building: bool = False) -> str:
+        """The reason, with what of the task needs a network that its box does not have."""
+        if self.task.metadata.get("format") != "harbor" or getattr(self, "spec", _OFFLINE).network != "none":
+            return reason
+        fetched = harbor.fetches(Path(str(self.task.metadata["path"])), building=building)
+        if not fetched:
+            return reason
+        return f"{reason}{'; ' if reason else ''}it fetches from a network: {', '.join(fetched)}"
+
+
+_OFFLINE = SandboxSpec()
+
+
+def judge(noop: Sequence[Play], oracle: Sequence[Play]) -> tuple[Verdict, str]:
+    """The verdict on a task by how it was played, and the reason if it is not good."""
+    nothing, solved = [play.score for play in noop], [play.score for play in oracle]
+    if any(score is not None and score > 0 for score in nothing):
+        return "no-op rewarded", f"doing nothing scored {_shown(nothing)}"
+    if len(set(nothing)) > 1 or len(set(solved)) > 1:
+        broke = next((f": {play.error}" for play in (*noop, *oracle) if play.error), "")
+        return "flaky", f"doing nothing scored {_shown(nothing)}, the solution {_shown(solved)}{broke}"
+    if late := next((play for play in (*noop, *oracle) if play.late), None):
+        return "deadline", late.error
+    if broke_at := next((play for play in (*noop, *oracle) if play.score is None), None):
+        return "error", broke_at.error
+    if not oracle:
+        return "no oracle", "the task comes without a solution; doing nothing scored 0"
+    if any(score != 1.0 for score in solved):
+        said = oracle[0].error or " ".join(oracle[0].log[-300:].split())
+        return "oracle failed", f"the solution scored {_shown(solved)}: {said}"
+    return "good", ""
+
+
+def _shown(scores: Sequence[float | None]) -> str:
+    return " and ".join("an error" if score is None else f"{score:g}" for score in scores) or "nothing"
+
+
+def _ends(step: Step, made: Grade) -> bool:
+    return step.min_score is not None and made.score < step.min_score
+
+
+def _spec(problem: Problem) -> SandboxSpec:
+    image = {"image": problem.image} if problem.image else {}
+    return SandboxSpec.model_validate({**dict(problem.spec), **image})
+
+
+def _settled(task: Task, settings: Settings) -> Task:
+    """A row's task, with the settings that are given for all Harbor tasks."""
+    if task.metadata.get("format") != "harbor":
+        return task
+    given: dict[str, JSON] = {"base": dict(settings.base), "installed": settings.installed}
+    return replace(task, metadata={**given, **task.metadata})
+
+
+def _function_folders(place: Path) -> Iterable[Task]:
+    tests = {file.parent for pattern in ("*_test.py", "test_*.py") for file in place.rglob(pattern)}
+    for folder in sorted(tests):
+        if any(not _is_test(file) for file in folder.glob("*.py")):
+            name = folder.relative_to(place).as_posix()
+            metadata = {"format": "folder", "path": str(folder)}
+            yield Task(id=folder.name if name == "." else name, metadata=metadata)
+
+
+def _is_test(file: Path) -> bool:
+    return file.stem.startswith("test_") or file.stem.endswith("_test") or file.name == "conftest.py"
