@@ -8,6 +8,7 @@ import importlib.util
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 import zlib
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ from agentrl.errors import ConfigError
 _NOT_THE_USERS = tuple(
     {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent), "<frozen"}
 )
+
+_importing = threading.RLock()
 
 
 def load_object(path: str, kind: type = object) -> Any:
@@ -83,8 +86,11 @@ def _load_file(file: Path) -> ModuleType:
         near = _close(file.name, (found.name for found in file.parent.glob("*.py")))
         raise ConfigError(f"{file}: no such file{near}; give its path from here, {Path.cwd()}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
-    if name in sys.modules:
-        return sys.modules[name]
+    with _importing:  # no thread may see a module that another has read only in part
+        return sys.modules[name] if name in sys.modules else _import_file(file, name)
+
+
+def _import_file(file: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{file}: not a Python file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -105,3 +106,10 @@ async def test_a_world_that_is_down_is_no_bug_of_share():
         with pytest.raises(InfraError, match=says):
             await EnvFactory(sharing(function)).__aenter__()
     assert asyncio.current_task().cancelling() == 0
+
+
+def test_threads_that_load_one_file_at_once_all_get_the_whole_of_it(tmp_path):
+    file = tmp_path / "slow_file.py"
+    file.write_text("import time\ntime.sleep(0.1)\nfound = 1\n")
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(load_object, [f"{file}:found"] * 4)) == [1] * 4
