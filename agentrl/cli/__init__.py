@@ -11,6 +11,7 @@ from agentrl import __version__
 from agentrl.cli.certify import certify
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.play import play
+from agentrl.cli.sandbox import sandbox
 from agentrl.cli.serve import serve
 from agentrl.cli.show import show
 from agentrl.cli.slime import slime
@@ -31,6 +32,7 @@ app.command()(play)
 app.command()(show)
 app.command()(certify)
 app.command()(validate)
+app.add_typer(sandbox, name="sandbox")
 app.add_typer(slime, name="slime")
 
 

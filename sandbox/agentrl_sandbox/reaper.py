@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
 
 from agentrl.errors import told
 from agentrl_sandbox.backend import Backend
@@ -18,9 +19,25 @@ _PATIENCE_S = 120.0
 """A sweep that takes longer is given up, so that an engine that hangs does not keep a run from starting."""
 
 
+_paused: ContextVar[bool] = ContextVar("agentrl_reaper_paused", default=False)
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """A back end that is entered within this removes nothing by itself: for those who look, or count."""
+    token = _paused.set(True)
+    try:
+        yield
+    finally:
+        _paused.reset(token)
+
+
 @contextlib.asynccontextmanager
 async def reaping(backend: Backend) -> AsyncIterator[None]:
     """Sweep now, and from time to time while this is open. For the `__aenter__` of a back end, once it is connected."""
+    if _paused.get():
+        yield
+        return
     with heartbeat():
         await sweep(backend)
         timer = asyncio.create_task(_keep_sweeping(backend), name=f"{backend.name}-reaper")

@@ -10,7 +10,7 @@ from typing import Self
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox import owners
 from agentrl_sandbox.backend import Found
-from agentrl_sandbox.docker.container import DEADLINE, OWNER, RUN, SANDBOX
+from agentrl_sandbox.docker.container import DEADLINE, IMAGE, OWNER, RUN, SANDBOX
 from agentrl_sandbox.docker.engine import Engine
 from agentrl_sandbox.docker.images import Images
 from agentrl_sandbox.docker.sandbox import DockerSandbox, remove
@@ -67,7 +67,7 @@ class DockerBackend:
         engine, _ = self._opened()
         with engine.telling("the list of sandboxes"):
             shown = await engine.docker.containers.list(all=1, filters=f'{{"label": ["{SANDBOX}"]}}')
-        return [_found(container["Image"], container["Labels"]) for container in shown]
+        return [_found(container["Labels"]) for container in shown]
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
         """See `Backend.remove`."""
@@ -90,11 +90,11 @@ class DockerBackend:
         return self._engine, self._images
 
 
-def _found(image: str, labels: dict[str, str]) -> Found:
+def _found(labels: dict[str, str]) -> Found:
     owner, deadline = labels.get(OWNER, ""), float(labels.get(DEADLINE) or "inf")
     return Found(
         sandbox_id=labels[SANDBOX],
-        image=image,
+        image=labels.get(IMAGE, ""),
         owner=owner,
         run=labels.get(RUN, ""),
         deadline=deadline,

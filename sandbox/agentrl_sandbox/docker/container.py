@@ -15,6 +15,7 @@ SANDBOX = "agentrl.sandbox"
 OWNER = "agentrl.owner"
 RUN = "agentrl.run"
 DEADLINE = "agentrl.deadline"
+IMAGE = "agentrl.image"
 
 _AGENT = 1000
 """The user `agent`, by number, as images need not know the name."""
@@ -43,7 +44,13 @@ def identity(user: str) -> str:
 def labels(spec: SandboxSpec, sandbox_id: str) -> dict[str, str]:
     """By these, others find the container and know when it is gone."""
     deadline = time.time() + spec.lifetime_s
-    return {SANDBOX: sandbox_id, OWNER: owners.current(), RUN: owners.run_name(), DEADLINE: f"{deadline:.0f}"}
+    return {
+        SANDBOX: sandbox_id,
+        OWNER: owners.current(),
+        RUN: owners.run_name(),
+        DEADLINE: f"{deadline:.3f}",
+        IMAGE: spec.image or "base",
+    }
 
 
 def configuration(spec: SandboxSpec, sandbox_id: str, image: Image) -> dict[str, Any]:

@@ -1,7 +1,10 @@
+import os
+
 import pytest
 
 pytest.importorskip("aiodocker", reason="the extra `docker` is not installed")
 
+from agentrl_sandbox.docker.images import BASE
 from agentrl_sandbox.spec import SandboxSpec
 from tests.sandbox.engine import entered
 
@@ -18,3 +21,11 @@ async def docker():
 async def box(docker):
     async with docker.sandbox(SMALL) as box:
         yield box
+
+
+@pytest.fixture
+async def base(docker):
+    """The name of the image that the tests' sandboxes have."""
+    if BASE not in os.environ:
+        pytest.skip(f"{BASE} is not set")
+    return os.environ[BASE]

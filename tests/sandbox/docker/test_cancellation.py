@@ -44,8 +44,8 @@ async def test_cancelled_at_any_time_creation_leaves_nothing(docker):
     assert not {found.sandbox_id for found in await docker.list()} & {box.sandbox_id for box in boxes}
 
 
-async def test_a_new_image_is_prepared_for_others_when_one_is_cancelled(docker, tmp_path):
-    (tmp_path / "Dockerfile").write_text(f"FROM {await base(docker)}\nRUN echo {tmp_path} > /made\n")
+async def test_a_new_image_is_prepared_for_others_when_one_is_cancelled(docker, base, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {base}\nRUN echo {tmp_path} > /made\n")
     spec = SMALL.model_copy(update={"image": str(tmp_path), "workdir": "/elsewhere"})
     made = []
 
@@ -62,11 +62,6 @@ async def test_a_new_image_is_prepared_for_others_when_one_is_cancelled(docker, 
     assert await made[1].read_file("/made") == f"{tmp_path}\n"
     await made[1].__aexit__(None, None, None)
     assert not {found.sandbox_id for found in await docker.list()} & {box.sandbox_id for box in made}
-
-
-async def base(docker):
-    async with docker.sandbox(SMALL) as box:
-        return next(found.image for found in await docker.list() if found.sandbox_id == box.sandbox_id)
 
 
 async def test_a_cancelled_command_leaves_no_process(box):

@@ -1,5 +1,4 @@
 import io
-import os
 import shutil
 import tarfile
 
@@ -7,18 +6,9 @@ import pytest
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox.docker import DockerBackend, context
-from agentrl_sandbox.docker.images import BASE
 from tests.sandbox.docker.conftest import SMALL
 
 BUSYBOX = shutil.which("busybox")
-
-
-@pytest.fixture
-async def base(docker):
-    """The name of the image that the tests' sandboxes have."""
-    if BASE not in os.environ:
-        pytest.skip(f"{BASE} is not set")
-    return os.environ[BASE]
 
 
 async def shown(docker, cmd, **spec):

@@ -1,0 +1,66 @@
+"""`agentrl sandbox`: what sandboxes this machine can make, which there are, and the removal of those left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import typer
+
+from agentrl.cli._errors import USAGE_ERROR, one_line_errors
+from agentrl.errors import SandboxError
+from agentrl.loading import load_object
+
+sandbox = typer.Typer(help="See what sandboxes work here and which there are; remove left ones.", no_args_is_help=True)
+
+_SURVEY = "agentrl_sandbox.survey"  # by dotted path, as agentrl imports no back end
+_Backend = Annotated[
+    str, typer.Option(help="docker, bubblewrap, local or package.module:Class.", show_default="each that works")
+]
+
+
+@sandbox.command()
+def check(backend: _Backend = "") -> None:
+    """Try each back end and say what its sandboxes enforce, or why it does not work; exit 2 if none does."""
+    with one_line_errors():
+        names = [backend] if backend else load_object(f"{_SURVEY}:NAMES")
+        checks = [asyncio.run(load_object(f"{_SURVEY}:check")(name)) for name in names]
+        for one in checks:
+            state = typer.style("no ", fg="red") if one.problem else typer.style("yes", fg="green")
+            typer.echo(f"{one.name:<11} {state} {one.problem or f'a first command had run after {one.seconds:.2f} s'}")
+            for what, held in (("enforced", one.enforced), ("missing", one.missing)):
+                if held:
+                    typer.echo(f"{'':<15} {what}: {', '.join(held)}")
+        if all(one.problem for one in checks):
+            raise typer.Exit(USAGE_ERROR)
+
+
+@sandbox.command("ls")
+def list_(backend: _Backend = "") -> None:
+    """List the sandboxes of all runs, those left behind too."""
+    with one_line_errors():
+        boxes = _asked("found", backend)
+        if boxes:
+            typer.echo(f"{'SANDBOX':<27} {'RUN':<20} {'OWNER':<6} {'TIME LEFT':>9}  IMAGE")
+        for box in boxes:
+            left = f"{max(0.0, box.deadline - time.time()):.0f} s"
+            owner = "gone" if box.gone else "lives"
+            typer.echo(f"{box.sandbox_id:<27} {box.run:<20} {owner:<6} {left:>9}  {box.image}")
+        if not boxes:
+            typer.echo("no sandboxes")
+
+
+@sandbox.command()
+def gc(backend: _Backend = "") -> None:
+    """Remove the sandboxes whose run has ended or whose time is over. A run that starts does so, too."""
+    with one_line_errors():
+        typer.echo(f"removed {_asked('collect', backend)} sandboxes")
+
+
+def _asked(what: str, backend: str) -> Any:
+    try:
+        return asyncio.run(load_object(f"{_SURVEY}:{what}")(backend))
+    except SandboxError as exc:
+        typer.echo(f"error: {' '.join(str(exc).split())}", err=True)
+        raise typer.Exit(USAGE_ERROR) from exc

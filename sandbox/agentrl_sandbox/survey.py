@@ -1,0 +1,103 @@
+"""What back ends can do on this machine, and the sandboxes that are there: for `agentrl sandbox`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.sandbox import Sandbox
+from agentrl_sandbox.backend import Found, open_backend
+from agentrl_sandbox.reaper import paused
+from agentrl_sandbox.spec import SandboxSpec
+
+NAMES = ("docker", "bubblewrap", "local")
+
+_SPEC = SandboxSpec(memory_mb=64, disk_mb=32, file_mb=8, pids=32)
+_PROBES = {
+    "an unprivileged user": '[ "$(id -u)" != 0 ]',
+    "no network": '[ "$(grep -c : /proc/net/dev)" = 1 ]',
+    "a read-only root": "[ ! -w /usr ]",
+    "no capabilities": '[ "$(grep -c -E "Cap(Prm|Eff|Bnd).*[1-9a-f]" /proc/self/status)" = 0 ]',
+    "no new privileges": 'grep -q "NoNewPrivs:.*1" /proc/self/status',
+    "seccomp": 'grep -q "Seccomp:.*2" /proc/self/status',
+    "memory": "! { head -c 200000000 /dev/zero | tail -c 150000000 > kept; }",
+    "file size": "! head -c 16000000 /dev/zero > file",
+    "disk": "i=0; while [ $i -lt 8 ] && head -c 7000000 /dev/zero > disk$i; do i=$((i+1)); done; [ $i -lt 8 ]",
+    "processes": "exec sh -c 'i=0; while [ $i -lt 64 ]; do sleep 2 & i=$((i+1)); done'",
+}
+"""Commands that succeed where the sandbox enforces something; the last one fails there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What one back end can do here."""
+
+    name: str
+    problem: str = ""
+    """Why it makes no sandboxes. Empty: it does."""
+    seconds: float = 0.0
+    """Until the first command in a new sandbox had ended."""
+    enforced: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What a sandbox of it does not enforce."""
+
+
+async def check(name: str) -> Check:
+    """Make a sandbox, and try to break each of its limits."""
+    try:
+        async with open_backend(name) as backend:
+            await backend.prepare("")
+            begun = time.monotonic()
+            async with backend.sandbox(_SPEC) as box:
+                await box.exec("true", check=True)
+                seconds = time.monotonic() - begun
+                held = {what: await _holds(box, what) for what in _PROBES}
+    except (SandboxError, ConfigError) as exc:
+        return Check(name, " ".join(str(exc).split()))
+    enforced = tuple(what for what, holds in held.items() if holds)
+    return Check(backend.name, "", seconds, enforced, tuple(what for what in held if what not in enforced))
+
+
+async def _holds(box: Sandbox, what: str) -> bool:
+    result = await box.exec(_PROBES[what], timeout=20)
+    await box.exec("rm -f kept file disk*")
+    return (result.exit_code != 0) if what == "processes" else (result.exit_code == 0)
+
+
+async def found(name: str = "") -> Sequence[Found]:
+    """The sandboxes of a back end, or of all that work here. Nothing is removed."""
+    with paused():
+        return [one for backend in await _working(name) for one in await _listed(backend)]
+
+
+async def collect(name: str = "") -> int:
+    """Remove the sandboxes that are gone, of a back end or of all that work here; the number of them."""
+    count = 0
+    with paused():
+        for one in await _working(name):
+            async with open_backend(one) as backend:
+                gone = [box.sandbox_id for box in await backend.list() if box.gone]
+                await backend.remove(gone)
+                count += len(gone)
+    return count
+
+
+async def _listed(name: str) -> Sequence[Found]:
+    async with open_backend(name) as backend:
+        return await backend.list()
+
+
+async def _working(name: str) -> list[str]:
+    """Raises what keeps a named back end from working; of all, only those that work."""
+    if name:
+        return [name]
+    names = []
+    for one in NAMES:
+        try:
+            async with open_backend(one):
+                names.append(one)
+        except (SandboxError, ConfigError):
+            continue
+    return names

@@ -1,0 +1,87 @@
+"""`agentrl sandbox` over a back end of the test's own. Those with real ones are in tests/sandbox."""
+
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from agentrl.cli import app
+
+BACKEND = """
+from pathlib import Path
+
+from agentrl.errors import SandboxError
+from agentrl_sandbox.backend import Found
+from agentrl_sandbox.local.backend import LocalBackend
+from agentrl_sandbox.reaper import reaping
+
+LIST = Path(__file__).with_name("boxes")
+
+
+class Remembering(LocalBackend):
+    name = "remembering"
+
+    async def __aenter__(self):
+        self.reaper = reaping(self)
+        await self.reaper.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.reaper.__aexit__(*exc)
+
+    async def list(self):
+        rows = [line.split() for line in LIST.read_text().splitlines()]
+        return [Found(name, "an-image", "owner", "a-run", float(end), gone == "gone") for name, end, gone in rows]
+
+    async def remove(self, sandbox_ids):
+        kept = [line for line in LIST.read_text().splitlines() if line.split()[0] not in sandbox_ids]
+        LIST.write_text("\\n".join(kept))
+
+
+class Broken(LocalBackend):
+    async def __aenter__(self):
+        raise SandboxError("no engine here; start one")
+"""
+
+
+@pytest.fixture
+def sandbox(tmp_path):
+    """Runs the command on a back end of the file above."""
+    (tmp_path / "backends.py").write_text(BACKEND)
+    (tmp_path / "boxes").write_text(
+        f"box-1 {time.time() + 100} lives\nbox-2 {time.time() + 100} gone\nbox-3 1.0 gone\n"
+    )
+
+    def run(command, name="Remembering"):
+        return CliRunner().invoke(app, ["sandbox", command, "--backend", f"{tmp_path}/backends.py:{name}"])
+
+    return run
+
+
+def test_ls_shows_all_and_removes_nothing(sandbox):
+    for _ in range(2):
+        lines = sandbox("ls").stdout.splitlines()
+        assert [line.split()[0] for line in lines] == ["SANDBOX", "box-1", "box-2", "box-3"]
+        assert "lives" in lines[1]
+        assert lines[3].split()[1:] == ["a-run", "gone", "0", "s", "an-image"]
+
+
+def test_gc_counts_what_it_removes(sandbox):
+    assert sandbox("gc").stdout == "removed 2 sandboxes\n"
+    assert sandbox("gc").stdout == "removed 0 sandboxes\n"
+    assert sandbox("ls").stdout.count("\n") == 2
+
+
+def test_check_says_what_is_enforced_and_what_is_not(sandbox):
+    result = sandbox("check")
+    assert result.exit_code == 0
+    assert "remembering yes a first command had run after" in result.stdout
+    assert "missing: " in result.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["check", "ls", "gc"])
+def test_a_back_end_that_does_not_work_is_one_line_and_exit_code_2(sandbox, command):
+    result = sandbox(command, "Broken")
+    assert result.exit_code == 2
+    assert "no engine here; start one" in result.output
+    assert result.output.count("\n") == 1
