@@ -6,7 +6,7 @@ STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test soak check bench bench-exact bench-demo bench-gpu clean
+.PHONY: demo test soak soak-sandbox check bench bench-exact bench-demo bench-gpu clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -17,6 +17,9 @@ test: $(STAMP)  ## All tests that this machine can run, on up to four cores. The
 
 soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), and whole storms.
 	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/test_storm.py
+
+soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers, 20 times; the engine is started from nothing (Debian or Ubuntu, root).
+	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py
 
 check: $(STAMP)  ## Check lint, format and types.
 	$(BIN)/ruff check .
