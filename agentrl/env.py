@@ -45,7 +45,19 @@ log = logging.getLogger("agentrl")
 
 _HOOKS = frozenset(
     {
-        *("share", "tools", "reset", "step", "exec_tool", "last_turn", "score", "close", "snapshot", "restore"),
+        *(
+            "share",
+            "needs",
+            "tools",
+            "reset",
+            "step",
+            "exec_tool",
+            "last_turn",
+            "score",
+            "close",
+            "snapshot",
+            "restore",
+        ),
         "run_tools",
     }
 )
@@ -125,6 +137,14 @@ class Env:
         An async context manager is entered, and exited at the end. An awaitable is awaited.
         """
         return None
+
+    @classmethod
+    def needs(cls, config: Any, episodes: int, /) -> Sequence[str]:
+        """What a machine must have to play so many episodes at a time, a line each: "a retriever at port 8000".
+
+        `agentrl slime check` prints it. It should start nothing. Default: nothing.
+        """
+        return ()
 
     def tools(self) -> MaybeAwait[Sequence[ToolSpec]]:
         """The tools of this episode; called once after reset. Default: the @tool methods, then the task's tools."""

@@ -19,6 +19,11 @@ def room(spec: SandboxSpec) -> int:
     return max(2, min(int(_SHARING * cores() / spec.cpus), int(_SHARE_OF_MEMORY * memory_mb() / spec.memory_mb)))
 
 
+def needed(spec: SandboxSpec, sandboxes: int) -> tuple[int, int]:
+    """The cores, and the memory in MiB, of a machine that holds so many."""
+    return math.ceil(sandboxes * spec.cpus / _SHARING), math.ceil(sandboxes * spec.memory_mb / _SHARE_OF_MEMORY)
+
+
 def cores(cgroups: Path = Path("/sys/fs/cgroup")) -> float:
     """CPU cores; a container may have part of one."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,6 +14,7 @@ from agentrl.slime.check.data import data
 from agentrl.slime.check.finding import Finding, Level, error, unchecked
 from agentrl.slime.check.flags import Words
 from agentrl.slime.check.memory import memory
+from agentrl.slime.check.needs import needs
 from agentrl.slime.check.rules import RULES
 from agentrl.slime.check.setup import Setup, open_env, read_config, read_keys
 from agentrl.slime.config import SlimeConfig
@@ -24,14 +25,14 @@ _FLAG = "--custom-config-path"
 
 
 def check(command: Command) -> list[Finding]:
-    """All findings, errors first. Imports the Env and validates its configuration, but calls no hook of it."""
+    """All findings, errors first. Imports the Env, validates its configuration, calls no hook but `needs`."""
     found: list[Finding] = []
     config, keys = _configuration(command, found)
     reading = arguments.read(command, keys)
     found += reading.findings
     env = _env(config, command, found)
     setup = Setup(reading.args, command, config, env, reading.exact)
-    rules = (paths, template) if command.yaml_only else (*RULES, paths, data, template, memory)
+    rules = (paths, template) if command.yaml_only else (*RULES, paths, data, template, memory, needs)
     for rule in rules:
         found += _guarded(rule, setup)
     if command.yaml_only:

@@ -58,7 +58,7 @@ def _value_bytes(model: Mapping[str, Any], cache_dtype: str | None) -> int:
 def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> Finding:
     one = per_token * context
     text = f"KV cache: about {_size(one)} for an episode of {context} tokens ({formula} a token)"
-    if not (running := _running(setup)):
+    if not (running := episodes_at_once(setup)):
         return note(text)
     text += f"; all {running} that may run at once, at full length: {_size(one * running)}"
     if gpus := setup.gpus:
@@ -66,7 +66,7 @@ def _kv_cache(setup: Setup, per_token: int, formula: str, context: int) -> Findi
     return note(f"{text}. What does not fit waits: lower --sglang-server-concurrency if turns are slow")
 
 
-def _running(setup: Setup) -> int | None:
+def episodes_at_once(setup: Setup) -> int | None:
     """The number of episodes at once: slime's slots, or fewer if a synchronous rollout asks for fewer."""
     args, engines = setup.args, setup.engines
     slots, samples = args.sglang_server_concurrency, args.n_samples_per_prompt

@@ -19,6 +19,7 @@ from agentrl_envs.coding.grading import grade
 from agentrl_envs.coding.problem import Grade, Problem, load_problem
 from agentrl_envs.coding.tools import Tools
 from agentrl_envs.coding.work import prepare
+from agentrl_sandbox.needs import needs
 from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.shell import Shell, ShellState
 from agentrl_sandbox.spec import SandboxSpec
@@ -68,6 +69,10 @@ class CodingEnv(Env):
     @classmethod
     def share(cls, config: CodingConfig) -> SandboxPool:
         return SandboxPool(config.backend, config.spec, size=config.size)
+
+    @classmethod
+    def needs(cls, config: CodingConfig, episodes: int) -> Sequence[str]:
+        return needs(config.backend, config.spec, episodes, config.size)
 
     def tools(self) -> Sequence[ToolSpec]:
         own = [made.spec for name, made in self._agentrl_tools.items() if self.config.tools == "full" or name == "bash"]

@@ -1,0 +1,25 @@
+"""What the Env needs of the node on which slime plays its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentrl.env import EnvFactory
+from agentrl.errors import told
+from agentrl.slime.check.finding import Finding, error, note
+from agentrl.slime.check.memory import episodes_at_once
+from agentrl.slime.check.setup import Setup
+
+
+def needs(setup: Setup) -> Iterator[Finding]:
+    if setup.env is None or setup.config is None:
+        return
+    name = setup.env.__name__
+    config = EnvFactory(setup.env, setup.config.env_config).config
+    try:
+        lines = list(setup.env.needs(config, episodes_at_once(setup) or 1))
+    except Exception as exc:  # noqa: BLE001 - the boundary of a hook
+        yield error(f"{name}.needs failed: {told(exc)}")
+        return
+    for line in lines:
+        yield note(f"{name} needs, on the node of slime's RolloutManager: {line}")

@@ -1,0 +1,46 @@
+"""What a machine must have to run sandboxes, in words: for `Env.needs`, which `agentrl slime check` prints."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+from agentrl_sandbox import machine
+from agentrl_sandbox.spec import SandboxSpec
+
+_SOCKET = "/var/run/docker.sock"
+
+
+def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = None) -> list[str]:
+    """The needs of a SandboxPool for this many episodes at a time. `size` is the pool's, if it is given."""
+    wanted = min(episodes, size or episodes)
+    both = wanted + max(1, (size or wanted) // 4)
+    cores, memory_mb = machine.needed(spec, both)
+    text = (
+        f"for {episodes} episodes at a time {wanted} sandboxes, and {both - wanted} more to grade in, each of up to "
+        f"{spec.cpus:g} cores and {spec.memory_mb} MiB: {cores} cores and {math.ceil(memory_mb / 1024)} GiB"
+    )
+    if (here := machine.room(spec)) < both:
+        text += f"; a machine like this one holds {here}, and the other episodes wait for one"
+    return [*_programs(backend), text]
+
+
+def _programs(backend: str) -> list[str]:
+    engine = os.environ.get("DOCKER_HOST") or f"unix://{_SOCKET}"
+    found = _is_there(engine.removeprefix("unix://"))
+    has_bwrap = shutil.which("bwrap") is not None
+    docker = f"a container engine at {engine} (DOCKER_HOST names another){'' if found else '; here is none'}"
+    bubblewrap = f"the system packages bubblewrap and libseccomp2{'' if has_bwrap else '; here they are not installed'}"
+    return {
+        "docker": [docker],
+        "bubblewrap": [bubblewrap],
+        "auto": [f"{docker}, or else {bubblewrap}"],
+        "local": ["nothing to run commands, as sandboxes of the back end local isolate nothing; for trusted code only"],
+    }.get(backend, [f"what the sandbox back end {backend} needs"])
+
+
+def _is_there(address: str) -> bool:
+    """Whether a Unix socket is there. What lies elsewhere is taken to be."""
+    return "://" in address or Path(address).is_socket()
