@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentrl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
 	@echo "Installing agentrl into $(VENV) (once; about two minutes) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet -c constraints.txt -e '.[train,search,coding,docker,dev]'
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[train,search,coding,docker,rewards,dev]'
 	@touch $@
 
 clean:

@@ -25,7 +25,7 @@ if ! echo "$wanted" | cmp -s - "$installed"; then
     echo "miles: installing the project and ${needs[*]} into $folder/venv (once; one to three minutes)"
     rm -rf "$folder/venv" "$folder/source"
     "${PYTHON:-python3}" -m venv "$folder/venv"
-    "$python" -m pip install --quiet -c constraints.txt -e '.[train,search,dev]' "${needs[@]}"
+    "$python" -m pip install --quiet -c constraints.txt -e '.[train,search,rewards,dev]' "${needs[@]}"
     echo "miles: $miles into $folder/source"
     "$python" -m pip install --quiet --no-deps --target "$folder/source" "$miles"
     echo "$wanted" > "$installed"

@@ -17,9 +17,10 @@ from agentrl.env import EnvFactory
 from agentrl.episode import run_episode
 from agentrl.errors import AgentRLError, ConfigError, Failure
 from agentrl.options import EpisodeOptions, RewardFn
+from agentrl.plain import number
 from agentrl.render.base import Renderer
 from agentrl.trajectory import Trajectory
-from agentrl.types import StopReason, Task
+from agentrl.types import Reward, StopReason, Task
 
 T = TypeVar("T")
 
@@ -47,6 +48,13 @@ class LockstepEngine(Protocol):
     waves."""
 
     def lockstep(self, episodes: int) -> AbstractContextManager[Lockstep]: ...
+
+
+@runtime_checkable
+class GroupReward(Protocol):
+    """A reward function that scores the finished episodes of a group together; see `agentrl.rewards.group`."""
+
+    async def of_group(self, trajectories: Sequence[Trajectory]) -> Sequence[float | Reward]: ...
 
 
 @dataclass(slots=True)
@@ -114,8 +122,33 @@ async def run_groups(
                 played += await gather([play(seat, lockstep) for seat in wave])
     else:
         played = await gather([play(seat, _NoLockstep()) for seat in seats])
+    groups = [list(group) for group in batched(played, group_size)]
+    if isinstance(rollout.reward, GroupReward):
+        await gather([_score_group(rollout.reward, group) for group in groups])
     _zero_unscored(rollout, played)
-    return [list(group) for group in batched(played, group_size)]
+    return groups
+
+
+async def _score_group(reward: GroupReward, group: Sequence[Trajectory]) -> None:
+    """Score the valid episodes of a finished group. If the world breaks, all of them count as failed by it.
+
+    Raises BugError for a bug, and ConfigError.
+    """
+    valid = [trajectory for trajectory in group if trajectory.is_valid]
+    if not valid:
+        return
+    try:
+        with at_boundary("score"):
+            given = [value if isinstance(value, Reward) else Reward(value) for value in await reward.of_group(valid)]
+            values = [number(one.value, "the reward of a group's episode") for one in given]
+    except FailedError as failed:
+        for trajectory in valid:
+            trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
+            trajectory.mask("env_failure")
+            _raise_bug(trajectory)
+        return
+    for trajectory, one, value in zip(valid, given, values, strict=True):
+        trajectory.reward, trajectory.reward_parts = value, dict(one.parts)
 
 
 def sampling_seed(*parts: str | int) -> int:

@@ -12,9 +12,12 @@ from agentrl.plain import shown
 from agentrl.segment import Segment
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.types import JSON, StopReason
+from agentrl.written import Written
 
 METADATA_KEY = "agentrl"
 """agentrl writes only this key of `sample.metadata`. The others belong to the user."""
+WRITTEN_KEY = "written"
+"""What the model wrote, for a grader of `agentrl.rewards`. Only where nothing has scored the episode yet."""
 ROUNDS_KEY = "round_number"
 """Under --log-multi-turn agentrl writes this key, too: slime's metrics read the turns of an episode there."""
 
@@ -145,6 +148,8 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
 def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
     """How the episode ended. All of its samples hold this."""
     outcome: dict[str, JSON] = {"stop": str(trajectory.stop or StopReason.FAILED), "session_id": trajectory.session_id}
+    if trajectory.reward is None and trajectory.is_valid:
+        outcome[WRITTEN_KEY] = Written.of(trajectory).to_json()
     if failure := trajectory.failure:
         outcome["failure"] = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error}
     return outcome

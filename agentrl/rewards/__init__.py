@@ -1,0 +1,99 @@
+"""The reward hub: graders for `reward:` in agentrl's YAML and for slime's `--custom-rm-path`. See docs/rewards.md.
+
+    reward: agentrl.rewards:em            --custom-rm-path agentrl.rewards.em
+
+Each name's module is imported when it is asked for. No module here may have the name of a grader.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from agentrl.rewards.grader import Grader, grader
+from agentrl.written import Written
+
+if TYPE_CHECKING:
+    from agentrl.rewards.combine import group, in_process, per_turn, shaped, weighted
+    from agentrl.rewards.judge import LLMJudge
+    from agentrl.rewards.maths import Dapo
+    from agentrl.rewards.remote import RemoteReward
+    from agentrl.rewards.searching import SearchR1
+
+    dapo: Grader
+    deepscaler: Grader
+    em: Grader
+    f1: Grader
+    gpqa: Grader
+    math: Grader
+    remote_rm: Grader
+    search_r1: Grader
+    search_r1_format: Grader
+    search_r1_retrieval: Grader
+    sub_em: Grader
+
+_READY: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "dapo": ("maths", "Dapo", {}),
+    "deepscaler": ("maths", "Deepscaler", {}),
+    "em": ("text", "Em", {}),
+    "f1": ("text", "F1", {}),
+    "gpqa": ("choice", "Gpqa", {}),
+    "math": ("maths", "Math", {}),
+    "remote_rm": ("remote", "RemoteReward", {}),
+    "search_r1": ("searching", "SearchR1", {}),
+    "search_r1_format": ("searching", "SearchR1", {"structure": 0.2, "final": 0.1}),
+    "search_r1_retrieval": ("searching", "SearchR1", {"structure": 0.2, "final": 0.1, "retrieval": 0.1}),
+    "sub_em": ("text", "SubEm", {}),
+}
+"""Graders that need no settings: module, class, arguments."""
+
+_MADE = {
+    "Dapo": "maths",
+    "LLMJudge": "judge",
+    "RemoteReward": "remote",
+    "SearchR1": "searching",
+    "group": "combine",
+    "in_process": "combine",
+    "per_turn": "combine",
+    "shaped": "combine",
+    "weighted": "combine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _READY:
+        module, kind, settings = _READY[name]
+        value = getattr(import_module(f"agentrl.rewards.{module}"), kind)(**settings)
+    elif name in _MADE:
+        value = getattr(import_module(f"agentrl.rewards.{_MADE[name]}"), name)
+    else:
+        raise AttributeError(f"module 'agentrl.rewards' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+__all__ = [
+    "Dapo",
+    "Grader",
+    "LLMJudge",
+    "RemoteReward",
+    "SearchR1",
+    "Written",
+    "dapo",
+    "deepscaler",
+    "em",
+    "f1",
+    "gpqa",
+    "grader",
+    "group",
+    "in_process",
+    "math",
+    "per_turn",
+    "remote_rm",
+    "search_r1",
+    "search_r1_format",
+    "search_r1_retrieval",
+    "shaped",
+    "sub_em",
+    "weighted",
+]

@@ -1,0 +1,88 @@
+"""Whether two mathematical answers are the same, by math-verify.
+
+It runs in a grader's process and is loaded there as a file, so it imports nothing of agentrl.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+_UNITS = {
+    "mm": "millimeter millimetre",
+    "cm": "centimeter centimetre",
+    "m": "meter metre",
+    "km": "kilometer kilometre",
+    "g": "gram",
+    "kg": "kilogram",
+    "s": "second sec",
+    "min": "minute",
+    "h": "hour hr",
+    "day": "",
+    "year": "yr",
+    "inch": "in",
+    "foot": "feet ft",
+    "mile": "mi",
+    "degree": "",
+    "radian": "rad",
+    "dollar": "",
+    "cent": "",
+}
+_NAMES = {name: unit for unit, names in _UNITS.items() for name in (unit, *names.split())}
+_UNIT = re.compile(r"\d[\s~]*(?:\\[ ,;!])*\\?(?:text|mathrm|mbox|rm)?\{?\s*([A-Za-z]+)\.?\s*\}?(?:\^\{?(\d)\}?)?\s*$")
+_BRACKETS = re.compile(r"^\s*\$?\s*(?:\\left)?\s*(\\\{|\(|\[).*?(\\\}|\)|\])\s*\$?\s*$", re.DOTALL)
+
+
+def same(given: str, rights: list[str]) -> bool:
+    """Whether the answer equals one of the right ones."""
+    return any(_equal(plain(given), plain(right)) for right in rights)
+
+
+def plain(text: str) -> str:
+    """The same mathematics as math-verify reads it: ASCII digits, no marks between thousands, no mixed numbers."""
+    text = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in text)
+    text = text.replace("−", "-").strip().strip("$").strip()
+    text = re.sub(r"(?<=\d)(?:\\[,;! ]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"^-?\d{1,3}(?: \d{3})+(?:\.\d+)?$", lambda match: match[0].replace(" ", ""), text)
+    text = re.sub(r"(?<![\d/])(\d+) +(\d+)/(\d+)(?!\d)", r"\1\\frac{\2}{\3}", text)
+    return re.sub(r"^(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)$", r"\1 \\times 10^{\2}", text)
+
+
+def _equal(given: str, right: str) -> bool:
+    if not given or not right:
+        return False
+    if given == right:
+        return True
+    if _differ(_brackets(given), _brackets(right)) or _differ(_unit(given), _unit(right)):
+        return False
+    from math_verify import verify
+
+    return bool(verify(_read(right), _read(given), timeout_seconds=None))
+
+
+def _read(text: str) -> Any:
+    from math_verify import LatexExtractionConfig, parse
+
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    return parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None)
+
+
+def _differ(given: str, right: str) -> bool:
+    return bool(given and right and given != right)
+
+
+def _brackets(text: str) -> str:
+    r"""The outer brackets of a list, as "(]" or "\{\}"; "" without a comma or without brackets."""
+    found = _BRACKETS.match(text)
+    return found[1] + found[2] if found and "," in text else ""
+
+
+def _unit(text: str) -> str:
+    """The unit at the end, with its power, if it is a known one."""
+    found = _UNIT.search(text)
+    if found is None:
+        return ""
+    name = found[1].lower()
+    unit = _NAMES.get(name) or _NAMES.get(name.removesuffix("s")) or _NAMES.get(name.removesuffix("es"))
+    return f"{unit}^{found[2] or 1}" if unit else ""

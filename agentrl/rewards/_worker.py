@@ -1,0 +1,86 @@
+"""The process in which graders that may block or never return run. `workers.py` starts and ends it.
+
+    parent: {"function": path, "args": [...], "seconds": s}    worker: {"ready": true}, once the function is imported
+                                                               worker: {"result": ...} or {"error": ..., "world": ...}
+
+It runs as a script and imports nothing of agentrl, so it starts in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+MEMORY = 8 * 2**30
+"""Bytes of address space. `9^{9^{9^9}}` would otherwise take all the memory of the machine."""
+_GRACE_S = 2.0
+_WORLD = {"MemoryError", "OSError", "InfraError"}
+"""Exceptions, with their subclasses, that do not blame the grader. TimeoutError is an OSError."""
+
+
+def serve(connection: Connection) -> None:
+    """Answer one request after the other, until the parent is gone."""
+    _bound_memory()
+    while True:
+        try:
+            request = json.loads(connection.recv_bytes())
+            connection.send_bytes(json.dumps(_answer(request, connection)).encode())
+        except (EOFError, OSError):
+            return
+
+
+def _answer(request: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
+    try:
+        function = _load(request["function"])
+        connection.send_bytes(b'{"ready": true}')
+        # If the parent was killed, nobody ends a function that never returns. The kernel does, even inside C code.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, request["seconds"] + _GRACE_S)
+        try:
+            return {"result": json.loads(json.dumps(function(*request["args"])))}
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 - the boundary of foreign graders: the parent reports it
+        world = any(kind.__name__ in _WORLD for kind in type(exc).__mro__)
+        said = " ".join(str(exc).split())[:1000]
+        return {"error": f"{type(exc).__name__}: {said}" if said else type(exc).__name__, "world": world}
+
+
+@cache
+def _load(path: str) -> Callable[..., Any]:
+    """The function at `file.py:name` or `package.module:name`."""
+    place, _, name = path.rpartition(":")
+    if not place.endswith(".py"):
+        return getattr(importlib.import_module(place), name)  # type: ignore[no-any-return]
+    spec = importlib.util.spec_from_file_location("agentrl_grader_file", place)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{place} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except FileNotFoundError as exc:
+        raise ImportError(f"no such file: {place}") from exc
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def _bound_memory() -> None:
+    if sys.platform == "linux":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        soft = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+if __name__ == "__main__":
+    sys.setrecursionlimit(10_000)
+    os.nice(5)
+    serve(Connection(int(sys.argv[1])))

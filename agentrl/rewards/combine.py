@@ -1,0 +1,177 @@
+"""Graders made of graders: weighted sums, rewards of turns, shaping, groups, and functions in a process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from agentrl._concurrency import gather
+from agentrl.errors import ConfigError
+from agentrl.rewards.answers import LONGEST
+from agentrl.rewards.grader import Grade, Grader, TurnReward, as_reward
+from agentrl.rewards.workers import shared
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, MaybeAwait, Reward
+from agentrl.written import Written
+
+TurnFn: TypeAlias = "Callable[[str, str], MaybeAwait[float]]"
+"""(what the model wrote in a turn, what followed it) -> the turn's reward."""
+GroupFn: TypeAlias = "Callable[[Sequence[Written]], MaybeAwait[Sequence[float | Reward]]]"
+
+
+def weighted(**graders: tuple[Grader, float]) -> Grader:
+    """The weighted sum of graders: `weighted(em=(em, 1.0), short=(short, 0.1))`.
+
+    Each part is logged with its weight, and the parts of a grader under its name: `em.format`. Raises ConfigError.
+    """
+    for name, given in graders.items():
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Grader)):
+            raise ConfigError(
+                f"weighted: {name} must be (grader, weight), not {given!r:.80}; see @grader for functions"
+            )
+        if hasattr(given[0], "grade_group"):
+            raise ConfigError(f"weighted: {name} grades groups, and an episode is summed on its own; use it alone")
+    if not graders:
+        raise ConfigError("weighted: name at least one grader: weighted(em=(em, 1.0))")
+    return _Weighted(graders)
+
+
+class _Weighted(Grader):
+    def __init__(self, graders: Mapping[str, tuple[Grader, float]]) -> None:
+        self.graders = graders
+
+    async def grade(self, written: Written) -> Reward:
+        grades = await gather([grader.grade(written) for grader, _ in self.graders.values()])
+        parts: dict[str, float] = {}
+        turns = [0.0] * len(written.turns)
+        for (name, (_, weight)), grade in zip(self.graders.items(), grades, strict=True):
+            reward = as_reward(grade)
+            parts[name] = weight * reward.value
+            parts |= {f"{name}.{part}": value for part, value in reward.parts.items()}
+            if isinstance(reward, TurnReward):
+                turns = [sofar + weight * more for sofar, more in zip(turns, reward.turns, strict=True)]
+        total = sum(parts[name] for name in self.graders)
+        return TurnReward(total, parts, tuple(turns)) if any(turns) else Reward(total, parts)
+
+
+def per_turn(function: TurnFn) -> Grader:
+    """Decorate a function of (what the model wrote in a turn, what followed it). The reward is the sum over the turns.
+
+    Each turn's reward is added to that turn of the trajectory, where `credit: turn` reads it.
+    """
+    return _PerTurn(function)
+
+
+class _PerTurn(Grader):
+    def __init__(self, function: TurnFn) -> None:
+        self.function = function
+
+    async def grade(self, written: Written) -> TurnReward:
+        rewards = [await self._of(turn, after) for turn, after in _pairs(written)]
+        return TurnReward(sum(rewards), turns=tuple(rewards))
+
+    async def _of(self, turn: str, after: str) -> float:
+        found = self.function(turn, after)
+        return float(await found if inspect.isawaitable(found) else found)
+
+
+def shaped(potential: Callable[[Written], float], *, discount: float = 1.0) -> Grader:
+    """Potential-based shaping: a turn earns `discount` * the potential after it, less the one before it.
+
+    The potential is a function of `Written` as it was after that turn; before the first turn it is called with no
+    turns. It counts as 0 at the end, so the sum over an episode is the same for all policies (Ng et al. 1999), and only
+    the credit of the turns changes.
+    """
+    return _Shaped(potential, discount)
+
+
+class _Shaped(Grader):
+    def __init__(self, potential: Callable[[Written], float], discount: float) -> None:
+        self.potential, self.discount = potential, discount
+
+    async def grade(self, written: Written) -> TurnReward:
+        at = [float(self.potential(_after(written, turns))) for turns in range(len(written.turns))]
+        rewards = [self.discount * after - before for before, after in zip(at, [*at[1:], 0.0][: len(at)], strict=True)]
+        return TurnReward(sum(rewards), turns=tuple(rewards))
+
+
+def _after(written: Written, turns: int) -> Written:
+    """What was written and observed up to a turn."""
+    return Written.of_turns(
+        written.turns[:turns],
+        observed=written.observed[:turns],
+        prompt=written.prompt,
+        label=written.label,
+        metadata=written.metadata,
+    )
+
+
+def _pairs(written: Written) -> list[tuple[str, str]]:
+    """Each turn with what followed it, "" for nothing."""
+    return list(zip_longest(written.turns, written.observed[: len(written.turns)], fillvalue=""))
+
+
+def group(function: GroupFn) -> GroupGrader:
+    """Decorate a function of the finished episodes of a group. It returns a reward for each.
+
+    Episodes that failed or were aborted are not among them. Under slime it needs --group-rm.
+    """
+    return GroupGrader(function)
+
+
+class GroupGrader(Grader):
+    """Grades the episodes of a group together, once all of them have ended."""
+
+    def __init__(self, function: GroupFn) -> None:
+        self.function = function
+
+    async def grade_group(self, group: Sequence[Written]) -> list[Grade]:
+        """A reward for each. Raises ConfigError if the function returns another number of them."""
+        found = self.function(group)
+        rewards = list(await found if inspect.isawaitable(found) else found)
+        if len(rewards) != len(group):
+            raise ConfigError(
+                f"a group reward returned {len(rewards)} rewards for {len(group)} episodes; return one each"
+            )
+        return rewards
+
+    async def of_group(self, trajectories: Sequence[Trajectory]) -> list[Grade]:
+        """As `grade_group`, for trajectories. agentrl's own rollout calls it."""
+        return await self.grade_group([Written.of(one) for one in trajectories])
+
+    def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
+        if len(given) == 1 and isinstance(given[0], Trajectory):
+            return _later()
+        if len(given) == 2 and not isinstance(given[1], list):
+            raise ConfigError("this reward grades groups; add --group-rm, so that slime hands over whole groups")
+        return super().__call__(*given, **kwargs)
+
+
+async def _later() -> None:
+    """No reward yet: the group is not finished."""
+
+
+def in_process(path: str, *, seconds: float = 10.0) -> Grader:
+    """A blocking function `(answer, label) -> float` at `file.py:name` or `package.module:name`, run in a process.
+
+    After `seconds` the process is killed, and the episode counts as failed by its environment. Raises ConfigError.
+    """
+    place, _, name = path.rpartition(":")
+    if not place or not name:
+        raise ConfigError(f"in_process: {path!r} names no function; write file.py:name or package.module:name")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ConfigError(f"in_process: {place}: no such file; give its path from here, {Path.cwd()}")
+    place = str(Path(place).resolve()) if place.endswith(".py") else place
+    return _InProcess(f"{place}:{name}", seconds)
+
+
+class _InProcess(Grader):
+    def __init__(self, path: str, seconds: float) -> None:
+        self.path, self.seconds = path, seconds
+
+    async def grade(self, written: Written) -> float:
+        answer = written.answer if len(written.answer) <= LONGEST else ""
+        return float(await shared().run(self.path, answer, written.label, seconds=self.seconds))

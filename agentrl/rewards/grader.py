@@ -1,0 +1,72 @@
+"""A grader: one object that is a reward function of agentrl and a reward model of slime."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, MaybeAwait, Reward
+from agentrl.written import Written
+
+Grade: TypeAlias = "float | Reward"
+GradeFn: TypeAlias = "Callable[[Written], MaybeAwait[float | Reward]]"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReward(Reward):
+    """A reward, and which share of it each turn earned."""
+
+    turns: tuple[float, ...] = ()
+
+
+class Grader:
+    """Grades what a model wrote. A subclass writes `grade`; `@grader` makes one of a function.
+
+    Both hosts take it: `reward: my_rewards.py:mine` calls it with a Trajectory, `--custom-rm-path my_rewards.mine` with
+    slime's arguments and a Sample, or a list of them.
+    """
+
+    async def grade(self, written: Written) -> Grade:
+        """The reward. Raises InfraError or TimeoutError where the world broke: such an episode is not trained."""
+        raise NotImplementedError
+
+    def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
+        if len(given) == 1 and isinstance(given[0], Trajectory):
+            return self._of_trajectory(given[0])
+        if len(given) == 2:
+            from agentrl.slime.graded import graded  # the host's door, as `agentrl.adapt` is
+
+            return graded(self, *given)
+        raise TypeError(
+            f"{type(self).__name__} takes a trajectory, or slime's (args, sample), not {len(given)} arguments"
+        )
+
+    async def _of_trajectory(self, trajectory: Trajectory) -> Grade:
+        grade = await self.grade(Written.of(trajectory))
+        if isinstance(grade, TurnReward):
+            for turn, reward in zip(trajectory.turns, grade.turns, strict=True):
+                turn.reward = (turn.reward or 0.0) + reward
+        return grade
+
+
+class FunctionGrader(Grader):
+    """A Grader made of a function of `Written`, `def` or `async def`. A plain `def` must not block."""
+
+    def __init__(self, function: GradeFn) -> None:
+        self.function = function
+
+    async def grade(self, written: Written) -> Grade:
+        found = self.function(written)
+        return await found if inspect.isawaitable(found) else found
+
+
+def grader(function: GradeFn) -> Grader:
+    """Decorate a function of `Written`: `reward:`, `--custom-rm-path` and `weighted` then take it."""
+    return FunctionGrader(function)
+
+
+def as_reward(grade: Grade) -> Reward:
+    return grade if isinstance(grade, Reward) else Reward(float(grade))

@@ -1,0 +1,79 @@
+"""Mathematics: the answer is compared by math-verify, in a process that dies at its deadline."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+from agentrl.rewards.answers import LONGEST, boxed, targets
+from agentrl.rewards.grader import Grader
+from agentrl.rewards.workers import shared
+from agentrl.types import JSON, Reward
+from agentrl.written import Written
+
+SECONDS = 10.0
+_SAME = f"{Path(__file__).with_name('_maths.py')}:same"
+_INTEGER = re.compile(r"-?[0-9]{1,300}")
+_STATED = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+
+
+async def is_same(given: str, rights: list[str], *, seconds: float = SECONDS) -> bool:
+    """Whether a mathematical answer equals a right one.
+
+    Raises TimeoutError after `seconds`, InfraError if its process died, ConfigError without math-verify.
+    """
+    given = given.strip()
+    if not given or not rights or len(given) > LONGEST:
+        return False
+    if given in rights:
+        return True
+    if all(_INTEGER.fullmatch(one) for one in (given, *rights)):
+        return any(int(given) == int(right) for right in rights)
+    if importlib.util.find_spec("math_verify") is None:
+        raise ConfigError('grading mathematics needs math-verify; pip install "agentrl-sdk[rewards]"')
+    return bool(await shared().run(_SAME, given, rights, seconds=seconds))
+
+
+def right_answers(label: JSON) -> list[str]:
+    r"""The right answers of a label, each without its \boxed{}."""
+    return [boxed(one) or "" if "\\boxed" in one else one for one in targets(label)]
+
+
+class Math(Grader):
+    r"""1 if the last \boxed{} of the answer equals the label, else 0."""
+
+    async def grade(self, written: Written) -> float:
+        given = boxed(written.answer)
+        return float(given is not None and await is_same(given, right_answers(written.label)))
+
+
+class Deepscaler(Math):
+    r"""As Math, but 0 without a finished thought. "###Response" ends a thought, too."""
+
+    async def grade(self, written: Written) -> float:
+        if not (written.thought or "###Response" in written.answer):
+            return 0.0
+        return await super().grade(written)
+
+
+class Dapo(Grader):
+    r"""1 if the last line "Answer: ..." equals the label, else -1. `box`: the last \boxed{} is read instead."""
+
+    def __init__(self, *, box: bool = False) -> None:
+        self.box = box
+
+    async def grade(self, written: Written) -> Reward:
+        given = boxed(written.answer) if self.box else stated(written.answer)
+        right = given is not None and await is_same(given, right_answers(written.label))
+        return Reward(1.0 if right else -1.0, {"acc": float(right)})
+
+
+def stated(text: str) -> str | None:
+    r"""What follows the last "Answer:", without $ and \boxed{}."""
+    found = _STATED.findall(text[-LONGEST:])
+    if not found:
+        return None
+    last = str(found[-1]).strip()
+    return (boxed(last) or "") if "\\boxed" in last else last.strip("*$ ").rstrip(".")

@@ -1,0 +1,107 @@
+"""A reward model behind HTTP, with slime's wire format."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import ConfigError, InfraError
+from agentrl.rewards.grader import Grade, Grader
+from agentrl.rewards.http import Service
+from agentrl.types import JSON, Reward
+from agentrl.written import Written
+
+_LINGER_S = 0.01
+"""Seconds that a batch waits for more."""
+
+
+class RemoteReward(Grader):
+    """Asks a server for the reward: `{"prompt", "response", "label"}`, or a list of up to `batch` of them.
+
+    The response is what the model wrote. The server answers with a number, or with a mapping of "score" or "reward" and
+    other numbers, the parts; to a batch with a list of them. Without a `url` it takes slime's --rm-url.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        batch: int = 1,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
+        retries: int = 3,
+        concurrency: int = 64,
+    ) -> None:
+        self.batch = batch
+        self._settings: dict[str, Any] = {
+            "headers": dict(headers or {}),
+            "seconds": seconds,
+            "retries": retries,
+            "concurrency": concurrency,
+        }
+        self._service = Service(url=url, **self._settings) if url else None
+        self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[JSON, asyncio.Future[JSON]]]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
+        if self._service is None and len(given) == 2 and getattr(given[0], "rm_url", None):
+            self._service = Service(url=given[0].rm_url, **self._settings)
+        return super().__call__(*given, **kwargs)
+
+    async def grade(self, written: Written) -> Grade:
+        if self._service is None:
+            raise ConfigError(
+                "remote_rm has no server; give slime --rm-url, or name a RemoteReward(url) of your own file in `reward`"
+            )
+        body = {"prompt": written.prompt, "response": "\n".join(written.turns), "label": written.label}
+        answer = await (self._service.post(body) if self.batch == 1 else self._batched(body))
+        return read_grade(answer, self._service.url)
+
+    async def _batched(self, body: JSON) -> JSON:
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting.setdefault(loop, [])
+        future: asyncio.Future[JSON] = loop.create_future()
+        waiting.append((body, future))
+        if len(waiting) >= self.batch:
+            self._send(loop)
+        elif len(waiting) == 1:
+            loop.call_later(_LINGER_S, self._send, loop)
+        return await future
+
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        if batch := self._waiting.pop(loop, None):
+            task = loop.create_task(self._ask(batch))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _ask(self, batch: Sequence[tuple[JSON, asyncio.Future[JSON]]]) -> None:
+        batch = [(body, future) for body, future in batch if not future.done()]
+        if not batch or self._service is None:
+            return
+        try:
+            answers = await self._service.post([body for body, _ in batch])
+            if not isinstance(answers, list) or len(answers) != len(batch):
+                raise ConfigError(
+                    f"{self._service.url} answered {answers!r:.80} to {len(batch)} requests; a batch needs a list of "
+                    "rewards, in order; leave out `batch` if the server takes one at a time"
+                )
+        except (InfraError, ConfigError) as exc:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(exc)
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+
+def read_grade(answer: JSON, url: str) -> Grade:
+    """The reward in a server's answer. Raises InfraError for one that holds no finite number."""
+    mapping = answer if isinstance(answer, Mapping) else {}
+    value = next((mapping[key] for key in ("score", "reward") if key in mapping), None) if mapping else answer
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        own = {k: float(v) for k, v in mapping.items() if isinstance(v, int | float) and k not in ("score", "reward")}
+        return Reward(float(value), own)
+    raise InfraError(f"{url} answered {answer!r:.100}, which holds no reward")

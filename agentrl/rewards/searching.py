@@ -1,0 +1,74 @@
+"""Search-R1's rewards: exact match, and the format and retrieval shaping of its second paper (arXiv 2505.15117)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agentrl.errors import ConfigError
+from agentrl.rewards.answers import LONGEST, tagged, targets
+from agentrl.rewards.grader import Grader
+from agentrl.rewards.text import is_match, is_within
+from agentrl.types import Reward
+from agentrl.written import Written
+
+_TEXT = r"(?:(?!</?(?:think|search|information|answer)>).)*"
+# A chat template may open the thought in the prompt, so the turn need not.
+_THOUGHT = rf"\s*(?:<think>)?{_TEXT}</think>\s*"
+_SEARCHED = re.compile(rf"{_THOUGHT}<search>{_TEXT}</search>\s*", re.DOTALL)
+_ANSWERED = re.compile(rf"{_THOUGHT}<answer>{_TEXT}</answer>\s*", re.DOTALL)
+_FOUND = re.compile(rf"\s*<information>({_TEXT})</information>\s*", re.DOTALL)
+_PASSAGES = re.compile(r"<information>(.*?)</information>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class SearchR1(Grader):
+    """Exact match of the last <answer>, shaped by the format and by what was found.
+
+    | answer | format holds | format is broken |
+    |---|---|---|
+    | right | 1 | 1 - structure |
+    | wrong | structure (+ retrieval, if a passage holds a right answer) | final |
+    | none | the same | 0 |
+
+    The format: each turn is a thought and a search, answered by one <information>; the last is a thought and an answer.
+    """
+
+    structure: float = 0.0
+    final: float = 0.0
+    retrieval: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.final <= self.structure + self.retrieval < 1:
+            raise ConfigError(
+                f"SearchR1: {self}: a wrong answer must earn less than a right one, and a broken format no more than a "
+                "good one; keep 0 <= final <= structure + retrieval < 1"
+            )
+
+    async def grade(self, written: Written) -> Reward:
+        rights, given = targets(written.label), tagged(written.answer)
+        right = given is not None and is_match(given, rights)
+        formed = has_format(written)
+        found = formed and any(is_within(passage, rights) for passage in passages(written))
+        if right:
+            value = 1.0 if formed else 1.0 - self.structure
+        elif formed:
+            value = self.structure + (self.retrieval if found else 0.0)
+        else:
+            value = 0.0 if given is None else self.final
+        return Reward(value, {"em": float(right), "format": float(formed), "retrieved": float(found)})
+
+
+def has_format(written: Written) -> bool:
+    """Whether every turn and every observation has Search-R1's form."""
+    *searches, last = written.turns or ("",)
+    found = written.observed[: len(searches)]
+    if len(found) < len(searches) or any(len(text) > LONGEST for text in (*written.turns, *found)):
+        return False
+    turns = all(_SEARCHED.fullmatch(turn) for turn in searches) and bool(_ANSWERED.fullmatch(last))
+    return turns and all(_FOUND.fullmatch(text) for text in found)
+
+
+def passages(written: Written) -> list[str]:
+    """What stands in the <information> of the observations. One that the model wrote itself is not among them."""
+    return [found for text in written.observed for found in _PASSAGES.findall(text)]

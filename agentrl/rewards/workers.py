@@ -1,0 +1,210 @@
+"""Processes for graders that block, loop or crash. Each job has a deadline, at which its process is killed.
+
+A thread cannot be stopped, and a signal does not interrupt sympy inside a power of two large integers: only the death
+of a process ends such a grader. The processes are started as a script, because `multiprocessing` would fork a
+program with threads, or import its main script once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from multiprocessing import Pipe
+from pathlib import Path
+
+from agentrl.errors import AgentRLError, InfraError
+from agentrl.types import JSON
+
+_START_S = 120.0
+"""Seconds to start a process and to import its grader."""
+_MOST = 8
+_SCRIPT = Path(__file__).with_name("_worker.py")
+
+
+class GraderError(AgentRLError):
+    """A grader that runs in a process has a bug. The message is that of its exception."""
+
+
+class Workers:
+    """Up to `size` processes, made when they are needed. They serve any number of event loops and threads."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self.size = size or min(_MOST, os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="agentrl-grader")
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+        self._closed = False
+
+    async def run(self, function: str, *args: JSON, seconds: float) -> JSON:
+        """The result of the function at `package.module:name`, called in a process. Waiting for one is not counted.
+
+        Raises TimeoutError after `seconds`, InfraError if the process died, GraderError for any other exception. The
+        process is killed at the deadline, and when the caller is cancelled; another one takes its place.
+        """
+        job = _Job(function, args, seconds)
+        running = self._threads.submit(self._run, job)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            job.cancel()
+            raise
+
+    def processes(self) -> list[int]:
+        """The ids of the processes that are alive."""
+        with self._lock:
+            return [process.pid for process in self._all]
+
+    def close(self) -> None:
+        """Kill all processes. What still runs raises InfraError."""
+        with self._lock:
+            self._closed, processes = True, list(self._all)
+        for process in processes:
+            process.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for process in processes:
+            self._drop(process)
+
+    def _run(self, job: _Job) -> JSON:
+        process = self._take()
+        try:
+            result = job.run(process)
+        except GraderError:
+            self._give(process)
+            raise
+        except BaseException:
+            self._drop(process)
+            raise
+        self._give(process)
+        return result
+
+    def _take(self) -> _Process:
+        with self._lock:
+            if self._closed:
+                raise InfraError("the grader's processes are closed: the program ends")
+            if self._idle:
+                return self._idle.pop()
+            process = _Process()
+            self._all.add(process)
+            return process
+
+    def _give(self, process: _Process) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(process)
+
+    def _drop(self, process: _Process) -> None:
+        process.end()
+        with self._lock:
+            self._all.discard(process)
+
+
+class _Job:
+    """One call. It can be cancelled from another thread while it runs."""
+
+    def __init__(self, function: str, args: Sequence[JSON], seconds: float) -> None:
+        place, _, name = function.rpartition(":")
+        self.function, self.seconds = f"{Path(place).name}:{name}", seconds
+        self._request = json.dumps({"function": function, "args": args, "seconds": seconds}).encode()
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._cancelled = False
+
+    def run(self, process: _Process) -> JSON:
+        with self._lock:
+            self._process = process
+            if self._cancelled:
+                raise InfraError(f"{self.function} was cancelled")
+        try:
+            answer = self._exchange(process)
+        finally:
+            with self._lock:
+                self._process = None
+        if "error" not in answer:
+            return answer["result"]
+        if answer["world"]:
+            raise InfraError(f"{self.function}: {answer['error']}")
+        raise GraderError(f"{self.function}: {answer['error']}")
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _exchange(self, process: _Process) -> dict[str, JSON]:
+        try:
+            process.connection.send_bytes(self._request)
+            answer = self._receive(process, _START_S, "be imported")
+            if "ready" in answer:
+                answer = self._receive(process, self.seconds, "grade")
+        except (EOFError, OSError) as exc:
+            if isinstance(exc, TimeoutError):
+                raise
+            raise InfraError(f"{self.function}: its process died ({process.end()}) while it graded") from exc
+        return answer
+
+    def _receive(self, process: _Process, seconds: float, what: str) -> dict[str, JSON]:
+        if not process.connection.poll(seconds):
+            raise TimeoutError(f"{self.function} took longer than {seconds:g} s to {what}; its process was killed")
+        answer: dict[str, JSON] = json.loads(process.connection.recv_bytes())
+        return answer
+
+
+class _Process:
+    """One worker process and its pipe. It leads a group of its own, so that its children die with it."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-P", str(_SCRIPT), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+                start_new_session=True,
+            )
+        self._end_lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def kill(self) -> None:
+        """May be called from any thread. `end` reaps it."""
+        with self._end_lock:
+            if self._popen.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> str:
+        """Kill and reap it, and close the pipe. Returns how it ended."""
+        self.kill()
+        with self._end_lock:
+            code = self._popen.wait()
+            self.connection.close()
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+@cache
+def shared() -> Workers:
+    """The processes that all graders of this program use."""
+    workers = Workers()
+    atexit.register(workers.close)
+    return workers
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=shared.cache_clear)  # the pipes belong to the parent

@@ -1,0 +1,128 @@
+"""A grader of `agentrl.rewards` as slime's reward model: what a Sample's model wrote, and what a failure becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any, Protocol
+
+from agentrl.errors import ConfigError, Failure
+from agentrl.slime.host import HostArgs
+from agentrl.slime.rollouts import episode_metadata
+from agentrl.slime.sample import METADATA_KEY, WRITTEN_KEY
+from agentrl.types import JSON, Reward
+from agentrl.written import Written
+
+log = logging.getLogger("agentrl")
+
+
+class Grades(Protocol):
+    """What a grader gives this host."""
+
+    async def grade(self, written: Written) -> float | Reward: ...
+
+
+class GradesGroups(Protocol):
+    """What a grader of groups gives it, which slime calls under --group-rm."""
+
+    async def grade_group(self, group: Sequence[Written]) -> Sequence[float | Reward]: ...
+
+
+async def graded(grader: Any, args: Any, given: Any) -> JSON:
+    """The reward of a Sample, or the rewards of a list of them.
+
+    A failure is recorded on the sample, which is masked and has the reward 0: slime would end the run, or drop the
+    group. Raises ConfigError only.
+    """
+    if not isinstance(given, list):
+        return (await _each(grader, args, [given]))[0]
+    if any(isinstance(one, list) for one in given):
+        return [await graded(grader, args, one if isinstance(one, list) else [one]) for one in given]
+    if hasattr(grader, "grade_group"):
+        return await _group(grader, args, given)
+    return await _each(grader, args, given)
+
+
+async def _each(grader: Grades, args: Any, samples: Sequence[Any]) -> list[JSON]:
+    async def one(sample: Any) -> JSON:
+        try:
+            return _shown(args, sample, await grader.grade(await read(args, sample)))
+        except ConfigError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - the boundary of a grader: slime's rollout would die of it
+            return _failed(args, sample, exc)
+
+    return await asyncio.gather(*map(one, samples))
+
+
+async def _group(grader: GradesGroups, args: Any, samples: Sequence[Any]) -> list[JSON]:
+    """Grade the finished episodes of a group together. The others get 0."""
+    whole = [sample for sample in samples if _finished(sample)]
+    try:
+        grades = await grader.grade_group([await read(args, sample) for sample in whole])
+    except ConfigError:
+        raise
+    except Exception as exc:  # noqa: BLE001 - the boundary of a grader: slime's rollout would die of it
+        return [_failed(args, sample, exc) for sample in samples]
+    found = {id(sample): grade for sample, grade in zip(whole, grades, strict=True)}
+    return [_shown(args, sample, found.get(id(sample), 0.0)) for sample in samples]
+
+
+def _finished(sample: Any) -> bool:
+    return sample.status not in (type(sample).Status.ABORTED, type(sample).Status.FAILED)
+
+
+async def read(args: Any, sample: Any) -> Written:
+    """What the model wrote: as `adapt` noted it, else the tokens that were sampled."""
+    metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
+    task = {"prompt": sample.prompt, "label": sample.label, "metadata": metadata}
+    if noted := episode_metadata(sample).get(WRITTEN_KEY):
+        return Written.from_json(noted, **task)
+    opened = isinstance(sample.prompt, str) and sample.prompt.rstrip().endswith("<think>")
+    if not sample.loss_mask or all(sample.loss_mask):
+        return Written.of_turns([sample.response or ""], thinking=opened, **task)
+    decode = await asyncio.to_thread(_decoder, args.hf_checkpoint)
+    mine, others = list[str](), list[str]()
+    response = sample.tokens[-len(sample.loss_mask) :]
+    for sampled, run in groupby(zip(response, _sampled(sample), strict=True), key=lambda pair: pair[1]):
+        text = decode([token for token, _ in run])
+        if sampled:
+            mine.append(text)
+        elif mine:
+            others.append(text)
+    return Written.of_turns(mine, thinking=opened and len(mine) < 2, observed=tuple(others), **task)
+
+
+def _sampled(sample: Any) -> list[bool]:
+    """Which response tokens the model sampled. slime may mask a sampled one, which then keeps its log-prob."""
+    log_probs = sample.rollout_log_probs or [0.0] * len(sample.loss_mask)
+    return [bool(mask or log_prob) for mask, log_prob in zip(sample.loss_mask, log_probs, strict=True)]
+
+
+@cache
+def _decoder(checkpoint: str) -> Any:
+    from agentrl.models import load_tokenizer
+
+    return load_tokenizer(checkpoint).decode
+
+
+def _shown(args: Any, sample: Any, grade: float | Reward) -> JSON:
+    """A number, or a mapping with the number and the parts, if the flags name a key."""
+    reward = grade if isinstance(grade, Reward) else Reward(float(grade))
+    key = HostArgs.of(args).reward_name(evaluation=sample.group_index is None)
+    return {**reward.parts, key: reward.value} if key else reward.value
+
+
+def _failed(args: Any, sample: Any, exc: Exception) -> JSON:
+    failure = Failure.of(exc, "score")
+    log.warning("sample %s is masked, its reward failed: %s", sample.index, failure.error)
+    about = {"stop": "failed", "failure": {"kind": failure.kind, "boundary": "score", "error": failure.error}}
+    own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
+    sample.metadata = {**own, METADATA_KEY: {**episode_metadata(sample), **about}}
+    sample.status = type(sample).Status.FAILED
+    sample.remove_sample = True
+    sample.loss_mask = [0] * sample.response_length
+    return _shown(args, sample, 0.0)
