@@ -117,6 +117,8 @@ class Conversation:
         if limits.tokens is not None and trajectory.response_length + length >= limits.tokens:
             return StopReason.MAX_TOKENS
         trajectory.append_observation(rendered, messages_of(observed))
+        if isinstance(observed, Raw):
+            trajectory.segment.turns[-1].raw = text(observed.text)
         return None
 
     def is_aborted(self) -> bool:

@@ -69,6 +69,8 @@ class Turn:
     bad_call: Literal["structural", "content"] | None = None
     """Kind of the worst BadCall among its calls."""
     reward: float | None = None
+    raw: str = ""
+    """Raw text that continued this turn, before it was cut. No message holds it."""
     meta: list[Mapping[str, Any]] = field(default_factory=list)
     """The engine's own `meta` of each generation (top-p ids, routed experts); not serialised."""
 
@@ -84,9 +86,11 @@ class Turn:
             self.weight_versions.append(text(str(generation.weight_version)))
 
     def to_json(self) -> dict[str, JSON]:
-        """Everything except `meta`."""
+        """Everything except `meta`, and without an empty `raw`."""
         data = asdict(replace(self, meta=[]))
         del data["meta"]
+        if not self.raw:
+            del data["raw"]
         return data
 
 

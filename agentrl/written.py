@@ -83,10 +83,11 @@ def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
 
 
 def _observed(trajectory: Trajectory) -> tuple[str, ...]:
-    """The text of the messages behind each assistant message of the model's own."""
+    """The raw text behind each turn, or that of the messages behind its assistant message."""
     written, found = _positions(trajectory), list[str]()
-    for start, end in zip(written, [*written[1:], len(trajectory.messages)], strict=True):
-        found.append("".join(_text(message.get("content")) for message in trajectory.messages[start + 1 : end]))
+    for turn, start, end in zip(trajectory.turns, written, [*written[1:], len(trajectory.messages)], strict=False):
+        said = "".join(_text(message.get("content")) for message in trajectory.messages[start + 1 : end])
+        found.append(turn.raw or said)
     while found and not found[-1]:
         found.pop()
     return tuple(found)

@@ -7,7 +7,6 @@ Nothing of them is kept here.
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import os
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -27,10 +26,19 @@ def source(variable: str, name: str) -> Path:
     folder = os.environ.get(variable)
     if folder and Path(folder).is_dir():
         return Path(folder)
-    why = f"{variable} does not name the root of {name}'s source"
+    return absent(f"{variable} does not name the root of {name}'s source", name)
+
+
+def need(module: str, name: str) -> None:
+    """Skips or fails the test if the module, which `name` imports, is absent."""
+    if importlib.util.find_spec(module) is None:
+        absent(f"{name} needs {module}", name)
+
+
+def absent(why: str, name: str) -> NoReturn:
     if name in REQUIRED:
         pytest.fail(why)
-    return pytest.skip(why)
+    pytest.skip(why)
 
 
 @contextmanager
