@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from agentrl.sandbox import OnOutput
 
@@ -40,8 +40,11 @@ class HostProcess(asyncio.SubprocessProtocol):
         env: Mapping[str, str],
         stdin: bool,
         pass_fds: Sequence[int] = (),
+        uid: int | None = None,
     ) -> None:
-        """Start the program. Raises OSError when there is no process to be had. If this is cancelled, it is killed."""
+        """Start the program, as another user of this machine if `uid` is given. Raises OSError when there is no process
+        to be had. If this is cancelled, it is killed."""
+        other: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": ()}
         starting = asyncio.get_running_loop().subprocess_exec(
             lambda: self,
             *argv,
@@ -50,6 +53,7 @@ class HostProcess(asyncio.SubprocessProtocol):
             env=env,
             start_new_session=True,
             pass_fds=pass_fds,
+            **other,
         )
         try:
             # Shielded, because an interrupted start leaves a process that cannot be found.

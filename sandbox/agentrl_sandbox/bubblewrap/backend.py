@@ -1,14 +1,93 @@
-"""The back end of bubblewrap sandboxes."""
+"""BubblewrapBackend: sandboxes of Linux namespaces, where no container engine runs."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Self
 
 from agentrl.errors import SandboxError
+from agentrl_sandbox.backend import Found
+from agentrl_sandbox.bubblewrap import registry, root, seccomp
+from agentrl_sandbox.bubblewrap.box import Box
+from agentrl_sandbox.bubblewrap.cgroups import Cgroups
+from agentrl_sandbox.bubblewrap.sandbox import BubblewrapSandbox
+from agentrl_sandbox.command import finish
+from agentrl_sandbox.reaper import reaping
+from agentrl_sandbox.spec import SandboxSpec
+
+log = logging.getLogger("agentrl")
 
 
 class BubblewrapBackend:
+    """A `Backend` that needs the system packages bubblewrap (0.8 or newer) and libseccomp2, and no daemon.
+
+    An image is a folder with a root file system, or a tar file of one, which is unpacked once for each content. Without
+    an image, the programs of this machine's /usr are used.
+    """
+
     name = "bubblewrap"
 
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+
     async def __aenter__(self) -> Self:
-        raise SandboxError("bubblewrap sandboxes are not written yet")
+        if sys.platform != "linux" or shutil.which("bwrap") is None:
+            raise SandboxError("there is no bwrap; on Linux, install the system package bubblewrap, or use docker")
+        seccomp.program()
+        await _probe()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(reaping(self))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    def sandbox(self, spec: SandboxSpec) -> BubblewrapSandbox:
+        """See `Backend.sandbox`."""
+        root.check(spec)
+        return BubblewrapSandbox(spec)
+
+    async def prepare(self, image: str) -> None:
+        """See `Backend.prepare`."""
+        if image:
+            await asyncio.to_thread(root.resolve, image)
+
+    async def list(self) -> Sequence[Found]:
+        """See `Backend.list`."""
+        return [entry.found() for entry in await asyncio.to_thread(registry.entries)]
+
+    async def remove(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Backend.remove`."""
+        for entry in await asyncio.to_thread(registry.entries):
+            if entry.sandbox_id in sandbox_ids:
+                await asyncio.to_thread(registry.end, entry)
+
+
+async def _probe() -> None:
+    """Make one box. Raises SandboxError, with the remedy, if this machine does not allow it."""
+    files, box = root.etc(), Box()
+    try:
+        await box.start(root.arguments(SandboxSpec(), files), files)
+    except SandboxError as exc:
+        raise SandboxError(
+            f"{exc}; it needs bubblewrap 0.8 and user namespaces: see kernel.unprivileged_userns_clone, "
+            "kernel.apparmor_restrict_unprivileged_userns and user.max_user_namespaces, or use docker"
+        ) from None
+    finally:
+        for file in files:
+            os.close(file)
+        await finish(box.end())
+    if (made := Cgroups.make(f"agentrl-probe-{os.getpid()}", SandboxSpec())) is None:
+        log.warning(
+            "bubblewrap: no cgroup can be made, so memory and processes are limited for each process alone; "
+            "run as root, or in a scope of systemd with Delegate=yes"
+        )
+    else:
+        made.remove()

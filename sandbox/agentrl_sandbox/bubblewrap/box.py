@@ -1,0 +1,128 @@
+"""One box: the process bwrap, which holds the namespaces in which commands run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.errors import SandboxError
+from agentrl_sandbox.output import Stream
+from agentrl_sandbox.process import HostProcess
+
+_READY_S = 30.0
+_DYING_S = 5.0
+_NOBODIES = range(1_600_000_000, 1_700_000_000)
+"""User ids of the host that nobody has. If this process is root, each box runs as one of them."""
+INNER_UID = 1000
+
+ISOLATION = (
+    *("--unshare-all", "--unshare-user", "--uid", str(INNER_UID), "--gid", str(INNER_UID), "--cap-drop", "ALL"),
+    *("--disable-userns", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"),
+)
+HOLDER = ("/bin/sh", "-c", "echo ready; read _")
+"""The program that holds the box open until its stdin is closed: by `end`, or by the death of this process."""
+
+
+def nobody() -> int | None:
+    return random.choice(_NOBODIES) if os.geteuid() == 0 else None
+
+
+class Box:
+    """The process bwrap, its first process inside, and the handle by which commands join it."""
+
+    def __init__(self) -> None:
+        self.uid = nobody()
+        """The host's user id that it runs as; None: this process's own."""
+        self.first = 0
+        """The box's first process, as the host counts."""
+        self.handle = -1
+        """A pidfd of the process that holds the box open."""
+        self._said = bytearray()
+        self._ready = asyncio.Event()
+        self._process = HostProcess(self._hear)
+
+    async def start(self, arguments: Sequence[str], files: Sequence[int]) -> None:
+        """Start bwrap and wait until the box is ready. Raises SandboxError with what bwrap said.
+
+        If this fails or is cancelled, `end` is to be called.
+        """
+        given = memory("\0".join((*ISOLATION, *arguments)))  # not in its command line, which the box can read
+        reading, writing = os.pipe()
+        program = shutil.which("bwrap") or "bwrap"
+        try:
+            await self._process.start(
+                [program, "--args", str(given), "--info-fd", str(writing), "--", *HOLDER],
+                cwd="/",
+                env={},
+                stdin=True,
+                pass_fds=(given, writing, *files),
+                uid=self.uid,
+            )
+            await self._wait_until_ready()
+            self.first = int(json.loads(os.read(reading, 4096))["child-pid"])
+            self.handle = os.pidfd_open(_only_child(self.first))
+        except OSError as exc:
+            raise SandboxError(f"bwrap cannot make a sandbox: {exc}") from exc
+        finally:
+            for file in (given, reading, writing):
+                os.close(file)
+
+    @property
+    def alive(self) -> bool:
+        return self.handle >= 0 and not _has_ended(self.handle)
+
+    async def end(self) -> None:
+        """Kill it with all that runs in it, and wait until it is gone. Safe to call twice."""
+        if self.first and not self._process.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.first, signal.SIGKILL)  # not reused: bwrap, its parent, still has it
+            await asyncio.wait([self._process.exited], timeout=_DYING_S)
+        await self._process.kill()
+        await self._process.release()
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+
+    async def _wait_until_ready(self) -> None:
+        released = self._process.released
+        released.add_done_callback(lambda _: self._ready.set())
+        try:
+            async with asyncio.timeout(_READY_S):
+                await self._ready.wait()
+        except TimeoutError:
+            raise SandboxError(f"bwrap made no sandbox within {_READY_S:.0f} s") from None
+        if released.done():
+            said = " ".join(self._said.decode(errors="replace").split())
+            raise SandboxError(f"bwrap cannot make a sandbox: {said or 'it ended without a word'}")
+
+    def _hear(self, stream: Stream, data: bytes) -> None:
+        self._said += data[:2000]
+        if stream == "stdout" and b"ready" in self._said:
+            self._ready.set()
+
+
+def memory(text: str) -> int:
+    """A descriptor of a file in memory, to be read from its start."""
+    number = os.memfd_create("agentrl")
+    os.write(number, text.encode())
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
+
+
+def _only_child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def _has_ended(handle: int) -> bool:
+    """Whether the process of a pidfd has ended."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(0))

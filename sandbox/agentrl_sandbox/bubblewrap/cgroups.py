@@ -1,0 +1,165 @@
+"""The cgroups of a box: limits for all its commands together, and a folder for each command, by which it is killed.
+
+Version 1 has a hierarchy for each controller, version 2 one for all. Where no folder can be made (most users who are
+not root), there are none, and limits hold for single processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl_sandbox.spec import SandboxSpec
+
+_ROOT = Path("/sys/fs/cgroup")
+_CONTROLLERS = ("memory", "cpu", "pids")
+_DYING_S = 5.0
+_PERIOD_US = 100_000
+
+
+@dataclass(frozen=True)
+class Cgroups:
+    """The folders of one box. The commands' own folders are in that of `pids`."""
+
+    folders: tuple[Path, ...]
+    commands: Path
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @classmethod
+    def make(cls, name: str, spec: SandboxSpec) -> Cgroups | None:
+        """None if this process may not make them, or not all three controllers are there."""
+        for make in (_version_1, _version_2):
+            if made := make(name, spec):
+                return made
+        return None
+
+    def command(self) -> Command:
+        folder = self.commands / f"c{next(self._numbers)}"
+        folder.mkdir()
+        return Command(
+            folder, tuple(str(one / "cgroup.procs") for one in (folder, *self.folders) if one != self.commands)
+        )
+
+    def remove(self) -> None:
+        """Kill what is in them, and remove them."""
+        remove(self.folders)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The folder of one command."""
+
+    folder: Path
+    joins: tuple[str, ...]
+    """The files by which the command's first process joins."""
+
+    def kill(self) -> bool:
+        """Kill all that is in it; False if something is left after some seconds."""
+        return _kill(self.folder)
+
+    def remove(self) -> None:
+        """Remove it, unless something runs in it."""
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+
+def remove(folders: tuple[Path, ...]) -> None:
+    """Kill what is in the folders of a box, and remove them. Those already gone are no error."""
+    for folder in folders:
+        inner = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+        for path in (*inner, folder):
+            _kill(path)
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _kill(folder: Path) -> bool:
+    with contextlib.suppress(OSError):  # so that nothing is born meanwhile
+        (folder / "pids.max").write_text("0")
+    with contextlib.suppress(OSError):  # version 2 does it in one go
+        (folder / "cgroup.kill").write_text("1")
+    deadline = time.monotonic() + _DYING_S
+    while pids := _pids(folder):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _pids(folder: Path) -> list[int]:
+    try:
+        return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
+def _version_1(name: str, spec: SandboxSpec) -> Cgroups | None:
+    roots = {controller: _ROOT / controller for controller in _CONTROLLERS}
+    if not all((root / "cgroup.procs").is_file() for root in roots.values()):
+        return None
+    limits = {
+        "memory": {"memory.limit_in_bytes": spec.memory_mb << 20, "memory.memsw.limit_in_bytes": spec.memory_mb << 20},
+        "cpu": {"cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": max(int(spec.cpus * _PERIOD_US), 1000)},
+        "pids": {"pids.max": spec.pids},
+    }
+    own = _own()
+    folders: list[Path] = []
+    for controller, root in roots.items():
+        parents = dict.fromkeys((root / own.get(controller, "").lstrip("/"), root))
+        folder = next((made for parent in parents if (made := _make(parent / name, limits[controller]))), None)
+        if folder is None:
+            remove(tuple(folders))
+            return None
+        folders.append(folder)
+    return Cgroups(tuple(folders), folders[-1])
+
+
+def _version_2(name: str, spec: SandboxSpec) -> Cgroups | None:
+    if not (_ROOT / "cgroup.controllers").is_file():
+        return None
+    limits: dict[str, int | str] = {
+        "memory.swap.max": 0,
+        "memory.max": spec.memory_mb << 20,
+        "pids.max": spec.pids,
+        "cpu.max": f"{max(int(spec.cpus * _PERIOD_US), 1000)} {_PERIOD_US}",
+    }
+    for parent in dict.fromkeys((_ROOT / _own().get("", "").lstrip("/"), _ROOT)):
+        with contextlib.suppress(OSError):
+            (parent / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in _CONTROLLERS))
+        if folder := _make(parent / name, limits):
+            return Cgroups((folder,), folder)
+    return None
+
+
+def _make(folder: Path, limits: Mapping[str, int | str]) -> Path | None:
+    try:
+        folder.mkdir()
+    except OSError:
+        return None
+    try:
+        for file, value in limits.items():
+            if (folder / file).exists() or "sw" not in file:  # limits of swap are there only if swap is counted
+                (folder / file).write_text(str(value))
+    except OSError:
+        folder.rmdir()
+        return None
+    return folder
+
+
+def _own() -> dict[str, str]:
+    """This process's cgroup by controller; that of version 2 by the empty name."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            found.update(dict.fromkeys(controllers.split(","), path))
+    return found

@@ -1,0 +1,147 @@
+"""Run one command in a box that is open. A program of its own, with nothing but the standard library: each `exec` of a
+sandbox starts it anew, so each import costs time.
+
+It joins the box's namespaces and forks. The child joins the command's cgroup, gives up all rights, loads the seccomp
+filter and becomes the command; the parent waits for it and ends as it did. What goes wrong before the command runs is
+written to the pipe `said`, which a command that runs closes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import marshal
+import os
+import resource
+import select
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes long to import
+    from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 24, 38, 22
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, _PR_SET_CHILD_SUBREAPER = 47, 4, 36
+_SECCOMP_MODE_FILTER = 2
+_SYS_SETNS = {"x86_64": 308, "aarch64": 268}
+_CAPSET_VERSION = 0x20080522
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_char_p)]
+
+
+def main() -> None:
+    with open(int(sys.argv[1]), "rb") as file:
+        order: dict[str, Any] = marshal.load(file)
+    sys.path.clear()  # nothing may be imported once this sees the box's files
+    said = order["said"]
+    os.set_inheritable(said, False)
+    try:
+        cgroups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in order["cgroups"]]
+        _enter(order)
+        alive, held = os.pipe()  # `held` is closed when this process ends
+        child = os.fork()
+        if child == 0:
+            os.close(held)
+            _become(order, cgroups, alive)
+    except OSError as exc:
+        _fail(said, exc)
+    os.close(said)
+    os.closerange(0, 3)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _fail(said: int, exc: OSError) -> NoReturn:
+    os.write(said, f"{exc.errno or 0} {exc.filename or exc.strerror}".encode(errors="replace"))
+    os._exit(125)
+
+
+def _checked(result: int, what: str) -> None:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), what)
+
+
+def _enter(order: dict[str, Any]) -> None:
+    if order["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(*[order["uid"]] * 3)
+        os.setresuid(*[order["uid"]] * 3)
+    number = _SYS_SETNS[os.uname().machine]
+    _checked(libc.syscall(number, order["box"], order["namespaces"]), "the sandbox's namespaces")
+
+
+def _become(order: dict[str, Any], cgroups: list[int], alive: int) -> NoReturn:
+    try:
+        for file in cgroups:
+            os.write(file, b"0")
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if select.select([alive], [], [], 0)[0]:
+            os._exit(125)
+        os.setsid()
+        os.umask(0o022)
+        try:
+            os.chdir(order["cwd"])
+        except OSError as exc:
+            raise OSError(errno.ENOTDIR, "cwd", "cwd") from exc
+        for limit, value in order["limits"]:
+            resource.setrlimit(limit, (value, value))
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            signal.signal(number, signal.SIG_DFL)
+        _give_up_rights(order["filter"])
+        os.closerange(3, order["said"])
+        os.closerange(order["said"] + 1, 4096)
+        if order["adopt"]:
+            _adopt(order)
+        _run(order["argv"], order["env"])
+    except OSError as exc:
+        _fail(order["said"], exc)
+
+
+def _run(argv: list[str], env: dict[str, str]) -> NoReturn:
+    """What os.execvpe does. That imports modules, which here would be the box's."""
+    last: OSError = FileNotFoundError(errno.ENOENT, argv[0])
+    for folder in [""] if "/" in argv[0] else env.get("PATH", "").split(":"):
+        try:
+            os.execve(os.path.join(folder, argv[0]), argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as exc:
+            last = exc
+    raise last
+
+
+def _adopt(order: dict[str, Any]) -> None:
+    """Without a cgroup: stay as the parent of all that the command leaves behind, so that it can be found."""
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = os.fork()
+    if child == 0:
+        return
+    os.close(order["said"])
+    os.closerange(0, 3)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _give_up_rights(program: bytes) -> None:
+    libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    for capability in range(64):
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPSET_VERSION, 0)
+    _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities")
+    _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    if program:
+        given = _Filter(len(program) // 8, program)
+        _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0), "the seccomp filter")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A command in a box: the program `enter.py` on this side, and all that the command starts on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.sandbox import OnOutput
+from agentrl_sandbox.bubblewrap.cgroups import Command
+from agentrl_sandbox.process import HostProcess
+
+_ENTER = str(Path(__file__).with_name("enter.py"))
+_SIGKILLED = 128 + 9
+_DYING_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a command has to do with its sandbox."""
+
+    cgroup: Command | None
+    check_alive: Callable[[], Awaitable[None]]
+    """Raises SandboxKilledError if the box has ended."""
+    give_up: Callable[[str], Awaitable[None]]
+    """Kill the sandbox, as a command cannot be killed; raises SandboxKilledError."""
+
+
+class BoxProcess(HostProcess):
+    """See `Running`."""
+
+    def __init__(self, sink: OnOutput, control: Control) -> None:
+        super().__init__(sink)
+        self._control = control
+
+    async def enter(self, order: Mapping[str, Any], box: int, *, stdin: bool) -> str:
+        """Start the command in the box whose pidfd is given. Returns once it runs, or with what went wrong."""
+        reading, writing = os.pipe()
+        given = os.memfd_create("agentrl-order")
+        try:
+            os.write(given, marshal.dumps({**order, "box": box, "said": writing}))
+            os.lseek(given, 0, os.SEEK_SET)
+            await self.start(
+                [sys.executable, "-I", "-S", _ENTER, str(given)],
+                cwd="/",
+                env={},
+                stdin=stdin,
+                pass_fds=(given, box, writing),
+            )
+            os.close(writing)
+            writing = -1
+            return (await _read(reading)).decode(errors="replace")
+        finally:
+            for file in (reading, writing, given):
+                if file >= 0:
+                    os.close(file)
+
+    async def ended(self) -> int:
+        """See `Running.ended`."""
+        code = await super().ended()
+        if code == _SIGKILLED:
+            await self._control.check_alive()
+        if self._control.cgroup is not None:
+            self._control.cgroup.remove()
+        return code
+
+    async def kill(self) -> None:
+        """See `Running.kill`."""
+        if self.exited.done() and not self.exited.cancelled():
+            return
+        dead = await asyncio.to_thread(self._kill_tree)
+        await super().kill()
+        if self._control.cgroup is not None:  # once more: the command may have joined it just now
+            dead = await asyncio.to_thread(self._control.cgroup.kill)
+            self._control.cgroup.remove()
+        if not dead:
+            await self._control.give_up("a command could not be killed")
+
+    def _kill_tree(self) -> bool:
+        if self._control.cgroup is not None:
+            return self._control.cgroup.kill()
+        return self._transport is None or _kill_below(self.pid)
+
+
+async def _read(file: int) -> bytes:
+    """All that comes until the other end is closed."""
+    loop, found = asyncio.get_running_loop(), bytearray()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def take() -> None:
+        data = os.read(file, 4096)
+        found.extend(data)
+        if not data and not done.done():
+            done.set_result(None)
+
+    loop.add_reader(file, take)
+    try:
+        await done
+    finally:
+        loop.remove_reader(file)
+    return bytes(found)
+
+
+def _kill_below(entering: int) -> bool:
+    """Kill what is below `enter.py`, without cgroups. Its child is stopped first: it adopts what is orphaned."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(entering, signal.SIGSTOP)
+        deadline = time.monotonic() + _DYING_S
+        while pids := _below(entering):
+            adopting, *others = pids
+            os.kill(adopting, signal.SIGSTOP if others else signal.SIGKILL)
+            for pid in others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+    return True
+
+
+def _below(pid: int) -> list[int]:
+    """The processes below one, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
+            if fields[0] not in "ZX":
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found = list(children.get(pid, ()))
+    for one in found:  # grows meanwhile
+        found += children.get(one, ())
+    return found

@@ -1,0 +1,90 @@
+"""The boxes on this machine: one small file for each, in a folder of the user."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentrl_sandbox import owners
+from agentrl_sandbox.backend import Found
+from agentrl_sandbox.bubblewrap import cgroups
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A box, and how to end it."""
+
+    sandbox_id: str
+    image: str
+    owner: str
+    run: str
+    deadline: float
+    pid: int
+    """The box's first process, whose end ends all others."""
+    start: str
+    """Its start time, as a process id may be given out again."""
+    cgroups: tuple[str, ...]
+
+    def found(self) -> Found:
+        gone = owners.is_gone(self.owner, self.deadline)
+        return Found(self.sandbox_id, self.image, self.owner, self.run, self.deadline, gone)
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.start) and start_of(self.pid) == self.start
+
+
+def folder() -> Path:
+    """Where the files are: gone after a reboot, as the boxes are."""
+    base = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base, "agentrl") if base else Path(tempfile.gettempdir(), f"agentrl-{os.geteuid()}")
+
+
+def write(entry: Entry) -> None:
+    home = folder()
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if home.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{home} belongs to another user; set XDG_RUNTIME_DIR")
+    draft = home / f".{entry.sandbox_id}"
+    draft.write_text(json.dumps(asdict(entry)))
+    draft.rename(home / f"{entry.sandbox_id}.json")
+
+
+def entries() -> list[Entry]:
+    """All boxes that run. Of those that do not, the file and the cgroups are removed."""
+    found = []
+    for file in sorted(folder().glob("bubblewrap-*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            entry = Entry(**json.loads(file.read_text()))
+            if entry.runs:
+                found.append(entry)
+            elif owners.is_gone(entry.owner, entry.deadline):  # else its owner is about to do it
+                end(entry)
+    return found
+
+
+def end(entry: Entry) -> None:
+    """Kill a box with all that runs in it, and forget it."""
+    if entry.runs:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(entry.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5.0
+    while entry.runs and time.monotonic() < deadline:
+        time.sleep(0.002)
+    cgroups.remove(tuple(map(Path, entry.cgroups)))
+    (folder() / f"{entry.sandbox_id}.json").unlink(missing_ok=True)
+
+
+def start_of(pid: int) -> str:
+    """When a process started, in ticks since the boot; empty if there is none, or it is dead."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

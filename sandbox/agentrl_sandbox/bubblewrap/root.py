@@ -1,0 +1,149 @@
+"""The file system of a box, as arguments of bwrap: everything read-only but the folders of the spec."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl_sandbox.bubblewrap.box import INNER_UID, memory
+from agentrl_sandbox.paths import absolute
+from agentrl_sandbox.spec import SandboxSpec
+
+_OF_ETC = (
+    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl", "ca-certificates", "pki"),
+    *("mime.types", "services", "protocols", "perl", "python3", "python3.11", "python3.12", "python3.13"),
+)
+"""What programs of the host's /usr read, and what tells nothing about the host."""
+_OF_NETWORK = ("resolv.conf", "nsswitch.conf", "gai.conf")
+_NOT_OF_IMAGE = {"proc", "dev", "sys", "tmp", "run"}
+_SHARED_MEMORY = 64 << 20
+
+
+def arguments(spec: SandboxSpec, files: Sequence[int]) -> list[str]:
+    """The arguments for a spec. `files` are descriptors of /etc/passwd, /etc/group and /etc/hosts, as `etc` makes
+    them."""
+    image = resolve(spec.image) if spec.image else None
+    workdir, size = absolute(spec.workdir), spec.disk_mb << 20
+    given = _of_image(image) if image else _of_host(spec)
+    for file, name in zip(files, ("passwd", "group", "hosts"), strict=True):
+        given += ["--perms", "0444", "--ro-bind-data", str(file), f"/etc/{name}"]
+    given += [
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--size",
+        str(_SHARED_MEMORY),
+        "--perms",
+        "1777",
+        "--tmpfs",
+        "/dev/shm",
+    ]
+    given += ["--remount-ro", "/dev", "--perms", "1777", "--size", str(size // 4), "--tmpfs", "/tmp"]
+    given += ["--perms", "0755", "--size", str(size - size // 4), "--tmpfs", workdir]
+    for inside, outside in spec.sockets.items():
+        given += ["--ro-bind", outside, inside]  # a read-only mount does not keep anyone from connecting
+    given += ["--share-net"] if spec.network == "open" else []
+    return [*given, "--remount-ro", "/", "--chdir", workdir]
+
+
+def etc() -> list[int]:
+    """Descriptors of the files that name the user; to be closed once bwrap has them."""
+    return [
+        memory(f"agent:x:{INNER_UID}:{INNER_UID}::/tmp:/bin/bash\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"),
+        memory(f"agent:x:{INNER_UID}:\nnogroup:x:65534:\n"),
+        memory("127.0.0.1 localhost sandbox\n::1 localhost\n"),
+    ]
+
+
+def resolve(image: str) -> Path:
+    """The folder of a root file system: `image` itself, or what a tar file was unpacked to, once for each content.
+
+    Raises SandboxError if there is none.
+    """
+    path = Path(image).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if not path.is_file():
+        raise SandboxError(
+            f"no image {image!r}: for bubblewrap, give a folder or a tar file with a root file system, "
+            "or leave it out to use this machine's own programs"
+        )
+    with path.open("rb") as file:
+        name = hashlib.file_digest(file, "sha256").hexdigest()[:24]
+    folder = _cache() / name
+    if not folder.is_dir():
+        _unpack(path, folder)
+    return folder
+
+
+def check(spec: SandboxSpec) -> None:
+    """Raises ConfigError for what bubblewrap cannot enforce, or cannot do."""
+    workdir = absolute(spec.workdir)
+    if not spec.workdir.startswith("/") or workdir in ("/", "/tmp") or workdir.startswith(("/usr", "/proc", "/dev")):
+        raise ConfigError(f"workdir {spec.workdir!r} must be an absolute folder of its own, such as /work")
+    if not spec.read_only:
+        raise ConfigError("bubblewrap cannot make the root file system writable; leave read_only, or use docker")
+    if spec.user != "agent":
+        raise ConfigError(f"bubblewrap sandboxes have one user, agent, and not {spec.user!r}; use docker for others")
+    for inside, outside in spec.sockets.items():
+        if not Path(outside).is_socket():
+            raise ConfigError(f"sockets: {outside} is no Unix socket; start what listens there first")
+        if not inside.startswith("/") or absolute(inside).startswith((f"{workdir}/", "/tmp/")):
+            raise ConfigError(f"sockets: {inside} must be an absolute path outside of {workdir} and /tmp, as in /run")
+
+
+def _of_host(spec: SandboxSpec) -> list[str]:
+    given = ["--perms", "0755", "--dir", "/etc", "--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/", name)
+        if path.is_symlink():
+            given += ["--symlink", os.readlink(path), str(path)]
+        elif path.is_dir():
+            given += ["--ro-bind", str(path), str(path)]
+    for name in _OF_ETC + (_OF_NETWORK if spec.network == "open" else ()):
+        given += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    return given
+
+
+def _of_image(image: Path) -> list[str]:
+    given = []
+    for entry in sorted(os.scandir(image), key=lambda entry: entry.name):
+        if entry.is_symlink():
+            given += ["--symlink", os.readlink(entry.path), f"/{entry.name}"]
+        elif entry.name not in _NOT_OF_IMAGE:
+            given += ["--ro-bind", entry.path, f"/{entry.name}"]
+    return given
+
+
+def _cache() -> Path:
+    """Where unpacked images are: as root a folder that the users of boxes can enter."""
+    if os.geteuid() == 0:
+        return Path("/var/cache/agentrl/images")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "agentrl", "images")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+    try:
+        command = ["tar", "-x", "--no-same-owner", "--exclude=./dev/*", "--exclude=dev/*", "-C", str(draft)]
+        done = subprocess.run([*command, "-f", str(archive)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SandboxError(f"image {archive}: tar cannot unpack it: {' '.join(done.stderr.split())[:300]}")
+        subprocess.run(["chmod", "-R", "a+rX,u+w", draft], check=True)
+        for name in ("etc/passwd", "etc/group", "etc/hosts"):  # places for files of our own
+            (draft / name).parent.mkdir(exist_ok=True)
+            (draft / name).touch()
+        with contextlib.suppress(OSError):  # another process was first
+            draft.rename(folder)
+    finally:
+        if draft.exists():
+            shutil.rmtree(draft)

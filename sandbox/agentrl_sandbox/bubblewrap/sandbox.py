@@ -1,0 +1,153 @@
+"""BubblewrapSandbox: Linux namespaces that a process of bwrap holds open, and commands that join them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.sandbox import OnOutput, SandboxKilledError
+from agentrl_sandbox import owners
+from agentrl_sandbox.base import ShellSandbox
+from agentrl_sandbox.bubblewrap import registry, root, seccomp
+from agentrl_sandbox.bubblewrap.box import Box
+from agentrl_sandbox.bubblewrap.cgroups import Cgroups
+from agentrl_sandbox.bubblewrap.process import BoxProcess, Control
+from agentrl_sandbox.command import finish
+from agentrl_sandbox.spec import SandboxSpec
+
+_NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000
+"""user, mnt, pid, ipc, uts, cgroup."""
+_NETWORK_NAMESPACE = 0x40000000
+_OPEN_FILES = 4096
+_MOMENTS = 5
+
+
+class BubblewrapSandbox(ShellSandbox):
+    """See `Sandbox`. It has one user, `agent`. The writable folders are in memory, and vanish with its processes."""
+
+    kind = "bubblewrap"
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        super().__init__(spec, f"bubblewrap-{secrets.token_hex(8)}")
+        self._box: Box | None = None
+        self._cgroups: Cgroups | None = None
+        self._entry: registry.Entry | None = None
+        self._processes: set[BoxProcess] = set()
+        self._killed_for = ""
+
+    async def _open(self) -> None:
+        if self.spec.image:
+            await asyncio.to_thread(root.resolve, self.spec.image)
+        self._cgroups = Cgroups.make(f"agentrl-{self.sandbox_id}", self.spec)
+        files = root.etc()
+        try:
+            self._box = Box()
+            await self._box.start(root.arguments(self.spec, files), files)
+        finally:
+            for file in files:
+                os.close(file)
+        self._entry = registry.Entry(
+            sandbox_id=self.sandbox_id,
+            image=self.spec.image,
+            owner=owners.current(),
+            run=owners.run_name(),
+            deadline=time.time() + self.spec.lifetime_s,
+            pid=self._box.first,
+            start=registry.start_of(self._box.first),
+            cgroups=tuple(map(str, self._cgroups.folders)) if self._cgroups else (),
+        )
+        registry.write(self._entry)
+
+    async def _close(self) -> None:
+        if self._box is not None:
+            await self._box.end()
+        for process in list(self._processes):
+            await process.release()
+        if self._cgroups is not None:
+            await asyncio.to_thread(self._cgroups.remove)
+        if self._entry is not None:
+            await asyncio.to_thread(registry.end, self._entry)
+
+    def _check_user(self, user: str) -> None:
+        if user != "agent":
+            raise ConfigError(f"bubblewrap sandboxes have one user, agent, and not {user!r}; use docker for others")
+
+    async def _spawn(
+        self, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
+    ) -> BoxProcess:
+        self._require_alive()
+        assert self._box is not None
+        command = self._cgroups.command() if self._cgroups else None
+        process = BoxProcess(sink, Control(command, self._check_alive, self._give_up))
+        self._processes.add(process)
+        process.released.add_done_callback(lambda _: self._processes.discard(process))
+        order = self._order(argv, env, cwd, command.joins if command else ())
+        try:
+            said = await process.enter(order, self._box.handle, stdin=stdin)
+        except OSError as exc:
+            raise SandboxError(f"sandbox {self.sandbox_id} cannot start a command: {exc.strerror}") from exc
+        except asyncio.CancelledError:
+            await finish(process.kill())
+            raise
+        if said:
+            await process.kill()
+            await self._check_alive()
+            raise self._refusal(said, argv[0], cwd)
+        return process
+
+    def _order(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, joins: Sequence[str]) -> dict[str, Any]:
+        """What `enter.py` needs to know."""
+        assert self._box is not None
+        base = {"PATH": self.tool_path, "LANG": "C.UTF-8", "HOME": "/tmp"}
+        size = self.spec.file_mb << 20
+        limits = [(resource.RLIMIT_FSIZE, size), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, _OPEN_FILES)]
+        if self._cgroups is None:
+            limits += [(resource.RLIMIT_NPROC, self.spec.pids), (resource.RLIMIT_DATA, self.spec.memory_mb << 20)]
+        return {
+            "uid": self._box.uid,
+            "namespaces": _NAMESPACES | (_NETWORK_NAMESPACE if self.spec.network == "none" else 0),
+            "cgroups": list(joins),
+            "adopt": self._cgroups is None,
+            "limits": limits,
+            "filter": seccomp.program(),
+            "cwd": cwd,
+            "argv": [_plain(word) for word in argv],
+            "env": {_plain(name): _plain(value) for name, value in (base | dict(self.spec.env) | dict(env)).items()},
+        }
+
+    def _refusal(self, said: str, program: str, cwd: str) -> Exception:
+        number, _, what = said.partition(" ")
+        if what == "cwd":
+            return FileNotFoundError(errno.ENOENT, "no such folder in the sandbox", cwd)
+        return SandboxError(f"sandbox {self.sandbox_id} cannot start {program}: {what}: {os.strerror(int(number))}")
+
+    def _require_alive(self) -> None:
+        if self._box is None or not self._box.alive:
+            why = self._killed_for or "its own commands ended it, or it was removed"
+            raise SandboxKilledError(f"sandbox {self.sandbox_id} was killed: {why}")
+
+    async def _check_alive(self) -> None:
+        """Raises SandboxKilledError if the box has ended, which may take a moment to be seen."""
+        for _ in range(_MOMENTS):
+            if self._state != "open":  # it was closed, which is said elsewhere
+                return
+            self._require_alive()
+            await asyncio.sleep(0.01)
+
+    async def _give_up(self, why: str) -> None:
+        self._killed_for = why
+        if self._box is not None:
+            await self._box.end()
+        raise SandboxKilledError(f"sandbox {self.sandbox_id} was killed: {why}")
+
+
+def _plain(text: str) -> str:
+    """Without the lone surrogates that no program can be given."""
+    return text.encode(errors="replace").decode()
