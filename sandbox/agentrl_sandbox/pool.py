@@ -21,10 +21,10 @@ from agentrl_sandbox.workshop import Workshop
 
 log = logging.getLogger("agentrl")
 
-_FRESH_S = 1.0
-"""A ready sandbox that was seen alive so lately is handed out unasked."""
 _TENDED_S = 15.0
 """How often the ready sandboxes are looked after."""
+_FRESH_S = 2 * _TENDED_S
+"""A ready sandbox that was seen alive so lately is handed out unasked: a busy engine takes a second to answer."""
 _RIPE = 0.25
 """A ready sandbox is replaced after this share of its lifetime, so that it does not end under its user."""
 _PREFETCHES = 2
@@ -264,11 +264,15 @@ class SandboxPool:
         """Replace ready sandboxes that died or grew old, before somebody asks for them."""
         while True:
             await asyncio.sleep(_TENDED_S)
-            for lane in self._lanes.values():
-                for box in list(lane.ready):
-                    old = self._now() - box.born > _RIPE * box.spec.lifetime_s
-                    if (old or not await self._workshop.is_alive(box.sandbox)) and box in lane.ready:
-                        self._retire(lane, box)
+            ready = [(lane, box) for lane in self._lanes.values() for box in lane.ready]
+            await asyncio.gather(*(self._look_after(lane, box) for lane, box in ready))
+
+    async def _look_after(self, lane: Lane, box: Box) -> None:
+        old = self._now() - box.born > _RIPE * box.spec.lifetime_s
+        if not old and await self._workshop.is_alive(box.sandbox):
+            box.seen = self._now()
+        elif box in lane.ready:
+            self._retire(lane, box)
 
     async def _prefetch(self, image: str) -> None:
         try:
