@@ -14,7 +14,7 @@ from agentrl_envs.coding.attacks import ON_THE_WORK
 from agentrl_envs.coding.players import attack
 from agentrl_sandbox.local.sandbox import LocalSandbox
 
-LOCAL = {"backend": "local", "size": 4}
+LOCAL = {"backend": "local", "size": 2}
 
 
 class Contains:
@@ -32,6 +32,16 @@ class Contains:
 def two_lines(task):
     solution = Solution({"answer": "yes\n"}, "echo no >> answer")
     return Problem((Step("Write yes and no to `answer`.", Contains("yes", "no"), solution, files={"hint": "yes\n"}),))
+
+
+class InHistory(Contains):
+    async def grade(self, box):
+        await box.exec("cp .git/answer answer || rm answer")
+        return await super().grade(box)
+
+
+def in_history(task):
+    return Problem((Step("Write history.", InHistory("yes", "no")),))
 
 
 def in_two_steps(task):
@@ -86,11 +96,11 @@ async def test_partial_credit_is_the_share_of_tests():
     assert (t.reward, t.reward_parts) == (0.5, {"tests": 0.5})
 
 
-async def test_a_clean_sandbox_holds_files_alone_and_the_agents_own_its_processes_result(tmp_path):
-    late = "(sleep 0.2; printf 'yes\\nno\\n' > answer) >/dev/null 2>&1 & sleep 0.4"
-    for grading in ("clean", "same"):
-        t = await play(task(two_lines), [call("bash", command=late), call("submit")], {"grading": grading})
-        assert t.reward == 1.0
+async def test_a_clean_sandbox_holds_the_work_alone_and_the_agents_own_all_it_did():
+    turns = [call("bash", command="mkdir .git; printf 'yes\nno\n' | tee .git/answer > answer"), call("submit")]
+    for grading, found in (("clean", 0.0), ("same", 1.0)):
+        t = await play(task(in_history), turns, {"grading": grading})
+        assert (t.reward, t.failure) == (found, None)
 
 
 async def test_the_steps_of_a_problem_come_one_after_the_other():
