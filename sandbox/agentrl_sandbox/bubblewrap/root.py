@@ -84,6 +84,12 @@ def resolve(image: str) -> Path:
     return folder
 
 
+def shell(image: str) -> tuple[str, str]:
+    """bash, or sh in an image without it."""
+    folder = resolve(image)
+    return ("bash" if any(os.path.lexists(folder / name) for name in ("bin/bash", "usr/bin/bash")) else "sh", "-c")
+
+
 def check(spec: SandboxSpec) -> None:
     """Raises ConfigError for what bubblewrap cannot enforce, or cannot do."""
     workdir = absolute(spec.workdir)

@@ -44,7 +44,7 @@ class BubblewrapSandbox(ShellSandbox):
 
     async def _open(self) -> None:
         if self.spec.image:
-            await asyncio.to_thread(root.resolve, self.spec.image)
+            self.shell = await asyncio.to_thread(root.shell, self.spec.image)
         self._cgroups = Cgroups.make(f"agentrl-{self.sandbox_id}", self.spec)
         files = root.etc()
         try:
