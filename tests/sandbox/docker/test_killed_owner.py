@@ -59,11 +59,11 @@ async def test_after_the_next_start_none_is_left(capsys):
         async with DockerBackend():
             seconds.append(time.monotonic() - begun)
         left.append(len(await left_of(name)))
-    with capsys.disabled():
-        print(
-            f"\nkill -9 of an owner of {COUNT} running containers, {ROUNDS} times: left after the next start "
-            f"{sum(left)} ({max(seconds):.1f} s at most to remove them)"
-        )
+        with capsys.disabled():
+            print(
+                f"\nkill -9 of an owner of {COUNT} running containers, {len(left)} times: left after the next start "
+                f"{sum(left)} ({max(seconds):.1f} s at most to remove them)"
+            )
     assert sum(left) == 0
 
 
