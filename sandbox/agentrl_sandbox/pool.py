@@ -158,15 +158,15 @@ class SandboxPool:
             at_once = request.given.done()
             try:
                 box = await self._wait(lane, request)
-                alive = self._now() - box.seen < _FRESH_S or await self._workshop.is_alive(box.sandbox)
+                fault = "" if self._now() - box.seen < _FRESH_S else await self._workshop.fault(box.sandbox)
             except BaseException:
                 if (given := lane.withdraw(request)) is not None:
                     self._retire(lane, given)
                 raise
-            if alive:
+            if not fault:
                 self._tally.hand_out(self._now() - since, at_once)
                 return box
-            self._retire(lane, box)
+            self._bury(lane, box, fault)
 
     async def _wait(self, lane: Lane, request: Request) -> Box:
         began = self._now()
@@ -269,10 +269,20 @@ class SandboxPool:
 
     async def _look_after(self, lane: Lane, box: Box) -> None:
         old = self._now() - box.born > _RIPE * box.spec.lifetime_s
-        if not old and await self._workshop.is_alive(box.sandbox):
-            box.seen = self._now()
-        elif box in lane.ready:
+        fault = "" if old else await self._workshop.fault(box.sandbox)
+        if box not in lane.ready:
+            return  # it was handed out meanwhile
+        if old:
             self._retire(lane, box)
+        elif fault:
+            self._bury(lane, box, fault)
+        else:
+            box.seen = self._now()
+
+    def _bury(self, lane: Lane, box: Box, fault: str) -> None:
+        self._tally.died += 1
+        log.warning("sandbox %s died before it was used, and is replaced: %s", box.sandbox.sandbox_id, fault)
+        self._retire(lane, box)
 
     async def _prefetch(self, image: str) -> None:
         try:

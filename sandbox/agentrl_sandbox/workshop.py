@@ -45,14 +45,13 @@ class Workshop:
         self._tally.creates.append(asyncio.get_running_loop().time() - began)
         return sandbox
 
-    async def is_alive(self, sandbox: Sandbox) -> bool:
+    async def fault(self, sandbox: Sandbox) -> str:
+        """Why a sandbox can no longer be used; empty if it can."""
         try:
             await _within(_PING_S, sandbox.ping(), "ping")
         except Exception as exc:  # noqa: BLE001 - the back end's boundary: whatever is wrong with it, it is replaced
-            self._tally.died += 1
-            log.warning("sandbox %s died before it was used, and is replaced: %s", sandbox.sandbox_id, told(exc))
-            return False
-        return True
+            return told(exc)
+        return ""
 
     async def remove(self, sandbox: Sandbox) -> None:
         """Close a sandbox. What cannot be closed is logged, and left to the back end's reaper."""

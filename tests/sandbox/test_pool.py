@@ -12,7 +12,7 @@ import pytest
 from agentrl import ConfigError, SandboxError
 from agentrl.sandbox import Snapshot
 from agentrl_sandbox import SandboxPool, SandboxSpec, lanes, pool, workshop
-from tests.sandbox.yard import Yard
+from tests.sandbox.yard import Yard, YardBox
 
 A, B, C = (SandboxSpec(image=name) for name in "abc")
 
@@ -235,6 +235,26 @@ async def test_those_that_died_or_grew_old_are_replaced_before_anybody_asks(monk
         first = set(yard.open)
         await until(lambda: ready(boxes) == 1 and not first & yard.open)
     assert not yard.open
+
+
+async def test_one_that_is_taken_and_closed_while_it_is_asked_did_not_die(monkeypatch, caplog):
+    monkeypatch.setattr(pool, "_TENDED_S", 0.001)
+    yard, asked = Yard(), asyncio.Event()
+
+    async def ping(box):
+        asked.set()
+        await until(lambda: box not in yard.open)
+        raise SandboxError("closed")
+
+    monkeypatch.setattr(YardBox, "ping", ping)
+    async with make(yard, size=1, grade=1, warm=1) as boxes:
+        await asked.wait()
+        for lane in ("episode", "grade"):
+            async with boxes.acquire(lane=lane):
+                pass
+        await until(lambda: boxes.figures().removed == 2)
+        assert boxes.figures().died == 0
+    assert "died" not in caplog.text
 
 
 async def test_no_room_is_said_with_the_remedy():
