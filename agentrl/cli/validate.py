@@ -36,6 +36,9 @@ def validate(
         bool,
         typer.Option("--installed", help="The images have what Dockerfiles install: leave apt-get, pip and such out."),
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave running what a solution started, for tests that ask a service.")
+    ] = False,
     concurrency: Annotated[int, typer.Option(help="Tasks at a time.", min=1)] = 2,
     deadline: Annotated[float, typer.Option(help="Seconds that each play may take, grading included.", min=1)] = 600.0,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all findings here.")] = None,
@@ -47,8 +50,8 @@ def validate(
     with one_line_errors():
         if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
             raise ConfigError(f"--json {out}: name a file in a folder that exists")
-        given = {"backend": backend, "installed": installed, "concurrency": concurrency, "deadline": deadline}
-        settings = load_object(f"{_CORE}:Settings")(base=_bases(base or ()), **given)
+        given = {"installed": installed, "keep": keep, "concurrency": concurrency, "deadline": deadline}
+        settings = load_object(f"{_CORE}:Settings")(backend, _bases(base or ()), **given)
         findings = _run(
             [task for place in tasks for task in load_object(f"{_CORE}:find_tasks")(place, settings)], settings
         )
@@ -62,14 +65,18 @@ def validate(
 
 
 def _run(tasks: Sequence[Any], settings: Any) -> list[Any]:
-    with typer.progressbar(length=len(tasks), label="tasks", file=typer.get_text_stream("stderr")) as bar:
-        try:
-            found: list[Any] = run(
-                load_object(f"{_CORE}:validate")(tasks, settings, on_finding=lambda _: bar.update(1))
-            )
-        except InfraError as exc:  # no engine, say: no task was looked at
-            raise ConfigError(str(exc)) from exc
-    return found
+    done = 0
+
+    def tell(found: Any) -> None:
+        nonlocal done
+        done += 1
+        typer.echo(f"{done}/{len(tasks)} {found.verdict}: {found.id} ({found.seconds:.0f} s)", err=True)
+
+    try:
+        findings: list[Any] = run(load_object(f"{_CORE}:validate")(tasks, settings, on_finding=tell))
+    except InfraError as exc:  # no engine, say: no task was looked at
+        raise ConfigError(str(exc)) from exc
+    return findings
 
 
 def _bases(given: Sequence[str]) -> dict[str, str]:

@@ -62,7 +62,8 @@ async def grade(
     """
     step = steps[-1]
     if not (step.clean if clean is None else clean):
-        await end_processes(box)
+        if not step.keep:
+            await end_processes(box)
         return await _result(step, box)
     async with pool.acquire(spec, lane="grade") as second:
         for done in steps:

@@ -69,6 +69,8 @@ class Step:
     clean: bool = True
     """Grade in a clean second sandbox, into which the agent's work is carried. False: in the agent's own, after its
     processes were killed; for tests that look at more than files."""
+    keep: bool = False
+    """Of grading in the agent's own sandbox: leave running what the agent started. It may meddle with the tests."""
     carry: tuple[str, ...] | None = None
     """Files and folders of the agent's work that are carried over. None: every file of the work folder that was changed
     or removed, except `.git`. Only what is named can influence the tests."""

@@ -67,6 +67,8 @@ class Settings:
     """Image that a task names -> image of this machine."""
     installed: bool = False
     """The images have the packages that Dockerfiles install."""
+    keep: bool = False
+    """Leave running, while the tests run, what the solution started."""
     concurrency: int = 2
     """Tasks at a time."""
     deadline: float = 600.0
@@ -82,7 +84,7 @@ def find_tasks(place: Path, settings: Settings) -> list[Task]:
         return [_settled(task, settings) for task in load_tasks(place, split="eval")]
     if not place.is_dir():
         raise ConfigError(f"{place}: no such file or folder; give a JSONL file of tasks, or a folder of them")
-    found = list(harbor.tasks_in(place, base=dict(settings.base), installed=settings.installed))
+    found = list(harbor.tasks_in(place, **_given(settings)))
     found = found or list(_function_folders(place))
     if not found:
         raise ConfigError(f"{place} holds no task: neither a task.toml, nor a folder with *_test.py or test_*.py")
@@ -130,15 +132,15 @@ class _Validation:
         except harbor.CannotRunError as exc:
             return self._finding(began, "cannot run here", str(exc))
         except (InfraError, TimeoutError) as exc:
-            return self._finding(began, "cannot run here", self._fetching(told(exc), building=True))
+            return self._finding(began, *_unbuilt(told(exc)))
         except ConfigError as exc:
             return self._finding(began, "error", str(exc))
         noop = [await self._play(oracle=False) for _ in range(TIMES)]
         solvable = all(step.gold is not None for step in self.problem.steps)
         oracle = [await self._play(oracle=True) for _ in range(TIMES)] if solvable else []
         verdict, reason = judge(noop, oracle)
-        if oracle and verdict in ("oracle failed", "error", "deadline") and (fetched := self._fetching("")):
-            verdict, reason = "cannot run here", f"{reason}; {fetched}"
+        if verdict in ("oracle failed", "error") and (fetched := self._fetched(oracle)):
+            verdict, reason = "cannot run here", f"it needs a network ({', '.join(fetched)}); {reason}"
         return self._finding(began, verdict, reason, noop, oracle)
 
     def _finding(
@@ -150,43 +152,49 @@ class _Validation:
 
     async def _play(self, *, oracle: bool) -> Play:
         """Play all steps once."""
+        said: list[str] = []
         try:
             async with asyncio.timeout(self.settings.deadline), self.pool.acquire(self.spec) as box:
-                grades = await self._grades(box, oracle=oracle)
+                grades = await self._grades(box, said, oracle=oracle)
         except TimeoutError as exc:
             return Play(None, f"it took longer than {self.settings.deadline:g} s: {told(exc)}", late=True)
         except SandboxKilledError as exc:
             return Play(0.0, f"the sandbox was ended: {exc}")
         except (InfraError, OSError) as exc:
-            return Play(None, told(exc), late="did not end within" in str(exc))
+            return Play(None, told(exc), late="did not end within" in str(exc), log="".join(said))
         missing = [0.0] * (len(self.problem.steps) - len(grades))
         scores = [made.score for made in grades] + missing
         total = scores[-1] if self.problem.total == "final" else fmean(scores)
-        return Play(total, log=grades[-1].log)
+        return Play(total, log=f"{grades[-1].log}\n{''.join(said)}")
 
-    async def _grades(self, box: Sandbox, *, oracle: bool) -> list[Grade]:
+    async def _grades(self, box: Sandbox, said: list[str], *, oracle: bool) -> list[Grade]:
+        """The grades of the steps. What the solution printed is added to `said`."""
         grades: list[Grade] = []
         for number, step in enumerate(self.problem.steps, 1):
             await prepare(box, step)
             if oracle and step.gold is not None:
                 limit = min(self.problem.agent_s or self.settings.deadline, self.settings.deadline)
-                await solve(box, step.gold, timeout=limit)
+                solved = await solve(box, step.gold, timeout=limit)
+                said += [solved.stdout[-2000:], solved.stderr[-2000:]]
             grades.append(await grade(box, self.problem.steps[:number], pool=self.pool, spec=self.spec))
             if _ends(step, grades[-1]):
                 break
         return grades
 
-    def _fetching(self, reason: str, *, building: bool = False) -> str:
-        """The reason, with what of the task needs a network that its box does not have."""
-        if self.task.metadata.get("format") != "harbor" or getattr(self, "spec", _OFFLINE).network != "none":
-            return reason
-        fetched = harbor.fetches(Path(str(self.task.metadata["path"])), building=building)
-        if not fetched:
-            return reason
-        return f"{reason}{'; ' if reason else ''}it fetches from a network: {', '.join(fetched)}"
+    def _fetched(self, plays: Sequence[Play]) -> list[str]:
+        """What the solution or the tests of a play that failed could not fetch, as its box has no network."""
+        failed = [play for play in plays if play.score != 1.0]
+        if self.spec.network != "none" or not failed:
+            return []
+        return harbor.needs_network(f"{failed[0].error}\n{failed[0].log}")
 
 
-_OFFLINE = SandboxSpec()
+def _unbuilt(said: str) -> tuple[Verdict, str]:
+    """An image that cannot be had: by the task's own fault, or because this machine has no network, say."""
+    if "COPY failed" in said or "ADD failed" in said:
+        return "error", said
+    fetched = harbor.needs_network(said)
+    return "cannot run here", f"its image needs a network ({', '.join(fetched)}); {said}" if fetched else said
 
 
 def judge(noop: Sequence[Play], oracle: Sequence[Play]) -> tuple[Verdict, str]:
@@ -226,8 +234,11 @@ def _settled(task: Task, settings: Settings) -> Task:
     """A row's task, with the settings that are given for all Harbor tasks."""
     if task.metadata.get("format") != "harbor":
         return task
-    given: dict[str, JSON] = {"base": dict(settings.base), "installed": settings.installed}
-    return replace(task, metadata={**given, **task.metadata})
+    return replace(task, metadata={**_given(settings), **task.metadata})
+
+
+def _given(settings: Settings) -> dict[str, JSON]:
+    return {"base": dict(settings.base), "installed": settings.installed, "keep": settings.keep}
 
 
 def _function_folders(place: Path) -> Iterable[Task]:

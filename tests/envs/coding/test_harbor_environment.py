@@ -1,7 +1,7 @@
 import pytest
 
 from agentrl import ConfigError
-from agentrl_envs.coding.formats.harbor import CannotRunError
+from agentrl_envs.coding.formats.harbor import CannotRunError, needs_network
 from agentrl_envs.coding.formats.harbor.dockerfile import assignments, filled, parse
 from agentrl_envs.coding.formats.harbor.environment import made_from
 from agentrl_envs.coding.formats.harbor.shell_words import commands, fetches, installs
@@ -139,6 +139,14 @@ def test_commands_are_split_outside_of_quotes_and_brackets():
 )
 def test_what_installs(command, so):
     assert installs(command) is so
+
+
+def test_what_was_said_for_want_of_a_network():
+    assert needs_network("test.sh: line 3: uvx: command not found") == ["uvx"]
+    assert needs_network("curl: (6) Could not resolve host") == ["Could not resolve host"]
+    assert needs_network("The command '/bin/sh -c git clone x' returned a non-zero code: 1") == ["git clone"]
+    assert needs_network("The command '/bin/sh -c make' returned a non-zero code: 2; curl: not found") == []
+    assert needs_network("AssertionError: pip install") == []
 
 
 def test_what_fetches():

@@ -132,6 +132,7 @@ def test_the_command_prints_the_broken_ones_and_their_reasons(tmp_path):
     out, data = tmp_path / "found.json", rows(tmp_path / "rows.jsonl", "good", "wrong", "refused")
     ran = CliRunner().invoke(app, ["validate", data, "--backend", "local", "--json", str(out)])
     assert ran.exit_code == 1, ran.output
+    assert "3/3 " in ran.stderr
     assert "3 tasks: 1 good, 1 oracle failed, 1 error" in ran.stdout
     assert "the solution scored 0 and 0: looked" in " ".join(ran.stdout.replace("│", " ").split())
     found = json.loads(out.read_text())

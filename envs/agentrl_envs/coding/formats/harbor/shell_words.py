@@ -75,7 +75,7 @@ def fetches(script: str) -> list[str]:
     for line in re.split(r"[\n;|&(){}]+", script.replace("\\\n", " ")):
         words = _words(line)
         if words and (words[0] in _FETCHERS or (installs(line) and words[0] != "rm")):
-            found.append(words[0])
+            found.append("pip" if words[1:3] == ["-m", "pip"] else words[0])
         elif words[:2] == ["git", "clone"]:
             found.append("git clone")
     return list(dict.fromkeys(found))

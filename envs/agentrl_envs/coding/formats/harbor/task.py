@@ -31,6 +31,10 @@ from agentrl_envs.coding.problem import Grader, Problem, Solution, Step
 ROOT = ("root", "0")
 _PLACING_S = 60.0
 """Seconds for what grading does beside running test.sh."""
+_NO_NETWORK = re.compile(
+    r"\b(curl|wget|uvx?|npx?m?|git|pip3?|apt-get|go|cargo): (?:command )?not found|[Cc]ould not resolve \w+"
+    r"|name resolution|[Nn]etwork is unreachable|No matching distribution found|Unable to locate package"
+)
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 
 
@@ -47,6 +51,8 @@ class Settings(BaseModel):
     """The images have the packages that Dockerfiles install: leave those commands out."""
     network: Literal["none", "task"] = "none"
     """none: whatever the task asks for, its box has no network. task: a network where the task asks for one."""
+    keep: bool = False
+    """Leave running what the agent started, for tests that ask a service. It may meddle with them."""
     clean: bool | None = None
     """Grade in a clean second box, with the work folder carried over. None: as the task's verifier mode says."""
 
@@ -141,6 +147,7 @@ class _Loading:
             files={BOX: "", **({self.workdir: work} if part is not None and work.is_dir() else {})},
             setup=self._setup(number, part, work),
             clean=clean,
+            keep=self.settings.keep,
             carry=self._carried(part) if mode == "separate" and clean else None,
             min_score=_threshold(part),
             grade_s=self._grade_s(part) + _PLACING_S,
@@ -255,15 +262,9 @@ def _health(check: Healthcheck) -> str:
     )
 
 
-def fetches(folder: Path, *, building: bool = False) -> list[str]:
-    """What the scripts of a task, or else the build of its image, need a network for: "tests/test.sh: curl", ..."""
-    names = ["environment/Dockerfile"] if building else ["solution/solve.sh", "tests/test.sh"]
-    found = [path for name in names for path in sorted(folder.rglob(name))]
-    scripts = {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8", errors="replace") for path in found
-    }
-    return [
-        f"{name}: {', '.join(programs)}"
-        for name, script in scripts.items()
-        if (programs := shell_words.fetches(re.sub(r"^RUN ", "", script, flags=re.MULTILINE)))
-    ]
+def needs_network(said: str) -> list[str]:
+    """The programs that failed for want of a network, by what a build or a script printed."""
+    built = re.search(r"The command '(.*?)' returned a non-zero code", said, re.DOTALL)
+    if built is not None:
+        return shell_words.fetches(built[1].removeprefix("/bin/sh -c "))
+    return list(dict.fromkeys(match[1] or match[0] for match in _NO_NETWORK.finditer(said)))
