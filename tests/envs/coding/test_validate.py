@@ -152,6 +152,7 @@ def test_wrong_commands_end_with_one_line(tmp_path):
         assert ran.stderr.startswith("error: ")
 
 
+@pytest.mark.timeout(600)
 async def test_harbor_tasks_in_containers(tmp_path):
     async with entered("docker") as backend:
         base = {"base": os.environ.get("AGENTRL_BASE_IMAGE", "")}
@@ -161,7 +162,6 @@ async def test_harbor_tasks_in_containers(tmp_path):
             pytest.skip(str(exc))
     harbor_task(tmp_path / "good")
     harbor_task(tmp_path / "open", dockerfile="FROM base\nWORKDIR /app\nRUN echo 42 > answer.txt\n")
-    harbor_task(tmp_path / "silent", test="#!/bin/bash\nexit 0\n")
     harbor_task(
         tmp_path / "offline", dockerfile="FROM base\nRUN pip install x && true\nRUN curl -f http://localhost:9/x\n"
     )
@@ -175,13 +175,11 @@ async def test_harbor_tasks_in_containers(tmp_path):
     assert {name: one.verdict for name, one in found.items()} == {
         "good": "good",
         "open": "no-op rewarded",
-        "silent": "error",
         "offline": "cannot run here",
         "steps": "good",
         "user": "good",
     }, found
     assert "curl" in found["offline"].reason
-    assert "neither reward.json nor reward.txt" in found["silent"].reason
 
 
 @pytest.mark.parametrize("user", ["root", "agent"])
