@@ -14,16 +14,17 @@ PROMISED = (
     "agentrl/py.typed",
     "agentrl_envs/fact_search/__init__.py",
     "agentrl_sandbox/__init__.py",
+    "agentrl_sandbox/docker/base/Dockerfile",
 )
 SHOW = """
 import sys, agentrl
-heavy = {"torch", "ray", "docker", "sglang"} & set(sys.modules)
+heavy = {"torch", "ray", "aiodocker", "sglang"} & set(sys.modules)
 assert not heavy, f"import agentrl brought {heavy}"
 import agentrl_envs, agentrl_sandbox
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 assert load_renderer(load_tokenizer("tiny")).certificate.level == "exact"
-print("agentrl", agentrl.__version__, "imports neither torch, ray, docker nor sglang, and renders for `tiny`")
+print("agentrl", agentrl.__version__, "imports neither torch, ray, aiodocker nor sglang, and renders for `tiny`")
 """
 
 

@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = README + "".join(
     (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("training.md", "environments.md")
 )
-HEAVY = {"torch", "ray", "docker", "sglang", "transformers", "aiohttp", "numpy"}
+HEAVY = {"torch", "ray", "aiodocker", "sglang", "transformers", "aiohttp", "numpy"}
 
 
 def test_the_public_names_are_these():
