@@ -13,7 +13,12 @@ LONGEST = 20_000
 """Characters. A longer answer is none: reading it would cost more than it can mean."""
 
 _TAGS = "<answer>", "</answer>"
-_BOX = re.compile(r"\\f?boxed(?=\s*\{|\s+\S)")
+_BOX = re.compile(r"\\f?box(?:ed)?(?=\s*\{|\s+\S)")
+_SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"[^\s$.,{}]+")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_JOINED = re.compile(r"(?:[\s,;$&{}]|\\[()\[\],;!\s]|\\q?quad\b|\\(?:text|mbox|mathrm)\b|\b(?:and|or)\b)*")
+"""No two of its alternatives begin with the same sign, so that a long text between two boxes costs no time."""
 
 
 def tagged(text: str) -> str | None:
@@ -38,30 +43,42 @@ def short_answer(text: str) -> str:
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last \boxed{} or \fbox{} holds; of nested ones, the innermost. None if it never ends."""
+    r"""What the last \boxed{} or \fbox{} holds; of nested ones, the innermost. None if it never ends.
+
+    Boxes with nothing but "and" or a comma between them are one answer: "\boxed{1} and \boxed{2}" is "1, 2".
+    """
     text = text[-LONGEST:]
-    found = None
-    for match in _BOX.finditer(text):
-        found = match
+    *earlier, last = [match.span() for match in _BOX.finditer(text)] or [(0, 0)]
+    found = _box(text, last[1]) if last[1] else None
     if found is None:
         return None
-    start = text.find("{", found.end(), found.end() + 20)
-    if text[found.end() : start].strip() or start < 0:
-        return text[found.end() :].split(maxsplit=1)[0].strip("$.,") or None
-    return _braced(text, start)
+    answers, start = [found[0]], last[0]
+    for opening, behind in reversed(earlier):
+        before = _box(text, behind)
+        if before is None or before[1] > start or not _JOINED.fullmatch(text, before[1], start):
+            break
+        answers, start = [before[0], *answers], opening
+    return ", ".join(dict.fromkeys(answers))
 
 
-def _braced(text: str, start: int) -> str | None:
-    """The text between the brace at `start` and its partner. Escaped braces count as text."""
-    depth, position = 0, start
-    while position < len(text):
-        if text[position] == "\\":
-            position += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
+def _box(text: str, position: int) -> tuple[str, int] | None:
+    """What the box holds whose name ends at `position`, and where it ends. None if it never does."""
+    behind = text[position : position + 1]
+    start = position if behind == "{" else position + len(_SPACE.match(text, position)[0])  # type: ignore[index]
+    if text[start : start + 1] == "{":
+        end = _partner(text, start)
+        return None if end is None else (text[start + 1 : end].strip(), end + 1)
+    word = _WORD.match(text, start)
+    return (word[0], word.end()) if word else None
+
+
+def _partner(text: str, start: int) -> int | None:
+    """Where the brace at `start` is closed. Escaped braces count as text."""
+    depth = 0
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
         if depth == 0:
-            return text[start + 1 : position].strip()
-        position += 1
+            return match.start()
     return None
 
 

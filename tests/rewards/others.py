@@ -101,6 +101,6 @@ def rows(file: Path) -> list[tuple[str, str, bool]]:
                 names, values = (ast.literal_eval(argument) for argument in node.args[:2])
             except ValueError:
                 continue
-            if str(names).replace(" ", "") == "gold,pred,expected":
+            if str(names).replace(" ", "") in ("gold,pred,expected", "gold,pred,result"):
                 found += [(gold, pred, bool(same)) for gold, pred, same in values]
     return found

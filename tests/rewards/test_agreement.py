@@ -89,12 +89,12 @@ async def test_slimes_own_cases(grader, capsys):
 
 
 MATH_VERIFY = {
-    # test file of math-verify's: how many of its rows differ on purpose (see `_is_ours`)
-    "test_all.py": 0,
-    "test_boxed.py": 0,
+    # test file of math-verify's: how many of its rows differ on purpose
+    "test_all.py": 3,  # twice a comma as the decimal point; an answer in the sentence behind the box
+    "test_boxed.py": 1,  # two boxes with something else between them: the last one counts
     "test_numina_cases.py": 0,
-    "test_open_thoughts.py": 0,
-    "test_yujianll.py": 0,
+    "test_open_thoughts.py": 3,  # as in test_boxed.py
+    "test_yujianll.py": 1,  # 1 + 1/e is not 1 - 1/e
 }
 
 
