@@ -27,6 +27,7 @@ from agentrl_envs.coding import CodingEnv, gold, noop
 from agentrl_envs.coding.attacks import ATTACKS
 from agentrl_envs.coding.formats.functions import human_eval
 from agentrl_envs.coding.players import attack
+from agentrl_sandbox import owners
 from agentrl_sandbox.backend import open_backend
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +84,6 @@ async def play(backend: str, episodes: int, concurrency: int) -> tuple[list[Done
     config = {"backend": backend, "spec": SPEC, "size": concurrency, "command_s": 20}
     renderer, slots = tiny_renderer(), asyncio.Semaphore(concurrency)
     async with open_backend(backend) as engine:
-        before = {found.sandbox_id for found in await engine.list()}
         async with EnvFactory(CodingEnv, config) as envs:
 
             async def episode(plan: Plan) -> Done:
@@ -99,8 +99,8 @@ async def play(backend: str, episodes: int, concurrency: int) -> tuple[list[Done
             done = await asyncio.gather(*map(episode, plans(episodes)))
             seconds = time.monotonic() - began
             figures = envs.shared.figures()
-        left = {found.sandbox_id for found in await engine.list()} - before
-    return done, seconds, figures, len(left)
+        left = sum(found.owner == owners.current() for found in await engine.list())
+    return done, seconds, figures, left
 
 
 def busy() -> tuple[float, float]:

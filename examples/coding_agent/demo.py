@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     data, run, began = args.out / "data", args.out / "run", time.monotonic()
-    before = asyncio.run(sandboxes(args.backend))
+    os.environ["AGENTRL_RUN"] = f"coding_agent-{os.getpid()}"  # sandboxes carry it, so that those left can be counted
     command(HERE / "notes.py", data)
     # Demonstrations need no sandbox: what the player reads is known. See `Imagined`.
     player, demonstrations = f"{HERE}/notes.py:mediocre", data / "demonstrations.jsonl"
@@ -37,8 +37,8 @@ def main() -> None:
     files = ("--data", data / "train.jsonl", "--eval-data", data / "held_out.jsonl", "--warm-start", demonstrations)
     settings = ("--set", f"env_config.backend={args.backend}", "--seed", args.seed)
     agentrl("train", "--config", HERE / "train.yaml", *files, *settings, "--out", run)
-    left = asyncio.run(sandboxes(args.backend)) - before
-    found = figures(run) | {"left_behind": len(left), "seconds_in_all": round(time.monotonic() - began)}
+    left = asyncio.run(left_behind(args.backend))
+    found = figures(run) | {"left_behind": left, "seconds_in_all": round(time.monotonic() - began)}
     (args.out / "figures.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print("\n" + "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.items()))
     print(f"look at an episode: agentrl show {run}")
@@ -56,10 +56,10 @@ def agentrl(*words: object) -> None:
     command("-m", "agentrl", *words)
 
 
-async def sandboxes(backend: str) -> set[str]:
-    """The sandboxes that there are now."""
+async def left_behind(backend: str) -> int:
+    """How many sandboxes of this run there still are."""
     async with open_backend(backend) as engine:
-        return {found.sandbox_id for found in await engine.list()}
+        return sum(found.run == os.environ["AGENTRL_RUN"] for found in await engine.list())
 
 
 def figures(run: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from agentrl import ConfigError
 from agentrl.sandbox import ExecResult
 from agentrl_sandbox import FakeSandbox, LocalSandbox
 from agentrl_sandbox.shell import Shell, ShellState
+from agentrl_sandbox.spec import SandboxSpec
 
 
 @pytest.fixture
@@ -154,3 +155,16 @@ async def test_an_image_without_bash_is_a_mistake_of_the_configuration():
     async with box:
         with pytest.raises(ConfigError, match="has no bash"):
             await Shell(box).run("true")
+
+
+@pytest.mark.parametrize("backend", ["docker", "bubblewrap"], indirect=True)
+async def test_it_is_the_same_in_every_back_end(backend):
+    async with backend.sandbox(SandboxSpec()) as box:
+        shell = Shell(box)
+        assert await said(shell, "mkdir d; cd d; export X=1; unset LANG; exit 3") == ""
+        assert await said(shell, 'echo "$X ${LANG-none} ${PWD##*/}"; touch f; nosuchcommand') == (
+            "1 none d\nbash: line 1: nosuchcommand: command not found\n"
+        )
+        assert (await shell.run("export X=2; sleep 60", timeout=0.5)).timed_out
+        assert (shell.state.cwd, shell.state.env["X"], shell.path("f")) == ("d", "1", "d/f")
+        assert await box.read_bytes(shell.path("f")) == b""
