@@ -8,8 +8,8 @@ from agentrl_envs.coding.formats.harbor.shell_words import commands, fetches, in
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -111,11 +111,49 @@ def test_installed_packages_are_left_out_and_the_rest_is_kept(folder):
     assert made_from(folder, bases={}, installed=False).fetches == ["line 2: apt-get", "line 4: pip", "line 5: curl"]
 
 
-def test_services_and_a_missing_dockerfile_cannot_be_run(folder):
+def test_a_missing_dockerfile_cannot_be_run(folder):
     with pytest.raises(CannotRunError, match="no Dockerfile"):
         made_from(folder, bases={}, installed=False)
-    (folder / "docker-compose.yaml").write_text("services: {}\n")
-    with pytest.raises(CannotRunError, match="services"):
+
+
+COMPOSE = """services:
+  main:
+    build:
+      context: ${CONTEXT_DIR}/..
+      dockerfile: ${CONTEXT_DIR}/Dockerfile
+    command: ["sh", "-c", "sleep infinity"]
+    environment: ["TEST_DIR=${TEST_DIR}"]
+    volumes: ["${HOST_VERIFIER_LOGS_PATH}:${ENV_VERIFIER_LOGS_PATH}"]
+"""
+
+
+def test_one_service_that_builds_in_the_tasks_folder(folder):
+    dockerfile(folder, "FROM base\nCOPY app/ /app\n")
+    (folder / "docker-compose.yaml").write_text(COMPOSE)
+    (folder.parent / "app").mkdir()
+    (folder.parent / "app" / "x").write_text("1")
+    made = made_from(folder, bases={}, installed=False)
+    with open(f"{made.image}/Dockerfile") as text, open(f"{made.image}/app/x") as x:
+        assert (text.read(), x.read()) == ("FROM base\nCOPY app/ /app\n", "1")
+    (folder / "docker-compose.yaml").write_text(COMPOSE.replace("${CONTEXT_DIR}/..", "."))
+    assert made_from(folder, bases={}, installed=False).image == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("services:\n", "services:\n  db: {image: postgres}\n", "db"),
+        ("    command:", "    privileged: true\n    command:", "privileged"),
+        ("${HOST_VERIFIER_LOGS_PATH}:", "/etc:", "/etc"),
+        ("TEST_DIR=${TEST_DIR}", "A=b", "A=b"),
+        ("${CONTEXT_DIR}/..", "../../..", "a build in"),
+        ("main:", "other:", "names no service main"),
+    ],
+)
+def test_what_a_compose_file_asks_beyond_that_is_refused(folder, old, new, said):
+    dockerfile(folder, "FROM base\n")
+    (folder / "docker-compose.yaml").write_text(COMPOSE.replace(old, new))
+    with pytest.raises(ConfigError, match=said):
         made_from(folder, bases={}, installed=False)
 
 

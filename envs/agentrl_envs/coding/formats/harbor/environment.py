@@ -9,16 +9,22 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from agentrl import ConfigError
 from agentrl_envs.coding.formats.harbor import shell_words
 from agentrl_envs.coding.formats.harbor.dockerfile import Instruction, assignments, filled, parse
 
+_COMPOSE_KEYS = ("build", "image", "command", "environment", "volumes", "deploy", "network_mode")
+"""What a service may say that Harbor's own default says, too, or that a sandbox does anyway."""
+_LOGS = re.compile(r"\$\{HOST_\w+_LOGS_PATH\}:\$\{ENV_\w+_LOGS_PATH\}")
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 
 
@@ -54,8 +60,7 @@ def made_from(folder: Path, *, bases: Mapping[str, str], installed: bool) -> Mad
     With `installed`, its base image is taken to have the packages that it installs: those commands are left out, and
     what else stands in a RUN with them may fail. Raises CannotRunError.
     """
-    if compose := next((name for name in _COMPOSE if (folder / name).is_file()), None):
-        raise CannotRunError(f"environment/{compose}: services of a task's own are not supported; one image is")
+    context = _context(folder)
     try:
         text = (folder / "Dockerfile").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -64,16 +69,39 @@ def made_from(folder: Path, *, bases: Mapping[str, str], installed: bool) -> Mad
         raise ConfigError(f"{folder / 'Dockerfile'}: {exc}") from exc
     reading = _Reading(bases, installed)
     edited = reading.read(text)
-    if edited != text:
-        folder = _copy(folder, edited)
     return Made(
-        image=str(folder),
+        image=str(folder if edited == text and context == folder else _copy(context, edited)),
         workdir=reading.workdir,
         user=reading.user,
         left_out=reading.left_out,
         fetches=reading.fetches,
         has_tests="/tests" in text,
     )
+
+
+def _context(folder: Path) -> Path:
+    """The folder whose files a build may copy: environment/, or what a docker-compose.yaml of one service says."""
+    name = next((name for name in _COMPOSE if (folder / name).is_file()), None)
+    if name is None:
+        return folder
+    try:
+        services = yaml.safe_load((folder / name).read_text(encoding="utf-8"))["services"]
+        main = dict(services["main"] or {})
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{folder / name} names no service main: {exc}") from exc
+    if others := sorted(set(services) - {"main"}):
+        raise CannotRunError(f"environment/{name}: services beside main ({', '.join(others)}) are not supported")
+    asked = [key for key in main if key not in _COMPOSE_KEYS]
+    asked += [str(one) for one in main.get("volumes") or () if not _LOGS.fullmatch(str(one))]
+    asked += [str(one) for one in main.get("environment") or () if "${" not in str(one)]
+    if asked:
+        raise CannotRunError(f"environment/{name}: {asked[0]} of the service main is not supported")
+    build = main.get("build") or "."
+    place = str(build.get("context", ".") if isinstance(build, dict) else build).replace("${CONTEXT_DIR}", ".")
+    context = (folder / place).resolve()
+    if context not in (folder.resolve(), folder.resolve().parent):
+        raise CannotRunError(f"environment/{name}: a build in {place} is not supported; the task's own folder is")
+    return folder if context == folder.resolve() else context
 
 
 class _Reading:
