@@ -14,7 +14,6 @@ import marshal
 import os
 import resource
 import select
-import signal
 import sys
 
 TYPE_CHECKING = False
@@ -24,6 +23,7 @@ if TYPE_CHECKING:  # typing takes long to import
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 24, 38, 22
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, _PR_SET_CHILD_SUBREAPER = 47, 4, 36
 _SECCOMP_MODE_FILTER = 2
+_SIGKILL, _SIGPIPE, _SIGXFSZ = 9, 13, 25  # the module signal takes long to import
 _SYS_SETNS = {"x86_64": 308, "aarch64": 268}
 _CAPSET_VERSION = 0x20080522
 
@@ -80,7 +80,7 @@ def _become(order: dict[str, Any], cgroups: list[int], alive: int) -> NoReturn:
     try:
         for file in cgroups:
             os.write(file, b"0")
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
         if select.select([alive], [], [], 0)[0]:
             os._exit(125)
         os.setsid()
@@ -91,8 +91,8 @@ def _become(order: dict[str, Any], cgroups: list[int], alive: int) -> NoReturn:
             raise OSError(errno.ENOTDIR, "cwd", "cwd") from exc
         for limit, value in order["limits"]:
             resource.setrlimit(limit, (value, value))
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
-            signal.signal(number, signal.SIG_DFL)
+        for number in (_SIGPIPE, _SIGXFSZ):  # Python ignores them
+            libc.signal(number, None)
         _give_up_rights(order["filter"])
         os.closerange(3, order["said"])
         os.closerange(order["said"] + 1, 4096)
