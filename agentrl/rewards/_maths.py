@@ -29,6 +29,7 @@ _UNITS = {
     "dollar": "",
     "cent": "",
 }
+_TINY, _CLOSE = 1e-3, 1e-6
 _NAMES = {name: unit for unit, names in _UNITS.items() for name in (unit, *names.split())}
 _UNIT = re.compile(r"\d[\s~]*(?:\\[ ,;!])*\\?(?:text|mathrm|mbox|rm)?\{?\s*([A-Za-z]+)\.?\s*\}?(?:\^\{?(\d)\}?)?\s*$")
 _BRACKETS = re.compile(r"^\s*\$?\s*(?:\\left)?\s*(\\\{|\(|\[).*?(\\\}|\)|\])\s*\$?\s*$", re.DOTALL)
@@ -58,7 +59,19 @@ def _equal(given: str, right: str) -> bool:
         return False
     from math_verify import verify
 
-    return bool(verify(_read(right), _read(given), timeout_seconds=None))
+    wanted, found = _read(right), _read(given)
+    return bool(verify(wanted, found, timeout_seconds=None)) and not _tiny_and_apart(wanted, found)
+
+
+def _tiny_and_apart(wanted: list[Any], found: list[Any]) -> bool:
+    """Whether both are small numbers that differ by more than a millionth of themselves.
+
+    math-verify rounds to six places, where all small numbers are equal.
+    """
+    numbers = [one[0] for one in (wanted, found) if one and getattr(one[0], "is_number", False)]
+    if len(numbers) < 2 or not all(one.is_real and 0 < abs(one.evalf()) < _TINY for one in numbers):
+        return False
+    return bool(abs((numbers[0] / numbers[1]).evalf() - 1) > _CLOSE)
 
 
 def _read(text: str) -> Any:

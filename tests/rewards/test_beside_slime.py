@@ -151,6 +151,32 @@ async def test_the_hub_beside_slimes(case, hub, capsys):
     assert (theirs != pytest.approx(right)) == slime_errs
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["em", "math", "dapo", "gpqa", "search_r1_retrieval"])
+async def test_slime_calls_ours_by_its_path(name, hub):
+    """slime's own functions load the grader and call it: one sample, a batch, and a sample's own path."""
+    path = f"agentrl.rewards.{name}"
+    samples = [
+        SimpleNamespace(
+            prompt="",
+            response=text,
+            label="B",
+            metadata={},
+            custom_rm_path=None,
+            loss_mask=None,
+            group_index=0,
+            index=0,
+        )
+        for text in ("<think>a</think> <answer>B</answer>", r"\boxed{B}", "Answer: B")
+    ]
+    args = SimpleNamespace(custom_rm_path=path, rm_type=None)
+    one_by_one = [await hub.async_rm(args, sample) for sample in samples]
+    assert await hub.batched_async_rm(args, samples) == one_by_one
+    assert max(one_by_one) == 1.0
+    samples[0].custom_rm_path, args.custom_rm_path = path, None
+    assert await hub.async_rm(args, samples[0]) == one_by_one[0]
+
+
 async def _slimes(async_rm: Callable[..., Any], args: Any, sample: Any) -> float:
     result = await asyncio.wait_for(async_rm(args, sample), 30)
     return float(result["score"] if isinstance(result, dict) else result)
