@@ -1,0 +1,38 @@
+"""Back ends by name."""
+
+import pytest
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl_sandbox import SandboxSpec, open_backend
+from agentrl_sandbox.fake.backend import FakeBackend
+
+
+class Absent(FakeBackend):
+    async def __aenter__(self):
+        raise SandboxError("it is not here")
+
+
+def test_a_name_or_a_path():
+    assert open_backend("fake").name == "fake"
+    assert isinstance(open_backend("agentrl_sandbox.fake.backend:FakeBackend"), FakeBackend)
+    with pytest.raises(ConfigError, match="no sandbox back end 'dokcer'; write one of docker, bubblewrap"):
+        open_backend("dokcer")
+
+
+@pytest.mark.parametrize(("docker", "chosen"), [(FakeBackend, FakeBackend), (Absent, FakeBackend), (Absent, Absent)])
+async def test_auto_takes_the_first_that_works(monkeypatch, docker, chosen):
+    monkeypatch.setattr("agentrl_sandbox.docker.backend.DockerBackend", docker)
+    monkeypatch.setattr("agentrl_sandbox.bubblewrap.backend.BubblewrapBackend", chosen)
+    auto = open_backend("auto")
+    with pytest.raises(SandboxError, match="not entered"):
+        auto.sandbox(SandboxSpec())
+    if chosen is Absent:
+        with pytest.raises(SandboxError, match=r"docker: it is not here; bubblewrap: it is not here"):
+            await auto.__aenter__()
+        return
+    async with auto as backend:
+        assert backend.name == "fake"
+        async with backend.sandbox(SandboxSpec()) as box:
+            assert [found.sandbox_id for found in await backend.list()] == [box.sandbox_id]
+            await backend.remove([box.sandbox_id])
+        assert await backend.list() == []
