@@ -16,7 +16,7 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox import ExecResult, Sandbox
 from agentrl_sandbox.spec import SandboxSpec
 
-ISOLATED = ("docker",)
+ISOLATED = ("bubblewrap", "docker")
 """Back ends that hold what a model wrote. `local` isolates nothing, and `fake` runs nothing."""
 
 SMALL = SandboxSpec(memory_mb=64, pids=64, disk_mb=16, file_mb=8, cpus=0.5)
@@ -73,7 +73,7 @@ class Arena:
     async def usable(self) -> str:
         """ "usable" if the sandbox runs commands, else what it says instead. It says either soon."""
         try:
-            async with asyncio.timeout(_ANSWER_S * 3):
+            async with asyncio.timeout(3 * _ANSWER_S):
                 await self.box.exec(":", check=True)
         except SandboxError as exc:
             return f"{type(exc).__name__}: {exc}"

@@ -5,7 +5,7 @@ import pytest
 
 from tests.sandbox.attacks.arena import SMALL, arena
 
-_notes: dict[str, str] = {}
+_notes: dict[str, list[str]] = {}
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def note(request):
     """Takes how an attack was contained and what recorded its cause, for the table at the end of the tests."""
 
     def add(said: str) -> None:
-        _notes[request.node.name] = " ".join(said.split())
+        _notes.setdefault(request.node.name, []).append(" ".join(said.split()))
 
     return add
 
@@ -34,4 +34,4 @@ def pytest_terminal_summary(terminalreporter):
     if _notes:
         terminalreporter.section("attacks")
         for name, said in _notes.items():
-            terminalreporter.write_line(f"{name}: {said}")
+            terminalreporter.write_line(f"{name}: {'; '.join(said)}")

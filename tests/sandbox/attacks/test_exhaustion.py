@@ -140,7 +140,7 @@ async def test_full_process_table(field, note):
             said[name] = repr(await asked())[:60]
         except SandboxKilledError as exc:
             said[name] = str(exc)
-        assert time.monotonic() - begun < 12, said
+        assert time.monotonic() - begun < 30, said
     note(str(said))
     assert all("pids=64" in answer for answer in said.values())
 
@@ -159,7 +159,7 @@ async def test_endless_signals(field, note):
             said[name] = repr(await asked())[:60]
         except SandboxKilledError as exc:
             said[name] = f"{type(exc).__name__}: {exc}"
-        assert time.monotonic() - begun < 12, said
+        assert time.monotonic() - begun < 30, said
     note(str(said))
 
 

@@ -1,0 +1,56 @@
+"""Attacks on the reward: hostile players of a function task. Each episode ends with reward 0 and says why."""
+
+import asyncio
+
+import pytest
+
+from agentrl import EnvFactory, StopReason, Task
+from agentrl.testing import rollout
+from agentrl_envs.coding import CodingEnv, gold
+from agentrl_envs.coding.players import attack
+from tests.sandbox.attacks.arena import ISOLATED, SMALL
+
+pytestmark = [pytest.mark.parametrize("backend", ISOLATED, indirect=True), pytest.mark.timeout(300)]
+
+TASK = Task(
+    prompt="",
+    id="add",
+    metadata={
+        "format": "function",
+        "prompt": 'def add(a, b):\n    """The sum of two numbers."""\n',
+        "canonical_solution": "    return a + b\n",
+        "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0\n",
+        "entry_point": "add",
+    },
+)
+CAUSES = {
+    "prints_passed": "grading",
+    "kills_the_tests": "grading",
+    "reads_the_secret": "grading",
+    "a_pipe": "grading",
+    "much_memory_when_graded": "grading",
+    "many_processes": "either",
+}
+"""Attack -> where the trajectory tells its cause: what the tests wrote, or why the sandbox was killed."""
+
+
+async def test_every_attack_scores_nothing_and_says_why(field, backend, note):
+    """`field` watches this machine meanwhile. The task's own solution scores 1 beside them."""
+    spec = SMALL.model_copy(update={"memory_mb": 128, "cpus": 1.0}).model_dump()
+    room = asyncio.Semaphore(3)
+
+    async def play(envs, turns):
+        async with room:
+            return await rollout(envs.make(), TASK, turns)
+
+    async with EnvFactory(CodingEnv, {"backend": backend.name, "size": 3, "spec": spec, "command_s": 5}) as envs:
+        right, *done = await asyncio.gather(play(envs, gold(TASK)), *(play(envs, attack(name)) for name in CAUSES))
+    assert (right.reward, right.stop) == (1.0, StopReason.DONE), right
+    told = {}
+    for name, trajectory in zip(CAUSES, done, strict=True):
+        killed = trajectory.info.get("sandbox_killed", "")
+        told[name] = f"sandbox_killed: {killed}" if killed else f"grading: {trajectory.info.get('grading', '')[-150:]}"
+        assert (trajectory.reward, trajectory.failure) == (0.0, None), (name, trajectory.failure, told[name])
+        assert killed or CAUSES[name] == "either" or trajectory.info["grading"].strip(), name
+    for name, why in told.items():
+        note(f"{name}: {why}")
