@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import SandboxError
+from agentrl_sandbox.bubblewrap import seccomp
 from agentrl_sandbox.output import Stream
 from agentrl_sandbox.process import HostProcess
 
@@ -54,7 +55,10 @@ class Box:
 
         If this fails or is cancelled, `end` is to be called.
         """
-        given = memory("\0".join((*ISOLATION, *arguments)))  # not in its command line, which the box can read
+        # For the box's first processes too: commands, being of the same user, can make them do anything.
+        filtering = memory(seccomp.program())
+        arguments = (*ISOLATION, "--seccomp", str(filtering), *arguments)
+        given = memory("\0".join(arguments))  # not in its command line, which the box can read
         reading, writing = os.pipe()
         program = shutil.which("bwrap") or "bwrap"
         try:
@@ -63,7 +67,7 @@ class Box:
                 cwd="/",
                 env={},
                 stdin=True,
-                pass_fds=(given, writing, *files),
+                pass_fds=(given, filtering, writing, *files),
                 uid=self.uid,
             )
             await self._wait_until_ready()
@@ -72,8 +76,12 @@ class Box:
         except OSError as exc:
             raise SandboxError(f"bwrap cannot make a sandbox: {exc}") from exc
         finally:
-            for file in (given, reading, writing):
+            for file in (given, filtering, reading, writing):
                 os.close(file)
+
+    def firsts(self) -> tuple[int, int]:
+        """Its first process, and the one that holds it open, as the host counts."""
+        return self.first, _only_child(self.first)
 
     @property
     def alive(self) -> bool:
@@ -109,10 +117,10 @@ class Box:
             self._ready.set()
 
 
-def memory(text: str) -> int:
+def memory(content: str | bytes) -> int:
     """A descriptor of a file in memory, to be read from its start."""
     number = os.memfd_create("agentrl")
-    os.write(number, text.encode())
+    os.write(number, content.encode() if isinstance(content, str) else content)
     os.lseek(number, 0, os.SEEK_SET)
     return number
 

@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,14 @@ class Cgroups:
             folder, tuple(str(one / "cgroup.procs") for one in (folder, *self.folders) if one != self.commands)
         )
 
+    def killed_for_memory(self) -> int:
+        """How many processes the kernel killed because the box's memory was used up."""
+        for folder, name in itertools.product(self.folders, ("memory.oom_control", "memory.events")):
+            with contextlib.suppress(OSError):
+                words = (folder / name).read_text().split()
+                return int(words[words.index("oom_kill") + 1])
+        return 0
+
     def remove(self) -> None:
         """Kill what is in them, and remove them."""
         remove(self.folders)
@@ -58,6 +66,11 @@ class Command:
     folder: Path
     joins: tuple[str, ...]
     """The files by which the command's first process joins."""
+
+    def join(self, pids: Iterable[int]) -> None:
+        """Move processes into it."""
+        for file, pid in itertools.product(self.joins, pids):
+            Path(file).write_text(str(pid))
 
     def kill(self) -> bool:
         """Kill all that is in it; False if something is left after some seconds."""

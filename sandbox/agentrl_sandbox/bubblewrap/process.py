@@ -30,6 +30,8 @@ class Control:
     cgroup: Command | None
     check_alive: Callable[[], Awaitable[None]]
     """Raises SandboxKilledError if the box has ended."""
+    why_killed: Callable[[], str]
+    """What to tell of a command that the kernel killed; empty: nothing."""
     give_up: Callable[[str], Awaitable[None]]
     """Kill the sandbox, as a command cannot be killed; raises SandboxKilledError."""
 
@@ -40,6 +42,7 @@ class BoxProcess(HostProcess):
     def __init__(self, sink: OnOutput, control: Control) -> None:
         super().__init__(sink)
         self._control = control
+        self._told = False
 
     async def enter(self, order: Mapping[str, Any], box: int, *, stdin: bool) -> str:
         """Start the command in the box whose pidfd is given. Returns once it runs, or with what went wrong."""
@@ -68,6 +71,9 @@ class BoxProcess(HostProcess):
         code = await super().ended()
         if code == _SIGKILLED:
             await self._control.check_alive()
+            if not self._told and (said := self._control.why_killed()):
+                self._told = True
+                self._sink("stderr", said.encode())
         if self._control.cgroup is not None:
             self._control.cgroup.remove()
         return code

@@ -23,7 +23,6 @@ _OF_ETC = (
 """What programs of the host's /usr read, and what tells nothing about the host."""
 _OF_NETWORK = ("resolv.conf", "nsswitch.conf", "gai.conf")
 _NOT_OF_IMAGE = {"proc", "dev", "sys", "tmp", "run"}
-_SHARED_MEMORY = 64 << 20
 
 
 def arguments(spec: SandboxSpec, files: Sequence[int]) -> list[str]:
@@ -40,13 +39,13 @@ def arguments(spec: SandboxSpec, files: Sequence[int]) -> list[str]:
         "--dev",
         "/dev",
         "--size",
-        str(_SHARED_MEMORY),
+        str(size // 8),
         "--perms",
         "1777",
         "--tmpfs",
         "/dev/shm",
     ]
-    given += ["--remount-ro", "/dev", "--perms", "1777", "--size", str(size // 4), "--tmpfs", "/tmp"]
+    given += ["--remount-ro", "/dev", "--perms", "1777", "--size", str(size // 8), "--tmpfs", "/tmp"]
     given += ["--perms", "0755", "--size", str(size - size // 4), "--tmpfs", workdir]
     for inside, outside in spec.sockets.items():
         given += ["--ro-bind", outside, inside]  # a read-only mount does not keep anyone from connecting

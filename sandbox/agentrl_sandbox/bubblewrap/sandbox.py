@@ -8,7 +8,7 @@ import os
 import resource
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError, SandboxError
@@ -53,6 +53,8 @@ class BubblewrapSandbox(ShellSandbox):
         finally:
             for file in files:
                 os.close(file)
+        if self._cgroups is not None:  # commands, being of the same user, can make the first processes do anything
+            self._cgroups.command().join(self._box.firsts())
         self._entry = registry.Entry(
             sandbox_id=self.sandbox_id,
             image=self.spec.image,
@@ -85,7 +87,7 @@ class BubblewrapSandbox(ShellSandbox):
         self._require_alive()
         assert self._box is not None
         command = self._cgroups.command() if self._cgroups else None
-        process = BoxProcess(sink, Control(command, self._check_alive, self._give_up))
+        process = BoxProcess(sink, Control(command, self._check_alive, self._teller(), self._give_up))
         self._processes.add(process)
         process.released.add_done_callback(lambda _: self._processes.discard(process))
         order = self._order(argv, env, cwd, command.joins if command else ())
@@ -128,10 +130,26 @@ class BubblewrapSandbox(ShellSandbox):
             return FileNotFoundError(errno.ENOENT, "no such folder in the sandbox", cwd)
         return SandboxError(f"sandbox {self.sandbox_id} cannot start {program}: {what}: {os.strerror(int(number))}")
 
+    def _teller(self) -> Callable[[], str]:
+        """Tells of what the kernel kills from now on because the box's memory is used up."""
+        before = self._cgroups.killed_for_memory() if self._cgroups else 0
+
+        def tell() -> str:
+            if self._cgroups is None or self._cgroups.killed_for_memory() == before:
+                return ""
+            return f"killed: the sandbox's memory is used up (memory_mb={self.spec.memory_mb})\n"
+
+        return tell
+
     def _require_alive(self) -> None:
         if self._box is None or not self._box.alive:
-            why = self._killed_for or "its own commands ended it, or it was removed"
+            why = self._killed_for or self._why_ended()
             raise SandboxKilledError(f"sandbox {self.sandbox_id} was killed: {why}")
+
+    def _why_ended(self) -> str:
+        if self._cgroups is not None and self._cgroups.killed_for_memory():
+            return f"its memory was used up (memory_mb={self.spec.memory_mb})"
+        return "its own commands ended it, or it was removed"
 
     async def _check_alive(self) -> None:
         """Raises SandboxKilledError if the box has ended, which may take a moment to be seen."""
