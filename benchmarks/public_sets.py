@@ -18,8 +18,11 @@ from typing import Any
 from agentrl import ConfigError
 from agentrl_envs.coding.formats.harbor.config import read_task_toml
 
+_RAN = ("good", "no-op rewarded", "oracle failed", "flaky", "no oracle", "deadline")
 _CLASSES = {
-    "services of a task's own": "it needs services beside its box (docker-compose)",
+    r"docker-compose.yaml": "it needs more of docker-compose than one plain service",
+    "registry-1.docker.io": "its base image is neither here nor mapped",
+    "fetch_media": "its image needs a network (its own Python script)",
     "no Dockerfile": "it has neither a Dockerfile nor a docker_image",
     "GPUs": "it asks for GPUs",
     "environment of its own": "its verifier has an environment of its own",
@@ -51,8 +54,7 @@ def _summary(folder: Path, found: Mapping[str, Any]) -> dict[str, Any]:
         "task_toml": len(files),
         "parsed": sum(_parses(file) for file in files),
         "tried": len(findings),
-        "ran": sum(bool(one["noop"]) and one["verdict"] != "cannot run here" for one in findings),
-        "with_oracle": sum(bool(one["oracle"]) for one in findings),
+        "ran": sum(one["verdict"] in _RAN or (one["verdict"] == "error" and bool(one["noop"])) for one in findings),
         "verdicts": dict(Counter(one["verdict"] for one in findings).most_common()),
         "cannot_run_because": dict(reasons.most_common()),
         "broken": {verdict: [one["id"] for one in findings if one["verdict"] == verdict] for verdict in named},
