@@ -118,10 +118,12 @@ def lives(pid):
 
 def test_the_killer_starts_no_process(shell, tmp_path):
     """There may be no room for one: nothing is on its PATH, and it still ends."""
-    victim = subprocess.Popen(["sleep", "60"])
+    victim = subprocess.Popen(["sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE)
+    victim.stdout.readline()  # it has a child now, as a command has while it runs
     try:
         done = run(shell(killer(victim.pid)), env={"PATH": str(tmp_path)})
         assert done.stdout.decode().strip() == wrapper.KILLED
         assert victim.wait(10) == -9
     finally:
         victim.kill()
+        victim.stdout.close()
