@@ -20,6 +20,7 @@ from agentrl_sandbox.process import HostProcess
 
 _READY_S = 30.0
 _DYING_S = 5.0
+_LONGEST_WORDS = 4000
 _NOBODIES = range(1_600_000_000, 1_700_000_000)
 """User ids of the host that nobody has. If this process is root, each box runs as one of them."""
 INNER_UID = 1000
@@ -112,7 +113,7 @@ class Box:
             raise SandboxError(f"bwrap cannot make a sandbox: {said or 'it ended without a word'}")
 
     def _hear(self, stream: Stream, data: bytes) -> None:
-        self._said += data[:2000]
+        self._said += data[: _LONGEST_WORDS - len(self._said)]  # commands inside can write to it as well
         if stream == "stdout" and b"ready" in self._said:
             self._ready.set()
 
