@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 
 import pytest
 
@@ -12,6 +13,17 @@ def pytest_configure():
     """A shell that runs the tests in its background has them ignore SIGINT; some send it to themselves."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Why tests were skipped: one line a reason, not one a test. (pytest's own -rs names each line of code.)"""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
+    )
+    if reasons:
+        terminalreporter.section("not run here")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:4} {reason}")
 
 
 @pytest.fixture(scope="session")

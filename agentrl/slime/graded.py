@@ -84,7 +84,7 @@ async def read(args: Any, sample: Any) -> Written:
     opened = isinstance(sample.prompt, str) and sample.prompt.rstrip().endswith("<think>")
     if not sample.loss_mask or all(sample.loss_mask):
         return Written.of_turns([sample.response or ""], thinking=opened, **task)
-    decode = await asyncio.to_thread(_decoder, args.hf_checkpoint)
+    decode = await asyncio.to_thread(_decoder, HostArgs.of(args).hf_checkpoint)
     mine, others = list[str](), list[str]()
     response = sample.tokens[-len(sample.loss_mask) :]
     for sampled, run in groupby(zip(response, _sampled(sample), strict=True), key=lambda pair: pair[1]):

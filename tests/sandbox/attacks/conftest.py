@@ -4,8 +4,14 @@ that its cause is recorded; and at the end of `field`, that a neighbour and this
 import pytest
 
 from tests.sandbox.attacks.arena import SMALL, arena
+from tests.sandbox.engine import REQUIRED
 
 _notes: dict[str, list[str]] = {}
+
+
+def pytest_runtest_setup():
+    if not {"docker", "bubblewrap"} & set(REQUIRED):
+        pytest.skip("attacks on sandboxes take minutes: .ci/docker.sh runs them")
 
 
 @pytest.fixture
