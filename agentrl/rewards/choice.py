@@ -33,7 +33,11 @@ def letter(text: str, valid: Sequence[str]) -> str | None:
     if stated:
         return stated[-1]
     denied = {(match[2] or match[3]).upper() for match in _STATED.finditer(text) if match[1] or match[4]}
-    valid = [one for one in valid if one not in denied]
+    return _alone(text, [one for one in valid if one not in denied])
+
+
+def _alone(text: str, valid: Sequence[str]) -> str | None:
+    """The last capital that stands alone and is no English word."""
     alone = [found for found in _ALONE.findall(text) if found in valid]
     words = [one for one in alone if one not in "AI"]  # "A" and "I" are English words, too
     if alone and _only(text) == alone[0]:

@@ -202,19 +202,28 @@ def judge(noop: Sequence[Play], oracle: Sequence[Play]) -> tuple[Verdict, str]:
     nothing, solved = [play.score for play in noop], [play.score for play in oracle]
     if any(score is not None and score > 0 for score in nothing):
         return "no-op rewarded", f"doing nothing scored {_shown(nothing)}"
-    if len(set(nothing)) > 1 or len(set(solved)) > 1:
-        broke = next((f": {play.error}" for play in (*noop, *oracle) if play.error), "")
-        return "flaky", f"doing nothing scored {_shown(nothing)}, the solution {_shown(solved)}{broke}"
-    if late := next((play for play in (*noop, *oracle) if play.late), None):
-        return "deadline", late.error
-    if broke_at := next((play for play in (*noop, *oracle) if play.score is None), None):
-        return "error", broke_at.error
+    if broken := _broken(nothing, solved, [*noop, *oracle]):
+        return broken
     if not oracle:
         return "no oracle", "the task comes without a solution; doing nothing scored 0"
     if any(score != 1.0 for score in solved):
         said = oracle[0].error or " ".join(oracle[0].log[-300:].split())
         return "oracle failed", f"the solution scored {_shown(solved)}: {said}"
     return "good", ""
+
+
+def _broken(
+    nothing: Sequence[float | None], solved: Sequence[float | None], plays: Sequence[Play]
+) -> tuple[Verdict, str] | None:
+    """The verdict where two plays of a kind differ, or one gave no score."""
+    if len(set(nothing)) > 1 or len(set(solved)) > 1:
+        broke = next((f": {play.error}" for play in plays if play.error), "")
+        return "flaky", f"doing nothing scored {_shown(nothing)}, the solution {_shown(solved)}{broke}"
+    if late := next((play for play in plays if play.late), None):
+        return "deadline", late.error
+    if broke_at := next((play for play in plays if play.score is None), None):
+        return "error", broke_at.error
+    return None
 
 
 def _shown(scores: Sequence[float | None]) -> str:

@@ -95,10 +95,7 @@ def load_folder(task: Task) -> Problem:
     may lie in `solution/` under the names of the stubs, or in `.meta/example.py` for a single stub, as Exercism's do.
     """
     folder = Path(str(task.metadata.get("path", "")))
-    sources = sorted(folder.glob("*.py"))
-    tests = [file for file in sources if file.stem.startswith("test_") or file.stem.endswith("_test")]
-    support = [file for file in sources if file.name == "conftest.py"]
-    stubs = [file for file in sources if file not in tests and file not in support]
+    tests, support, stubs = _sorted(folder)
     if not tests or not stubs:
         missing = "no tests (test_*.py or *_test.py)" if not tests else "no stub (*.py beside the tests)"
         raise ConfigError(f'task {task.id!r}: the folder {str(folder)!r} in metadata["path"] has {missing}')
@@ -116,6 +113,14 @@ def load_folder(task: Task) -> Problem:
             ),
         )
     )
+
+
+def _sorted(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """The folder's tests, what supports them, and its stubs."""
+    sources = sorted(folder.glob("*.py"))
+    tests = [file for file in sources if file.stem.startswith("test_") or file.stem.endswith("_test")]
+    support = [file for file in sources if file.name == "conftest.py"]
+    return tests, support, [file for file in sources if file not in tests and file not in support]
 
 
 def human_eval() -> list[Task]:

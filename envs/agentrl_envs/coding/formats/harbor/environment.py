@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -84,24 +85,29 @@ def _context(folder: Path) -> Path:
     name = next((name for name in _COMPOSE if (folder / name).is_file()), None)
     if name is None:
         return folder
-    try:
-        services = yaml.safe_load((folder / name).read_text(encoding="utf-8"))["services"]
-        main = dict(services["main"] or {})
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{folder / name} names no service main: {exc}") from exc
-    if others := sorted(set(services) - {"main"}):
-        raise CannotRunError(f"environment/{name}: services beside main ({', '.join(others)}) are not supported")
-    asked = [key for key in main if key not in _COMPOSE_KEYS]
-    asked += [str(one) for one in main.get("volumes") or () if not _LOGS.fullmatch(str(one))]
-    asked += [str(one) for one in main.get("environment") or () if "${" not in str(one)]
-    if asked:
-        raise CannotRunError(f"environment/{name}: {asked[0]} of the service main is not supported")
-    build = main.get("build") or "."
+    build = _only_service(folder / name).get("build") or "."
     place = str(build.get("context", ".") if isinstance(build, dict) else build).replace("${CONTEXT_DIR}", ".")
     context = (folder / place).resolve()
     if context not in (folder.resolve(), folder.resolve().parent):
         raise CannotRunError(f"environment/{name}: a build in {place} is not supported; the task's own folder is")
     return folder if context == folder.resolve() else context
+
+
+def _only_service(file: Path) -> dict[str, Any]:
+    """The service main. Raises CannotRunError if there are others, or if it asks for what a sandbox does not give."""
+    try:
+        services = yaml.safe_load(file.read_text(encoding="utf-8"))["services"]
+        main = dict(services["main"] or {})
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{file} names no service main: {exc}") from exc
+    if others := sorted(set(services) - {"main"}):
+        raise CannotRunError(f"environment/{file.name}: services beside main ({', '.join(others)}) are not supported")
+    asked = [key for key in main if key not in _COMPOSE_KEYS]
+    asked += [str(one) for one in main.get("volumes") or () if not _LOGS.fullmatch(str(one))]
+    asked += [str(one) for one in main.get("environment") or () if "${" not in str(one)]
+    if asked:
+        raise CannotRunError(f"environment/{file.name}: {asked[0]} of the service main is not supported")
+    return main
 
 
 class _Reading:
