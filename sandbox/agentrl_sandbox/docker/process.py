@@ -133,6 +133,9 @@ class DockerProcess:
                 await self._read()
                 told = self._out.found[-1] if self._out.complete else ""
                 code = int(told.removesuffix(NO_MEMORY)) if told else await self._asked()
+                if told == str(_KILLED):  # perhaps with its container, which dies a moment later
+                    await self._box.look()
+                    self._box.check_alive()
             if told.endswith(NO_MEMORY) or (not told and await self._ran_out_of_memory(code)):
                 said = f"killed: the sandbox's memory is used up (memory_mb={self._box.spec.memory_mb})\n"
                 self._sink("stderr", said.encode())
