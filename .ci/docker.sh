@@ -8,7 +8,7 @@
 # packages, and the base image's tar file in .cache/docker. It fails if the engine does not start.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || set -- tests/sandbox tests/envs/coding
+[ $# -ge 1 ] || set -- tests/sandbox tests/envs/coding -n 2
 
 missing=()
 for package in docker.io bubblewrap busybox-static git patch procps python3-pytest; do
