@@ -26,6 +26,8 @@ _ENDING_S = 5.0
 _STDERR = 2
 _TRAILING_S = 0.25
 """How long a killed command's last output is waited for."""
+_LEARNING_S = (0.0, 0.05, 0.2, 0.5)
+"""Pauses before the engine is asked whether a container has ended in which a command was killed."""
 _KILLED = 128 + 9
 _FULL = re.compile("resource temporarily unavailable|cannot fork", re.IGNORECASE)
 _NO_USER = re.compile("unable to find (user|group)|no matching entries in passwd")
@@ -133,9 +135,6 @@ class DockerProcess:
                 await self._read()
                 told = self._out.found[-1] if self._out.complete else ""
                 code = int(told.removesuffix(NO_MEMORY)) if told else await self._asked()
-                if told == str(_KILLED):  # perhaps with its container, which dies a moment later
-                    await self._box.look()
-                    self._box.check_alive()
             if told.endswith(NO_MEMORY) or (not told and await self._ran_out_of_memory(code)):
                 said = f"killed: the sandbox's memory is used up (memory_mb={self._box.spec.memory_mb})\n"
                 self._sink("stderr", said.encode())
@@ -166,8 +165,11 @@ class DockerProcess:
             code = await exit_code(self._command)
         except DockerError:  # it goes with its container
             code = None
-        await self._box.look()
-        self._box.check_alive()
+        # The watcher was killed, too: perhaps with its container, of which the engine learns a moment later.
+        for delay in _LEARNING_S if code == _KILLED else (0.0,):
+            await asyncio.sleep(delay)
+            await self._box.look()
+            self._box.check_alive()
         if code is None:
             raise SandboxError(f"sandbox {self._box.sandbox_id}: the engine closed the connection to a command")
         return code
