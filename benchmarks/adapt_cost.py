@@ -289,7 +289,10 @@ def main() -> None:
     first = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], tools=TOOLS, return_dict=False)
     end_of_call = tokenizer.convert_tokens_to_ids("</tool_call>")
     called = Script(
-        str(end_of_call).encode(), f"{SEARCH}<|im_end|>", "It is the Seine.<|im_end|>", first.count(end_of_call)
+        f", {end_of_call}".encode(),  # not the bare number, which a request's id may hold
+        f"{SEARCH}<|im_end|>",
+        "It is the Seine.<|im_end|>",
+        first.count(end_of_call),
     )
     searched = Script(b"</information>", "<search>the river of the capital</search>", "<answer>Seine</answer>")
     scripts = {"agentrl.adapt": called, "slime search-r1": searched, "slime OpenAI adapter": called}
