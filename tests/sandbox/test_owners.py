@@ -50,7 +50,10 @@ def test_a_process_id_that_was_given_out_again(own):
 
 
 def test_a_child_that_was_forked_is_an_owner_of_its_own():
-    code = "import os; from agentrl_sandbox.owners import current; current(); os.fork(); print(current(), flush=True)"
+    code = (
+        "import os; from agentrl_sandbox.owners import current; current(); child = os.fork(); "
+        "child and os.waitpid(child, 0); print(current(), flush=True)"  # one after the other, or lines may mix
+    )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
     assert len({Owner.parse(line).pid for line in said.split()}) == 2
 
