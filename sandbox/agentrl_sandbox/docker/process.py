@@ -26,8 +26,6 @@ _ENDING_S = 5.0
 _STDERR = 2
 _TRAILING_S = 0.25
 """How long a killed command's last output is waited for."""
-_LEARNING_S = (0.0, 0.05, 0.2, 0.5)
-"""Pauses before the engine is asked whether a container has ended in which a command was killed."""
 _KILLED = 128 + 9
 _FULL = re.compile("resource temporarily unavailable|cannot fork", re.IGNORECASE)
 _NO_USER = re.compile("unable to find (user|group)|no matching entries in passwd")
@@ -165,9 +163,9 @@ class DockerProcess:
             code = await exit_code(self._command)
         except DockerError:  # it goes with its container
             code = None
-        # The watcher was killed, too: perhaps with its container, of which the engine learns a moment later.
-        for delay in _LEARNING_S if code == _KILLED else (0.0,):
-            await asyncio.sleep(delay)
+        if code == _KILLED:  # the watcher, too: perhaps with its container
+            await self._box.ensure_alive()
+        else:
             await self._box.look()
             self._box.check_alive()
         if code is None:
@@ -186,6 +184,7 @@ class DockerProcess:
         lacks = "process" if _FULL.search(said) else await self._box.used_up()
         if lacks == "process":
             return SandboxKilledError(self._box.no_room())
+        await self._box.ensure_alive()
         if lacks == "memory" or (code == _KILLED and await self._box.out_of_memory(0)):
             memory = self._box.spec.memory_mb
             return SandboxKilledError(f"sandbox {name} has no memory for another process (memory_mb={memory})")

@@ -29,10 +29,15 @@ log = logging.getLogger("agentrl")
 _START_S = 60.0
 """For a command to begin. It takes a twentieth of a second where nothing else happens."""
 _KILL_S = 10.0
+_LEARNING_S = (0.0, 0.05, 0.2, 0.5)
+"""Pauses before the engine is asked again whether a container has ended. It learns of it a moment later."""
+_CAUSE_S = 0.2
+"""After a container's end, how long the engine may take to learn that it was for memory."""
 _TOOL_S = 10.0
 _NEEDED = 6
 """Processes that it takes to start a command."""
 _NOT_FOUND = 127
+_BY_KILL = 128 + 9
 _SHOW_OOM = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; echo end"
 
 
@@ -130,8 +135,7 @@ class DockerSandbox(ShellSandbox):
                 async with asyncio.timeout(_START_S):
                     await stream.__aenter__()
             except DockerError:
-                await self.look()  # which tells more, if the container is gone
-                self.check_alive()
+                await self.ensure_alive()  # which tells more, if the container is gone
                 raise
         process = DockerProcess(self, command, stream, token, user, sink)
         self._processes.add(process)
@@ -188,6 +192,13 @@ class DockerSandbox(ShellSandbox):
         if self._dead:
             raise SandboxKilledError(self._dead)
 
+    async def ensure_alive(self) -> None:
+        """As `check_alive`, when something speaks for an end of which the engine need not know yet."""
+        for delay in _LEARNING_S:
+            await asyncio.sleep(delay)
+            await self.look()
+            self.check_alive()
+
     async def ping(self) -> None:
         """See `Sandbox.ping`. The engine says it within milliseconds; a command would take fifty."""
         self._admit(None)
@@ -206,15 +217,10 @@ class DockerSandbox(ShellSandbox):
         """Ask the engine whether the container has ended, and note why."""
         if self._dead:
             return
-        try:
-            state = (await self._container.show())["State"]
-        except DockerError as exc:
-            if exc.status != 404:
-                raise
-            raise SandboxError(
-                f"sandbox {self.sandbox_id} was removed by another: its lifetime_s={self.spec.lifetime_s:g} was over, "
-                "or somebody removed it by hand"
-            ) from exc
+        state = await self._told_state()
+        if not state["Running"] and state["ExitCode"] == _BY_KILL and not state["OOMKilled"]:
+            await asyncio.sleep(_CAUSE_S)
+            state = await self._told_state()
         if state["OOMKilled"] and not state["Running"]:
             self._dead = f"sandbox {self.sandbox_id} ended: its memory was used up (memory_mb={self.spec.memory_mb})"
         elif not state["Running"] and state["ExitCode"] == _NOT_FOUND:
@@ -223,6 +229,18 @@ class DockerSandbox(ShellSandbox):
             self._dead = (
                 f"sandbox {self.sandbox_id} ended: its first process was killed (exit code {state['ExitCode']})"
             )
+
+    async def _told_state(self) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = (await self._container.show())["State"]
+        except DockerError as exc:
+            if exc.status != 404:
+                raise
+            raise SandboxError(
+                f"sandbox {self.sandbox_id} was removed by another: its lifetime_s={self.spec.lifetime_s:g} was over, "
+                "or somebody removed it by hand"
+            ) from exc
+        return state
 
     async def out_of_memory(self, before: int) -> bool:
         """Whether the kernel has killed more than `before` processes of this sandbox for memory."""
