@@ -113,6 +113,8 @@ class Episode:
 
     async def _stop(self) -> StopReason:
         """Play, then score, and return the reason to stop. Raises FailedError."""
+        if self.returning is not None:  # the flag may be down again, but the Env is not back
+            return StopReason.ABORTED
         if self.state.stop is None:
             stop = await self._play()
             if stop is StopReason.ABORTED:

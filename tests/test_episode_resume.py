@@ -212,6 +212,25 @@ async def test_an_abort_at_every_poll_of_one_episode(renderer, env):
     assert env is Replayed or added == [1, 2, 3]
 
 
+@pytest.mark.parametrize("seen", range(1, 6))
+async def test_a_replay_that_an_abort_cuts_short_is_parked_unchanged(renderer, seen):
+    """Even if the flag is up for one poll only: nothing is played on an Env that is not back."""
+    expected = await Host(Replayed, Engine(SCRIPT, renderer), renderer).to_the_end()
+    host = Host(Replayed, Engine(SCRIPT, renderer), renderer, at=frozenset({10}))
+    await host.play()
+    before, host.polls = host.parked[-1], 0
+    assert before.episode.steps == 4
+
+    polls = iter(range(1, 1000))
+    t = await host.resume(host=EpisodeHost(aborted=lambda: next(polls) == seen, park=host.park))
+    assert (t.stop, len(host.parked), len(host.engine.requests)) == (StopReason.ABORTED, 2, 4)
+    again = host.parked[-1]
+    assert (again.how, again.rng, again.episode.steps) == (before.how, before.rng, 4)
+    assert again.episode.trajectory.tokens == before.episode.trajectory.tokens
+    host.at = frozenset()
+    assert picture(await host.resume()) == picture(expected)
+
+
 @pytest.mark.parametrize("env", ENVS)
 async def test_an_abort_in_the_middle_of_any_turn(renderer, env):
     expected = await Host(env, Engine(SCRIPT, renderer), renderer).to_the_end()

@@ -36,12 +36,13 @@ def lines(folder):
 
 
 def played(folder):
-    """Task, tokens and reward of every episode, in order."""
+    """Task, tokens, reward and versions of the weights of every episode, in order."""
     found = []
     for file in sorted((folder / "trajectories").glob("step_*.jsonl")):
         for line in file.read_text().splitlines():
             trajectory = Trajectory.from_json(json.loads(line))
-            found.append((file.stem, trajectory.task.id, tuple(trajectory.tokens), trajectory.reward))
+            versions = tuple(trajectory.weight_versions)
+            found.append((file.stem, trajectory.task.id, tuple(trajectory.tokens), trajectory.reward, versions))
     return found
 
 
