@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from agentrl.errors import ConfigError, InfraError
+from agentrl.http import Service
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
-from agentrl.rewards.http import Service
 from agentrl.types import JSON
 from agentrl.written import Written
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError, InfraError
+from agentrl.http import Service
 from agentrl.rewards.grader import Grade, Grader
-from agentrl.rewards.http import Service
 from agentrl.types import JSON, Reward
 from agentrl.written import Written
 

@@ -11,8 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentrl.errors import ConfigError, InfraError
+from agentrl.http import Service
 from agentrl.rewards import LLMJudge, RemoteReward
-from agentrl.rewards.http import Service
 from agentrl.rewards.judge import verdict
 from agentrl.types import Reward
 from agentrl.written import Written

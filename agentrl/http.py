@@ -1,4 +1,4 @@
-"""A reward's HTTP service: deadline, retries, a bound on requests under way, and a circuit breaker."""
+"""JSON from an HTTP service: deadline, retries, a bound on requests under way, and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Service:
     """JSON over HTTP POST to one URL, from any number of event loops.
 
     After `trip` requests in a row that failed with all their retries, the circuit is open for `open_s` seconds: each
-    request fails at once. Then one request is tried.
+    request fails at once. Then one request is tried. With `trip=0` the circuit never opens.
     """
 
     url: str
@@ -47,7 +47,7 @@ class Service:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"the reward's URL {self.url!r} is none; write http://host:port/path")
+            raise ConfigError(f"the URL {self.url!r} is none; write http://host:port/path")
 
     async def post(self, body: JSON) -> JSON:
         """The JSON that the server answers.
@@ -76,7 +76,7 @@ class Service:
                         return await self._once(session, body)
                     except ConfigError:
                         raise
-                    except (OSError, InfraError, ValueError) as exc:
+                    except (OSError, InfraError, ValueError, RecursionError) as exc:  # the latter two: no JSON
                         last = told(exc)
         except TimeoutError:
             raise InfraError(f"{self.url} did not answer within {self.seconds:g} s; the last error: {last}") from None
@@ -91,7 +91,7 @@ class Service:
                     raise InfraError(f"HTTP {response.status}: {(await response.text())[:200]}")
                 if response.status >= 400:
                     raise ConfigError(
-                        f"{self.url} refuses the reward's request with HTTP {response.status}: "
+                        f"{self.url} refuses the request with HTTP {response.status}: "
                         f"{' '.join((await response.text())[:300].split())}; correct its address or its settings"
                     )
                 return await response.json(content_type=None)
@@ -149,7 +149,7 @@ class Breaker:
     def failed(self, error: str, trip: int, open_s: float) -> None:
         with self._lock:
             self._failures, self._error = self._failures + 1, error
-            if self._failures >= trip:
+            if 0 < trip <= self._failures:
                 self._until = time.monotonic() + open_s
 
     def worked(self) -> None:

@@ -1,0 +1,1 @@
+"""Search-R1: a model that asks a search engine while it thinks."""

@@ -1,0 +1,196 @@
+"""A client of a retriever with Search-R1's HTTP contract, for all episodes of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from agentrl.errors import ConfigError, InfraError, told
+from agentrl.http import Service
+from agentrl.plain import text as whole_characters
+from agentrl.types import JSON
+from agentrl_envs.search_r1.retrieval.documents import Document, Retriever
+
+_LINGER_S = 0.002
+"""Seconds that the first query of a request waits for others."""
+_UNDER_WAY = 256
+_LONGEST_WAIT_S = 2.0
+"""Seconds between two tries, at most. A server that was started again is found this soon."""
+QUERY_CHARACTERS = 20_000
+"""No retriever reads more of a query; what is longer would only make a request too large."""
+
+
+def is_url(where: str) -> bool:
+    return where.startswith(("http://", "https://"))
+
+
+def open_retriever(where: str, *, timeout: float = 30.0) -> Retriever:
+    """The retriever at a URL, such as http://127.0.0.1:8000, or over a corpus, a JSONL file, in this process.
+
+    `timeout` is the deadline of one search in seconds, retries included. The index of a corpus is made at first use and
+    kept. Raises ConfigError for what is neither a URL nor a file.
+    """
+    if is_url(where):
+        return HTTPRetriever(where, timeout=timeout)
+    if not Path(where).is_file():
+        raise ConfigError(f"the retriever {where!r} is neither a URL (http://host:8000/retrieve) nor a corpus file")
+    from agentrl_envs.search_r1.retrieval.local import LocalRetriever  # needs tantivy
+
+    return LocalRetriever(Path(where))
+
+
+class WrongAnswerError(InfraError):
+    """What the server answered is no answer of a retriever. It is not asked again."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    query: str
+    future: asyncio.Future[list[Document]]
+    error: str = "no answer yet"
+
+
+class HTTPRetriever:
+    """Asks `POST /retrieve`. Queries that are asked at the same time share a request.
+
+    What fails is tried again until the deadline. A request that fails is split, so that one query that a server cannot
+    answer costs its neighbours nothing.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 30.0, batch: int = 64) -> None:
+        """`timeout` is the deadline of one search in seconds; `batch` bounds the queries of one request."""
+        self.url, self.timeout, self.batch = _endpoint(url), timeout, batch
+        self._service = Service(url=self.url, seconds=timeout, retries=0, concurrency=_UNDER_WAY, trip=0)
+        self._waiting: dict[int, list[_Asked]] = {}
+        self._sending: dict[asyncio.Task[None], list[_Asked]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Searches that still wait get an InfraError."""
+        waiting = [asked for queue in (*self._waiting.values(), *self._sending.values()) for asked in queue]
+        self._waiting.clear()
+        for asked in waiting:
+            _fail(asked, InfraError(f"the client of {self.url} was closed during the search"))
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    async def search(self, query: str, topk: int) -> list[Document]:
+        """The best `topk` passages, best first.
+
+        Raises InfraError if the server gave no well-formed answer before the deadline. Raises ConfigError if it refuses
+        the request for good.
+        """
+        if topk < 1:
+            raise ConfigError(f"topk is {topk}; ask for at least one passage")
+        future: asyncio.Future[list[Document]] = asyncio.get_running_loop().create_future()
+        asked = _Asked(whole_characters(query[:QUERY_CHARACTERS]), future)
+        self._queue(asked, topk)
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await future
+        except TimeoutError:
+            raise InfraError(f"{self.url} did not answer within {self.timeout:g} s; {asked.error}") from None
+
+    def _queue(self, asked: _Asked, topk: int) -> None:
+        queue = self._waiting.setdefault(topk, [])
+        queue.append(asked)
+        if len(queue) >= self.batch:
+            self._send(topk, queue)
+        elif len(queue) == 1:
+            asyncio.get_running_loop().call_later(_LINGER_S, self._send, topk, queue)
+
+    def _send(self, topk: int, queue: list[_Asked]) -> None:
+        if self._waiting.get(topk) is not queue:
+            return  # it was full before its time
+        del self._waiting[topk]
+        task = asyncio.get_running_loop().create_task(self._answer(queue, topk))
+        self._sending[task] = queue
+        task.add_done_callback(self._sending.pop)
+
+    async def _answer(self, batch: list[_Asked], topk: int) -> None:
+        """Settle each query of the batch, or leave it to its own deadline."""
+        attempt = 0
+        while batch := [asked for asked in batch if not asked.future.done()]:
+            try:
+                found = await self._ask([asked.query for asked in batch], topk)
+            except (InfraError, ConfigError) as exc:
+                if len(batch) > 1:
+                    await asyncio.gather(*[self._answer([asked], topk) for asked in batch])
+                    return
+                if not isinstance(exc, InfraError) or isinstance(exc, WrongAnswerError):
+                    _fail(batch[0], exc)
+                    return
+                batch[0].error = told(exc)
+            else:
+                for asked, documents in zip(batch, found, strict=True):
+                    if not asked.future.done():
+                        asked.future.set_result(documents)
+                return
+            attempt += 1
+            await asyncio.sleep(min(0.1 * 2**attempt, _LONGEST_WAIT_S) * random.uniform(0.5, 1.0))
+
+    async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
+        body = {"queries": list(queries), "topk": topk, "return_scores": True}
+        answer = await self._service.post(body)
+        try:
+            return [documents[:topk] for documents in read_answer(answer, len(queries))]
+        except ValueError as exc:
+            raise WrongAnswerError(f"{self.url} gave no answer of a retriever: {exc}") from None
+
+
+def read_answer(answer: JSON, queries: int) -> list[list[Document]]:
+    """The passages for each query, from either shape of answer. Raises ValueError for any other."""
+    results = answer.get("result") if isinstance(answer, dict) else None
+    if not isinstance(results, list):
+        raise ValueError(f'{answer!r:.100} has no list "result"')
+    if len(results) != queries:
+        raise ValueError(f"{len(results)} results for {queries} queries")
+    return [_documents(found) for found in results]
+
+
+def _documents(found: Any) -> list[Document]:
+    if not isinstance(found, list):
+        raise ValueError(f"the result of a query is {found!r:.100}, not a list of passages")
+    return [_document(one) for one in found]
+
+
+def _document(found: Any) -> Document:
+    inner = found.get("document", found) if isinstance(found, dict) else None
+    if not isinstance(inner, dict) or not isinstance(inner.get("contents"), str):
+        raise ValueError(f'{found!r:.100} is no passage: it has no text "contents"')
+    known = str(inner.get("id", ""))  # servers of web searches give none
+    score = None if inner is found else _score(found.get("score"))
+    return Document(whole_characters(known), whole_characters(inner["contents"]), score)
+
+
+def _score(found: Any) -> float | None:
+    usable = isinstance(found, float | int) and not isinstance(found, bool) and abs(found) < math.inf
+    try:
+        return float(found) if usable else None
+    except OverflowError:  # a whole number of 400 digits
+        return None
+
+
+def _fail(asked: _Asked, exc: Exception) -> None:
+    if not asked.future.done():
+        asked.future.set_exception(exc)
+
+
+def _endpoint(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        usable = is_url(url) and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"the retriever's URL {url!r} is none; write http://host:port/retrieve")
+    return parts._replace(path="/retrieve").geturl() if parts.path in ("", "/") else url

@@ -1,0 +1,89 @@
+"""What a retriever finds, and what a corpus is made of: passages in the format of Search-R1's wiki-18."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from agentrl.errors import ConfigError
+from agentrl.plain import text as whole_characters
+
+_BOM = b"\xef\xbb\xbf"
+_EXAMPLE = r'{"id": "7", "contents": "\"Title\"\ntext"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One passage. The first line of its contents is the title."""
+
+    id: str
+    contents: str
+    score: float | None = None
+    """How well it fits the query; None where the server did not say."""
+
+    @property
+    def title(self) -> str:
+        """The first line, with the quotes that a corpus writes around it."""
+        return self.contents.partition("\n")[0]
+
+    @property
+    def text(self) -> str:
+        return self.contents.partition("\n")[2]
+
+
+class Retriever(Protocol):
+    """Finds passages. Enter it with `async with` before the first search."""
+
+    async def search(self, query: str, topk: int) -> list[Document]:
+        """The best `topk` passages, best first.
+
+        Raises InfraError whenever no true answer could be had. An empty list says that nothing in the corpus fits.
+        """
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+def shown(documents: Sequence[Document]) -> str:
+    """The passages as the paper shows them to the model, one a line: `Doc 1(Title: ...) ...`."""
+    return "".join(f"Doc {at}(Title: {found.title}) {found.text}\n" for at, found in enumerate(documents, 1))
+
+
+def read_line(line: bytes, number: int, path: Path) -> Document | None:
+    """The passage on a line, or None for a blank line. Raises ConfigError that names file and line for any other."""
+    line = (line.removeprefix(_BOM) if number == 1 else line).strip()
+    if not line:
+        return None
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"{path}:{number} is no JSON ({exc}); write one passage a line, {_EXAMPLE}") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{path}:{number} is no JSON object; write one passage a line, {_EXAMPLE}")
+    return Document(_id(row, number, path), _contents(row, number, path))
+
+
+def _id(row: dict[str, Any], number: int, path: Path) -> str:
+    found = row.get("id")
+    if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
+        raise ConfigError(f'{path}:{number} has no "id" that is a text or a whole number; write {_EXAMPLE}')
+    return whole_characters(str(found))
+
+
+def _contents(row: dict[str, Any], number: int, path: Path) -> str:
+    found = row.get("contents")
+    if not isinstance(found, str) or not found.strip():
+        raise ConfigError(f'{path}:{number} has no "contents" with text; write {_EXAMPLE}')
+    return whole_characters(found)
+
+
+def read_corpus(path: Path) -> Iterator[tuple[bytes, Document | None]]:
+    """Each line of a corpus with its passage, None on a blank line. Raises ConfigError for one that it cannot read."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            yield line, read_line(line, number, path)
