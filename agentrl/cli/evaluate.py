@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,11 +19,13 @@ from agentrl.cli.options import Data, Device, DeviceName, EngineName, EnvPath, E
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
+from agentrl.monitor.by_key import Score, scores_by, value_of
 from agentrl.options import EpisodeOptions
 
 if TYPE_CHECKING:
     from agentrl.engine.base import SamplingParams
-    from agentrl.rollout import Evaluation
+    from agentrl.trajectory import Trajectory
+    from agentrl.types import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class _Job:
     config: EpisodeConfig
     reward: str | None
     thinking: Literal["keep", "strip"]
+    by: str | None
 
 
 def evaluate(
@@ -54,6 +56,10 @@ def evaluate(
     device: Device = DeviceName.AUTO,
     engine: EngineName = "local",
     settings: EpisodeSettings = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="A row for each value of this key of the metadata, and their average."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Play held-out tasks with a model, and print how well it did.
@@ -80,19 +86,24 @@ def evaluate(
             config,
             reward,
             thinking,
+            by,
         )
-        figures = _figures(run(_evaluate(job)), samples)
-    if as_json:
-        typer.echo(json.dumps(figures))
-    else:
-        _print_table(f"{model} in {env} on {data}", figures)
+        groups = run(_evaluate(job))
+    _report(groups, f"{model} in {env} on {data}", by, as_json=as_json)
 
 
-async def _evaluate(job: _Job) -> Evaluation:
-    from agentrl.rollout import Evaluation, Rollout, load_tasks, run_groups
+async def _evaluate(job: _Job) -> list[list[Trajectory]]:
+    """Episodes by task."""
+    from agentrl.rollout import Rollout, load_tasks, run_groups
 
     envs, reward = EnvFactory(job.env, job.config.env_config), load_object(job.reward) if job.reward else None
-    tasks = load_tasks(job.data, split="eval", check=envs.check)[: job.limit]
+
+    def check(task: Task) -> None:
+        envs.check(task)
+        if job.by is not None:
+            value_of(task, job.by)
+
+    tasks = load_tasks(job.data, split="eval", check=check)[: job.limit]
     check_out(job.out, job.data)
     async with open_model(job.model, job.device, job.engine, job.config.engine_config) as model, envs:
         rollout = Rollout(
@@ -106,10 +117,9 @@ async def _evaluate(job: _Job) -> Evaluation:
             groups = await run_groups(
                 rollout, tasks, job.samples, sampling_params=job.sampling_params, name="eval", on_episode=on_episode
             )
-    evaluation = Evaluation.of([trajectory for group in groups for trajectory in group])
     if job.out is not None:
-        write_trajectories(job.out, evaluation.trajectories)
-    return evaluation
+        write_trajectories(job.out, [trajectory for group in groups for trajectory in group])
+    return groups
 
 
 def _trained_with(model: str, env: str) -> dict[str, Any]:
@@ -121,11 +131,27 @@ def _trained_with(model: str, env: str) -> dict[str, Any]:
     return {"limits": run.limits, "thinking": run.thinking, **own}
 
 
-def _figures(evaluation: Evaluation, samples: int) -> dict[str, Any]:
-    rewards = [-math.inf if t.reward is None else t.reward for t in evaluation.trajectories]
-    best = [max(rewards[i : i + samples]) for i in range(0, len(rewards), samples)]
-    scored = [reward for reward in best if reward > -math.inf]
-    metrics = evaluation.metrics.to_json()
+def _report(groups: Sequence[Sequence[Trajectory]], title: str, by: str | None, *, as_json: bool) -> None:
+    figures = _figures(groups)
+    scores, average = scores_by(by, groups) if by is not None else ({}, None)
+    if not as_json:
+        _print_table(title, figures)
+        if by is not None and average is not None:
+            _print_scores(by, scores, average)
+        return
+    if average is not None:
+        of_values = {name: score.to_json() for name, score in scores.items()}
+        figures["by"] = {"key": by, "values": of_values, "average": average.to_json()}
+    typer.echo(json.dumps(figures))
+
+
+def _figures(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
+    from agentrl.rollout import Evaluation
+
+    samples = len(groups[0])
+    best = [max((t.reward for t in group if t.reward is not None), default=None) for group in groups]
+    scored = [reward for reward in best if reward is not None]
+    metrics = Evaluation.of([trajectory for group in groups for trajectory in group]).metrics.to_json()
     return {
         "reward_mean": metrics.pop("reward_mean"),
         **({f"best_of_{samples}": fmean(scored)} if samples > 1 and scored else {}),
@@ -152,3 +178,15 @@ def _print_table(title: str, figures: Mapping[str, Any]) -> None:
     console = Console()
     console.print(title, highlight=False, markup=False)
     console.print(table)
+
+
+def _print_scores(key: str, scores: Mapping[str, Score], average: Score) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(key, "reward mean", "95 % interval", "tasks", "failed")
+    for name, score in (*scores.items(), ("average", average)):
+        mean, low, high = ("-" if value is None else f"{value:.3f}" for value in (score.mean, score.low, score.high))
+        table.add_row(name, mean, f"{low} to {high}", f"{score.tasks}", f"{score.failed}")
+    table.rows[-2].end_section = True
+    Console(markup=False).print(table)

@@ -199,3 +199,31 @@ def test_a_port_that_is_taken_is_named(agentrl):
         assert agentrl("serve", "--model", "tiny", "--port", str(port), "--device", "cpu") == 2
     assert agentrl.stderr.startswith(f"error: cannot listen at 127.0.0.1:{port}: ")
     assert agentrl.stderr.endswith("choose another --port\n")
+
+
+def test_eval_by_a_key_of_the_metadata(folder, agentrl):
+    (folder / "script.py").write_text("def say(ids):\n    return 'Paris'\n")
+    args = ("eval", "my_env.py:Capitals", "--model", "tiny", "--data", "tasks.jsonl", "--engine", "scripted")
+    args = (*args, "--set", "engine_config.turns=script.py:say", "--by")
+    assert agentrl(*args, "about", "--json") == 0, agentrl.stderr
+    found = json.loads(agentrl.stdout)["by"]
+    assert found["key"] == "about"
+    assert found["values"]["Peru"] == {"mean": 0.0, "interval": [0.0, 0.0], "tasks": 1, "failed": 0}
+    assert (found["average"]["mean"], found["average"]["tasks"]) == (0.5, 2)
+    assert agentrl(*args, "about") == 0
+    assert re.search(r"France\W+1\.000\W+1\.000 to 1\.000\W+1\W+0\W", agentrl.stdout)
+    assert re.search(r"average\W+0\.500\W+0\.500 to 0\.500\W+2\W+0\W", agentrl.stdout)
+    assert agentrl(*args, "level", "--out", "played.jsonl") == 2
+    assert agentrl.stderr == (
+        "error: tasks.jsonl:1: --by level: the metadata of task 'tasks-1' has no such key; its keys are: about\n"
+    )
+    assert not (folder / "played.jsonl").exists()
+
+
+def test_eval_by_a_key_shows_failures_apart(folder, agentrl):
+    (folder / "script.py").write_text("def say(ids):\n    return 'Paris'\n")
+    args = ("eval", "my_env.py:Unreliable", "--model", "tiny", "--data", "tasks.jsonl", "--engine", "scripted")
+    assert agentrl(*args, "--set", "engine_config.turns=script.py:say", "--by", "about") == 0, agentrl.stderr
+    assert re.search(r"France\W+1\.000\W+1\.000 to 1\.000\W+1\W+0\W", agentrl.stdout)
+    assert re.search(r"Peru\W+- to -\W+0\W+1\W", agentrl.stdout)
+    assert re.search(r"average\W+- to -\W+1\W+1\W", agentrl.stdout)

@@ -1,0 +1,101 @@
+"""Rewards by a key of the tasks' metadata, with bootstrap intervals."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from agentrl.errors import ConfigError
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = np.ndarray[Any, Any]
+
+_REPLICATES = 2_000
+_DRAWN_AT_ONCE = 4_000_000
+"""Numbers drawn in one call: 32 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A mean reward and its 95 % interval, all None where no episode was valid."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    tasks: int
+    """Tasks with at least one valid episode. Only these count."""
+    failed: int
+    """Episodes that failed or were aborted."""
+
+    def to_json(self) -> dict[str, JSON]:
+        return {"mean": self.mean, "interval": [self.low, self.high], "tasks": self.tasks, "failed": self.failed}
+
+
+def value_of(task: Task, key: str) -> str:
+    """The text of metadata[key]. Raises ConfigError where it is neither text, a number nor a boolean."""
+    value = task.metadata.get(key)
+    if isinstance(value, str | int | float):
+        return str(value)
+    found = "no such key" if value is None else "neither text nor a number under it"
+    keys = ", ".join(task.metadata) or "none"
+    raise ConfigError(f"--by {key}: the metadata of task {task.id!r} has {found}; its keys are: {keys}")
+
+
+def scores_by(key: str, groups: Sequence[Sequence[Trajectory]], *, seed: int = 0) -> tuple[Mapping[str, Score], Score]:
+    """The score of each value of the key, in the order of the tasks, and their average. `groups` are episodes by task,
+    at least one of each.
+
+    A task's reward is the mean of its valid episodes. An interval holds the middle 95 % of the means of tasks drawn
+    anew; where all rewards are equal, it has no width. The average is the mean of the scores, however many tasks are
+    behind each, and None if one of them is. Raises ConfigError as `value_of` does.
+    """
+    import numpy as np
+
+    found: dict[str, tuple[list[float], list[int]]] = {}
+    for group in groups:
+        earned = [trajectory.reward or 0.0 for trajectory in group if trajectory.is_valid]
+        rewards, failed = found.setdefault(value_of(group[0].task, key), ([], []))
+        rewards += [fmean(earned)] if earned else []
+        failed.append(len(group) - len(earned))
+    drawn = {name: _drawn_means(rewards, (seed, zlib.crc32(name.encode()))) for name, (rewards, _) in found.items()}
+    scores = {
+        name: Score(*_mean_and_interval([fmean(rewards)] if rewards else [], drawn[name]), len(rewards), sum(failed))
+        for name, (rewards, failed) in found.items()
+    }
+    means = [score.mean for score in scores.values() if score.mean is not None]
+    together = _mean_and_interval(means if len(means) == len(scores) else [], np.mean([*drawn.values()], axis=0))
+    total = [sum(getattr(score, count) for score in scores.values()) for count in ("tasks", "failed")]
+    return scores, Score(*together, *total)
+
+
+def _mean_and_interval(means: Sequence[float], drawn: Array) -> tuple[float | None, float | None, float | None]:
+    import numpy as np
+
+    if not means:
+        return None, None, None
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return fmean(means), float(low), float(high)
+
+
+def _drawn_means(rewards: Sequence[float], seed: Sequence[int]) -> Array:
+    """Means of as many rewards, each drawn with replacement.
+
+    How often each reward is drawn is multinomial. Equal rewards are drawn together, so this is quick for rewards of 0
+    and 1.
+    """
+    import numpy as np
+
+    if not rewards:
+        return np.zeros(_REPLICATES)
+    values, counts = np.unique(np.asarray(rewards, dtype=float), return_counts=True)
+    random, many = np.random.default_rng(seed), max(1, _DRAWN_AT_ONCE // len(values))
+    sizes = [min(many, _REPLICATES - start) for start in range(0, _REPLICATES, many)]
+    share = counts / len(rewards)
+    return np.concatenate([random.multinomial(len(rewards), share, size) @ values for size in sizes]) / len(rewards)
