@@ -26,7 +26,7 @@ _MB = 1 << 20
 _ANSWER_S = 10.0
 """A command takes a tenth of a second, on a machine where nothing else happens."""
 _MOST_PROCESSES = 400  # others work on this machine, too; an attack makes thousands
-_MOST_MEMORY = 1000 * _MB  # an attack takes 3 GB
+_MOST_MEMORY = 2000 * _MB  # an attack takes 3 GB; other tests load torch beside it
 _MOST_DISK = 1000 * _MB  # an attack writes 2 GB
 
 
@@ -37,10 +37,10 @@ class Machine:
         self._token = token
         self._processes, self._memory, self._disk = _processes(), available_memory(), _free_disk()
 
-    def check(self) -> None:
-        """It is about as it was, and has nothing of the attack."""
-        assert _processes() - self._processes < _MOST_PROCESSES
-        assert self._memory - available_memory() < _MOST_MEMORY
+    async def check(self) -> None:
+        """It is soon about as it was, and has nothing of the attack."""
+        assert await soon(lambda: _processes() - self._processes < _MOST_PROCESSES)
+        assert await soon(lambda: self._memory - available_memory() < _MOST_MEMORY)
         assert all(before - _free_disk()[path] < _MOST_DISK for path, before in self._disk.items())
         for folder in ("/", "/tmp", "/work", "/dev", "/dev/shm", "/usr", "/etc", "/var/tmp", "/proc", os.getcwd()):
             with contextlib.suppress(FileNotFoundError):
@@ -97,12 +97,12 @@ async def arena(backend, spec: SandboxSpec) -> AsyncIterator[Arena]:
         field = Arena(*boxes, token, machine)
         yield field
         await field.check_neighbour()
-        machine.check()
+        await machine.check()
     assert await machine.cleared(), "processes of the attack outlive its sandbox"
-    machine.check()
+    await machine.check()
 
 
-async def soon(condition, within: float = 5.0) -> bool:
+async def soon(condition, within: float = 10.0) -> bool:
     end = time.monotonic() + within
     while time.monotonic() < end:
         if condition():

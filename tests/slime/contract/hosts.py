@@ -183,12 +183,19 @@ async def _log_without_traceback() -> None:
 
 
 async def _end_tasks() -> None:
-    """What asyncio.run does at its end; a host's loop never ends."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    """What asyncio.run does at its end; a host's loop never ends.
+
+    A task that connects the pipes of a new process is left alone: it ends by itself, and cancelled it would keep what
+    waits for that process forever (CPython's issue 125502, not mended in 3.11).
+    """
+    tasks = {t for t in asyncio.all_tasks() if t.get_coro().__name__ != "_connect_pipes"} - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks)
+        _, left = await asyncio.wait(tasks, timeout=60)
+        for task in left:
+            task.print_stack()
+        assert not left, f"cancelled, but still there: {left}"
 
 
 PARALLEL = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
