@@ -13,7 +13,7 @@ from agentrl.types import Action, Message, Observation, Observed, Raw
 def observed(observation: Observation, where: str) -> Observed:
     """An Env's observation as plain data, converted once on entry. Raises TypeError if it is not an observation."""
     if isinstance(observation, Raw) and isinstance(observation.text, str):
-        return Raw(text(observation.text))
+        return Raw(text(observation.text), text(observation.end))
     if isinstance(observation, str):
         return [{"role": "user", "content": text(observation)}]
     readable = isinstance(observation, Sequence) and not isinstance(observation, bytes | bytearray)
@@ -56,7 +56,7 @@ def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool
     Raises TypeError for Raw next to messages: Raw continues the model's turn, messages end it.
     """
     if isinstance(pending, Raw) and isinstance(last, Raw):
-        return Raw(pending.text + text(last.text))
+        return Raw(pending.text + text(last.text), pending.end + text(last.text))
     if isinstance(pending, Raw) or isinstance(last, Raw):
         raise TypeError("last_turn returned Raw after messages, or messages after Raw; return what `step` returns")
     if not isinstance(last, str) or pending[-1].get("role") != "tool" or capabilities.get("user_after_tool", False):

@@ -32,6 +32,12 @@ class Raw:
     """Text that no template wraps: a whole prompt in `reset`, or a continuation of the model's own turn in `step`."""
 
     text: str
+    end: str = ""
+    """How `text` ends, and still does if it is cut to `Limits.observation_tokens`: a closing tag, say."""
+
+    def __post_init__(self) -> None:
+        if not self.text.endswith(self.end):
+            raise ValueError(f"Raw: the text ends with {self.text[-len(self.end) :]!r}, not with end={self.end!r}")
 
 
 Observation: TypeAlias = str | Raw | Sequence[Message]

@@ -147,6 +147,34 @@ async def test_an_observation_is_cut_to_its_budget_with_a_mark(renderer):
     assert (t.stop, t.reward, t.ledger.trained) == (StopReason.DONE, 1.0, t.ledger.sampled)
 
 
+async def test_what_is_cut_keeps_its_end(renderer):
+    end = "</information>\n\n"
+
+    class Ends(SearchR1):
+        async def step(self, action):
+            found = await super().step(action)
+            return found if found.done else StepResult(Raw(found.observation.text, end))
+
+    budget = len(encode(renderer, end)) + 5
+    t = await play(renderer, [SEARCH, ANSWER], Ends(), limits=Limits(observation_tokens=budget))
+    cut = t.info["observation_tokens_cut"]
+    assert cut == len(encode(renderer, DOCS.removesuffix(end))) - 5
+    assert text_of(renderer, t).endswith(f"[{cut} tokens cut]{end}{ANSWER}")
+    whole = await play(renderer, [SEARCH, ANSWER], Ends(), limits=Limits(observation_tokens=500))
+    assert text_of(renderer, whole) == SEARCH + DOCS + ANSWER
+
+
+async def test_a_forced_answer_is_asked_for_behind_a_cut_observation(renderer):
+    t = await play(renderer, [SEARCH, ANSWER], Forced(), limits=Limits(turns=1, observation_tokens=20))
+    assert t.info["observation_tokens_cut"]
+    assert text_of(renderer, t).endswith(f" tokens cut]\nI must answer now.\n{ANSWER}")
+
+
+def test_an_end_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"Raw: the text ends with 'll done', not with end='</info>'"):
+        Raw("all done", "</info>")
+
+
 class TestAbort:
     """A stop string that an abort has split between two requests: no engine can see it."""
 

@@ -104,7 +104,7 @@ class TemplateRenderer:
         turns, marks = self._turns, self._turns.profile.thinking
         tokens, cut = turns.template.encode(raw.text), 0
         if budget is not None and len(tokens) > budget:
-            text, cut = turns.shorten(raw.text, tokens, budget)
+            text, cut = turns.shorten_raw(raw, budget)
             tokens = turns.template.encode(text)
         if not turns.closed(action):
             thinking = marks.left_open(raw.text, marks.left_open(action.text, began_thinking(action, marks)))

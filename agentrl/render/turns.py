@@ -17,7 +17,7 @@ from agentrl.render.read.lexer import is_tag, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail
 from agentrl.render.template import Template, with_named_ids
-from agentrl.types import Action, Message, ToolCall
+from agentrl.types import Action, Message, Raw, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,13 @@ class Turns:
         cut = len(tokens) - keep
         head = self.template.decode(tokens[:keep]).rstrip("\ufffd")  # half a character
         return f"{head}… [{cut} tokens cut]", cut
+
+    def shorten_raw(self, raw: Raw, keep: int) -> tuple[str, int]:
+        """The same for Raw text, whose `end` is among the tokens kept."""
+        head = raw.text.removesuffix(raw.end)
+        end = self.template.encode(raw.end)
+        text, cut = self.shorten(head, self.template.encode(head), max(0, keep - len(end)))
+        return text + raw.end, cut
 
     def sampled(self, message: Message) -> str:
         """An assistant message as the text a model would sample after the generation prompt, stop token included."""
