@@ -1,0 +1,59 @@
+"""Scripted searchers. They know the right answers, and give one only if they have read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from agentrl import Raw, Task
+from agentrl.engine.scripted import Turn
+from agentrl.render.content import text_of
+from agentrl.rewards.answers import targets
+from agentrl.rewards.text import is_within
+from agentrl.testing import call
+
+_SEARCHES = 3
+"""At most. With the answer that makes four turns, as many as the paper allows."""
+
+
+def searcher(task: Task) -> Generator[Turn, str, None]:
+    """Searches in tags. If a passage holds a right answer it gives that one, else it gives none."""
+    return _search(task, lambda query: f"<think> I look it up. </think> <search> {query} </search>")
+
+
+def tool_searcher(task: Task) -> Generator[Turn, str, None]:
+    """The same with tool calls."""
+    return _search(task, lambda query: call("search", query=query))
+
+
+def noop(task: Task) -> Generator[Turn, str, None]:
+    """Knows nothing and searches nothing."""
+    yield "<think> I do not know. </think> <answer> unknown </answer>"
+
+
+def _search(task: Task, spelled: Callable[[str], Turn]) -> Generator[Turn, str, None]:
+    rights = targets(task.label)
+    for query in queries(task)[:_SEARCHES]:
+        passages = (yield spelled(query)).replace("</information>", "")
+        found = [right for right in rights if is_within(passages, [right])]
+        if found:
+            yield f"<think> I have read it. </think> <answer> {found[0]} </answer>"
+            return
+    yield "<think> I found nothing. </think> <answer> </answer>"
+
+
+def queries(task: Task) -> Sequence[str]:
+    """What to look for: what the row's `extra_info` lists as searches, else the question."""
+    listed = task.metadata.get("extra_info", {}).get("searches")
+    return listed or [question_of(task)]
+
+
+def question_of(task: Task) -> str:
+    """The question in a prompt of the paper, or all of another prompt."""
+    prompt = task.prompt
+    if isinstance(prompt, Raw):
+        return _behind_label(prompt.text)
+    return _behind_label(prompt if isinstance(prompt, str) else text_of(prompt[-1]["content"]))
+
+
+def _behind_label(text: str) -> str:
+    return text.rpartition("Question: ")[2].strip().partition("\n")[0]
