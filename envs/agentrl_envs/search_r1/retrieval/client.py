@@ -15,15 +15,13 @@ from agentrl.errors import ConfigError, InfraError, told
 from agentrl.http import Service
 from agentrl.plain import text as whole_characters
 from agentrl.types import JSON
-from agentrl_envs.search_r1.retrieval.documents import Document, Retriever
+from agentrl_envs.search_r1.retrieval.documents import QUERY_CHARACTERS, Document, Retriever
 
 _LINGER_S = 0.002
 """Seconds that the first query of a request waits for others."""
 _UNDER_WAY = 256
 _LONGEST_WAIT_S = 2.0
 """Seconds between two tries, at most. A server that was started again is found this soon."""
-QUERY_CHARACTERS = 20_000
-"""No retriever reads more of a query; what is longer would only make a request too large."""
 
 
 def is_url(where: str) -> bool:

@@ -11,6 +11,8 @@ from typing import Any, Protocol, Self
 from agentrl.errors import ConfigError
 from agentrl.plain import text as whole_characters
 
+QUERY_CHARACTERS = 20_000
+"""No retriever reads more of a query; what is longer would only make a request too large."""
 _BOM = b"\xef\xbb\xbf"
 _EXAMPLE = r'{"id": "7", "contents": "\"Title\"\ntext"}'
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InfraError
+from agentrl_envs.search_r1.retrieval.building import open_in_thread
 from agentrl_envs.search_r1.retrieval.documents import Document
+from agentrl_envs.search_r1.retrieval.index import Index
+
+_log = logging.getLogger("agentrl")
 
 
 class LocalRetriever:
@@ -15,13 +22,28 @@ class LocalRetriever:
 
     def __init__(self, corpus: Path) -> None:
         self._corpus = corpus
+        self._index: Index | None = None
+        self._threads: ThreadPoolExecutor | None = None
 
     async def __aenter__(self) -> Self:
-        raise ConfigError(f"{self._corpus}: no index yet")
+        """Raises ConfigError for a corpus that cannot be read, and InfraError if the disk has no room for its index."""
+        _log.info("opening the index of %s; making it takes a minute for half a million passages", self._corpus)
+        try:
+            self._index = await open_in_thread(self._corpus)
+        except OSError as exc:
+            raise InfraError(f"the index of {self._corpus} could not be made: {exc}") from exc
+        self._threads = ThreadPoolExecutor(os.cpu_count(), "agentrl-search")
+        return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await asyncio.sleep(0)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+        self._index = self._threads = None
 
     async def search(self, query: str, topk: int) -> list[Document]:
         """The best `topk` passages, best first. An empty list where no word of the query is in the corpus."""
-        raise ConfigError(f"{self._corpus}: no index yet")
+        if self._index is None:
+            raise ConfigError(f"the retriever over {self._corpus} is not open; search within `async with`")
+        if topk < 1:
+            raise ConfigError(f"topk is {topk}; ask for at least one passage")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._index.search, query, topk)

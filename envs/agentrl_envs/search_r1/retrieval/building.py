@@ -1,0 +1,220 @@
+"""Where the index of a corpus lies, whether it still fits, and how it is made: once, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+from agentrl_envs.search_r1.retrieval.documents import Document, read_corpus
+from agentrl_envs.search_r1.retrieval.index import FORMAT, Index, require_tantivy, write_index
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of the corpus that were read, and with its size."""
+_ABOUT = "corpus.json"
+_BUILDING = "building"
+_ONE_THREAD_BYTES = 200 << 20
+"""A smaller corpus is indexed by one thread: it stays in order, so that equal scores fall alike in each build."""
+_MOST_THREADS = 4
+_CHECKED_EVERY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Corpus:
+    """What an index was made from. Equal size and times say that the content is equal; else its digest decides."""
+
+    format: int
+    size: int
+    changed_ns: tuple[int, int]
+    digest: str = ""
+    documents: int = 0
+
+    @classmethod
+    def of(cls, path: Path) -> _Corpus:
+        stat = path.stat()
+        return cls(FORMAT, stat.st_size, (stat.st_mtime_ns, stat.st_ctime_ns))
+
+    @classmethod
+    def read(cls, folder: Path) -> _Corpus | None:
+        try:
+            about = json.loads((folder / _ABOUT).read_bytes())
+            return cls(**{**about, "changed_ns": tuple(about["changed_ns"])})
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        new = folder / f"{_ABOUT}.new"
+        new.write_text(json.dumps(asdict(self)) + "\n")
+        os.replace(new, folder / _ABOUT)
+
+
+async def open_in_thread(corpus: Path, progress: Progress | None = None) -> Index:
+    """`open_index` beside a running event loop. If it is cancelled, the thread ends too, and removes what it began."""
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(open_index, corpus, progress, stop)
+    finally:
+        stop.set()
+
+
+def open_index(corpus: Path, progress: Progress | None = None, stop: threading.Event | None = None) -> Index:
+    """The index of a corpus. It is made if there is none that fits the content.
+
+    It lies beside the corpus in `NAME.bm25`, or in the user's cache if that folder is not to be written. Other
+    processes that want it at the same time wait. Raises ConfigError without tantivy, and for a corpus with a line that
+    cannot be read; OSError if the disk is full.
+    """
+    require_tantivy()
+    if not corpus.is_file():
+        raise ConfigError(f"there is no corpus {corpus}; name a JSONL file with one passage a line")
+    homes = _homes(corpus)
+    for home in homes:
+        if index := _find(home, corpus):
+            return index
+    home = next((home for home in homes if _may_write(home)), homes[-1])
+    return _build(corpus, home, progress or (lambda done, size: None), stop or threading.Event())
+
+
+def _homes(corpus: Path) -> list[Path]:
+    beside = corpus.with_name(f"{corpus.name}.bm25")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = hashlib.sha256(os.fsencode(corpus.absolute())).hexdigest()[:16]
+    return [beside, cache / "agentrl" / "bm25" / f"{corpus.stem}-{place}"]
+
+
+def _may_write(home: Path) -> bool:
+    """Root may write everywhere, but a folder that its owner has made read-only for all stays as it is."""
+    folder = home if home.is_dir() else home.parent
+    return folder.is_dir() and os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
+
+
+def _find(home: Path, corpus: Path) -> Index | None:
+    now = _Corpus.of(corpus)
+    for about in sorted(home.glob(f"*/{_ABOUT}")):
+        folder, known = about.parent, _Corpus.read(about.parent)
+        if folder.name == _BUILDING or known is None or (known.format, known.size) != (FORMAT, now.size):
+            continue
+        if known.changed_ns != now.changed_ns:
+            if _digest(corpus) != known.digest:
+                continue
+            with contextlib.suppress(OSError):  # a folder that is read-only: the digest is taken each time
+                replace(known, changed_ns=now.changed_ns).write(folder)
+        with contextlib.suppress(OSError, ValueError):  # damaged, or of another tantivy: it is made anew
+            return Index(folder)
+    return None
+
+
+def _digest(corpus: Path) -> str:
+    with corpus.open("rb") as file:
+        return hashlib.file_digest(file, _hash).hexdigest()
+
+
+def _hash() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _build(corpus: Path, home: Path, progress: Progress, stop: threading.Event) -> Index:
+    home.mkdir(parents=True, exist_ok=True)
+    with _alone(home, stop):
+        if index := _find(home, corpus):  # another process has made it meanwhile
+            return index
+        building = home / _BUILDING
+        shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
+        building.mkdir()
+        try:
+            made = _write(corpus, building, progress, stop)
+            whole = home / made.digest
+            shutil.rmtree(whole, ignore_errors=True)
+            building.rename(whole)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        for old in home.iterdir():
+            if old.is_dir() and old != whole:
+                shutil.rmtree(old, ignore_errors=True)  # who has it open keeps it: it is mapped
+        return Index(whole)
+
+
+def _write(corpus: Path, folder: Path, progress: Progress, stop: threading.Event) -> _Corpus:
+    reading = _Reading(corpus, progress, stop)
+    before = _Corpus.of(corpus)
+    threads = 1 if before.size < _ONE_THREAD_BYTES else min(_MOST_THREADS, os.cpu_count() or 1)
+    documents = write_index(folder, reading.documents(before.size), threads)
+    if _Corpus.of(corpus) != before:
+        raise ConfigError(f"{corpus} was changed while it was indexed; run the command again")
+    made = replace(before, digest=reading.hash.hexdigest(), documents=documents)
+    made.write(folder)
+    return made
+
+
+class _Reading:
+    """One pass over a corpus: its documents, its digest, and whether an id stands twice."""
+
+    def __init__(self, corpus: Path, progress: Progress, stop: threading.Event) -> None:
+        self._corpus, self._progress, self._stop = corpus, progress, stop
+        self.hash = _hash()
+        self._ids = array("q")
+        """A hash of each id: 8 bytes, where the ids of 20 million passages would take gigabytes."""
+
+    def documents(self, size: int) -> Iterator[Document]:
+        done = 0
+        for at, (line, document) in enumerate(read_corpus(self._corpus)):
+            self.hash.update(line)
+            done += len(line)
+            if at % _CHECKED_EVERY == 0:
+                self._look_up(done, size)
+            if document is not None:
+                self._ids.append(hash(document.id))
+                yield document
+        if not self._ids:
+            raise ConfigError(f"{self._corpus} holds no passage")
+        self._refuse_doubles()
+        self._look_up(size, size)
+
+    def _look_up(self, done: int, size: int) -> None:
+        if self._stop.is_set():
+            raise InterruptedError("indexing was stopped")
+        self._progress(done, size)
+
+    def _refuse_doubles(self) -> None:
+        import numpy as np
+
+        known = np.sort(np.frombuffer(self._ids, dtype=np.int64))
+        twice = set(known[1:][known[1:] == known[:-1]].tolist())
+        if not twice:
+            return
+        lines: dict[str, int] = {}
+        for number, (_, document) in enumerate(read_corpus(self._corpus), 1):
+            if document is None or hash(document.id) not in twice:
+                continue
+            if first := lines.get(document.id):
+                raise ConfigError(
+                    f"{self._corpus}:{number} has the id {document.id!r} of line {first}; give each passage its own"
+                )
+            lines[document.id] = number
+
+
+@contextmanager
+def _alone(home: Path, stop: threading.Event) -> Iterator[None]:
+    """Only one process builds in a folder. The lock of one that was killed is free."""
+    with (home / "lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if stop.is_set():
+                    raise InterruptedError("indexing was stopped") from None
+                time.sleep(0.1)
+        yield
