@@ -9,7 +9,22 @@ from agentrl.errors import ConfigError
 from agentrl.slime.check.setup import read_model
 from agentrl.slime.layouts import Launch
 from agentrl.slime.models import model_name, model_of
+from agentrl.slime.recipes import RECIPES, Recipe
 from agentrl.slime.script import CONFIG, SCRIPT, config, script
+
+
+def recipe_of(name: str | None, estimator: str) -> Recipe | None:
+    """The recipe of this name. Raises ConfigError, also where it has no settings for the estimator."""
+    if name is None and estimator != "grpo":
+        raise ConfigError(f"--estimator {estimator}: only a recipe has settings for it; add --recipe {min(RECIPES)}")
+    if name is None:
+        return None
+    if name not in RECIPES:
+        raise ConfigError(f"--recipe {name}: there is no such recipe; the recipes are: {', '.join(RECIPES)}")
+    known = RECIPES[name].estimators
+    if estimator not in known:
+        raise ConfigError(f"--estimator {estimator}: the recipe {name} has settings for {' and '.join(known)} only")
+    return RECIPES[name]
 
 
 def launch_of(model: str, env: str, **more: Any) -> Launch:

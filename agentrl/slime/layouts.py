@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from agentrl.errors import ConfigError
 from agentrl.slime.models import MODELS, Layout, Model
+from agentrl.slime.recipes import Recipe
 
 _ROOM_GB = 60.0
 """Weights, gradients and optimizer may take this much of a GPU's 80 GB. The rest is for activations and logits."""
@@ -34,6 +35,8 @@ class Launch:
     """The model's folder, if it is known."""
     rotary_base: float | None = None
     """The model's rotary base, if it differs from slime's model file."""
+    recipe: Recipe | None = None
+    estimator: str = "grpo"
 
     @property
     def trainer(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from agentrl.slime.check.setup import FULLY_ASYNC
 from agentrl.slime.layouts import Launch, layout_for
 from agentrl.slime.models import MODELS, Layout
+from agentrl.slime.recipes import changed
 
 SCRIPT, CONFIG = "run.sh", "agentrl.yaml"
 CONTEXT, RESPONSE = 8192, 6144
@@ -17,12 +18,14 @@ _STOP = "ray stop   # ends what an earlier run left: all your Ray processes on t
 
 def config(launch: Launch) -> str:
     """The YAML file of --custom-config-path."""
-    return (
-        "# Read through slime's --custom-config-path. One key: every other would become an argument of slime.\n"
-        "agentrl:\n"
-        f'  env: {launch.env}   # a row\'s metadata["env"] wins\n'
-        "  limits: {turns: 8}\n"
-    )
+    settings = launch.recipe.config if launch.recipe else ("limits: {turns: 8}",)
+    lines = [
+        "# Read through slime's --custom-config-path. One key: every other would become an argument of slime.",
+        "agentrl:",
+        f'  env: {launch.env}   # a row\'s metadata["env"] wins',
+        *(f"  {line}" for line in settings),
+    ]
+    return "\n".join([*lines, ""])
 
 
 def script(launch: Launch) -> str:
@@ -45,9 +48,11 @@ def _head(launch: Launch) -> str:
     many = launch.nodes > 1
     known = f":-{launch.folder}" if launch.folder else f":?the Hugging Face folder of {launch.model}"
     data = "train.jsonl" if launch.fully_async else "train.jsonl and held_out.jsonl"
+    recipe, evaluated = launch.recipe, not launch.fully_async
     lines = [
         "#!/usr/bin/env bash",
         f"# {launch.model} on {where} {launch.gpus} GPU{'s' if launch.gpus > 1 else ''}: {kind}.",
+        *_source(launch),
         f"# Set the variables that the script asks for. `{'NODE=0 ' if many else ''}CHECK=1 bash {SCRIPT}` "
         "lists problems and stops before Ray starts;",
         f"# `bash {SCRIPT}` runs it{': on each node, with NODE=0 on the first' if many else ''}.",
@@ -60,12 +65,25 @@ def _head(launch: Launch) -> str:
         f'MODEL="${{MODEL{known}}}"',
         *(_fp8_model() if launch.fp8 else []),
         *_ref(launch),
-        f'DATA="${{DATA:?the folder of {data}}}"',
+        f'DATA="${{DATA:?the folder of {recipe.data if recipe else data}}}"',
+        *(recipe.variables if recipe else ()),
+        *(recipe.data_sets if recipe and evaluated else ()),
         *_save(launch),
         f'source "${{SLIME}}/scripts/models/{launch.model}.sh"   # sets MODEL_ARGS',
         "",
     ]
     return "\n".join(lines)
+
+
+def _source(launch: Launch) -> list[str]:
+    if launch.recipe is None:
+        return []
+    differs = (*launch.recipe.differs, *launch.recipe.estimators[launch.estimator].differs)
+    return [
+        f"# {launch.estimator.upper()} as in {launch.recipe.source}.",
+        "# What differs:",
+        *(f"#   {d}" for d in differs),
+    ]
 
 
 def _ref(launch: Launch) -> list[str]:
@@ -123,7 +141,7 @@ def _rollout(launch: Launch, layout: Layout) -> list[str]:
         '--eval-prompt-data held_out "${DATA}/held_out.jsonl"',
         "--n-samples-per-eval-prompt 1",
     ]
-    return [
+    lines = [
         *([f"--rollout-function-path {FULLY_ASYNC}"] if launch.fully_async else []),
         '--prompt-data "${DATA}/train.jsonl"',
         "--input-key prompt",
@@ -141,13 +159,16 @@ def _rollout(launch: Launch, layout: Layout) -> list[str]:
         *([f"--sglang-expert-parallel-size {layout.engine_expert}"] if layout.engine_expert > 1 else []),
         "--sglang-mem-fraction-static 0.7",
         "--use-fault-tolerance   # an engine that stops answering is restarted",
-        *([] if launch.fully_async else evaluation),
     ]
+    if recipe := launch.recipe:
+        lines = changed(lines, (*recipe.rollout, *recipe.estimators[launch.estimator].rollout))
+        evaluation = changed(evaluation, recipe.evaluation)
+    return [*lines, *([] if launch.fully_async else evaluation)]
 
 
 def _train(launch: Launch) -> list[str]:
     off_policy = launch.fp8 or launch.fully_async
-    return [
+    lines = [
         f'--hf-checkpoint "${{MODEL{"_FP8" if launch.fp8 else ""}}}"',
         '--ref-load "${REF}"',
         '--load "${SAVE}"',
@@ -170,6 +191,11 @@ def _train(launch: Launch) -> list[str]:
         *([] if MODELS[launch.model].sizes.rank else ["--attention-backend flash"]),  # which has no latent attention
         *([f"--rotary-base {launch.rotary_base:.0f}   # of its config.json"] if launch.rotary_base else []),
     ]
+    if launch.recipe is None:
+        return lines
+    estimator = launch.recipe.estimators[launch.estimator]
+    roles = ['--megatron-config-path "${SAVE}/roles.yaml"   # the critic\'s settings'] if estimator.critic else []
+    return changed(lines, (*launch.recipe.train, f"--advantage-estimator {launch.estimator}", *estimator.train, *roles))
 
 
 def _parallel(layout: Layout, *, recomputed: bool, offload: bool) -> list[str]:
@@ -233,9 +259,33 @@ def _start(launch: Launch, arrays: Sequence[str]) -> str:
             'agentrl slime check -- "${COMMAND[@]}"',
             '[[ -z "${CHECK:-}" ]] || exit 0',
             "",
+            *_roles(launch),
             _STOP,
             f"ray start --head{address} --num-gpus {launch.gpus} --disable-usage-stats",
             f'ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{env}" -- "${{COMMAND[@]}}"',
             "",
         ]
     )
+
+
+def _roles(launch: Launch) -> list[str]:
+    """Write the file of --megatron-config-path. Without it the critic would save into the actor's folder."""
+    critic = launch.recipe.estimators[launch.estimator].critic if launch.recipe else {}
+    if not critic:
+        return []
+    return [
+        "# The critic begins as the reference model, with a new last layer; later it goes on from its own checkpoint.",
+        'CRITIC="${SAVE}/critic"',
+        'CRITIC_LOAD="${REF}"',
+        'if [[ -f "${CRITIC}/latest_checkpointed_iteration.txt" ]]; then CRITIC_LOAD="${CRITIC}"; fi',
+        'mkdir -p "${SAVE}"',
+        'cat > "${SAVE}/roles.yaml" <<END',
+        "megatron:",
+        "  - role: critic",
+        "    overrides:",
+        *(f"      {name}: {value}" for name, value in critic.items()),
+        '      load: "${CRITIC_LOAD}"',
+        '      save: "${CRITIC}"',
+        "END",
+        "",
+    ]

@@ -14,6 +14,7 @@ import pytest
 
 from agentrl.slime.check.flags import Words, plain
 from agentrl.slime.layouts import Launch
+from agentrl.slime.recipes import RECIPES
 from agentrl.slime.script import script
 
 SOURCE = os.environ.get("SLIME_SRC", "")
@@ -27,6 +28,10 @@ SCRIPTS = [
     for nodes in (1, 2)
     for fp8 in (False, True)
     for fully_async in (False, True)
+] + [
+    script(Launch("qwen2.5-3B", recipe.env, recipe=recipe, estimator=estimator))
+    for recipe in RECIPES.values()
+    for estimator in recipe.estimators
 ]
 
 

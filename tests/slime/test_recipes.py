@@ -1,0 +1,253 @@
+"""`agentrl slime init --recipe`: the settings, and that bash and the check take the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from agentrl.cli import app
+from agentrl.errors import ConfigError
+from agentrl.slime.launch import recipe_of
+from agentrl.slime.layouts import Launch
+from agentrl.slime.recipes import RECIPES, changed
+from agentrl.slime.script import CONFIG, SCRIPT, config, script
+from agentrl.slime.slices import slices
+
+ROOT = Path(__file__).parents[2]
+MODELS = ["Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"]
+SOURCES = ("nq", "nq", "nq", "triviaqa", "bamboogle", "bamboogle")
+RAY = f"""#!{sys.executable}
+import json, os, sys
+with open(os.environ["RECORD"], "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+"""
+AGENTRL = f"""#!/bin/sh
+exec {sys.executable} -m agentrl "$@"
+"""
+PAPER = {
+    "--label-key": "reward_model",
+    "--rollout-batch-size": "512",
+    "--global-batch-size": "256",
+    "--num-rollout": "500",
+    "--rollout-temperature": "1",
+    "--rollout-top-p": "1",
+    "--lr": "1e-6",
+    "--lr-warmup-fraction": "0.285",
+    "--kl-loss-coef": "0.001",
+    "--kl-loss-type": "low_var_kl",
+    "--rollout-max-response-len": "4096",
+    "--eps-clip": "0.2",
+    "--eps-clip-high": "0.2",
+    "--eval-temperature": "0",
+}
+OF_ESTIMATOR = {
+    "grpo": {"--advantage-estimator": "grpo", "--n-samples-per-prompt": "5"},
+    "ppo": {"--advantage-estimator": "ppo", "--n-samples-per-prompt": "1", "--value-clip": "0.5"},
+}
+
+
+def row(source: str, index: int) -> dict[str, Any]:
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": "Who?"}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada"]}},
+        "extra_info": {"split": "test", "index": index},
+    }
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the script asks for, published rows as Parquet, `agentrl`, and a `ray` that only records."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow writes the rows: pip install pyarrow")
+    table = pytest.importorskip("pyarrow").Table.from_pylist([row(s, i) for i, s in enumerate(SOURCES)])
+    for split in ("train", "test"):
+        parquet.write_table(table, tmp_path / f"{split}.parquet")
+    models, bin_ = tmp_path / "slime/scripts/models", tmp_path / "bin"
+    models.mkdir(parents=True)
+    bin_.mkdir()
+    for name in ("qwen2.5-3B", "qwen2.5-7B"):
+        (models / f"{name}.sh").write_text("MODEL_ARGS=(\n   --num-layers 2\n)\n")
+    for name, text in (("ray", RAY), ("agentrl", AGENTRL)):
+        (bin_ / name).write_text(text)
+        (bin_ / name).chmod(0o755)
+    for name, value in {
+        "SLIME": tmp_path / "slime",
+        "MEGATRON": "/megatron",
+        "MODEL": "/models/it",
+        "DATA": tmp_path,
+        "RECORD": tmp_path / "record",
+        "PATH": f"{bin_}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "envs", "sandbox")),
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    for name in ("CHECK", "SAVE", "TRAIN", "TEST", "WANDB_PROJECT", "TENSORBOARD_DIR", "AGENTRL_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def init(*args: Any) -> Any:
+    return CliRunner().invoke(app, ["slime", "init", *map(str, args)])
+
+
+def started(world: Path, said: str = "") -> list[str]:
+    """Run the script, whose check says this; the command that `ray job submit` gets."""
+    done = subprocess.run(["bash", f"run/{SCRIPT}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert said in done.stdout
+    stop, start, submit = (json.loads(line) for line in (world / "record").read_text().splitlines()[-3:])
+    assert (stop[0], start[0], submit[0]) == ("stop", "start", "job")
+    return submit[submit.index("--") + 1 :]
+
+
+def values(command: list[str], flag: str) -> list[str]:
+    (place,) = [i for i, word in enumerate(command) if word == flag]
+    behind = command[place + 1 :]
+    return behind[: next((i for i, word in enumerate(behind) if word.startswith("--")), None)]
+
+
+@pytest.mark.parametrize(("model", "estimator"), [(MODELS[0], "grpo"), (MODELS[3], "ppo")])
+def test_bash_runs_it_with_the_papers_settings(world, model, estimator):
+    done = init("run", "--recipe", "search-r1", "--model", model, "--estimator", estimator)
+    assert done.exit_code == 0, done.output
+    command = started(world, "incomplete: 0 errors, 0 warnings; not checked: slime's own parser")
+    for flag, value in {**PAPER, **OF_ESTIMATOR[estimator]}.items():
+        assert values(command, flag) == [value], flag
+    flags = [word for word in command if word.startswith("--")]
+    assert len(flags) == len(set(flags)), "no flag is given twice"
+    test = world / "test.parquet"
+    sets = ["nq", f"{test}@[0:3]", "triviaqa", f"{test}@[3:4]", "bamboogle", f"{test}@[4:6]"]
+    assert values(command, "--eval-prompt-data") == sets
+    assert "--use-kl-loss" in command
+    assert "--kl-coef" not in command
+    settings = yaml.safe_load((world / "run" / CONFIG).read_text())["agentrl"]
+    assert settings["env"] == "agentrl_envs.search_r1:SearchR1"
+    assert settings["limits"] == {"turns": 4, "observation_tokens": 500}
+    assert (settings["env_config"]["topk"], settings["env_config"]["response_tokens"]) == (3, 500)
+
+
+def test_the_critic_has_settings_and_checkpoints_of_its_own(world):
+    """Else it would save into the actor's folder, and go on from the actor's weights."""
+    init("run", "--recipe", "search-r1", "--model", MODELS[0], "--estimator", "ppo")
+    saved = world / "run/checkpoints"
+    (world / "bin/agentrl").write_text("#!/bin/sh\n")  # says nothing, and finds nothing wrong
+
+    def critic() -> dict[str, Any]:
+        (file,) = values(started(world), "--megatron-config-path")
+        (role,) = yaml.safe_load(Path(file).read_text())["megatron"]
+        assert role["role"] == "critic"
+        return role["overrides"]
+
+    own = {"lr": 1e-5, "lr_warmup_fraction": 0.015, "save": f"{saved}/critic"}
+    assert critic() == {**own, "load": "/models/it_torch_dist"}
+    (saved / "critic").mkdir()
+    (saved / "critic/latest_checkpointed_iteration.txt").write_text("99")
+    assert critic() == {**own, "load": f"{saved}/critic"}
+
+
+def test_a_data_set_that_cannot_be_split_ends_the_script(world):
+    init("run", "--recipe", "search-r1", "--model", MODELS[0])
+    (world / "test.parquet").unlink()
+    done = subprocess.run(["bash", f"run/{SCRIPT}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "test.parquet: no such data file" in done.stderr
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-3B", "qwen2.5-7B", "qwen3-30B-A3B"])
+@pytest.mark.parametrize("more", [{}, {"gpus": 4}, {"nodes": 2}, {"fp8": True, "fully_async": True}])
+@pytest.mark.parametrize(("name", "estimator"), [(n, e) for n, recipe in RECIPES.items() for e in recipe.estimators])
+def test_it_fits_every_launch(name, estimator, model, more):
+    recipe = RECIPES[name]
+    launch = Launch(model, recipe.env, recipe=recipe, estimator=estimator, **more)
+    text = script(launch)
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    lines = [line.split()[0] for line in text.splitlines() if line.startswith("   --")]
+    assert len(lines) == len(set(lines))
+    assert ("--eval-prompt-data" in lines) != launch.fully_async
+    assert ("EVAL_DATA" in text) != launch.fully_async
+    assert all(len(line) <= 120 for line in text.splitlines() if line.startswith("#   "))
+    assert yaml.safe_load(config(launch))["agentrl"]["env"] == recipe.env
+
+
+def test_an_environment_of_ones_own_replaces_the_recipes(tmp_path):
+    (tmp_path / "my_env.py").write_text("from agentrl import Env\n\n\nclass E(Env):\n    def step(self, action): ...\n")
+    args = ("--recipe", "search-r1", "--model", MODELS[0], "--env", f"{tmp_path}/my_env.py:E")
+    assert init(tmp_path / "run", *args).exit_code == 0
+    assert yaml.safe_load((tmp_path / "run" / CONFIG).read_text())["agentrl"]["env"] == f"{tmp_path}/my_env.py:E"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "no environment: add --env my_env.py:MyEnv, or --recipe search-r1"),
+        (("--recipe", "search-r2"), "--recipe search-r2: there is no such recipe; the recipes are: search-r1"),
+        (("--recipe", "search-r1", "--estimator", "gspo"), "the recipe search-r1 has settings for grpo and ppo only"),
+        (("--env", "my_env.py:E", "--estimator", "ppo"), "only a recipe has settings for it; add --recipe search-r1"),
+    ],
+)
+def test_init_refuses(tmp_path, args, message):
+    done = init(tmp_path / "run", "--model", MODELS[0], *args)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_change_stands_in_the_place_of_its_flag():
+    lines = ["--lr 1e-6", '--save "${SAVE}"   # here', "--use-tis"]
+    assert changed(lines, ["--lr 2e-6   # so", "--new"]) == ["--lr 2e-6   # so", *lines[1:], "--new"]
+    assert recipe_of(None, "grpo") is None
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_slices(tmp_path, kind):
+    file = tmp_path / f"rows.{kind}"
+    write(file, [row(source, i) for i, source in enumerate(SOURCES)])
+    assert slices(file, "data_source") == [
+        ("nq", f"{file}@[0:3]"),
+        ("triviaqa", f"{file}@[3:4]"),
+        ("bamboogle", f"{file}@[4:6]"),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("sources", "key", "message"),
+    [
+        (["nq", "hotpotqa", "nq"], "data_source", "rows with data_source nq do not stand together; sort the file by"),
+        (["nq"], "source", "no (column|key) 'source'"),
+        (["nq", None], "data_source", "row 2: data_source is None; it must be a name without spaces"),
+        (["my set"], "data_source", "row 1: data_source is 'my set'; it must be a name without spaces"),
+        ([], "data_source", "no row in it|no column"),
+    ],
+)
+def test_slices_refuses(tmp_path, kind, sources, key, message):
+    file = tmp_path / f"rows.{kind}"
+    write(file, [row(source, i) for i, source in enumerate(sources)])
+    with pytest.raises(ConfigError, match=message):
+        slices(file, key)
+
+
+def test_slices_refuses_what_is_no_parquet(tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow reads Parquet: pip install pyarrow")
+    (tmp_path / "rows.parquet").write_text("{}")
+    with pytest.raises(ConfigError, match="not readable as Parquet"):
+        slices(tmp_path / "rows.parquet", "data_source")
+    with pytest.raises(ConfigError, match="no such data file"):
+        slices(tmp_path / "none.parquet", "data_source")
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
+    if file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow writes the rows: pip install pyarrow")
+    parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), file)
