@@ -1,4 +1,4 @@
-"""Tasks from a JSONL file, and the endless, resumable stream of them that training draws from."""
+"""Tasks from a file, and the endless, resumable stream of them that training draws from."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from agentrl.errors import ConfigError
 from agentrl.rollout.jsonl import read_jsonl
+from agentrl.rollout.parquet import read_parquet
 from agentrl.tools import normal_spec
 from agentrl.types import JSON, Task
 
@@ -27,6 +28,8 @@ _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "seed": int,
 }
 _NAMES: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object", int: "a whole number"}
+_REMEDY = "give a JSONL file with one task a line"
+_PUBLISHED = "reward_model"
 
 
 def load_tasks(
@@ -34,16 +37,18 @@ def load_tasks(
 ) -> list[Task]:
     """Read one Task a line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
 
-    A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
+    A row with a `reward_model`, as Search-R1's and others in verl's format, is read as published: `reward_model` is the
+    label, and columns without a meaning here, such as data_source, become metadata. A file named .parquet is read with
+    pyarrow. A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
     raise ConfigError to refuse a task.
 
     Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used.
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"{path}: no such data file; give a JSONL file with one task a line")
+        raise ConfigError(f"{path}: no such data file; {_REMEDY}")
     tasks: list[Task] = []
-    for number, row in read_jsonl(path, "give a JSONL file with one task a line"):
+    for number, row in (read_parquet if path.suffix == ".parquet" else read_jsonl)(path, _REMEDY):
         tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split))
         if check is not None:
             with _at(f"{path}:{number}"):
@@ -56,6 +61,7 @@ def load_tasks(
 def _task(row: JSON, where: str, name: str, split: Literal["train", "eval"]) -> Task:
     if not isinstance(row, dict):
         raise ConfigError(f'{where}: {_kind(row)}, not an object; write {{"prompt": ...}}')
+    row = _as_published(row) if _PUBLISHED in row else row
     _check(row, where)
     with _at(where):
         tools = tuple(map(normal_spec, row.get("tools", ())))
@@ -69,6 +75,15 @@ def _task(row: JSON, where: str, name: str, split: Literal["train", "eval"]) -> 
         seed=row.get("seed", zlib.crc32(identity.encode())),
         split=split,
     )
+
+
+def _as_published(row: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A row in verl's format under our keys. A column that is null is missing: Parquet knows no other way."""
+    given = {key: value for key, value in row.items() if value is not None}
+    own = {key: given.pop(key) for key in ("prompt", "tools", "id", "seed") if key in given}
+    metadata = given.pop("metadata", {})
+    more = metadata if isinstance(metadata, dict) else {"metadata": metadata}
+    return {**own, "label": given.pop(_PUBLISHED), "metadata": {**more, **given}}
 
 
 @contextmanager

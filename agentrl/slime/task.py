@@ -20,11 +20,12 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
     they play in the same world. In evaluation slime numbers no groups: there each sample has its own seed, which is the
     same in every run.
     """
-    metadata = copy.deepcopy({key: value for key, value in metadata_of(sample).items() if key != METADATA_KEY})
+    given = {key: value for key, value in metadata_of(sample).items() if key != METADATA_KEY}
+    metadata = copy.deepcopy(without_arrays(given))
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
     return Task(
         prompt=_prompt(args, sample, evaluation=evaluation),
-        label=copy.deepcopy(sample.label),
+        label=copy.deepcopy(without_arrays(sample.label)),
         metadata=metadata,
         tools=_tools(metadata.get("tools")),
         id="" if index is None else str(index),
@@ -42,6 +43,15 @@ def metadata_of(sample: Any) -> Mapping[str, JSON]:
     return found
 
 
+def without_arrays(given: Any) -> Any:
+    """Lists for arrays, also within mappings and lists: pandas reads a list out of Parquet as an array."""
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if isinstance(given, dict):
+        return {key: without_arrays(value) for key, value in given.items()}
+    return [without_arrays(value) for value in given] if isinstance(given, list) else given
+
+
 def template_kwargs(args: Any, sample: Any, *, evaluation: bool) -> Mapping[str, Any]:
     """The template arguments that slime would use: the sample's, else its evaluation data set's, else the flag's."""
     if own := getattr(sample, "apply_chat_template_kwargs", None):
@@ -51,7 +61,7 @@ def template_kwargs(args: Any, sample: Any, *, evaluation: bool) -> Mapping[str,
 
 
 def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
-    prompt = sample.prompt
+    prompt = without_arrays(sample.prompt)
     if isinstance(prompt, str):
         chosen = [rendering.rendered for rendering in _renderings(args, sample, evaluation)]
         remedy = "set it to false for all of them (agentrl renders prompts itself)"
@@ -79,7 +89,7 @@ def _same(chosen: Sequence[Any], name: str, remedy: str) -> Any:
 
 def _tools(given: Any) -> Sequence[ToolSpec]:
     """A row's tools: a list, or JSON text of one."""
-    found = _parsed(given.tolist() if hasattr(given, "tolist") else given)
+    found = _parsed(given)
     if found is None or found == "":
         return ()
     if not isinstance(found, list | tuple) or not all(isinstance(spec, Mapping) for spec in found):

@@ -464,6 +464,17 @@ def test_metadata_and_tools_may_be_json_text(Sample):
     assert (task.metadata["x"], list(task.tools)) == (1, [spec])
 
 
+def test_arrays_of_pandas_are_lists(Sample):
+    """As pandas reads Search-R1's published Parquet: each list is an array of objects."""
+    np = pytest.importorskip("numpy")
+    prompt = np.array([{"role": "user", "content": "Capital of France?"}], dtype=object)
+    label = {"style": "rule", "ground_truth": {"target": np.array(["Paris", "paris"], dtype=object)}}
+    task = from_sample(ARGS, Sample(prompt=prompt, label=label, metadata={"index": np.int64(3), "n": np.arange(2)}))
+    assert task.prompt == [{"role": "user", "content": "Capital of France?"}]
+    assert task.label == {"style": "rule", "ground_truth": {"target": ["Paris", "paris"]}}
+    assert task.metadata == {"index": 3, "n": [0, 1]}
+
+
 @pytest.mark.parametrize("metadata", ["text", "[1]", "[" * 100_000, 7, [("a", 1)]], ids=range(5))
 def test_metadata_that_is_no_mapping_is_refused(Sample, metadata):
     with pytest.raises(ConfigError, match=r"sample.metadata is .*--metadata-key") as excinfo:
