@@ -9,6 +9,7 @@ import typer
 
 from agentrl import __version__
 from agentrl.cli.certify import certify
+from agentrl.cli.data import data
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.play import play
 from agentrl.cli.sandbox import sandbox
@@ -32,6 +33,7 @@ app.command()(play)
 app.command()(show)
 app.command()(certify)
 app.command()(validate)
+app.add_typer(data, name="data")
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(slime, name="slime")
 

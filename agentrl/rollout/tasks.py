@@ -39,7 +39,9 @@ def load_tasks(
 
     A row with a `reward_model`, as Search-R1's and others in verl's format, is read as published: `reward_model` is the
     label, and columns without a meaning here, such as data_source, become metadata. A file named .parquet is read with
-    pyarrow. A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
+    pyarrow.
+
+    A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
     raise ConfigError to refuse a task.
 
     Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used.
@@ -80,7 +82,7 @@ def _task(row: JSON, where: str, name: str, split: Literal["train", "eval"]) -> 
 def _as_published(row: Mapping[str, JSON]) -> dict[str, JSON]:
     """A row in verl's format under our keys. A column that is null is missing: Parquet knows no other way."""
     given = {key: value for key, value in row.items() if value is not None}
-    own = {key: given.pop(key) for key in ("prompt", "tools", "id", "seed") if key in given}
+    own: dict[str, JSON] = {key: given.pop(key) for key in ("prompt", "tools", "id", "seed") if key in given}
     metadata = given.pop("metadata", {})
     more = metadata if isinstance(metadata, dict) else {"metadata": metadata}
     return {**own, "label": given.pop(_PUBLISHED), "metadata": {**more, **given}}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from agentrl import ConfigError
+from agentrl.cli import app
 from agentrl.rewards.answers import targets
 from agentrl.rollout import load_tasks
 from agentrl_envs.search_r1 import make_row, write_rows
@@ -150,3 +152,19 @@ class TestWritten:
         assert str(error.value).startswith(f"{qa}:2: ")
         assert says in str(error.value)
         assert not (tmp_path / "out").exists()
+
+
+class TestCommand:
+    def test_it_writes_both_files_and_counts_their_rows(self, tmp_path):
+        qa, out = jsonl(tmp_path / "qa.jsonl", *TestWritten.QA), tmp_path / "data"
+        done = CliRunner().invoke(app, ["data", "search-r1", str(qa), "--out", str(out), "--test-share", "0.25"])
+        assert (done.exit_code, done.output) == (0, f"{out}/train.jsonl  30 rows\n{out}/test.jsonl  10 rows\n")
+        assert len(load_tasks(out / "train.jsonl", split="train")) == 30
+
+    @pytest.mark.parametrize("wrong", ["missing.jsonl", "broken.jsonl"])
+    def test_what_it_cannot_read_is_one_line(self, tmp_path, wrong):
+        (tmp_path / "broken.jsonl").write_text("{}\n")
+        done = CliRunner().invoke(app, ["data", "search-r1", str(tmp_path / wrong), "--out", str(tmp_path / "out")])
+        assert done.exit_code == 2
+        assert len(done.output.splitlines()) == 1
+        assert wrong in done.output
