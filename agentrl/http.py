@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import random
 import threading
 import time
@@ -86,7 +88,9 @@ class Service:
         import aiohttp
 
         try:
-            async with session.post(self.url, json=body, headers=dict(self.headers)) as response:
+            data = io.BytesIO(json.dumps(body).encode())  # aiohttp sends a stream in pieces, between other work
+            headers = {"Content-Type": "application/json", **self.headers}
+            async with session.post(self.url, data=data, headers=headers) as response:
                 if response.status in _RETRIED or response.status >= 500:
                     raise InfraError(f"HTTP {response.status}: {(await response.text())[:200]}")
                 if response.status >= 400:

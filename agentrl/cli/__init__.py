@@ -12,6 +12,7 @@ from agentrl.cli.certify import certify
 from agentrl.cli.data import data
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.play import play
+from agentrl.cli.retriever import retriever
 from agentrl.cli.sandbox import sandbox
 from agentrl.cli.serve import serve
 from agentrl.cli.show import show
@@ -35,6 +36,7 @@ app.command()(certify)
 app.command()(validate)
 app.add_typer(data, name="data")
 app.add_typer(sandbox, name="sandbox")
+app.add_typer(retriever, name="retriever")
 app.add_typer(slime, name="slime")
 
 

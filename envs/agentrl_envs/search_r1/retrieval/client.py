@@ -112,7 +112,13 @@ class HTTPRetriever:
         del self._waiting[topk]
         task = asyncio.get_running_loop().create_task(self._answer(queue, topk))
         self._sending[task] = queue
-        task.add_done_callback(self._sending.pop)
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        queue = self._sending.pop(task)
+        if not task.cancelled() and (exc := task.exception()):  # a bug: nobody waits out the deadline for it
+            for asked in queue:
+                _fail(asked, exc)
 
     async def _answer(self, batch: list[_Asked], topk: int) -> None:
         """Settle each query of the batch, or leave it to its own deadline."""
@@ -178,7 +184,7 @@ def _score(found: Any) -> float | None:
         return None
 
 
-def _fail(asked: _Asked, exc: Exception) -> None:
+def _fail(asked: _Asked, exc: BaseException) -> None:
     if not asked.future.done():
         asked.future.set_exception(exc)
 

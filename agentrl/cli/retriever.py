@@ -1,0 +1,92 @@
+"""`agentrl retriever`: BM25 over a corpus, behind the HTTP contract that Search-R1's recipes ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl._interrupts import run
+from agentrl.cli._errors import one_line_errors
+from agentrl.errors import ConfigError
+from agentrl.loading import load_object
+
+retriever = typer.Typer(help="Make and serve an index over a corpus.", no_args_is_help=True)
+
+_ROOM = "agentrl_envs.search_r1.retrieval"  # by dotted path, as agentrl imports no environment
+_Corpus = Annotated[
+    Path,
+    typer.Argument(metavar="CORPUS", help=r'JSONL, one passage a line: {"id": "7", "contents": "\"Title\"\ntext"}.'),
+]
+
+
+@retriever.command()
+def serve(
+    corpus: _Corpus,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every address.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.", min=0, max=65535)] = 8000,
+    topk: Annotated[int, typer.Option(help="Passages for a request that names no topk.", min=1, max=1000)] = 3,
+) -> None:
+    """Serve a corpus, until Ctrl-C: POST /retrieve, GET /health.
+
+    The index is made at first use and kept beside the corpus. The server
+    has no key: whoever reaches the port may search.
+    """
+    with one_line_errors(lambda: "the server has ended"):
+        run(_serve(corpus, host, port, topk))
+
+
+@retriever.command("index")
+def index_(corpus: _Corpus) -> None:
+    """Make the index of a corpus, if there is none that fits its content."""
+    with one_line_errors(lambda: "no index was made; run the command again"):
+        begun = time.monotonic()
+        found = run(_opened(corpus))
+        size = sum(file.stat().st_size for file in found.folder.iterdir())
+        typer.echo(
+            f"{found.documents} passages, {size / 2**20:.1f} MiB at {found.folder}, {time.monotonic() - begun:.1f} s"
+        )
+
+
+async def _serve(corpus: Path, host: str, port: int, topk: int) -> None:
+    with load_object(f"{_ROOM}.server:bind")(host, port) as listening:
+        index = await _opened(corpus)
+        async with load_object(f"{_ROOM}.server:running_server")(index, listening, topk) as url:
+            typer.echo(f"{corpus}: {index.documents} passages at {url}, Ctrl-C ends it")
+            await asyncio.Event().wait()
+
+
+async def _opened(corpus: Path) -> Any:
+    with _progress(f"indexing {corpus.name}") as tell:
+        try:
+            return await load_object(f"{_ROOM}.building:open_in_thread")(corpus, tell)
+        except PermissionError as exc:
+            raise ConfigError(f"{exc.filename}: {exc.strerror}; make it readable") from exc
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Any]:
+    """A bar on a terminal, and one line elsewhere. Nothing is shown where there is nothing to index."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None, visible=False)
+        told = False
+
+        def tell(done: int, size: int) -> None:
+            nonlocal told
+            if not told and not console.is_terminal:
+                typer.echo(f"{what}: {size / 2**20:.1f} MiB", err=True)
+            told = True
+            last = "finishing the index" if done == size else what
+            bar.update(task, completed=done, total=size, visible=True, description=last)
+
+        yield tell
