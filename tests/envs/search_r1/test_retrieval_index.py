@@ -54,6 +54,7 @@ def test_title_and_text_are_searched_and_the_best_comes_first(corpus):
     assert found[0].score > found[1].score > 0
     assert sorted(ids(index.search("the rivers of RHONE", 9))) == ["1", "3"]  # stems, without accents
     assert index.documents == 4
+    assert index.search("seine seine which rivers flow", 9) == index.search("Which river flows: seine?", 9)
 
 
 @pytest.mark.parametrize(

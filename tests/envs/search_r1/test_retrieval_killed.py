@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import sys
@@ -19,6 +20,7 @@ from agentrl_envs.search_r1.retrieval.server import bind
 
 WORDS = [f"{a}{b}{c}" for a in "bdfglm" for b in "aeiou" for c in "kprtz"]
 SEARCHERS = 64
+KILLS = 10 if os.environ.get("AGENTRL_SOAK") else 1
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +57,11 @@ class Server:
 
 async def test_killed_and_restarted_under_load_no_answer_is_wrong_and_none_is_lost(corpus):
     index, draw = open_index(corpus), random.Random(5)
-    queries = [" ".join(draw.choices(WORDS, k=3)) for _ in range(3000)]
+    queries = [" ".join(draw.choices(WORDS, k=3)) for _ in range(500 + 1000 * KILLS)]
     truth = {query: index.search(query, 3) for query in queries}
     assert all(truth.values())
-    server = Server(corpus)
-    await server.start()
-    answered, reached = 0, {at: asyncio.Event() for at in (500, 1500)}
-    to_ask = iter(queries)
+    server, answered, to_ask = Server(corpus), 0, iter(queries)
+    reached = {500 + 1000 * at: asyncio.Event() for at in range(KILLS)}
 
     async def search_on(retriever):
         nonlocal answered
@@ -71,31 +71,19 @@ async def test_killed_and_restarted_under_load_no_answer_is_wrong_and_none_is_lo
             if answered in reached:
                 reached[answered].set()
 
-    async def kill_twice():
+    async def kill():
         for event in reached.values():
             await event.wait()
             assert await server.end(signal.SIGKILL) == -signal.SIGKILL
-            before = answered
             await server.start()
-            assert answered - before <= SEARCHERS  # nobody was answered while it was down, but by what it had sent
 
+    async with HTTPRetriever(server.url, timeout=0.3) as hasty:
+        found = await asyncio.gather(*[hasty.search(query, 3) for query in queries[:100]], return_exceptions=True)
+    assert all(isinstance(one, InfraError) for one in found)
     async with HTTPRetriever(server.url, timeout=60) as retriever, asyncio.TaskGroup() as group:
-        group.create_task(kill_twice())
         for _ in range(SEARCHERS):
-            group.create_task(search_on(retriever))
-    assert (answered, server.lives) == (len(queries), 3)
-    assert await server.end(signal.SIGTERM) == 143
-
-
-async def test_while_it_is_down_each_search_fails_at_its_deadline_and_later_ones_are_true(corpus):
-    index = open_index(corpus)
-    truth = {word: index.search(word, 3) for word in WORDS}
-    server = Server(corpus)
-    async with HTTPRetriever(server.url, timeout=0.3) as hasty, HTTPRetriever(server.url, timeout=60) as patient:
-        early = [asyncio.create_task(patient.search(word, 3)) for word in WORDS]
-        found = await asyncio.gather(*[hasty.search(word, 3) for word in WORDS], return_exceptions=True)
-        assert all(isinstance(one, InfraError) for one in found)
+            group.create_task(search_on(retriever))  # the first are asked while it is down
         await server.start()
-        assert await asyncio.gather(*early) == list(truth.values())
-        assert await asyncio.gather(*[patient.search(word, 3) for word in WORDS]) == list(truth.values())
-    assert await server.end(signal.SIGINT) == 130
+        group.create_task(kill())
+    assert (answered, server.lives) == (len(queries), 1 + KILLS)
+    assert await server.end(signal.SIGTERM) == 143

@@ -27,7 +27,7 @@ _HEAP_BYTES = 256 << 20
 """What a thread that indexes keeps in memory. A corpus that fits has one segment, in the order of the corpus."""
 _NEARLY_FULL_BYTES = 64 << 20
 _MOST_WORDS = 512
-"""Of a query. It bounds what a query costs; no turn of a model is longer."""
+"""Different ones, of a query. It bounds what a query costs."""
 
 
 class Index:
@@ -50,9 +50,10 @@ class Index:
     def search(self, query: str, topk: int) -> list[Document]:
         """The best `topk` passages, best first. An empty list where no word of the query is in the corpus.
 
-        The query is plain words: nothing in it is syntax. Words such as "the" do not count.
+        The query is plain words: nothing in it is syntax. Words such as "the" do not count, and each word counts once.
         """
-        words = self._words.analyze(whole_characters(query[:QUERY_CHARACTERS]))[:_MOST_WORDS]
+        said = self._words.analyze(whole_characters(query[:QUERY_CHARACTERS]))
+        words = list(dict.fromkeys(said))[:_MOST_WORDS]
         if not words:
             return []
         asked = [(self._should, self._query.term_query(self._schema, _CONTENTS, word, "freq")) for word in words]
