@@ -71,12 +71,19 @@ log = logging.getLogger(__name__)
 
 
 def open_backend(name: str) -> Backend:
-    """A back end by its name in BACKENDS, or the class at `package.module:Class`; it is not entered yet.
+    """A back end by its name in BACKENDS, or the class at `package.module:Class`; it is not entered yet. Behind
+    "hosted:" stands what makes a service's sandbox: `hosted:slime.agent.sandbox:E2BSandbox`.
 
     Raises ConfigError for an unknown name, or if a Python package is missing that the back end needs.
     """
+    kind, _, service = name.partition(":")
+    if kind == "hosted":
+        return cast(Backend, load_object("agentrl_sandbox.hosted.backend:HostedBackend").at(service))
     if name not in BACKENDS and not (":" in name or "." in name):
-        raise ConfigError(f"no sandbox back end {name!r}; write one of {', '.join(BACKENDS)}, or package.module:Class")
+        raise ConfigError(
+            f"no sandbox back end {name!r}; write one of {', '.join(BACKENDS)}, hosted:package.module:Class, or "
+            "package.module:Class of a back end"
+        )
     return cast(Backend, load_object(BACKENDS.get(name, name))())
 
 

@@ -33,6 +33,8 @@ def _programs(backend: str) -> list[str]:
     has_bwrap = shutil.which("bwrap") is not None
     docker = f"a container engine at {engine} (DOCKER_HOST names another){'' if found else '; here is none'}"
     bubblewrap = f"the system packages bubblewrap and libseccomp2{'' if has_bwrap else '; here they are not installed'}"
+    if backend.startswith("hosted:"):
+        return [f"an account with the service behind {backend.removeprefix('hosted:')}, and a way to it"]
     return {
         "docker": [docker],
         "bubblewrap": [bubblewrap],

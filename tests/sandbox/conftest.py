@@ -2,7 +2,7 @@ import pytest
 
 from tests.sandbox.engine import entered
 
-BACK_ENDS = ("local", "fake", "bubblewrap", "docker")
+BACK_ENDS = ("local", "fake", "bubblewrap", "docker", "hosted")
 
 
 @pytest.fixture(params=BACK_ENDS)

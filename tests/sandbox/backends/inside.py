@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 
-REAL = ("local", "bubblewrap", "docker")
+REAL = ("local", "bubblewrap", "docker", "hosted")
 """Back ends that run commands."""
 ISOLATED = ("bubblewrap", "docker")
 """Back ends for what a model wrote."""

@@ -124,6 +124,7 @@ async def test_what_is_no_file_is_refused_at_once(box):
 
 
 @real
+@pytest.mark.parametrize("spec", [{"file_mb": 8}], indirect=True)
 async def test_a_file_too_large_for_the_limit_is_said(box, spec):
     with pytest.raises(OSError, match="big") as caught:
         await box.write_file("big", b"x" * ((spec.file_mb << 20) + 1))

@@ -36,7 +36,7 @@ async def test_it_can_be_pickled_and_restored_elsewhere(box, backend, spec):
     snapshot = pickle.loads(pickle.dumps(await box.snapshot()))
     if backend.name == "fake":
         return await box.restore(snapshot)
-    async with backend.sandbox(spec) as other:
+    async with backend.sandbox(box.spec) as other:
         await other.write_file("gone", "x")
         await other.restore(snapshot)
         assert await other.read_file("file") == "travels"

@@ -1,0 +1,69 @@
+"""HostedBackend: makes sandboxes by a class with slime's protocol."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast
+
+from agentrl.errors import ConfigError
+from agentrl.loading import load_object
+from agentrl_sandbox.backend import Found
+from agentrl_sandbox.hosted.sandbox import HostedSandbox, Service
+from agentrl_sandbox.owners import current, run_name
+from agentrl_sandbox.spec import SandboxSpec
+
+
+class HostedBackend:
+    """Sandboxes of a service. `make(image)` gives one that is not entered yet: slime's E2BSandbox, or a function of
+    yours that reads its settings. If it has a parameter `timeout`, it gets the spec's lifetime in seconds.
+    """
+
+    name = "hosted"
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+        self._made: list[tuple[HostedSandbox, float]] = []
+
+    @classmethod
+    def at(cls, path: str) -> Self:
+        """The back end of the class or function at `package.module:name` or `file.py:name`. Raises ConfigError."""
+        if not path:
+            raise ConfigError("hosted: name a class with slime's protocol: hosted:slime.agent.sandbox:E2BSandbox")
+        made = load_object(path)
+        if not callable(made):
+            raise ConfigError(f"hosted: {path} is {type(made).__name__}, not a class or function that makes a sandbox")
+        return cls(made)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    def sandbox(self, spec: SandboxSpec) -> HostedSandbox:
+        """See `Backend.sandbox`."""
+        takes = inspect.signature(self._make).parameters
+        lifetime = {"timeout": round(spec.lifetime_s)} if "timeout" in takes else {}
+        box = HostedSandbox(spec, cast(Service, self._make(spec.image, **lifetime)))
+        self._made = [(one, until) for one, until in self._made if not one.is_closed]
+        self._made.append((box, time.time() + spec.lifetime_s))
+        return box
+
+    async def prepare(self, image: str) -> None:
+        """Nothing: the service has its images, and says in `sandbox` which it lacks."""
+
+    async def list(self) -> Sequence[Found]:
+        """Those of this process: the protocol has no list of others'."""
+        now = time.time()
+        return [
+            Found(box.sandbox_id, box.spec.image, current(), run_name(), until, gone=now > until)
+            for box, until in self._made
+            if box.is_open
+        ]
+
+    async def remove(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Backend.remove`; of this process alone."""
+        for box, _ in list(self._made):
+            if box.sandbox_id in sandbox_ids:
+                await box.close()

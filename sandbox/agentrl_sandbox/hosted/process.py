@@ -1,0 +1,173 @@
+"""A command in a hosted machine: short requests, one after the other, instead of a connection that stays."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox import OnOutput, SandboxKilledError
+from agentrl_sandbox.hosted import scripts
+
+Ask = Callable[[str, float, bool], Awaitable[str]]
+"""(script, seconds, as root) -> its stdout. Raises SandboxError if the machine does not answer."""
+Write = Callable[[str, bytes], Awaitable[None]]
+"""(path, content): write a file of the command's user."""
+
+_TICK_S = 0.02
+_FIRST_S, _LATER_S = 0.2, 20.0
+"""How long a request waits in there for something to tell: the one that starts a command, and those after it."""
+_TRAILING_S = 0.25
+_STATES = ("runs", "more", "over", "lost")
+_LONGEST = 48 << 10
+"""Characters of a script, and bytes of stdin, that travel in a request itself and not in a file."""
+
+
+class HostedProcess:
+    """A `Running` over requests that may each be sent twice."""
+
+    def __init__(
+        self, folder: str, ask: Ask, write: Write, sink: OnOutput, broken: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.folder = folder
+        self._ask, self._write, self._sink, self._broken = ask, write, sink, broken
+        self._token = folder.rpartition("/")[2]
+        self._sending = asyncio.Lock()
+        self._killing = asyncio.Lock()
+        self._arrived = {"o": 0, "e": 0}
+        self._sent = 0
+        self._code: int | None = None
+        self._coded_at = 0.0
+        self._over = False
+        self._pump: asyncio.Task[None] | None = None
+        self._error: SandboxError | None = None
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        stdin: bool,
+        limits: str,
+        finished: Sequence[str],
+    ) -> None:
+        """Start it. Raises FileNotFoundError for a `cwd` that is no folder. If cancelled, no process is left."""
+        script = (
+            scripts.launch(self.folder, argv, env=env, cwd=cwd, stdin=stdin, limits=limits, finished=finished)
+            .encode(errors="replace")
+            .decode()
+        )
+        try:
+            if len(data := script.encode()) > _LONGEST:
+                await self._write(f"{self.folder}.sh", data)
+                script = f"sh {self.folder}.sh; rm -f {self.folder}.sh"
+            await self._poll(0.0 if stdin else _FIRST_S, before=f"({script}\n)\n")
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
+        if not self.finished:
+            self._pump = asyncio.create_task(self._fetch(), name="hosted command")
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will be asked of it any more."""
+        return self._code is not None and (self._over or time.monotonic() - self._coded_at > _TRAILING_S)
+
+    async def send(self, data: bytes) -> None:
+        """See `Running.send`."""
+        async with self._sending:
+            for start in range(0, len(data), 1 << 20):
+                await self._send(data[start : start + (1 << 20)])
+
+    async def close_stdin(self) -> None:
+        """See `Running.close_stdin`."""
+        if self._code is None:
+            await self._ask(f"[ ! -d {self.folder} ] || : > {self.folder}/i.end", 30.0, False)
+
+    async def ended(self) -> int:
+        """See `Running.ended`."""
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
+        if self._error is not None:
+            raise self._error
+        return 128 + 9 if self._code is None else self._code
+
+    def abandon(self) -> None:
+        """Fetch nothing more: the machine is gone."""
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def kill(self) -> None:
+        """See `Running.kill`. If it cannot be done, the whole machine is given up."""
+        async with self._killing:
+            if self._code is not None:
+                return
+            said = await self._ask(scripts.kill(self.folder), 60.0, True)
+            if f"{self._token} killed" not in said:
+                await self._broken()
+                raise SandboxKilledError("a command could not be killed, so its machine was given up")
+            if self._pump is None:  # it is killed while it starts
+                await self._fetch()
+            await self.ended()
+
+    async def _fetch(self) -> None:
+        """Hand on output as it comes, until the command has ended."""
+        try:
+            while not self.finished:
+                await self._poll(_LATER_S if self._code is None else _TRAILING_S)
+        except SandboxError as exc:
+            self._error = exc
+
+    async def _send(self, data: bytes) -> None:
+        inline = base64.b64encode(data).decode() if len(data) <= _LONGEST else ""
+        if not inline and self._code is None:
+            await self._write(f"{self.folder}/up", data)
+        while self._code is None:
+            said = await self._ask(scripts.send(self.folder, self._sent, inline), 60.0, False)
+            if f"{self._token} taken" in said:
+                self._sent += 1
+                return
+            if f"{self._token} deaf" in said:
+                break
+            inline = ""
+        raise BrokenPipeError("the command has closed its stdin, or ended")
+
+    async def _poll(self, seconds: float, before: str = "") -> None:
+        """Fetch what there is, or wait a while for something. It may be cancelled, or sent twice."""
+        arrived = self._arrived
+        script = scripts.poll(self.folder, arrived["o"], arrived["e"], round(seconds / _TICK_S))
+        self._read(await self._ask(before + script, seconds + 60.0, False))
+
+    def _read(self, said: str) -> None:
+        words, *lines = said.partition(self._token)[2].split("\n")
+        if words.split() == [scripts.NO_FOLDER]:
+            raise FileNotFoundError("no such folder")
+        if words.split() == [scripts.GONE]:
+            raise SandboxError("the folder of the command is gone: something in the sandbox removed it")
+        before = dict(self._arrived)
+        state = self._take("e", "stderr", self._take("o", "stdout", lines))[:1]
+        if state[0] not in _STATES:
+            raise SandboxError(f"the machine answered {said[-200:]!r}, which is not what was asked")
+        if state == ["lost"]:
+            raise SandboxError("output was lost, as the machine's disk is full")
+        if words.strip().isdecimal() and self._code is None:
+            self._code, self._coded_at = int(words), time.monotonic()
+        elif before != self._arrived:
+            self._coded_at = time.monotonic()
+        self._over = state == ["over"]
+
+    def _take(self, name: Literal["o", "e"], stream: Literal["stdout", "stderr"], lines: list[str]) -> list[str]:
+        """Hand on the pieces of one stream; the lines behind them."""
+        try:
+            end = lines.index(".")
+            pieces, data = int(lines[0]), base64.b64decode("".join(lines[1:end]), validate=True)
+        except (ValueError, IndexError) as exc:
+            raise SandboxError(f"the machine answered {' '.join(lines)[:200]!r}, which is not what was asked") from exc
+        if data:
+            self._sink(stream, data)
+        self._arrived[name] += pieces
+        return lines[end + 1 :] or [""]

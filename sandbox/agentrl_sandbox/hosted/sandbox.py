@@ -1,0 +1,168 @@
+"""A sandbox of a hosted service, through an object with slime's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Any, Protocol
+
+from agentrl.errors import ConfigError, SandboxError, told
+from agentrl.sandbox import OnOutput
+from agentrl_sandbox.base import ShellSandbox
+from agentrl_sandbox.hosted import scripts
+from agentrl_sandbox.hosted.process import HostedProcess
+from agentrl_sandbox.paths import absolute
+from agentrl_sandbox.spec import SandboxSpec
+
+log = logging.getLogger("agentrl")
+
+_told: set[str] = set()
+_SETUP_S = 120.0
+_GIVING_UP_S = 30.0
+_LIMITS = "ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; ulimit -u {pids} 2>/dev/null || ulimit -p {pids}"
+
+
+class Service(Protocol):
+    """What slime asks of a sandbox: `slime.agent.sandbox.Sandbox`."""
+
+    sandbox_id: str
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, exc_type: Any, exc: Any, tb: Any) -> None: ...
+
+    async def exec(
+        self,
+        cmd: str,
+        *,
+        user: str = "root",
+        env: dict[str, str] | None = None,
+        timeout: int = 120,
+        check: bool = False,
+        idempotent: bool = True,
+    ) -> tuple[int, str, str]: ...
+
+    async def write_file(self, sandbox_path: str, content: str | bytes | Path, *, user: str = "root") -> None: ...
+
+
+class HostedSandbox(ShellSandbox):
+    """A machine of a hosted service. Commands run in it by short requests, which are safe to send twice.
+
+    The service is asked for root once, to make the user and the work folder, and whenever a command has to be killed.
+    `sandbox_id` ends with the service's own id once it is open.
+    """
+
+    kind = "hosted"
+
+    def __init__(self, spec: SandboxSpec, service: Service) -> None:
+        check(spec)
+        super().__init__(spec, f"{self.kind}-{secrets.token_hex(4)}")
+        self._service = service
+        self._entering: asyncio.Future[Any] | None = None
+        self._folder = ""
+        self._running: list[HostedProcess] = []
+
+    def _tell_loosened(self) -> None:
+        super()._tell_loosened()
+        if self.kind not in _told:
+            _told.add(self.kind)
+            log.warning("hosted sandboxes: cpus, disk and the memory together are what the service gives each machine")
+
+    @property
+    def is_open(self) -> bool:
+        return self._state == "open"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._state == "closed"
+
+    async def _open(self) -> None:
+        # Shielded, because an interrupted creation may leave a machine that nobody knows of.
+        self._entering = asyncio.ensure_future(self._service.__aenter__())
+        try:
+            await asyncio.shield(self._entering)
+        except Exception as exc:  # the service's boundary
+            raise SandboxError(f"{self.sandbox_id}: the service made no machine: {told(exc)}") from exc
+        self.sandbox_id = f"{self.kind}-{self._service.sandbox_id}"
+        args = " ".join(map(quote, (self.spec.user, absolute(self.spec.workdir))))
+        said = await self._ask(f"sh -c {quote(scripts.SETUP)} sh {args}", _SETUP_S, "root")
+        self._folder = said.rpartition("<")[2].partition(">")[0]
+        if not self._folder:
+            raise SandboxError(
+                f"sandbox {self.sandbox_id}: image {self.spec.image!r} cannot be used: {said.strip() or 'no answer'}; "
+                "it needs root, coreutils, grep, tar, find and util-linux's setsid"
+            )
+
+    async def _close(self) -> None:
+        if self._entering is None:
+            return
+        for process in self._running:
+            process.abandon()
+        try:
+            await asyncio.wait([self._entering])
+            if self._entering.cancelled() or self._entering.exception() is not None:
+                return
+            await self._service.__aexit__(None, None, None)
+        except Exception as exc:  # noqa: BLE001 - the service's boundary: its own time limit ends the machine
+            log.warning(
+                "sandbox %s could not be removed, and lasts as its service says: %s", self.sandbox_id, told(exc)
+            )
+
+    async def _spawn(
+        self, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str, stdin: bool, sink: OnOutput
+    ) -> HostedProcess:
+        async def ask(script: str, seconds: float, as_root: bool) -> str:
+            return await self._ask(script, seconds, "root" if as_root else user)
+
+        async def write(path: str, content: bytes) -> None:
+            await self._asked(self._service.write_file(path, content, user=user), "write_file")
+
+        process = HostedProcess(f"{self._folder}/c{secrets.token_hex(12)}", ask, write, sink, self._give_up)
+        done = [one for one in self._running if one.finished]
+        self._running = [one for one in self._running if not one.finished] + [process]
+        spec = self.spec
+        await process.start(
+            argv,
+            env={"LANG": "C.UTF-8", **spec.env, **env},
+            cwd=cwd,
+            stdin=stdin,
+            limits=_LIMITS.format(blocks=spec.file_mb << 11, kilobytes=spec.memory_mb << 10, pids=spec.pids),
+            finished=[one.folder for one in done],
+        )
+        return process
+
+    async def _ask(self, script: str, seconds: float, user: str) -> str:
+        request = self._service.exec(script, user=user, timeout=round(seconds), check=False, idempotent=True)
+        code, stdout, stderr = await self._asked(request, "exec")
+        return stdout if code == 0 else f"{stdout}{stderr}"
+
+    async def _asked(self, request: Any, what: str) -> Any:
+        try:
+            return await request
+        except Exception as exc:  # the service's boundary: each has errors of its own
+            raise SandboxError(f"sandbox {self.sandbox_id}: {what} failed at its service: {told(exc)}") from exc
+
+    async def _give_up(self) -> None:
+        """End the machine, with what runs in it."""
+        self._state = "closed"
+        async with asyncio.timeout(_GIVING_UP_S):
+            await self._close()
+
+
+def check(spec: SandboxSpec) -> None:
+    """Raises ConfigError for what no service promises to hold to."""
+    problems = []
+    if not spec.image:
+        problems.append("name an image of the service")
+    if spec.network != "open":
+        problems.append("write network: open, as a machine's network is as its service leaves it")
+    if spec.read_only:
+        problems.append("write read_only: false, as its root is writable")
+    if spec.sockets:
+        problems.append("leave sockets out, as nothing of this machine can be mounted there")
+    if problems:
+        raise ConfigError(f"hosted sandboxes: {'; '.join(problems)}")
