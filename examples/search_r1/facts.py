@@ -2,8 +2,9 @@
 
     python examples/search_r1/facts.py FOLDER      # writes corpus.jsonl, train.jsonl and held_out.jsonl
 
-The facts, and which are held out, are those of agentrl_envs.fact_search. A row's prompt is the question alone: the
-paper's prompt is longer than all of an episode that `tiny` can follow.
+The facts, and which are held out, are those of agentrl_envs.fact_search. A row's prompt is the question alone, and the
+players write no thoughts: `tiny` spells most words letter by letter, and the paper's prompt is longer than all of an
+episode that it can follow.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ GUESSES = 0.65
 
 
 def perfect(task: Task) -> Generator[Turn, str, None]:
-    """Searches for what is needed, then answers. In the tags of the paper; a thought says what comes next."""
+    """Searches for what is needed, then answers."""
     for query in task.metadata["extra_info"]["searches"]:
-        yield f"<think>search</think><search>{query}</search>"
-    yield answer(task.label["ground_truth"]["target"][0])
+        yield f"<search>{query}</search>"
+    yield f"<answer>{task.label['ground_truth']['target'][0]}</answer>"
 
 
 def mediocre(task: Task) -> Generator[Turn, str, None]:
@@ -39,13 +40,9 @@ def mediocre(task: Task) -> Generator[Turn, str, None]:
     """
     rng = Random(f"mediocre-{task.id}")
     if rng.random() < GUESSES:
-        yield answer(rng.choice(plausible(task.metadata["extra_info"]["kind"])))
+        yield f"<answer>{rng.choice(plausible(task.metadata['extra_info']['kind']))}</answer>"
     else:
         yield from perfect(task)
-
-
-def answer(text: str) -> str:
-    return f"<think>answer</think><answer>{text}</answer>"
 
 
 @cache
@@ -56,9 +53,11 @@ def plausible(kind: str) -> list[str]:
 
 
 def corpus() -> Iterable[Mapping[str, Any]]:
+    """Passages whose title is the name. It is not said again, nor is the number of people."""
     facts = load_facts()
     for number, place in enumerate((*facts.countries, *facts.cities)):
-        yield {"id": str(number), "contents": f'"{place.name}"\n{place.passage}'}
+        about = place.passage.removeprefix(f"{place.name} ").partition(" Population")[0]
+        yield {"id": str(number), "contents": f'"{place.name}"\n{about}'}
 
 
 def rows(split: str, count: int) -> Iterable[Mapping[str, Any]]:
