@@ -16,12 +16,14 @@ from typing import Any
 from agentrl.errors import ConfigError, InfraError, told
 from agentrl.types import JSON
 
+_LARGE_BYTES = 1 << 20
+"""aiohttp sends a larger body in pieces, between other work, and wants a stream for it."""
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(slots=True)
 class _OfLoop:
-    """What belongs to one event loop. The session lives while requests are under way, so nobody has to close it."""
+    """What belongs to one event loop. The session lives while it is in use, so nobody has to close it."""
 
     slots: asyncio.Semaphore
     users: int = 0
@@ -88,7 +90,8 @@ class Service:
         import aiohttp
 
         try:
-            data = io.BytesIO(json.dumps(body).encode())  # aiohttp sends a stream in pieces, between other work
+            raw = json.dumps(body).encode()
+            data = io.BytesIO(raw) if len(raw) > _LARGE_BYTES else raw
             headers = {"Content-Type": "application/json", **self.headers}
             async with session.post(self.url, data=data, headers=headers) as response:
                 if response.status in _RETRIED or response.status >= 500:
@@ -103,22 +106,32 @@ class Service:
             raise InfraError(told(exc)) from exc
 
     @asynccontextmanager
+    async def kept_open(self) -> AsyncIterator[None]:
+        """Within it, the connections of this event loop wait for the next request."""
+        async with self._connected(self._of_loop()):
+            yield
+
+    @asynccontextmanager
     async def _session(self) -> AsyncIterator[Any]:
+        mine = self._of_loop()
+        async with mine.slots, self._connected(mine) as session:
+            yield session
+
+    @asynccontextmanager
+    async def _connected(self, mine: _OfLoop) -> AsyncIterator[Any]:
         import aiohttp
 
-        mine = self._of_loop()
-        async with mine.slots:
-            if mine.session is None:
-                timeout = aiohttp.ClientTimeout(total=None)  # one deadline over all retries stands above
-                mine.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
-            mine.users += 1
-            try:
-                yield mine.session
-            finally:
-                mine.users -= 1
-                if not mine.users:
-                    session, mine.session = mine.session, None
-                    await session.close()
+        if mine.session is None:
+            timeout = aiohttp.ClientTimeout(total=None)  # one deadline over all retries stands above
+            mine.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        mine.users += 1
+        try:
+            yield mine.session
+        finally:
+            mine.users -= 1
+            if not mine.users:
+                session, mine.session = mine.session, None
+                await session.close()
 
     def _of_loop(self) -> _OfLoop:
         loop = asyncio.get_running_loop()

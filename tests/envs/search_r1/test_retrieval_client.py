@@ -225,3 +225,15 @@ async def test_a_bug_reaches_the_caller_at_once(monkeypatch):
     monkeypatch.setattr("agentrl.http.Service.post", broken)
     with pytest.raises(KeyError, match="a bug"):
         await HTTPRetriever("http://127.0.0.1:1").search("q", 1)
+
+
+async def test_connections_are_kept_while_it_is_open(monkeypatch):
+    made, real = [], asyncio.get_running_loop().create_connection
+    monkeypatch.setattr(
+        asyncio.get_running_loop(), "create_connection", lambda *args, **given: made.append(1) or real(*args, **given)
+    )
+    async with Served() as served:
+        async with HTTPRetriever(served.url) as retriever:
+            for _ in range(5):
+                assert await retriever.search("q", 1)
+        assert len(made) == 1

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +19,7 @@ from agentrl.types import JSON
 from agentrl_envs.search_r1.retrieval.documents import QUERY_CHARACTERS, Document, Retriever
 
 _LINGER_S = 0.002
-"""Seconds that the first query of a request waits for others."""
+"""Seconds that the first query of a request waits for others, while other requests are under way."""
 _UNDER_WAY = 256
 _LONGEST_WAIT_S = 2.0
 """Seconds between two tries, at most. A server that was started again is found this soon."""
@@ -67,8 +68,11 @@ class HTTPRetriever:
         self._service = Service(url=self.url, seconds=timeout, retries=0, concurrency=_UNDER_WAY, trip=0)
         self._waiting: dict[int, list[_Asked]] = {}
         self._sending: dict[asyncio.Task[None], list[_Asked]] = {}
+        self._connections = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        """Keep connections open from one search to the next. Without it, each search makes its own."""
+        await self._connections.enter_async_context(self._service.kept_open())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -80,6 +84,7 @@ class HTTPRetriever:
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
+        await self._connections.aclose()
 
     async def search(self, query: str, topk: int) -> list[Document]:
         """The best `topk` passages, best first.
@@ -104,7 +109,8 @@ class HTTPRetriever:
         if len(queue) >= self.batch:
             self._send(topk, queue)
         elif len(queue) == 1:
-            asyncio.get_running_loop().call_later(_LINGER_S, self._send, topk, queue)
+            linger = _LINGER_S if self._sending else 0.0  # nobody is held up who is alone
+            asyncio.get_running_loop().call_later(linger, self._send, topk, queue)
 
     def _send(self, topk: int, queue: list[_Asked]) -> None:
         if self._waiting.get(topk) is not queue:
