@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl import rewards
+from agentrl.rewards.answers import LONGEST, boxed
 from agentrl.written import Written
 
 LONG = 10 * 2**20
@@ -171,3 +172,8 @@ async def value(name, wrote):
 async def test_what_naive_graders_get_wrong(case):
     name, text, label, right = CASES[case]
     assert await value(name, written(text, label)) == pytest.approx(right)
+
+
+def test_of_a_long_text_only_the_end_is_looked_at():
+    assert boxed("x" * 10_000_000 + r"\boxed{1}") == "1"
+    assert boxed(r"\boxed{1}" + "x" * LONGEST) is None

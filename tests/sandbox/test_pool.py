@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from collections import deque
 
 import pytest
 
@@ -118,6 +119,44 @@ async def test_the_files_of_a_snapshot_are_there_first():
     snapshot = Snapshot(b"", ("/work",))
     async with make(Yard()) as boxes, boxes.acquire(restore=snapshot) as box:
         assert box.restored is snapshot
+
+
+async def test_a_snapshot_that_cannot_be_restored_costs_its_sandbox_and_no_place(monkeypatch):
+    async def broken(self, snapshot):
+        raise SandboxError("no room for it")
+
+    yard = Yard()
+    async with make(yard, size=1, grade=1, warm=0, wait_s=5) as boxes:
+        monkeypatch.setattr(YardBox, "restore", broken)
+        with pytest.raises(SandboxError, match="no room for it"):
+            async with boxes.acquire(restore=Snapshot(b"", ())):
+                pass
+        async with boxes.acquire() as box:
+            assert yard.open == {box}
+
+
+async def test_nothing_is_kept_ready_in_the_place_of_what_somebody_waits_for():
+    lane = lanes.Lane("episode", 2, deque([A, A], 2))
+    assert lane.missing() == [A, A]
+    lane.ask(B)
+    assert lane.unmet() == [B]
+    assert len(lane.missing()) == 1
+    lane.ask(B)
+    assert lane.missing() == []
+
+
+async def test_an_image_that_came_late_is_used_at_once():
+    """What could not be fetched ahead is asked for again, and that first sandbox does not fail of it."""
+    yard = Yard()
+    yard.missing.add("b")
+    async with make(yard) as boxes:
+        boxes.prefetch(["b"])
+        await until(lambda: yard.asked["b"] == 1)
+        await asyncio.sleep(0)
+        yard.missing.clear()
+        async with boxes.acquire(B):
+            pass
+        assert boxes.figures().failed == 0
 
 
 async def test_a_pool_without_a_default_makes_nothing_ahead():

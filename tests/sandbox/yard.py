@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 
 from agentrl.errors import SandboxError
 from agentrl_sandbox import FakeSandbox, SandboxSpec
@@ -61,6 +61,7 @@ class Yard:
         self.open: set[YardBox] = set()
         self.opening = self.most_opening = self.most = self.begun = self.closed = 0
         self.prepared: list[str] = []
+        self.asked: Counter[str] = Counter()
         self.missing: set[str] = set()
         self.hang: asyncio.Event | None = None
 
@@ -74,6 +75,7 @@ class Yard:
 
     async def prepare(self, image):
         await self.lag()
+        self.asked[image] += 1
         if image in self.missing:
             raise SandboxError(f"no image {image}")
         self.prepared.append(image)

@@ -34,7 +34,12 @@ async def test_changed_new_and_removed_files_are_carried_and_history_is_not(boxe
         "rm a; echo new > b; mkdir -p e/f; echo x > 'e/f/a b'; ln -s b link; echo hook > .git/hooks", check=True
     )
     await agents.exec("mkdir __pycache__; echo evil > __pycache__/test.pyc; chmod 700 'e/f/a b'", check=True)
+    for box in boxes:
+        await box.exec("echo own > .git/config; touch .git/kept", check=True)
+    await agents.exec("echo changed > .git/config; rm .git/kept", check=True)
     await carry(agents, clean)
+    history = await clean.exec("cat .git/config; ls .git; rm .git/config .git/kept", check=True)
+    assert history.stdout.split() == ["own", "config", "kept", "log"]
     assert await seen(clean) == sorted(["./.git/log:history", "./b:new", "./d/c:3", "./e/f/a b:x", "./link->b"])
     assert (await clean.exec("stat -c %a 'e/f/a b'")).stdout == "700\n"
 
