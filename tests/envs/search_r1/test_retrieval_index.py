@@ -163,14 +163,14 @@ def test_an_index_is_made_once_and_again_when_the_content_changes(corpus, builds
     assert sorted(os.listdir(second.folder.parent)) == sorted([second.folder.name, "lock"])
 
 
-@pytest.mark.parametrize("harm", ["segment", "meta.json", "corpus.json", "format"])
+@pytest.mark.parametrize("harm", ["segment", "meta.json", "corpus.json", "format", "documents"])
 def test_a_damaged_index_is_made_anew(corpus, builds, harm):
     folder = open_index(corpus).folder
     if harm == "segment":
         next(folder.glob("*.store")).unlink()
-    elif harm == "format":
+    elif harm in ("format", "documents"):
         about = json.loads((folder / "corpus.json").read_text())
-        (folder / "corpus.json").write_text(json.dumps({**about, "format": 0}))
+        (folder / "corpus.json").write_text(json.dumps({**about, harm: 0}))
     else:
         (folder / harm).write_text("{")
     assert ids(open_index(corpus).search("lyon", 3)) == ["1"]

@@ -112,7 +112,9 @@ def _find(home: Path, corpus: Path) -> Index | None:
             with contextlib.suppress(OSError):  # a folder that is read-only: the digest is taken each time
                 replace(known, changed_ns=now.changed_ns).write(folder)
         with contextlib.suppress(OSError, ValueError):  # damaged, or of another tantivy: it is made anew
-            return Index(folder)
+            index = Index(folder)
+            if index.documents == known.documents:
+                return index
     return None
 
 
