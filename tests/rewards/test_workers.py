@@ -103,7 +103,8 @@ async def test_the_children_of_a_grader_die_with_it(workers, tmp_path):
     file = tmp_path / "pid"
     with pytest.raises(TimeoutError):
         await workers.run(HERE + "child", str(file), seconds=1.5)
-    assert not alive(int(file.read_text()))
+    pid = int(file.read_text())
+    assert until(lambda: not alive(pid))  # a busy machine takes a moment to bury it
 
 
 def test_several_event_loops_share_it(workers):
