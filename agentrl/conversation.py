@@ -118,7 +118,7 @@ class Conversation:
             return StopReason.MAX_TOKENS
         trajectory.append_observation(rendered, messages_of(observed))
         if isinstance(observed, Raw):
-            trajectory.segment.turns[-1].raw = text(observed.text)
+            trajectory.segment.turns[-1].raw = self._read(rendered) if rendered.cut else text(observed.text)
         return None
 
     def is_aborted(self) -> bool:
@@ -186,6 +186,10 @@ class Conversation:
         if isinstance(observed, Raw):
             return self.renderer.text(observed, action, budget=budget)
         return self.renderer.bridge(self.trajectory.messages, action, observed, budget=budget)
+
+    def _read(self, rendered: Rendered) -> str:
+        """What is left of Raw text that was cut: a passage behind the cut is not known to the model."""
+        return self.renderer.decode(rendered.tokens[rendered.spans[-1].start :])
 
     def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:
         """Tokens that may be sampled now, and the reason to stop when they are used up."""

@@ -160,7 +160,9 @@ async def test_what_is_cut_keeps_its_end(renderer):
     cut = t.info["observation_tokens_cut"]
     assert cut == len(encode(renderer, DOCS.removesuffix(end))) - 5
     assert text_of(renderer, t).endswith(f"[{cut} tokens cut]{end}{ANSWER}")
+    assert t.turns[0].raw == text_of(renderer, t)[len(SEARCH) : -len(ANSWER)], "what was not read is not kept as read"
     whole = await play(renderer, [SEARCH, ANSWER], Ends(), limits=Limits(observation_tokens=500))
+    assert whole.turns[0].raw == DOCS
     assert text_of(renderer, whole) == SEARCH + DOCS + ANSWER
 
 

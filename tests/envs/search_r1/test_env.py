@@ -205,6 +205,12 @@ class TestObservation:
         assert observation.stop - observation.start < 530, "a mark says how many were cut"
         assert t.reward == 1.0
 
+    async def test_a_passage_that_was_cut_away_was_not_retrieved(self):
+        hidden = Library(Document("0", '"France"\n' + "France is a country in Europe. " * 200 + "Paris"))
+        t = await play(hidden, [SEARCH, "<think> So. </think> <answer>Rome</answer>"])
+        reward = await search_r1_retrieval(t)
+        assert reward.parts == {"em": 0.0, "format": 1.0, "retrieved": 0.0}
+
 
 class TestRetrieverDown:
     @pytest.mark.parametrize("form", ["tags", "tools"])
