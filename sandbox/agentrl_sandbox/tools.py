@@ -61,7 +61,7 @@ _KNOWN = {
 _TOO_LARGE = (128 + 25, "File size limit exceeded")  # exit code of a program ended by SIGXFSZ
 _NOT_FOUND = 127
 _KILLED = 128 + 9
-_NO_PROCESS = ("Cannot fork", "fork: Resource temporarily unavailable", "fork: retry")
+NO_PROCESS = ("Cannot fork", "fork: Resource temporarily unavailable", "fork: retry")
 """What shells say where no process can be started."""
 
 
@@ -111,7 +111,7 @@ class Catch:
             raise SandboxError(f"{what} took too long")
         if result.exit_code == _KILLED:
             raise SandboxKilledError(f"{what} was killed, most likely for memory; raise memory_mb")
-        if any(text in said for text in _NO_PROCESS):
+        if any(text in said for text in NO_PROCESS):
             raise SandboxKilledError(f"{what}: there is no room for another process; the sandbox's own fill it (pids)")
         if result.exit_code == _NOT_FOUND:
             raise SandboxError(f"{what} needs a program that its image lacks: {said}")

@@ -11,6 +11,7 @@ from typing import Literal
 from agentrl.errors import SandboxError
 from agentrl.sandbox import OnOutput, SandboxKilledError
 from agentrl_sandbox.hosted import scripts
+from agentrl_sandbox.tools import NO_PROCESS
 
 Ask = Callable[[str, float, bool], Awaitable[str]]
 """(script, seconds, as root) -> its stdout. Raises SandboxError if the machine does not answer."""
@@ -105,14 +106,19 @@ class HostedProcess:
         """See `Running.kill`. If it cannot be done, the whole machine is given up."""
         async with self._killing:
             if self._code is not None:
-                return
-            said = await self._ask(scripts.kill(self.folder), 60.0, True)
+                return None
+            try:
+                said = await self._ask(scripts.kill(self.folder), 60.0, True)
+            except SandboxError as exc:  # nobody can say whether it lives: give up the machine that it may live in
+                self._error = self._error or exc
+                return await self._broken()
             if f"{self._token} killed" not in said:
                 await self._broken()
                 raise SandboxKilledError("a command could not be killed, so its machine was given up")
             if self._pump is None:  # it is killed while it starts
                 await self._fetch()
             await self.ended()
+        return None
 
     async def _fetch(self) -> None:
         """Hand on output as it comes, until the command has ended."""
@@ -121,6 +127,8 @@ class HostedProcess:
                 await self._poll(_LATER_S if self._code is None else _TRAILING_S)
         except SandboxError as exc:
             self._error = exc
+        except FileNotFoundError:  # it was killed while it started, and would not have started
+            self._code, self._over = 128 + 9, True
 
     async def _send(self, data: bytes) -> None:
         inline = base64.b64encode(data).decode() if len(data) <= _LONGEST else ""
@@ -144,6 +152,8 @@ class HostedProcess:
 
     def _read(self, said: str) -> None:
         words, *lines = said.partition(self._token)[2].split("\n")
+        if not words:
+            raise _unexpected(said)
         if words.split() == [scripts.NO_FOLDER]:
             raise FileNotFoundError("no such folder")
         if words.split() == [scripts.GONE]:
@@ -151,7 +161,7 @@ class HostedProcess:
         before = dict(self._arrived)
         state = self._take("e", "stderr", self._take("o", "stdout", lines))[:1]
         if state[0] not in _STATES:
-            raise SandboxError(f"the machine answered {said[-200:]!r}, which is not what was asked")
+            raise _unexpected(said)
         if state == ["lost"]:
             raise SandboxError("output was lost, as the machine's disk is full")
         if words.strip().isdecimal() and self._code is None:
@@ -166,8 +176,15 @@ class HostedProcess:
             end = lines.index(".")
             pieces, data = int(lines[0]), base64.b64decode("".join(lines[1:end]), validate=True)
         except (ValueError, IndexError) as exc:
-            raise SandboxError(f"the machine answered {' '.join(lines)[:200]!r}, which is not what was asked") from exc
+            raise _unexpected(" ".join(lines)) from exc
         if data:
             self._sink(stream, data)
         self._arrived[name] += pieces
         return lines[end + 1 :] or [""]
+
+
+def _unexpected(said: str) -> SandboxError:
+    said = " ".join(said[-300:].split())
+    if any(text in said for text in NO_PROCESS):
+        return SandboxKilledError(f"there is no room for another process; the sandbox's own fill it (pids): {said}")
+    return SandboxError(f"the machine answered {said!r}, which is not what was asked")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -148,9 +149,11 @@ class HostedSandbox(ShellSandbox):
 
     async def _give_up(self) -> None:
         """End the machine, with what runs in it."""
-        self._state = "closed"
-        async with asyncio.timeout(_GIVING_UP_S):
-            await self._close()
+        if self._state == "open":
+            self._state = "closed"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GIVING_UP_S):
+                    await self._close()
 
 
 def check(spec: SandboxSpec) -> None:

@@ -50,7 +50,7 @@ async def test_requests_that_arrive_twice_change_nothing():
 async def test_output_comes_while_the_command_runs_and_nobody_waits():
     heard = asyncio.Queue()
     async with HostedBackend(machine).sandbox(SPEC) as box:
-        assert SLIME is None or isinstance(box._service, E2BSandbox)
+        assert not SLIME or isinstance(box._service, E2BSandbox)
         process = await box.start("cat", on_output=lambda stream, data: heard.put_nowait((stream, data)))
         for word in (b"one", b"two"):
             await process.send(word)
@@ -124,6 +124,34 @@ async def test_an_answer_that_is_none_is_never_a_result(answer):
         with pytest.raises(SandboxError, match="not what was asked"):
             await box.exec("true")
         box._service.odd = False
+
+
+async def test_no_room_for_a_process_is_the_sandboxs_own_doing():
+    class Full(Plain):
+        async def exec(self, cmd, **options):
+            if "mkdir -m 700" in cmd:
+                return 2, "", "sh: 1: Cannot fork\n"
+            return await super().exec(cmd, **options)
+
+    async with HostedBackend(Full).sandbox(SPEC) as box:
+        with pytest.raises(SandboxKilledError, match="no room for another process"):
+            await box.exec("true")
+
+
+async def test_a_cancelled_command_is_cancelled_though_its_machine_is_gone(vendor):
+    async with HostedBackend(Plain).sandbox(SPEC) as box:
+        running = asyncio.create_task(box.exec("sleep 30"))
+        await asyncio.sleep(0.5)
+        box._service.exec = gone
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(SandboxError, match="not open"):
+            await box.exec("true")
+
+
+async def gone(cmd, **options):
+    raise ConnectionError("the service is gone")
 
 
 async def test_an_unknown_image_and_user_are_said():
