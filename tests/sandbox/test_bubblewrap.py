@@ -48,9 +48,9 @@ async def test_without_cgroups_a_timeout_kills_the_whole_tree_too(backend, no_cg
     word, other = long_time(), long_time()
     async with backend.sandbox(SandboxSpec()) as box:
         await box.exec(f"sleep {other} &", check=True)
-        task = asyncio.create_task(box.exec(how.replace("{}", f"sleep {word}"), timeout=1))
+        process = await box.start(how.replace("{}", f"sleep {word}"))
         await started(box, word)
-        assert (await task).timed_out
+        assert (await process.wait(0.1)).timed_out
         assert (await count(box, word), await count(box, other)) == (0, 1)
 
 

@@ -35,7 +35,7 @@ def summary(said: dict[str, str]) -> str:
 async def test_writes_outside_of_the_writable_folders(field, backend, user, note):
     if user == "root":
         needs_root(backend)
-    said = await field.tries("writes", user=user)
+    said = await field.tries("writes", user=user, timeout=60)
     note(summary(said))
     # In bubblewrap the first process is the agent's, else root's; so is /dev there, which is in memory.
     own = ("/proc/1/", f"/dev/{field.token}") if user == "root" or backend.name == "bubblewrap" else ("nothing",)
@@ -47,8 +47,8 @@ async def test_reads_of_the_machine_and_of_a_neighbour(field, note):
     mark = f"mark{field.token}"
     with _marked_process(mark), tempfile.NamedTemporaryFile(prefix=mark), _listening(f"\0{mark}"):
         await field.neighbour.write_file(f"/tmp/{mark}", mark)
-        secret = await field.neighbour.start(f"exec -a {mark} sleep 60", env={"SECRET": mark})
-        said = await field.tries("reads", mark)
+        secret = await field.neighbour.start(f"exec -a {mark} sleep 600", env={"SECRET": mark})
+        said = await field.tries("reads", mark, timeout=120)
         await secret.kill()
     await field.neighbour.exec(f"rm /tmp/{mark}")
     note(str(said))
@@ -61,7 +61,7 @@ async def test_reads_of_the_machine_and_of_a_neighbour(field, note):
 @contextlib.contextmanager
 def _marked_process(mark):
     """A process of this machine with the mark as an argument and in its environment."""
-    with subprocess.Popen(["sleep", "61"], env={"SECRET": mark, "PATH": os.environ["PATH"]}) as process:
+    with subprocess.Popen(["sleep", "601"], env={"SECRET": mark, "PATH": os.environ["PATH"]}) as process:
         try:
             yield
         finally:

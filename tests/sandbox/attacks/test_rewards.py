@@ -43,7 +43,7 @@ async def test_every_attack_scores_nothing_and_says_why(field, backend, note):
         async with room:
             return await rollout(envs.make(), TASK, turns)
 
-    async with EnvFactory(CodingEnv, {"backend": backend.name, "size": 3, "spec": spec, "command_s": 5}) as envs:
+    async with EnvFactory(CodingEnv, {"backend": backend.name, "size": 3, "spec": spec, "command_s": 15}) as envs:
         right, *done = await asyncio.gather(play(envs, gold(TASK)), *(play(envs, attack(name)) for name in CAUSES))
     assert (right.reward, right.stop) == (1.0, StopReason.DONE), right
     told = {}

@@ -16,7 +16,7 @@ from tests.sandbox.attacks.arena import ISOLATED, own_memory
 pytestmark = pytest.mark.parametrize("backend", ISOLATED, indirect=True)
 
 MB = 1 << 20
-_ANSWER_S = 30.0
+_ANSWER_S = 60.0
 
 HOSTILE_TOOLS = r"""
 mkdir -p bin
@@ -237,6 +237,6 @@ async def test_background_process_that_holds_the_pipes(field, note):
     took = time.monotonic() - begun
     after = await asyncio.gather(*(field.box.exec(f"echo {number}; exit {number}") for number in range(3)))
     note(f"{took:.1f} s, {result.stdout[:20]!r}; then {after!r}")
-    assert took < 5
+    assert took < 30  # else it would be the whole timeout
     assert result.stdout.startswith(("out", "noise"))
     assert [tuple(one) for one in after] == [(number, f"{number}\n", "") for number in range(3)]
