@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -119,13 +120,18 @@ def values(command: list[str], flag: str) -> list[str]:
 def test_bash_runs_it_with_the_papers_settings(world, model, estimator):
     done = init("run", "--recipe", "search-r1", "--model", model, "--estimator", estimator)
     assert done.exit_code == 0, done.output
-    command = started(world, "incomplete: 0 errors, 0 warnings; not checked: slime's own parser")
+    test = world / "test.parquet"
+    sets = ["nq", f"{test}@[0:3]", "triviaqa", f"{test}@[3:4]", "bamboogle", f"{test}@[4:6]"]
+    said = "incomplete: 0 errors, 0 warnings; not checked: slime's own parser"
+    if estimator == "grpo":  # the real ones take seconds, and are the same
+        said = ""
+        agentrl = f'[ "$2" = check ] || printf "%s\\n" {shlex.join(sets)}'
+        (world / "bin/agentrl").write_text(f"#!/bin/sh\n{agentrl}\n")
+    command = started(world, said)
     for flag, value in {**PAPER, **OF_ESTIMATOR[estimator]}.items():
         assert values(command, flag) == [value], flag
     flags = [word for word in command if word.startswith("--")]
     assert len(flags) == len(set(flags)), "no flag is given twice"
-    test = world / "test.parquet"
-    sets = ["nq", f"{test}@[0:3]", "triviaqa", f"{test}@[3:4]", "bamboogle", f"{test}@[4:6]"]
     assert values(command, "--eval-prompt-data") == sets
     assert "--use-kl-loss" in command
     assert "--kl-coef" not in command
@@ -199,6 +205,12 @@ def test_init_refuses(tmp_path, args, message):
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_the_examples_yaml_is_what_init_writes():
+    recipe = RECIPES["search-r1"]
+    text = config(Launch("qwen2.5-3B", recipe.env, recipe=recipe))
+    assert (ROOT / "examples/search_r1/slime.yaml").read_text() == text
 
 
 def test_a_change_stands_in_the_place_of_its_flag():
