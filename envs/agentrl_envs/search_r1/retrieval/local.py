@@ -30,6 +30,8 @@ class LocalRetriever:
         _log.info("opening the index of %s; making it takes a minute for half a million passages", self._corpus)
         try:
             self._index = await open_in_thread(self._corpus)
+        except PermissionError as exc:
+            raise ConfigError(f"{exc.filename}: {exc.strerror}; make it readable") from exc
         except OSError as exc:
             raise InfraError(f"the index of {self._corpus} could not be made: {exc}") from exc
         self._threads = ThreadPoolExecutor(os.cpu_count(), "agentrl-search")
