@@ -119,6 +119,7 @@ def make_index(corpus: Path) -> Row:
         "phase": "index",
         "passages": int(said.split()[0]),
         "seconds": float(said.split()[-2]),
+        "seconds of one core": round(usage.ru_utime + usage.ru_stime, 1),
         "corpus (MiB)": round(corpus.stat().st_size / 2**20, 1),
         "index (MiB)": round(size / 2**20, 1),
         "most memory (MiB)": round(usage.ru_maxrss / 1024),
