@@ -20,7 +20,7 @@ from agentrl_envs.search_r1.retrieval.documents import QUERY_CHARACTERS, Documen
 
 _LINGER_S = 0.002
 """Seconds that the first query of a request waits for others, while other requests are under way."""
-_UNDER_WAY = 256
+_MOST_REQUESTS = 256
 _LONGEST_WAIT_S = 2.0
 """Seconds between two tries, at most. A server that was started again is found this soon."""
 
@@ -65,9 +65,10 @@ class HTTPRetriever:
     def __init__(self, url: str, *, timeout: float = 30.0, batch: int = 64) -> None:
         """`timeout` is the deadline of one search in seconds; `batch` bounds the queries of one request."""
         self.url, self.timeout, self.batch = _endpoint(url), timeout, batch
-        self._service = Service(url=self.url, seconds=timeout, retries=0, concurrency=_UNDER_WAY, trip=0)
+        self._service = Service(url=self.url, seconds=timeout, retries=0, concurrency=_MOST_REQUESTS, trip=0)
         self._waiting: dict[int, list[_Asked]] = {}
         self._sending: dict[asyncio.Task[None], list[_Asked]] = {}
+        self._under_way = 0
         self._connections = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -109,8 +110,11 @@ class HTTPRetriever:
         if len(queue) >= self.batch:
             self._send(topk, queue)
         elif len(queue) == 1:
-            linger = _LINGER_S if self._sending else 0.0  # nobody is held up who is alone
-            asyncio.get_running_loop().call_later(linger, self._send, topk, queue)
+            loop = asyncio.get_running_loop()
+            if self._under_way:
+                loop.call_later(_LINGER_S, self._send, topk, queue)
+            else:  # nobody is held up who is alone
+                loop.call_soon(self._send, topk, queue)
 
     def _send(self, topk: int, queue: list[_Asked]) -> None:
         if self._waiting.get(topk) is not queue:
@@ -150,7 +154,11 @@ class HTTPRetriever:
 
     async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
         body = {"queries": list(queries), "topk": topk, "return_scores": True}
-        answer = await self._service.post(body)
+        self._under_way += 1
+        try:
+            answer = await self._service.post(body)
+        finally:
+            self._under_way -= 1
         try:
             return [documents[:topk] for documents in read_answer(answer, len(queries))]
         except ValueError as exc:
