@@ -107,14 +107,17 @@ class HostedProcess:
         async with self._killing:
             if self._code is not None:
                 return None
-            try:
-                said = await self._ask(scripts.kill(self.folder), 60.0, True)
-            except SandboxError as exc:  # nobody can say whether it lives: give up the machine that it may live in
-                self._error = self._error or exc
-                return await self._broken()
-            if f"{self._token} killed" not in said:
-                await self._broken()
-                raise SandboxKilledError("a command could not be killed, so its machine was given up")
+            # Root has room for a process where the user has none. The user sees the marks of its own processes, which
+            # root of a container may not.
+            for as_root in (True, False):
+                try:
+                    said = await self._ask(scripts.kill(self.folder), 60.0, as_root)
+                except SandboxError as exc:  # nobody can say whether it lives: give up the machine that it may live in
+                    self._error = self._error or exc
+                    return await self._broken()
+                if f"{self._token} killed" not in said:
+                    await self._broken()
+                    raise SandboxKilledError("a command could not be killed, so its machine was given up")
             if self._pump is None:  # it is killed while it starts
                 await self._fetch()
             await self.ended()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,12 +92,12 @@ class HostedSandbox(ShellSandbox):
         self.sandbox_id = f"{self.kind}-{self._service.sandbox_id}"
         args = " ".join(map(quote, (self.spec.user, absolute(self.spec.workdir))))
         said = await self._ask(f"sh -c {quote(scripts.SETUP)} sh {args}", _SETUP_S, "root")
-        self._folder = said.rpartition("<")[2].partition(">")[0]
-        if not self._folder:
+        if (found := re.search(r"<(/[\w/]+/agentrl)>", said)) is None:
             raise SandboxError(
                 f"sandbox {self.sandbox_id}: image {self.spec.image!r} cannot be used: {said.strip() or 'no answer'}; "
-                "it needs root, coreutils, grep, tar, find and util-linux's setsid"
+                f"it needs root, the user {self.spec.user} or useradd, coreutils, grep, tar, find and setsid"
             )
+        self._folder = found[1]
 
     async def _close(self) -> None:
         if self._entering is None:

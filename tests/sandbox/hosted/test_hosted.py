@@ -9,6 +9,7 @@ from agentrl.sandbox import SandboxKilledError
 from agentrl_sandbox import SandboxPool, SandboxSpec, open_backend
 from agentrl_sandbox.hosted import scripts
 from agentrl_sandbox.hosted.backend import HostedBackend
+from tests.sandbox.backends.inside import becomes, count, long_time
 from tests.sandbox.engine import entered
 from tests.sandbox.hosted.vendor import SLIME, AsyncSandbox, E2BSandbox, Plain, machine, vendor_module
 
@@ -124,6 +125,33 @@ async def test_an_answer_that_is_none_is_never_a_result(answer):
         with pytest.raises(SandboxError, match="not what was asked"):
             await box.exec("true")
         box._service.odd = False
+
+
+async def test_an_image_that_lacks_something_is_said():
+    class Bare(Plain):
+        async def exec(self, cmd, **options):
+            return await super().exec(cmd.replace("for tool in", "for tool in no-such-tool"), **options)
+
+    with pytest.raises(SandboxError, match="image 'a-template' cannot be used: it lacks no-such-tool"):
+        async with HostedBackend(Bare).sandbox(SPEC):
+            pass
+
+
+async def test_a_root_that_may_not_look_into_processes_is_helped_by_their_user():
+    """As in a container: no CAP_SYS_PTRACE."""
+
+    class Container(Plain):
+        async def exec(self, cmd, *, user="root", **options):
+            return await super().exec(
+                cmd.replace("/environ", "/nowhere") if user == "root" else cmd, user=user, **options
+            )
+
+    async with HostedBackend(Container).sandbox(SPEC) as box:
+        word = long_time()
+        process = await box.start(f"(setsid sleep {word} &); sleep {word}")
+        assert await becomes(box, word, 2)
+        assert (await process.wait(0.1)).timed_out
+        assert await count(box, word) == 0
 
 
 async def test_no_room_for_a_process_is_the_sandboxs_own_doing():
