@@ -100,7 +100,6 @@ async def play(
     slots, done, renderer = asyncio.Semaphore(IN_FLIGHT), list[Trajectory](), tiny_renderer()
     marks = {len(tasks) * (n + 1) // (kills + 1): asyncio.Event() for n in range(kills)}
     player = searcher if form == "tags" else tool_searcher
-    renderer.decode(renderer.encode({"role": "assistant", "content": "warm"}))
     async with EnvFactory(SearchR1, {"retriever": url, "form": form, "timeout": 120.0}) as envs:
 
         async def episode(task: Task) -> None:
