@@ -42,7 +42,7 @@ def written(text: str) -> list[str]:
     return [word.strip('"') for line in lines if line.startswith("--") for word in line.split()]
 
 
-PARSE = """
+STAND_INS = """
 import argparse, importlib.abc, importlib.machinery, json, sys
 from unittest.mock import MagicMock
 
@@ -63,11 +63,13 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, StandIns())
 sys.path.insert(0, sys.argv[1])
+"""
+PARSE = f"""{STAND_INS}
 from slime.utils.arguments import get_slime_extra_args_provider
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
 get_slime_extra_args_provider()(parser)
-flags = {o: [a.dest, a.default] for a in parser._actions for o in a.option_strings if o not in ("-h", "--help")}
+flags = {{o: [a.dest, a.default] for a in parser._actions for o in a.option_strings if o not in ("-h", "--help")}}
 print(json.dumps([flags, [parser.parse_known_args(words)[1] for words in json.load(sys.stdin)]]))
 """
 
@@ -96,6 +98,36 @@ def test_slimes_own_parser_takes_what_init_writes(parsed):
     spelt += Path(SOURCE, "docs/en/advanced/sglang-config.md").read_text()  # which names --router-policy
     assert len(theirs) > 15
     assert not {flag for flag in theirs if not re.search(rf"{flag}\b(?!-)", spelt)}
+
+
+ROLES = f"""{STAND_INS}
+from slime.utils.arguments import parse_megatron_role_args
+
+shared = argparse.Namespace(**json.load(sys.stdin))
+print(json.dumps(vars(parse_megatron_role_args(shared, sys.argv[2], role="critic"))))
+"""
+
+
+@needs_slime
+def test_slime_reads_the_critics_settings(tmp_path):
+    """From the file that a script of --estimator ppo writes."""
+    pytest.importorskip("torch", reason="slime needs torch")
+    recipe = RECIPES["search-r1"]
+    text = script(Launch("qwen2.5-3B", recipe.env, recipe=recipe, estimator="ppo"))
+    lines = text[text.index("CRITIC=") : text.index("ray stop")]
+    given = {"PATH": os.environ["PATH"], "SAVE": f"{tmp_path}/saved", "REF": "/models/ref"}
+    subprocess.run(["bash", "-euc", lines], check=True, env=given)
+    shared = {"lr": 1e-6, "lr_warmup_fraction": 0.285, "load": "/a", "save": "/b", "kl_coef": 0.0, "use_kl_loss": True}
+    command = [sys.executable, "-c", ROLES, SOURCE, f"{tmp_path}/saved/roles.yaml"]
+    done = subprocess.run(command, input=json.dumps(shared), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    critic = json.loads(done.stdout.splitlines()[-1])
+    assert (critic["lr"], critic["lr_warmup_fraction"]) == (1e-5, 0.015)
+    assert (critic["load"], critic["save"]) == ("/models/ref", f"{tmp_path}/saved/critic")
+    assert critic.keys() - shared.keys() <= {"use_opd", "custom_advantage_function_path"} | {
+        "untie_embeddings_and_output_weights",
+        "disable_param_buffers_cpu_backup",
+    }, "each name in the file is one of slime's"
 
 
 @needs_slime
