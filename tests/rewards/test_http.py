@@ -97,6 +97,13 @@ async def test_a_server_that_hangs_costs_its_deadline():
         release.set()
 
 
+async def test_the_deadline_is_that_of_all_tries_together():
+    async with Served(lambda body: Status(503)) as served:
+        with pytest.raises(InfraError, match=r"did not answer within 0\.5 s; the last error: .*HTTP 503"):
+            await RemoteReward(served.url, seconds=0.5, retries=9).grade(WROTE)
+    assert len(served.bodies) <= 2  # a third try comes after a second at the earliest
+
+
 async def test_the_circuit_opens_and_closes():
     down = True
     async with Served(lambda body: Status(500) if down else 1.0) as served:
