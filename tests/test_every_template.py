@@ -23,6 +23,9 @@ from agentrl.engine import ScriptedEngine
 from agentrl.options import EpisodeOptions
 from agentrl.render import Renderer, load_renderer
 from agentrl.testing import call
+from agentrl_envs.search_r1 import SearchR1
+from agentrl_envs.search_r1.prompts import INVALID
+from agentrl_envs.search_r1.retrieval import Document
 from tests.render.markers import template_files, tokenizer_of
 
 SEARCH = call("search", query="France")
@@ -75,7 +78,11 @@ def spoiled(renderer: Renderer) -> Generation:
 async def play(renderer, env, script, **limits):
     engine = ScriptedEngine(script, renderer)
     t = await run_episode(
-        env, Task(prompt="?"), engine=engine, renderer=renderer, options=EpisodeOptions(limits=Limits(**limits))
+        env,
+        Task(prompt="?", label="Paris"),
+        engine=engine,
+        renderer=renderer,
+        options=EpisodeOptions(limits=Limits(**limits)),
     )
     assert t.failure is None, t.failure
     t.verify()
@@ -102,3 +109,36 @@ async def test_text_goes_on_in_a_turn_that_the_model_had_ended(renderer):
     t = await play(renderer, Tags(), ["I do not know.", "<answer>Paris</answer>"])
     assert (t.stop, t.reward, len(t.turns)) == (StopReason.DONE, 1.0, 2)
     assert "Try again." in renderer.decode(t.response)
+
+
+class Library:
+    async def search(self, query, topk):
+        return [Document("0", f'"{query}"\nThe capital is Paris.')]
+
+
+def search_r1(form):
+    return SearchR1({"form": form}, shared=Library())
+
+
+async def test_search_r1_in_tags(renderer):
+    """The thought may be the template's own, or plain text to it: a tag in it is no action either way."""
+    tempted = "<think>I could write <search>x</search> or <answer>y</answer>"
+    script = [tempted, "so I look.</think> <search>France</search>", "<think>I know.</think> <answer>Paris</answer>"]
+    said = [Generation(tokens := renderer.prompt(Raw(text)).tokens, [-0.5] * len(tokens), "stop") for text in script]
+    if "<answer>" not in renderer.parse(said[2].tokens, "stop", thinking=renderer.prompt("?").thinking).content:
+        pytest.skip("this template ends thoughts by another mark, which these turns lack")
+    t = await play(renderer, search_r1("tags"), said)
+    assert (t.stop, t.reward, t.info["searches"], len(t.turns)) == (StopReason.DONE, 1.0, 1, 3)
+    text = renderer.decode(t.response)
+    assert (text.count(INVALID), text.count("</information>")) == (1, 1)
+    assert text.endswith("<answer>Paris</answer>")
+
+
+async def test_search_r1_with_tools(renderer):
+    if not renderer.certificate.capabilities["calls"]:
+        pytest.skip("this template writes no calls")
+    t = await play(renderer, search_r1("tools"), [SEARCH, "<answer>Paris</answer>"])
+    assert (t.stop, t.reward, t.info["searches"]) == (StopReason.DONE, 1.0, 1)
+    (read,) = [m["content"] for m in t.messages if m["role"] == "tool"]
+    assert read == 'Doc 1(Title: "France") The capital is Paris.'
+    assert "The capital is Paris." in renderer.decode(t.response)
