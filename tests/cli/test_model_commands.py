@@ -220,6 +220,20 @@ def test_eval_by_a_key_of_the_metadata(folder, agentrl):
     assert not (folder / "played.jsonl").exists()
 
 
+def test_eval_by_the_source_of_published_rows(folder, agentrl):
+    rows = [
+        {"data_source": source, "prompt": "?", "reward_model": {"target": []}} for source in ("nq", "nq", "musique")
+    ]
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "script.py").write_text("def say(ids):\n    return 'Paris'\n")
+    args = ("--model", "tiny", "--data", "test.jsonl", "--engine", "scripted", "--by", "data_source", "--json")
+    assert agentrl("eval", "my_env.py:Capitals", *args, "--set", "engine_config.turns=script.py:say") == 0
+    assert {name: score["tasks"] for name, score in json.loads(agentrl.stdout)["by"]["values"].items()} == {
+        "nq": 2,
+        "musique": 1,
+    }
+
+
 def test_eval_by_a_key_shows_failures_apart(folder, agentrl):
     (folder / "script.py").write_text("def say(ids):\n    return 'Paris'\n")
     args = ("eval", "my_env.py:Unreliable", "--model", "tiny", "--data", "tasks.jsonl", "--engine", "scripted")

@@ -185,6 +185,11 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self._corpus, self._process = corpus, self._start(corpus)
+        until(self._listens, 60)
+
+    def _listens(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.port)) == 0
 
     def _start(self, corpus: Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "agentrl", "retriever", "serve", str(corpus), "--port", str(self.port)]
