@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import typer
 
 from agentrl._interrupts import Terminated
-from agentrl.errors import CanaryError, ConfigError
+from agentrl.errors import CanaryError, ConfigError, InfraError
 from agentrl.loading import own_frames
 from agentrl.rollout.groups import BugError
 
@@ -29,6 +29,9 @@ def one_line_errors(
     """Turn a ConfigError into `error: ...` and exit code 2, a full disk into 1, a CanaryError into `stopped: ...` and
     3, Ctrl-C into 130, SIGTERM into 143. After the latter four, `interrupted` says how to go on.
 
+    An InfraError gets here only where no episode can hold it: what all of them need is not there, such as a container
+    engine. It ends as a ConfigError does, and says how to go on.
+
     A bug in the user's Env is shown with the frames of the user's code alone, exit code 1. Any other exception is a bug
     of ours, and keeps its traceback.
     """
@@ -36,6 +39,8 @@ def one_line_errors(
         yield
     except ConfigError as exc:
         _end(f"error: {exc}", USAGE_ERROR)
+    except InfraError as exc:
+        _end(f"error: {exc}; {interrupted()}", USAGE_ERROR)
     except BugError as exc:
         if frames := own_frames(exc.failure.traceback):
             typer.echo(frames, err=True, nl=False)

@@ -12,7 +12,7 @@ import typer
 
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.errors import ConfigError, InfraError
+from agentrl.errors import ConfigError
 from agentrl.loading import load_object
 
 BROKEN = 1
@@ -72,10 +72,7 @@ def _run(tasks: Sequence[Any], settings: Any) -> list[Any]:
         done += 1
         typer.echo(f"{done}/{len(tasks)} {found.verdict}: {found.id} ({found.seconds:.0f} s)", err=True)
 
-    try:
-        findings: list[Any] = run(load_object(f"{_CORE}:validate")(tasks, settings, on_finding=tell))
-    except InfraError as exc:  # no engine, say: no task was looked at
-        raise ConfigError(str(exc)) from exc
+    findings: list[Any] = run(load_object(f"{_CORE}:validate")(tasks, settings, on_finding=tell))
     return findings
 
 

@@ -45,6 +45,12 @@ class Buggy(Capitals):
         raise KeyError("oops")
 
 
+class Unshared(Capitals):
+    @classmethod
+    def share(cls, config):
+        raise InfraError("no engine answers; start one")
+
+
 class Empty(Env):
     pass
 

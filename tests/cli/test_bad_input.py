@@ -34,7 +34,7 @@ def bad(folder):
     ("command", "message"),
     [
         (("train", "missing.py:X", *TRAIN), "missing.py: no such file"),
-        (("train", "my_env.py:Nope", *TRAIN), "my_env.py has no 'Nope'; it has: Capitals, Unreliable, Buggy, Empty"),
+        (("train", "my_env.py:Nope", *TRAIN), "my_env.py has no 'Nope'; it has: Capitals, Unreliable, Buggy, Unshared"),
         (("train", "no.such:X", *TRAIN), "no module 'no.such'; install it, or put it on PYTHONPATH"),
         (("train", "syntax.py:X", *TRAIN), "syntax.py:1: "),
         (("train", "my_env.py:gold", *TRAIN), "not a subclass of agentrl.Env"),
@@ -79,6 +79,15 @@ def bad(folder):
         (
             ("eval", "my_env.py:Capitals", "--model", "tiny", "--data", "tasks.jsonl", "--samples", "2"),
             "--samples 2: all samples are equal at --temperature 0; add --temperature 1",
+        ),
+        (("train", "my_env.py:Unshared", *TRAIN), "no engine answers; start one; run the command again"),
+        (
+            ("eval", "my_env.py:Unshared", "--model", "tiny", "--data", "tasks.jsonl"),
+            "no engine answers; start one; nothing was written",
+        ),
+        (
+            ("play", "my_env.py:Unshared", "--data", "tasks.jsonl", "--player", "my_env.py:gold"),
+            "no engine answers; start one; nothing was written",
         ),
         (("serve", "--model", "nope"), "unknown model 'nope'"),
         (("serve", "--model", "base"), "base has no chat template"),
