@@ -1,4 +1,4 @@
-"""Sandboxes as containers of a Docker Engine, or of another with its API such as podman. Needs the extra `docker`."""
+"""Sandboxes as containers of a Docker Engine. Needs the extra `docker`."""
 
 from agentrl_sandbox.docker.backend import DockerBackend
 from agentrl_sandbox.docker.sandbox import DockerSandbox

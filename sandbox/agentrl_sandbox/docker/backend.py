@@ -22,7 +22,7 @@ _AT_ONCE = 8
 
 
 class DockerBackend:
-    """A `Backend` on the engine at DOCKER_HOST, or at the usual sockets of Docker and podman.
+    """A `Backend` on the engine at DOCKER_HOST, or at Docker's usual sockets.
 
     An image is the name of one, a folder with a Dockerfile, or a root file system in a tar file: see `Images`.
     """

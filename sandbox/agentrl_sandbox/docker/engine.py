@@ -36,15 +36,20 @@ class Engine:
         self.docker.connector._limit = 0
 
     async def connect(self) -> None:
-        """Raises SandboxError, naming the remedy, if no engine answers."""
+        """Raises SandboxError, naming the remedy, if no engine answers, or one that lets commands out."""
         try:
             async with asyncio.timeout(_GREETING_S):
-                await self.docker.version()
+                version = await self.docker.version()
         except (DockerError, OSError, aiohttp.ClientError) as exc:
             why = "" if isinstance(exc, DockerError) and exc.status == _NO_CONNECTION else f" ({_said(exc)})"
             raise SandboxError(
                 f"no container engine answers at {self.address}{why}; start Docker, or set DOCKER_HOST to its socket"
             ) from exc
+        if any("podman" in part.get("Name", "").lower() for part in version.get("Components") or ()):
+            raise SandboxError(
+                f"the engine at {self.address} is podman, which does not enforce what a sandbox promises "
+                "(tried with 4.3); set DOCKER_HOST to a Docker Engine, or take the back end bubblewrap"
+            )
 
     async def close(self) -> None:
         await self.docker.close()
@@ -69,12 +74,11 @@ class Engine:
 
 
 def address() -> str:
-    """DOCKER_HOST, or the first socket that is there: Docker's, else podman's."""
+    """DOCKER_HOST, or the first of Docker's sockets that is there."""
     if host := os.environ.get("DOCKER_HOST"):
         return host
     own = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     places = ["/var/run/docker.sock", f"{Path.home()}/.docker/run/docker.sock", f"{own}/docker.sock"]
-    places += [f"{own}/podman/podman.sock", "/run/podman/podman.sock"]
     return f"unix://{next((place for place in places if Path(place).is_socket()), places[0])}"
 
 

@@ -5,6 +5,7 @@ import contextlib
 import time
 
 import pytest
+from aiohttp import web
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import SandboxKilledError
@@ -132,6 +133,23 @@ async def test_an_engine_that_does_not_answer_is_named(monkeypatch, tmp_path):
         SandboxError, match=rf"no container engine answers at unix://{tmp_path}/none.sock; .*DOCKER_HOST"
     ):
         await DockerBackend().__aenter__()
+
+
+async def test_podman_is_refused(monkeypatch, tmp_path):
+    async def version(request):
+        return web.json_response({"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Version": "4.3.1"}]})
+
+    app = web.Application()
+    app.router.add_get("/{api}/version", version)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, f"{tmp_path}/podman.sock").start()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/podman.sock")
+        with pytest.raises(SandboxError, match=r"podman\.sock is podman.*bubblewrap"):
+            await DockerBackend().__aenter__()
+    finally:
+        await runner.cleanup()
 
 
 @pytest.mark.parametrize("workdir", ["work", "/", "/tmp", ""])
