@@ -14,7 +14,7 @@ import typer
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, write_trajectories
-from agentrl.cli.models import open_model, run_config
+from agentrl.cli.models import import_slow, open_model, run_config
 from agentrl.cli.options import Data, Device, DeviceName, EngineName, EnvPath, EpisodeSettings, Limit, ModelName, Out
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
@@ -88,13 +88,15 @@ def evaluate(
             thinking,
             by,
         )
-        groups = run(_evaluate(job))
+        prepared = _prepare(job)
+        import_slow(weights=engine == "local")
+        groups = run(_evaluate(job, *prepared))
     _report(groups, f"{model} in {env} on {data}", by, as_json=as_json)
 
 
-async def _evaluate(job: _Job) -> list[list[Trajectory]]:
-    """Episodes by task."""
-    from agentrl.rollout import Rollout, load_tasks, run_groups
+def _prepare(job: _Job) -> tuple[EnvFactory, Any, list[Task]]:
+    """The Env, the reward function and the tasks. Raises ConfigError. Nothing is written, and no model loaded."""
+    from agentrl.rollout import load_tasks
 
     envs, reward = EnvFactory(job.env, job.config.env_config), load_object(job.reward) if job.reward else None
 
@@ -105,6 +107,13 @@ async def _evaluate(job: _Job) -> list[list[Trajectory]]:
 
     tasks = load_tasks(job.data, split="eval", check=check)[: job.limit]
     check_out(job.out, job.data)
+    return envs, reward, tasks
+
+
+async def _evaluate(job: _Job, envs: EnvFactory, reward: Any, tasks: Sequence[Task]) -> list[list[Trajectory]]:
+    """Episodes by task."""
+    from agentrl.rollout import Rollout, run_groups
+
     async with open_model(job.model, job.device, job.engine, job.config.engine_config) as model, envs:
         rollout = Rollout(
             envs=envs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,19 @@ def run_config(name: str) -> TrainConfig | None:
 
     file = Path(name) / "config.yaml"
     return TrainConfig.from_yaml(file) if file.is_file() else None
+
+
+def import_slow(*, weights: bool) -> None:
+    """Import what takes seconds. Ctrl-C ends that at once here, but in an event loop only when it is done.
+
+    `weights`: also what runs a model. What is not installed is left to those who need it, and say so.
+    """
+    with suppress(ImportError):
+        from transformers import AutoTokenizer  # noqa: F401
+    if weights:
+        with suppress(ImportError):
+            import torch  # noqa: F401
+            from transformers import AutoModelForCausalLM  # noqa: F401
 
 
 @contextmanager

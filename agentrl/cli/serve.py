@@ -8,7 +8,7 @@ import typer
 
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.models import open_model
+from agentrl.cli.models import import_slow, open_model
 from agentrl.cli.options import Device, DeviceName, ModelName
 from agentrl.errors import ConfigError
 
@@ -39,14 +39,16 @@ def serve(
     their ports in a private network. docs/serve.md says more.
     """
     with one_line_errors(lambda: "the server has ended"):
+        from agentrl.engine.sglang.access import Access  # aiohttp takes 0.2 s to import
+
+        Access(host, api_key)  # refuses wrong options before a model is loaded
+        import_slow(weights=True)
         run(_serve(model, host, port, device, api_key))
 
 
 async def _serve(model: str, host: str, port: int, device: DeviceName, api_key: str | None) -> None:
-    from agentrl.engine.sglang.access import Access  # aiohttp takes 0.2 s to import
     from agentrl.engine.sglang.server import serve as serve_engine
 
-    Access(host, api_key)  # refuses wrong options before a model is loaded
     async with open_model(model, device) as opened:
         try:
             await serve_engine(

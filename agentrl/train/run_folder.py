@@ -9,6 +9,7 @@ reference/                    the weights at the start of RL, if KL is measured
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -87,7 +88,14 @@ class RunFolder:
         """Make what is missing, and lock the folder unless it is locked. Raises ConfigError."""
         if self._lock is None:
             self._made = not self.path.exists()
-            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise ConfigError(
+                    f"--out {self.path} cannot be made ({exc.strerror}); choose a folder that you may write"
+                ) from exc
             self.lock()
             self.check(config, resume=False)  # another process may have been faster
         self._set_path(self.path.absolute())  # an Env may change the process's folder

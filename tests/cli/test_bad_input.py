@@ -60,6 +60,10 @@ def bad(folder):
             ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "file"),
             "--out file is not an empty",
         ),
+        (
+            ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "file/run"),
+            "--out file/run cannot be made (Not a directory); choose a folder that you may write",
+        ),
         (("train",), "missing ENV, --data, --out"),
         (("train", "--resume"), "--resume: name the run's folder with --out"),
         (("train", "--resume", "--out", "run"), "--resume: run holds no run; leave --resume out"),

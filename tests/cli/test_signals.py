@@ -65,3 +65,24 @@ def test_sigterm_leaves_no_process_and_no_folder(folder, start, monkeypatch, com
     assert pids
     assert not [pid for pid in pids if alive(pid)]
     assert list((folder / "tmp").glob("agentrl-*")) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("eval", "my_env.py:Capitals", "--model", "tiny", "--data", "tasks.jsonl"),
+        ("serve", "--model", "tiny", "--port", "0"),
+        ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_ctrl_c_does_not_wait_for_an_import(folder, start, command):
+    (folder / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(300)\n")
+    process = start(*command)
+    assert process.stdout is not None
+    assert "importing\n" in iter(process.stdout.readline, "")
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr.startswith("interrupted: ")
+    assert stderr.count("\n") == 1
