@@ -1,10 +1,11 @@
-"""SIGTERM ends a run as Ctrl-C does: the run closes its resources first."""
+"""Ctrl-C and SIGTERM end a run: it closes its resources first."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Coroutine
 from types import FrameType
 from typing import Any, TypeVar
@@ -16,23 +17,30 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM asked the process to end."""
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, where SIGTERM cancels `main` as Ctrl-C does. Raises Terminated once `main` has cleaned up.
+_PATIENCE_S = 10.0
+"""Seconds for which a second Ctrl-C is ignored: in the middle of the cleanup it would leave things behind."""
 
-    A second SIGTERM is ignored: schedulers often send two, and the second must not interrupt the cleanup. Outside the
-    main thread, where Python takes no signals, this is `asyncio.run`.
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, where Ctrl-C and SIGTERM cancel `main`. Raises KeyboardInterrupt or Terminated after the cleanup.
+
+    A second SIGTERM is ignored: schedulers often send two, and the second must not interrupt the cleanup. A second
+    Ctrl-C is ignored for ten seconds; after that it ends the cleanup. Outside the main thread, where Python takes no
+    signals, this is `asyncio.run`. Where SIGINT has a handler, or is ignored, it stays so.
     """
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
-    asked = False
+    asked: list[tuple[int, float]] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if not asked and running:
-            loop, task = running[0]
-            loop.call_soon_threadsafe(task.cancel)  # wakes the loop, too
-        asked = True
+        if not asked:
+            asked.append((number, time.monotonic()))
+            if running:
+                loop, task = running[0]
+                loop.call_soon_threadsafe(task.cancel)  # wakes the loop, too
+        elif number == signal.SIGINT and time.monotonic() - asked[0][1] > _PATIENCE_S:
+            raise KeyboardInterrupt
 
     async def supervised() -> T:
         task = asyncio.current_task()
@@ -42,13 +50,17 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         return await main
 
-    before = signal.signal(signal.SIGTERM, end)
+    taken = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        taken.append(signal.SIGINT)
+    before = [signal.signal(number, end) for number in taken]
     try:
         return asyncio.run(supervised())
     except asyncio.CancelledError:
         if asked:
-            raise Terminated from None
+            raise (KeyboardInterrupt if asked[0][0] == signal.SIGINT else Terminated) from None
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(taken, before, strict=True):
+            signal.signal(number, handler)
         main.close()  # of no effect, unless the loop never began

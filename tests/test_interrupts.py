@@ -73,3 +73,33 @@ def test_in_another_thread_signals_are_left_alone():
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGTERM)]
+
+
+def interrupted_twice(cleaned):
+    async def main():
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(60)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(main())
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_does_not_interrupt_the_cleanup():
+    interrupted_twice(cleaned := [])
+    assert cleaned
+
+
+def test_a_late_ctrl_c_gives_the_cleanup_up(monkeypatch):
+    monkeypatch.setattr("agentrl._interrupts._PATIENCE_S", -1.0)
+    interrupted_twice(cleaned := [])
+    assert not cleaned
