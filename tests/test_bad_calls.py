@@ -273,7 +273,7 @@ def test_messages_that_answer_no_call_come_last():
 @pytest.mark.parametrize(
     ("pending", "last", "capable", "whole"),
     [
-        (Raw("a"), Raw("b"), True, Raw("ab")),
+        (Raw("a"), Raw("b"), True, Raw("ab", end="b")),
         ([{"role": "user", "content": "a"}], "b", False, [{"role": "user", "content": text} for text in "ab"]),
         ([{"role": "tool", "content": "a"}], "b", False, [{"role": "tool", "content": "a\n\nb"}]),
         (

@@ -263,7 +263,7 @@ def test_a_bug_ends_the_run_with_its_traceback(make_config):
 def test_a_reward_function_replaces_the_score(make_config, tmp_path):
     train(make_config(reward=f"{TOY}:even"), console=quiet())
 
-    assert {reward for _, _, _, reward in played(tmp_path / "run")} <= {0.0, 1.0}
+    assert {reward for _, _, _, reward, _ in played(tmp_path / "run")} <= {0.0, 1.0}
 
 
 WAYS = [
