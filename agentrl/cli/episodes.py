@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentrl.cli.settings import merge, parse_settings
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InfraError
 from agentrl.trajectory import Trajectory
 from agentrl.types import Limits
 
@@ -66,6 +66,13 @@ def progress(what: str, total: int) -> Iterator[OnEpisode]:
             bar.update(task, advance=1, reward=sum(rewards) / len(rewards))
 
         yield advance
+
+
+def refuse_all_failed(trajectories: Sequence[Trajectory]) -> None:
+    """Raises InfraError, with the first failure, if there is no episode that could be played."""
+    failures = [trajectory.failure for trajectory in trajectories]
+    if all(failures) and (first := failures[0]) is not None:
+        raise InfraError(f"none of {len(failures)} episodes could be played; the first: {first.error}")
 
 
 def check_out(out: Path | None, data: Path) -> None:

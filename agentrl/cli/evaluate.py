@@ -13,7 +13,7 @@ import typer
 
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.episodes import EpisodeConfig, check_out, progress, write_trajectories
+from agentrl.cli.episodes import EpisodeConfig, check_out, progress, refuse_all_failed, write_trajectories
 from agentrl.cli.models import import_slow, open_model, run_config
 from agentrl.cli.options import Data, Device, DeviceName, EngineName, EnvPath, EpisodeSettings, Limit, ModelName, Out
 from agentrl.env import EnvFactory
@@ -92,6 +92,8 @@ def evaluate(
         import_slow(weights=engine == "local")
         groups = run(_evaluate(job, *prepared))
     _report(groups, f"{model} in {env} on {data}", by, as_json=as_json)
+    with one_line_errors(lambda: "mend that, and run the command again"):
+        refuse_all_failed([trajectory for group in groups for trajectory in group])
 
 
 def _prepare(job: _Job) -> tuple[EnvFactory, Any, list[Task]]:

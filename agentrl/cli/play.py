@@ -13,7 +13,14 @@ import typer
 from agentrl._concurrency import gather
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.episodes import EpisodeConfig, OnEpisode, check_out, progress, write_trajectories
+from agentrl.cli.episodes import (
+    EpisodeConfig,
+    OnEpisode,
+    check_out,
+    progress,
+    refuse_all_failed,
+    write_trajectories,
+)
 from agentrl.cli.options import Data, EnvPath, EpisodeSettings, Limit, ModelName, Out
 from agentrl.engine.scripted import Turn
 from agentrl.env import EnvFactory
@@ -54,6 +61,8 @@ def play(
         config = EpisodeConfig.parse(settings or ())
         trajectories = run(_play(env, data, player, model, limit, out, config))
     _report(trajectories, out)
+    with one_line_errors(lambda: "mend that, and run the command again"):
+        refuse_all_failed(trajectories)
 
 
 def load_player(path: str) -> Player:

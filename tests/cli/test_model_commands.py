@@ -241,3 +241,15 @@ def test_eval_by_a_key_shows_failures_apart(folder, agentrl):
     assert re.search(r"France\W+1\.000\W+1\.000 to 1\.000\W+1\W+0\W", agentrl.stdout)
     assert re.search(r"Peru\W+- to -\W+0\W+1\W", agentrl.stdout)
     assert re.search(r"average\W+- to -\W+1\W+1\W", agentrl.stdout)
+
+
+def test_eval_of_which_every_episode_fails_ends_with_the_first_failure(folder, agentrl):
+    (folder / "script.py").write_text("def say(ids):\n    return 'Paris'\n")
+    (folder / "peru.jsonl").write_text((folder / "tasks.jsonl").read_text().splitlines()[-1] + "\n")
+    args = ("eval", "my_env.py:Unreliable", "--model", "tiny", "--data", "peru.jsonl", "--engine", "scripted")
+    assert agentrl(*args, "--set", "engine_config.turns=script.py:say") == 2
+    assert re.fullmatch(
+        r"error: none of 1 episodes could be played; the first: .*; mend that, and run the command again\n",
+        agentrl.stderr,
+    )
+    assert "failed" in agentrl.stdout, "the table is printed all the same"
