@@ -4,7 +4,7 @@ docker_engine.py COMMAND...: the engine keeps all of its files in a folder of it
 nor the firewall of this machine. The command finds in its environment
     DOCKER_HOST           the engine's socket
     AGENTRL_BASE_IMAGE    the base image: base_image.py
-    AGENTRL_REQUIRE       with "docker,bubblewrap,hosted" in it: tests fail where they would skip
+    AGENTRL_REQUIRE       with "docker,bubblewrap" in it: tests fail where they would skip
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> int:
         variables = {
             "DOCKER_HOST": socket,
             "AGENTRL_BASE_IMAGE": _import_base(socket),
-            "AGENTRL_REQUIRE": ",".join(filter(None, (os.environ.get("AGENTRL_REQUIRE"), "docker,bubblewrap,hosted"))),
+            "AGENTRL_REQUIRE": ",".join(filter(None, (os.environ.get("AGENTRL_REQUIRE"), "docker,bubblewrap"))),
         }
         return subprocess.run(sys.argv[1:], env={**os.environ, **variables}, check=False).returncode
 

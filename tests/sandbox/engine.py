@@ -22,7 +22,7 @@ async def entered(name: str) -> AsyncIterator[Backend]:
     try:
         if name == "hosted":
             if name not in REQUIRED:
-                pytest.skip("hosted: two minutes of short requests; AGENTRL_REQUIRE=hosted plays them")
+                pytest.skip("hosted: two minutes of short requests; make soak-sandbox plays them")
             async with entered("bubblewrap"):
                 pass  # the stand-in's machines are such
         backend = open_backend(f"hosted:{machine.__module__}:machine" if name == "hosted" else name)
