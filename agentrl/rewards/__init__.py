@@ -14,6 +14,7 @@ from agentrl.rewards.grader import Grader, grader
 from agentrl.written import Written
 
 if TYPE_CHECKING:
+    from agentrl.rewards.code import UnitTests
     from agentrl.rewards.combine import group, in_process, per_turn, shaped, weighted
     from agentrl.rewards.judge import LLMJudge
     from agentrl.rewards.maths import Dapo
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     search_r1_format: Grader
     search_r1_retrieval: Grader
     sub_em: Grader
+    unit_tests: Grader
 
 _READY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dapo": ("maths", "Dapo", {}),
@@ -44,6 +46,7 @@ _READY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "search_r1_format": ("searching", "SearchR1", {"structure": 0.2, "final": 0.1}),
     "search_r1_retrieval": ("searching", "SearchR1", {"structure": 0.2, "final": 0.1, "retrieval": 0.1}),
     "sub_em": ("text", "SubEm", {}),
+    "unit_tests": ("code", "UnitTests", {}),
 }
 """Graders that need no settings: module, class, arguments."""
 
@@ -52,6 +55,7 @@ _MADE = {
     "LLMJudge": "judge",
     "RemoteReward": "remote",
     "SearchR1": "searching",
+    "UnitTests": "code",
     "group": "combine",
     "in_process": "combine",
     "per_turn": "combine",
@@ -78,6 +82,7 @@ __all__ = [
     "LLMJudge",
     "RemoteReward",
     "SearchR1",
+    "UnitTests",
     "Written",
     "dapo",
     "deepscaler",
@@ -95,5 +100,6 @@ __all__ = [
     "search_r1_retrieval",
     "shaped",
     "sub_em",
+    "unit_tests",
     "weighted",
 ]

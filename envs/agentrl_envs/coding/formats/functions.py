@@ -51,7 +51,8 @@ class FunctionGrader:
         if "tests" in self.job:
             await _bring_pytest(box)
         secret = secrets.token_hex(16)
-        job = {**self.job, "secret": secret, "candidate": _program("candidate.py"), "seconds": self.seconds}
+        given = {"secret": secret, "candidate": _program("candidate.py"), "seconds": self.seconds}
+        job = {**self.job, **given, "pytest": _PYTEST_IN_BOX}
         result = await box.exec(
             f"exec python3 -I -B -c {quote(_program('check.py'))}",
             stdin=json.dumps(job).encode(),
@@ -100,7 +101,7 @@ def load_folder(task: Task) -> Problem:
         missing = "no tests (test_*.py or *_test.py)" if not tests else "no stub (*.py beside the tests)"
         raise ConfigError(f'task {task.id!r}: the folder {str(folder)!r} in metadata["path"] has {missing}')
     where = ".agentrl_tests"
-    job = {"folder": ".", "tests": where, "modules": [stub.stem for stub in stubs], "pytest": _PYTEST_IN_BOX}
+    job = {"folder": ".", "tests": where, "modules": [stub.stem for stub in stubs]}
     return Problem(
         steps=(
             Step(

@@ -11,14 +11,18 @@ import ast
 import builtins
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
+import math
 import os
 import pkgutil
 import select
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
@@ -196,12 +200,23 @@ class Tally:
         if not good and len(self.log) < 20:
             self.log.append(f"{line}  # {why}")
 
+    def attempt(self, run: Callable[[], Any], asserts: int) -> bool:
+        """Whether it ran to its end. If not, all of its assertions that were not reached count as failed."""
+        before = self.total
+        try:
+            run()
+        except Exception as exc:  # noqa: BLE001 - a call outside an assertion
+            self.total += max(1, asserts - (self.total - before))
+            self.log.append(f"{type(exc).__name__}: {exc}")
+            return False
+        return True
+
 
 class Asserts(ast.NodeTransformer):
     """Makes `assert x` count. One that is always true, like `assert True`, says nothing and is dropped."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
-        if isinstance(node.test, ast.Constant):
+        if isinstance(node.test, ast.Constant) and node.test.value:
             return ast.copy_location(ast.Pass(), node)
         nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
         line = ast.unparse(node)[:200] if hasattr(ast, "unparse") else f"line {node.lineno}"
@@ -217,13 +232,120 @@ def check_function(job: dict[str, Any], candidate: Candidate) -> Tally:
     names: dict[str, Any] = {"__name__": "check", "__record__": tally.record}
     exec(compile(job["prompt"], "prompt", "exec"), names)
     asked = names[job["entry_point"]] = candidate.function(job["module"], job["entry_point"])
-    exec(compile(Asserts().visit(ast.parse(job["test"])), "test", "exec"), names)
-    try:
-        names["check"](asked)
-    except Exception as exc:  # noqa: BLE001 - a call outside an assertion
-        tally.total += 1
-        tally.log.append(f"{type(exc).__name__}: {exc}")
+    test = ast.parse(job["test"])
+    asserts = count_asserts(test)
+    exec(compile(Asserts().visit(test), "test", "exec"), names)
+    tally.attempt(lambda: names["check"](asked), asserts)
     return tally
+
+
+def count_asserts(node: ast.AST) -> int:
+    return sum(isinstance(one, ast.Assert) for one in ast.walk(node))
+
+
+def check_text(job: dict[str, Any], candidate: Candidate) -> Tally:
+    """Assertions and test functions in `test`, which use `names` of the agent's module, or import it.
+
+    Each statement counts on its own: one that the agent's code makes fail does not end the others.
+    """
+    tally = Tally()
+    candidate.start()
+    work = sys.modules[job["module"]] = candidate.module(job["module"])
+    names: dict[str, Any] = {"__name__": "tests", "__record__": tally.record}
+    for name in job["names"]:
+        with contextlib.suppress(Exception):  # it is missing: what uses it fails
+            names[name] = getattr(work, name)
+    functions = {}
+    for node in ast.parse(job["test"]).body:
+        asserts = count_asserts(node)
+        if isinstance(node, ast.FunctionDef):
+            functions[node.name], asserts = asserts, 0
+        code = compile(ast.Module([Asserts().visit(node)], []), "tests", "exec")
+        tally.attempt(functools.partial(exec, code, names), asserts)
+    for name, asserts in functions.items():
+        if is_test(name) and name in names:
+            before = tally.total
+            if tally.attempt(names[name], asserts) and tally.total == before:
+                tally.record(lambda: True, name)
+    return tally
+
+
+def is_test(name: str) -> bool:
+    return name == "test" or name.startswith("test_")
+
+
+def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
+    """The agent's file as a program: for each input, what it writes is to be what is wanted."""
+    tally = Tally()
+    file = os.path.join(candidate.folder, job["program"])
+    end = time.monotonic() + candidate.seconds
+    for number, (given, wanted) in enumerate(job["streams"], 1):
+
+        def holds(given: str = given, wanted: str = wanted) -> bool:
+            return says_the_same(run_program(file, given.encode(), end), wanted)
+
+        tally.record(holds, f"test {number}")
+    return tally
+
+
+def run_program(file: str, given: bytes, end: float) -> str:
+    """What the program writes. Raises GoneError if it fails, writes too much, or has not ended at `end`."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-B", file],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    threading.Thread(target=feed, args=(process.stdin, given), daemon=True).start()
+    try:
+        written = read_all(process.stdout, end)
+        if process.wait(max(end - time.monotonic(), 0)):
+            raise GoneError(f"the program ended with exit code {process.returncode}")
+    except subprocess.TimeoutExpired:
+        raise GoneError("the program took too long") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return written.decode("utf-8", "replace")
+
+
+def feed(stdin: Any, given: bytes) -> None:
+    with contextlib.suppress(OSError), stdin:  # a program need not read its input
+        stdin.write(given)
+
+
+def read_all(stdout: Any, end: float) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        ready, _, _ = select.select([stdout], [], [], max(end - time.monotonic(), 0))
+        if not ready:
+            raise GoneError("the program took too long")
+        data = os.read(stdout.fileno(), 1 << 20)
+        if not data:
+            return b"".join(pieces)
+        pieces.append(data)
+        size += len(data)
+        if size > LONGEST_REPLY:
+            raise GoneError("the program wrote too much")
+
+
+def says_the_same(written: str, wanted: str) -> bool:
+    """The same words in the same lines. What is wanted as a decimal fraction may differ by a millionth."""
+    found, right = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
+    return list(map(len, found)) == list(map(len, right)) and all(map(is_word, written.split(), wanted.split()))
+
+
+def is_word(word: str, wanted: str) -> bool:
+    if word == wanted:
+        return True
+    if "." not in wanted:
+        return False
+    with contextlib.suppress(ValueError):
+        return math.isclose(float(word), float(wanted), rel_tol=1e-6, abs_tol=1e-6)
+    return False
 
 
 def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
@@ -274,7 +396,8 @@ def main() -> None:
     os.dup2(2, 1)
     os.write(out, (f"{job['secret']} begun\n").encode())
     candidate = Candidate(job.pop("candidate"), job["folder"], job["seconds"])
-    tally = (check_folder if "tests" in job else check_function)(job, candidate)
+    kinds = {"tests": check_folder, "streams": check_streams, "names": check_text, "entry_point": check_function}
+    tally = next(check for key, check in kinds.items() if key in job)(job, candidate)
     candidate.end()
     verdict = {"passed": tally.passed, "total": tally.total, "log": "\n".join(tally.log)[-4000:]}
     os.write(out, f"{job['secret']} {json.dumps(verdict)}\n".encode())

@@ -1,0 +1,124 @@
+"""Code: the answer's last code block is run against the label's tests, in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context
+from typing import Any
+
+from agentrl.errors import ConfigError, InfraError
+from agentrl.loading import load_object
+from agentrl.rewards.answers import LONGEST
+from agentrl.rewards.grader import Grader
+from agentrl.rewards.suites import FILE, Suite, code_block, suite
+from agentrl.runtime import uncounted
+from agentrl.types import JSON, Reward
+from agentrl.written import Written
+
+_BESIDE_S = 60.0
+"""Seconds for what surrounds the tests: placing files, starting Python."""
+
+
+class UnitTests(Grader):
+    """1 if the last code block of the answer passes all tests of the label, else 0. The part `passed` is their share.
+
+    The code gets 0 if it takes longer than `seconds` for all tests, or ends its sandbox. The sandboxes come from a pool
+    of each event loop, made on first use. It is closed with the loop, or by `close`.
+    """
+
+    def __init__(
+        self,
+        backend: str = "auto",
+        *,
+        seconds: float = 15.0,
+        partial: bool = False,
+        concurrency: int | None = None,
+        spec: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """`partial`: the reward is the passed share. `concurrency` is the number of sandboxes at a time, by default
+        what the machine holds. `spec` holds fields of SandboxSpec: {"image": "my-image", "memory_mb": 2048}."""
+        if seconds <= 0 or (concurrency is not None and concurrency < 1):
+            raise ConfigError(
+                f"UnitTests: seconds ({seconds:g}) must be positive, and concurrency ({concurrency}) at least 1"
+            )
+        self.backend, self.seconds, self.partial = backend, seconds, partial
+        self.concurrency, self._fields = concurrency, dict(spec or {})
+        self._pools = _PoolOfLoop(self._pool)
+
+    async def grade(self, written: Written) -> Reward:
+        """See `Grader.grade`. Raises ConfigError for a label without tests, InfraError if the sandbox broke."""
+        tests = suite(written.label)
+        code = code_block(written.answer) if len(written.answer) <= LONGEST else None
+        passed = 0.0 if code is None else await self._passed(code, tests)
+        return Reward(passed if self.partial else float(passed == 1.0), {"passed": passed})
+
+    async def close(self) -> None:
+        """Remove the sandboxes of this event loop. The next grade makes new ones."""
+        await self._pools.close()
+
+    async def _passed(self, code: str, tests: Suite) -> float:
+        spec, pool = self._spec(), await self._pools.here()
+        grader = load_object("agentrl_envs.coding.formats.functions:FunctionGrader")
+        step = load_object("agentrl_envs.coding.problem:Step")(
+            instruction="",
+            grader=grader(tests.job, {FILE: code, **tests.files}, self.seconds),
+            clean=False,  # the sandbox is a new one: nothing ran in it
+            keep=True,
+            grade_s=self.seconds + _BESIDE_S,
+        )
+        async with pool.acquire(spec, lane="grade") as box:
+            found = await load_object("agentrl_envs.coding.grading:grade")(box, [step], pool=pool, spec=spec)
+        return float(found.parts.get("tests", 0.0))
+
+    def _pool(self) -> AbstractAsyncContextManager[Any]:
+        grade = self.concurrency or load_object("agentrl_sandbox.machine:room")(self._spec())
+        # With no spec of its own, the lane of episodes, which nobody asks, keeps no sandbox ready.
+        made: AbstractAsyncContextManager[Any] = load_object("agentrl_sandbox.pool:SandboxPool")(
+            self.backend, None, size=1, grade=grade, warm=min(grade, 4)
+        )
+        return made
+
+    def _spec(self) -> Any:
+        try:
+            return load_object("agentrl_sandbox.spec:SandboxSpec")(**self._fields)
+        except ValueError as exc:  # pydantic's
+            raise ConfigError(f"UnitTests: spec: {' '.join(str(exc).split())}") from None
+
+
+class _PoolOfLoop:
+    """A pool for each event loop. A task holds it open, so the loop closes it when it cancels its tasks and ends."""
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        self._make = make
+        self._held: dict[asyncio.AbstractEventLoop, tuple[asyncio.Future[Any], asyncio.Task[None]]] = {}
+
+    async def here(self) -> Any:
+        """The open pool. Raises what opening it raises."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._held or self._held[loop][1].done():
+            for other in [other for other in list(self._held) if other.is_closed()]:
+                self._held.pop(other, None)
+            opened: asyncio.Future[Any] = loop.create_future()
+            keeper = loop.create_task(self._keep(opened), name="unit tests: sandboxes", context=Context())
+            self._held[loop] = opened, keeper
+        opened, keeper = self._held[loop]
+        with uncounted():
+            await asyncio.wait([opened, keeper], return_when=asyncio.FIRST_COMPLETED)
+        if opened.done():
+            return opened.result()
+        if keeper.cancelled():
+            raise InfraError("the sandboxes for unit tests were closed before they were open")
+        return keeper.result()
+
+    async def close(self) -> None:
+        held = self._held.pop(asyncio.get_running_loop(), None)
+        if held is not None:
+            held[1].cancel()
+            await asyncio.wait([held[1]])
+
+    async def _keep(self, opened: asyncio.Future[Any]) -> None:
+        async with self._make() as pool:
+            opened.set_result(pool)
+            await asyncio.get_running_loop().create_future()

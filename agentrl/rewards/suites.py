@@ -1,0 +1,235 @@
+"""The tests in a task's label, as published data has them, and the code in an answer."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import re
+import symtable
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from agentrl.errors import ConfigError
+from agentrl.types import JSON
+
+MODULE = "solution"
+"""The module in which tests find the answer: `from solution import add`."""
+FILE = f"{MODULE}.py"
+
+_TESTS = ".agentrl_tests"
+_BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__"}
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+_PYTHON = re.compile(r"(?:py(?:thon)?[\d.]*)?", re.IGNORECASE)
+
+_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What is to be run on the code in FILE."""
+
+    job: Mapping[str, Any]
+    """As the coding environment's grader of functions takes it."""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def code_block(text: str) -> str | None:
+    """The last fenced block of Python, or of no named language. None if there is none, or the last fence stays open."""
+    found = opened = None
+    text = text.replace("\r\n", "\n")
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif fence[1].startswith(opened[1]) and not fence[2].strip():
+            language = opened[2].split()[:1] or [""]
+            if _PYTHON.fullmatch(language[0]):
+                found = textwrap.dedent(text[opened.end() + 1 : fence.start()])
+            opened = None
+    return None if opened else found
+
+
+def suite(label: JSON) -> Suite:
+    """The tests of a label. Raises ConfigError, which names the label, for one without tests that can be run."""
+    try:
+        return _suite(_unwrapped(label))
+    except _NoTestsError as exc:
+        raise ConfigError(f"the label {label!r:.200} holds no tests that can be run: {exc}") from None
+
+
+class _NoTestsError(Exception):
+    pass
+
+
+def _unwrapped(label: JSON) -> JSON:
+    for key in ("reward_model", "ground_truth"):
+        if isinstance(label, Mapping) and key in label:
+            label = label[key]
+    if isinstance(label, str) and label.lstrip()[:1] in ("{", "["):
+        try:
+            label = json.loads(label)
+        except ValueError:  # Python may begin so, too
+            return label
+    return label.tolist() if hasattr(label, "tolist") else label  # an array, where pandas read the data
+
+
+def _suite(label: JSON) -> Suite:
+    if isinstance(label, str):
+        return _of_text(label)
+    if isinstance(label, Mapping):
+        return _of_mapping(label)
+    return _of_text(_lines(label, "it"))
+
+
+def _of_mapping(label: Mapping[str, JSON]) -> Suite:
+    if label.get("fn_name"):
+        raise _NoTestsError("inputs of a function (fn_name) are not supported; write them as asserts")
+    if "inputs" in label or "outputs" in label:
+        return _of_streams(label.get("inputs"), label.get("outputs"))
+    if "test_list" in label:
+        before = [_lines(label.get(key) or "", key) for key in ("test_imports", "test_setup_code")]
+        return _of_text("\n".join([*before, _lines(label["test_list"], "test_list")]))
+    if "test" not in label:
+        raise _NoTestsError("write its tests under test, test_list, or inputs and outputs")
+    text, name = label["test"], label.get("entry_point")
+    if not isinstance(text, str) or not (name is None or (isinstance(name, str) and name.isidentifier())):
+        raise _NoTestsError("test must be a text, and entry_point the name of a function")
+    return _of_text(text) if name is None else _of_function(text, name, label.get("prompt") or "")
+
+
+def _lines(given: JSON, what: str) -> str:
+    """A text, or a list of texts as one."""
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    lines = [given] if isinstance(given, str) else given
+    if not isinstance(lines, Sequence) or not all(isinstance(line, str) for line in lines):
+        raise _NoTestsError(f"{what} is no text and no list of texts")
+    return "\n".join(lines)
+
+
+def _of_streams(inputs: JSON, outputs: JSON) -> Suite:
+    given, wanted = _streams(inputs, "inputs"), _streams(outputs, "outputs")
+    if not given or len(given) != len(wanted):
+        raise _NoTestsError(f"there are {len(given)} inputs and {len(wanted)} outputs; write one output for each input")
+    return Suite({"folder": ".", "program": FILE, "streams": [list(pair) for pair in zip(given, wanted, strict=True)]})
+
+
+def _streams(given: JSON, what: str) -> list[str]:
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise _NoTestsError(f"{what} is no list of texts")
+    return [_lines(one, f"one of the {what}") for one in given]
+
+
+def _of_function(text: str, name: str, prompt: JSON) -> Suite:
+    """HumanEval's tests. What they use beside the function has to be the task's, and not the answer's."""
+    prompt, tests = str(prompt), _parsed(text)
+    checks = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tests.body)
+    defined = _defined(prompt) if checks and _parsed(prompt).body else set()
+    unknown = set() if _has_star(tests) else _unknown(text) - {name} - defined
+    if unknown:
+        raise _NoTestsError(f"test uses {', '.join(sorted(unknown))}, which it does not define; add the task's prompt")
+    if not checks:
+        return _of_names(tests, text, [name])
+    _need_asserts(tests)
+    return Suite({"folder": ".", "module": MODULE, "prompt": prompt, "test": text, "entry_point": name})
+
+
+def _of_text(text: str) -> Suite:
+    tests = _parsed(text)
+    names = sorted(_unknown(text))
+    if not names and not any(MODULE in _imported(node) for node in ast.walk(tests)):
+        names = sorted({_called(node) for node in ast.walk(tests)} & _BUILTIN)
+        if len(names) != 1:
+            raise _NoTestsError("it does not say which function it tests; call one, or name it as entry_point")
+    return _of_names(tests, text, names)
+
+
+def _of_names(tests: ast.Module, text: str, names: list[str]) -> Suite:
+    if any(map(_needs_pytest, tests.body)):
+        return _of_pytest(tests, text, names)
+    _need_asserts(tests)
+    return Suite({"folder": ".", "module": MODULE, "names": names, "test": text})
+
+
+def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
+    if any(isinstance(node, ast.Assert) for node in tests.body):
+        raise _NoTestsError("beside pytest's tests, asserts must stand in test functions")
+    lines = text.splitlines()
+    if names:
+        behind = [node.end_lineno or 0 for node in tests.body if "__future__" in _imported(node)]
+        lines.insert(max(behind, default=0), f"from {MODULE} import {', '.join(names)}")
+    return Suite({"folder": ".", "tests": _TESTS, "modules": [MODULE]}, {f"{_TESTS}/test_it.py": "\n".join(lines)})
+
+
+def _needs_pytest(node: ast.stmt) -> bool:
+    """Whether a statement of the tests means something to pytest alone."""
+    if isinstance(node, ast.ClassDef):
+        return any(isinstance(one, _Function) and one.name.startswith("test") for one in node.body)
+    if isinstance(node, _Function) and node.name.startswith("test_"):
+        arguments = node.args
+        return bool(node.decorator_list or arguments.args or arguments.kwonlyargs) or not isinstance(
+            node, ast.FunctionDef
+        )
+    return bool({"pytest", "unittest"} & _imported(node))
+
+
+def _need_asserts(tests: ast.Module) -> None:
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tests)):
+        raise _NoTestsError("it asserts nothing")
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
+        raise _NoTestsError(f"it is no Python: {exc}") from None
+
+
+def _unknown(text: str) -> set[str]:
+    """The names that a text uses and does not define."""
+    used = {
+        symbol.get_name()
+        for table in _tables(symtable.symtable(text, "tests", "exec"))
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module")
+    }
+    return used - _defined(text) - _BUILTIN
+
+
+def _defined(text: str) -> set[str]:
+    """The names that a text defines for all of it."""
+    return {
+        symbol.get_name()
+        for table in _tables(symtable.symtable(text, "tests", "exec"))
+        for symbol in table.get_symbols()
+        if (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace())
+        and (table.get_type() == "module" or symbol.is_declared_global())
+    }
+
+
+def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _tables(child)
+
+
+def _imported(node: ast.AST) -> set[str]:
+    """The modules that a statement imports, by their first names."""
+    names: Iterable[str] = ()
+    if isinstance(node, ast.Import):
+        names = (one.name for one in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        names = (node.module or "",)
+    return {name.partition(".")[0] for name in names}
+
+
+def _has_star(tests: ast.Module) -> bool:
+    return any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tests.body)
+
+
+def _called(node: ast.AST) -> str:
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
