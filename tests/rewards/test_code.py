@@ -12,7 +12,7 @@ import pytest
 
 from agentrl import ConfigError, InfraError, Reward, SandboxError
 from agentrl.rewards import UnitTests, Written
-from agentrl.rewards.suites import code_block
+from agentrl.rewards.suites import code_block, suite
 from agentrl.sandbox import ExecResult, SandboxKilledError
 from agentrl_envs.coding.attacks import ON_THE_VERDICT
 from agentrl_envs.coding.formats.functions import human_eval
@@ -45,18 +45,14 @@ async def tests():
 
 LABELS = {
     "asserts as text": "\n".join(ASSERTS),
-    "asserts as a list": ASSERTS,
-    "the list as JSON": json.dumps(ASSERTS),
-    "MBPP's row": {"test_list": ASSERTS, "test_setup_code": "import math", "challenge_test_list": []},
     "HumanEval's row": {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n", "entry_point": "add"},
     "HumanEval's and a call": "def check(f):\n    assert f(1, 2) == 3\ncheck(add)",
-    "an entry point and asserts": {"test": "assert add(1, 2) == 3", "entry_point": "add"},
     "test functions": """
+from solution import add
 def test_one():
     assert add(1, 2) == 3
 def test_two():
     for x in range(3): assert add(x, x) == 2 * x""",
-    "test functions that import": "from solution import add\ndef test_one():\n    assert add(1, 2) == 3",
     "a module": "import solution\nassert solution.add(1, 2) == 3",
     "an error is right": """
 def test():
@@ -76,16 +72,31 @@ def test_error():
 import unittest
 class TestAdd(unittest.TestCase):
     def test_it(self): self.assertEqual(add(1, 2), 3)""",
-    "verl's row": {"reward_model": {"ground_truth": json.dumps({"test_list": ASSERTS})}},
 }
 NO_ADD = ["def add(a, b):\n    return None\n", "def ad(a, b):\n    return a + b\n", "", "def add(a, b) return a + b"]
 
 
 @pytest.mark.parametrize("label", LABELS)
 async def test_a_label_tells_right_from_wrong(label, tests):
-    wrong = NO_ADD if label == "asserts as text" else NO_ADD[:1]
+    wrong = NO_ADD if label == "asserts as text" else NO_ADD[: label in ("HumanEval's row", "test functions", "pytest")]
     found = await asyncio.gather(*[tests.grade(wrote(code, LABELS[label])) for code in (ADD, *wrong)])
     assert found == [RIGHT, *[WRONG] * len(wrong)]
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        ASSERTS,
+        json.dumps(ASSERTS),
+        {"test": LABELS["asserts as text"], "entry_point": "add"},
+        {"test_list": ASSERTS, "test_setup_code": "", "challenge_test_list": []},
+        {"reward_model": {"ground_truth": json.dumps({"test_list": ASSERTS})}},
+    ],
+)
+def test_other_forms_of_the_same_tests(label):
+    found = suite(label)
+    text = found.job["test"].strip()
+    assert (text, found.job["names"]) == (LABELS["asserts as text"], ["add"])
 
 
 async def test_the_share_is_a_part_and_on_request_the_reward(tests):
@@ -144,10 +155,8 @@ async def test_what_stands_beside_humanevals_function_is_the_tasks_own(tests):
 
 MUTANTS = {
     "HumanEval/0": ("distance < threshold", "distance > threshold"),
-    "HumanEval/11": ("if i == j", "if i >= j"),
     "HumanEval/38": ("encode_cyclic(encode_cyclic(s))", "encode_cyclic(s)"),
     "HumanEval/53": ("x + y", "x - y"),
-    "HumanEval/55": ("fib(n - 1)", "fib(n - 2)"),
     "HumanEval/130": ("i % 2 == 0", "i % 2 == 1"),
 }
 
@@ -167,11 +176,11 @@ async def test_humanevals_solutions_are_right_and_their_mutants_wrong(tests):
 
 # --- lies ---------------------------------------------------------------------------------------------------------
 
-SLOW = {"never_ends", "answers_with_too_much", "leaves_plugins"}
+ON_ALL = ("exits_at_once", "forges_the_verdict", "reads_the_secret", "kills_the_tests")
+ON_FUNCTIONS = ("prints_passed", "equals_everything", "replaces_builtins", "forges_replies")
 LIES = {
-    name: code[0].split("'END_OF_ATTACK'\n", 1)[-1].rsplit("\nEND_OF_ATTACK", 1)[0]
-    for name, code in ON_THE_VERDICT.items()
-    if name not in SLOW
+    name: ON_THE_VERDICT[name][0].split("'END_OF_ATTACK'\n", 1)[1].rsplit("\nEND_OF_ATTACK", 1)[0]
+    for name in (*ON_ALL, *ON_FUNCTIONS)  # tests/envs/coding/test_functions.py plays the others
 }
 LIES |= {
     "exits_with_success": "import sys\nsys.exit(0)",
@@ -218,15 +227,16 @@ for fd in range(8):
 TWICE = {"functions": "assert add(1, 2) == 3\nassert add(2, 3) == 5", "programs": STREAMS}
 
 
-@pytest.mark.parametrize("kind", TWICE)
-async def test_no_lie_is_believed(kind, tests):
-    assert len(LIES) >= 10
-    found = await asyncio.gather(*[tests.grade(wrote(code, TWICE[kind])) for code in LIES.values()])
-    assert dict(zip(LIES, found, strict=True)) == dict.fromkeys(LIES, WRONG)
+@pytest.mark.parametrize(
+    ("kind", "names"), [("functions", tuple(LIES)), ("programs", (*ON_ALL, "says_its_own_verdict"))]
+)
+async def test_no_lie_is_believed(kind, names, tests):
+    found = await asyncio.gather(*[tests.grade(wrote(LIES[name], TWICE[kind])) for name in names])
+    assert dict(zip(names, found, strict=True)) == dict.fromkeys(names, WRONG)
 
 
 async def test_pytests_own_tests_believe_no_lie(tests):
-    names = ["prints_passed", "exits_at_once", "patches_pytest_and_ast", "reads_the_tests_from_disk"]
+    names = ["exits_at_once", "patches_pytest_and_ast"]
     found = await asyncio.gather(*[tests.grade(wrote(LIES[name], LABELS["pytest"])) for name in names])
     assert found == [WRONG] * len(names)
 
