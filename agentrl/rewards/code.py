@@ -63,7 +63,7 @@ class UnitTests(Grader):
         grader = load_object("agentrl_envs.coding.formats.functions:FunctionGrader")
         step = load_object("agentrl_envs.coding.problem:Step")(
             instruction="",
-            grader=grader(tests.job, {FILE: code, **tests.files}, self.seconds),
+            grader=grader(tests.job, {FILE: code.encode(errors="replace"), **tests.files}, self.seconds),
             clean=False,  # the sandbox is a new one: nothing ran in it
             keep=True,
             grade_s=self.seconds + _BESIDE_S,

@@ -20,6 +20,8 @@ MODULE = "solution"
 FILE = f"{MODULE}.py"
 
 _TESTS = ".agentrl_tests"
+_BEFORE = ("test_imports", "test_setup_code")
+"""What MBPP's rows have to be run before their asserts."""
 _BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__"}
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 _PYTHON = re.compile(r"(?:py(?:thon)?[\d.]*)?", re.IGNORECASE)
@@ -70,7 +72,7 @@ def _unwrapped(label: JSON) -> JSON:
     if isinstance(label, str) and label.lstrip()[:1] in ("{", "["):
         try:
             label = json.loads(label)
-        except ValueError:  # Python may begin so, too
+        except (ValueError, RecursionError):  # Python may begin so, too
             return label
     return label.tolist() if hasattr(label, "tolist") else label  # an array, where pandas read the data
 
@@ -89,7 +91,7 @@ def _of_mapping(label: Mapping[str, JSON]) -> Suite:
     if "inputs" in label or "outputs" in label:
         return _of_streams(label.get("inputs"), label.get("outputs"))
     if "test_list" in label:
-        before = [_lines(label.get(key) or "", key) for key in ("test_imports", "test_setup_code")]
+        before = [_lines(label[key], key) for key in _BEFORE if label.get(key) is not None]
         return _of_text("\n".join([*before, _lines(label["test_list"], "test_list")]))
     if "test" not in label:
         raise _NoTestsError("write its tests under test, test_list, or inputs and outputs")
@@ -152,12 +154,23 @@ def _of_names(tests: ast.Module, text: str, names: list[str]) -> Suite:
     if any(map(_needs_pytest, tests.body)):
         return _of_pytest(tests, text, names)
     _need_asserts(tests)
+    if not any(map(_runs, tests.body)):
+        raise _NoTestsError("it runs none of its asserts; name the function that `check` is to get as entry_point")
     return Suite({"folder": ".", "module": MODULE, "names": names, "test": text})
+
+
+def _runs(node: ast.stmt) -> bool:
+    """Whether a statement of the tests may come to an assert."""
+    if isinstance(node, ast.FunctionDef):
+        return node.name == "test" or node.name.startswith("test_")
+    return not isinstance(node, ast.ClassDef) and any(isinstance(one, ast.Assert | ast.Call) for one in ast.walk(node))
 
 
 def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
     if any(isinstance(node, ast.Assert) for node in tests.body):
         raise _NoTestsError("beside pytest's tests, asserts must stand in test functions")
+    if any(isinstance(node, ast.AsyncFunctionDef) for node in tests.body):
+        raise _NoTestsError("it has an async function, which pytest alone does not run")
     lines = text.splitlines()
     if names:
         behind = [node.end_lineno or 0 for node in tests.body if "__future__" in _imported(node)]

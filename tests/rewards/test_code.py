@@ -241,6 +241,10 @@ async def test_pytests_own_tests_believe_no_lie(tests):
     assert found == [WRONG] * len(names)
 
 
+async def test_a_character_that_no_file_can_hold_is_no_bug(tests):
+    assert await tests.grade(wrote(f"# \udc80\n{ADD}", ASSERTS)) == RIGHT
+
+
 async def test_what_is_true_is_believed_though_it_prints_lies(tests):
     assert await tests.grade(wrote(f"print('FAILED')\n{ADD}", ASSERTS)) == RIGHT
 
@@ -312,6 +316,11 @@ async def test_a_sandbox_that_breaks_is_a_failure_and_no_zero(script, said, monk
     with pytest.raises(InfraError, match=said):
         await tests.grade(wrote(ADD, ASSERTS))
     await tests.close()
+
+
+async def test_tests_that_import_what_the_sandbox_lacks_are_a_failure_and_no_zero(tests):
+    with pytest.raises(InfraError, match="No module named 'no_such_module'"):
+        await tests.grade(wrote(ADD, f"import no_such_module\n{ASSERTS[0]}"))
 
 
 async def test_a_back_end_that_does_not_open_is_a_failure_each_time():
@@ -395,6 +404,8 @@ def test_the_last_block_counts(text, code):
         ({"inputs": ["1"], "outputs": []}, "there are 1 inputs and 0 outputs"),
         ({"inputs": [[1]], "outputs": [[2]]}, "one of the inputs is no text"),
         ({"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}, "write them as asserts"),
+        ("def check(f):\n    assert abs(f(1, 2)) == 3", "name the function that `check` is to get as entry_point"),
+        ("async def test_it():\n    assert await add(1, 2) == 3", "async function"),
         ("import pytest\nassert add(1, 2) == 3", "must stand in test functions"),
     ],
 )

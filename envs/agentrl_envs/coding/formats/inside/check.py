@@ -388,8 +388,18 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
     return tally
 
 
+def import_beside(job: dict[str, Any]) -> None:
+    """What the tests import beside the agent's module. If it is missing, they do not begin: that is not the agent's."""
+    for node in ast.parse(job.get("test", "")).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if job["module"] not in [name.partition(".")[0] for name in names]:
+                exec(compile(ast.Module([node], []), "tests", "exec"), {})
+
+
 def main() -> None:
     job = json.loads(sys.stdin.read())
+    import_beside(job)
     with contextlib.suppress(OSError, AttributeError):  # there is no such protection on every system
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no other process may trace this one or read its memory
     out = os.dup(1)
