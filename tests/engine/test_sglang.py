@@ -228,12 +228,12 @@ async def test_an_abort_that_came_too_early_is_sent_again(rid):
 
 
 async def test_abort_gives_up_on_a_request_that_will_not_end(monkeypatch):
-    monkeypatch.setattr("agentrl.engine.sglang.workers.CONTROL_S", 0.2)
+    monkeypatch.setattr("agentrl.engine.sglang.workers.CONTROL_S", 1.0)
     fake = Fake(for_ever)
     async with fake.serve() as url, client(url) as engine:
         running = asyncio.create_task(engine.generate([1], {}, rid="r"))
         await fake.running.wait()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await engine.abort("r")
         assert len(fake.aborts) > 1
         running.cancel()
