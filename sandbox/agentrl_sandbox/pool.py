@@ -23,6 +23,8 @@ log = logging.getLogger("agentrl")
 
 _TENDED_S = 15.0
 """How often the ready sandboxes are looked after."""
+_LOOKED_AFTER_S = 120.0
+"""How long a ready sandbox may then take to answer. A program that trains in this event loop is itself the slow one."""
 _FRESH_S = 2 * _TENDED_S
 """A ready sandbox that was seen alive so lately is handed out unasked: a busy engine takes a second to answer."""
 _RIPE = 0.25
@@ -269,7 +271,7 @@ class SandboxPool:
 
     async def _look_after(self, lane: Lane, box: Box) -> None:
         old = self._now() - box.born > _RIPE * box.spec.lifetime_s
-        fault = "" if old else await self._workshop.fault(box.sandbox)
+        fault = "" if old else await self._workshop.fault(box.sandbox, _LOOKED_AFTER_S)
         if box not in lane.ready:
             return  # it was handed out meanwhile
         if old:

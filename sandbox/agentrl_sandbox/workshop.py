@@ -45,10 +45,10 @@ class Workshop:
         self._tally.creates.append(asyncio.get_running_loop().time() - began)
         return sandbox
 
-    async def fault(self, sandbox: Sandbox) -> str:
-        """Why a sandbox can no longer be used; empty if it can."""
+    async def fault(self, sandbox: Sandbox, within_s: float | None = None) -> str:
+        """Why a sandbox can no longer be used; empty if it can. By default it has to say so soon."""
         try:
-            await _within(_PING_S, sandbox.ping(), "ping")
+            await _within(within_s or _PING_S, sandbox.ping(), "ping")
         except Exception as exc:  # noqa: BLE001 - the back end's boundary: whatever is wrong with it, it is replaced
             return told(exc)
         return ""

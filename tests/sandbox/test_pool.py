@@ -296,6 +296,22 @@ async def test_one_that_is_taken_and_closed_while_it_is_asked_did_not_die(monkey
     assert "died" not in caplog.text
 
 
+async def test_one_that_answers_late_is_kept_while_nobody_waits_for_it(monkeypatch):
+    """As all do beside a training step in the same event loop."""
+    monkeypatch.setattr(pool, "_TENDED_S", 0.001)
+    monkeypatch.setattr(workshop, "_PING_S", 0.01)
+    answers = []
+
+    async def ping(box):
+        await asyncio.sleep(0.03)
+        answers.append(box)
+
+    monkeypatch.setattr(YardBox, "ping", ping)
+    async with make(Yard(), size=1, grade=1, warm=1) as boxes:
+        await until(lambda: len(answers) >= 4)
+        assert boxes.figures().died == 0
+
+
 async def test_no_room_is_said_with_the_remedy():
     async with make(Yard(), size=1, wait_s=0.05) as boxes, boxes.acquire():
         with pytest.raises(SandboxError, match=r"no sandbox became free for 0.05 s: 1 of the 1 .* raise size"):
