@@ -1,16 +1,25 @@
-"""Read the rows of a Parquet file as plain JSON values."""
+"""Read the rows of a Parquet file, or of a file by its name, as plain JSON values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.plain import plain
+from agentrl.rollout.jsonl import read_jsonl
 from agentrl.types import JSON
 
 
-def read_parquet(path: Path, remedy: str) -> Iterator[tuple[int, JSON]]:
+def read_rows(path: Path, remedy: str, columns: Sequence[str] | None = None) -> Iterator[tuple[int, JSON]]:
+    """The number and content of each row of a file named .parquet, or else of a JSONL file. Raises ConfigError.
+
+    Of a Parquet file, only `columns` are read, as far as it has them.
+    """
+    return _read_parquet(path, remedy, columns) if path.suffix == ".parquet" else read_jsonl(path, remedy)
+
+
+def _read_parquet(path: Path, remedy: str, columns: Sequence[str] | None) -> Iterator[tuple[int, JSON]]:
     """Each row's number, from 1, and its columns. Raises ConfigError (`file:row: what and remedy`)."""
     try:
         from pyarrow import ArrowException
@@ -20,7 +29,8 @@ def read_parquet(path: Path, remedy: str) -> Iterator[tuple[int, JSON]]:
     try:
         with ParquetFile(path) as file:
             number = 0
-            for batch in file.iter_batches():
+            known = [name for name in file.schema_arrow.names if columns is None or name in columns]
+            for batch in file.iter_batches(columns=known or None):
                 for row in batch.to_pylist():
                     number += 1
                     yield number, _plain(row, f"{path}:{number}")

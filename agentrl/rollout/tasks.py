@@ -14,8 +14,7 @@ from random import Random
 from typing import Any, Literal
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.jsonl import read_jsonl
-from agentrl.rollout.parquet import read_parquet
+from agentrl.rollout.parquet import read_rows
 from agentrl.tools import normal_spec
 from agentrl.types import JSON, Task
 
@@ -50,7 +49,7 @@ def load_tasks(
     if not path.is_file():
         raise ConfigError(f"{path}: no such data file; {_REMEDY}")
     tasks: list[Task] = []
-    for number, row in (read_parquet if path.suffix == ".parquet" else read_jsonl)(path, _REMEDY):
+    for number, row in read_rows(path, _REMEDY):
         tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split))
         if check is not None:
             with _at(f"{path}:{number}"):

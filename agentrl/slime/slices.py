@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.jsonl import read_jsonl
+from agentrl.rollout.parquet import read_rows
 
 
 def slices(file: Path, key: str) -> list[tuple[str, str]]:
@@ -39,19 +38,8 @@ def _values(file: Path, key: str) -> Iterator[str]:
 
 
 def _column(file: Path, key: str) -> Iterator[object]:
-    if file.suffix != ".parquet":
-        for number, row in read_jsonl(file, "give a JSONL or Parquet file"):
-            if not isinstance(row, dict) or key not in row:
-                raise ConfigError(f"{file}:{number}: no key {key!r}; name one that all rows have")
-            yield row[key]
-        return
-    try:
-        parquet = import_module("pyarrow.parquet").ParquetFile(file)
-    except ModuleNotFoundError as exc:
-        raise ConfigError(f"{file}: pyarrow, which reads it, is not installed; pip install pyarrow") from exc
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"{file}: not readable as Parquet: {exc}") from exc
-    if key not in parquet.schema_arrow.names:
-        raise ConfigError(f"{file}: no column {key!r} (it has: {', '.join(parquet.schema_arrow.names)})")
-    for batch in parquet.iter_batches(columns=[key]):
-        yield from batch.column(0).to_pylist()
+    for number, row in read_rows(file, "give a JSONL or Parquet file", [key]):
+        if not isinstance(row, dict) or key not in row:
+            has = f" (it has: {', '.join(row)})" if isinstance(row, dict) else ""
+            raise ConfigError(f"{file}:{number}: no key {key!r}{has}; name one that all rows have")
+        yield row[key]
