@@ -87,7 +87,6 @@ def targets(label: JSON) -> list[str]:
     for key in ("reward_model", "ground_truth", "target"):
         if isinstance(label, Mapping) and key in label:
             label = label[key]
-    label = label.tolist() if hasattr(label, "tolist") else label  # an array, where pandas read the data
     found = list(label) if isinstance(label, Sequence) and not isinstance(label, str) else [label]
     if not all(isinstance(one, str | int | float) for one in found):
         raise ConfigError(f"the label {label!r:.100} is no right answer; write a text, a number or a list of them")

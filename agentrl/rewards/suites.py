@@ -74,7 +74,7 @@ def _unwrapped(label: JSON) -> JSON:
             label = json.loads(label)
         except (ValueError, RecursionError):  # Python may begin so, too
             return label
-    return label.tolist() if hasattr(label, "tolist") else label  # an array, where pandas read the data
+    return label
 
 
 def _suite(label: JSON) -> Suite:
@@ -103,8 +103,6 @@ def _of_mapping(label: Mapping[str, JSON]) -> Suite:
 
 def _lines(given: JSON, what: str) -> str:
     """A text, or a list of texts as one."""
-    if hasattr(given, "tolist"):
-        given = given.tolist()
     lines = [given] if isinstance(given, str) else given
     if not isinstance(lines, Sequence) or not all(isinstance(line, str) for line in lines):
         raise _NoTestsError(f"{what} is no text and no list of texts")
@@ -119,8 +117,6 @@ def _of_streams(inputs: JSON, outputs: JSON) -> Suite:
 
 
 def _streams(given: JSON, what: str) -> list[str]:
-    if hasattr(given, "tolist"):
-        given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise _NoTestsError(f"{what} is no list of texts")
     return [_lines(one, f"one of the {what}") for one in given]

@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError, Failure
 from agentrl.slime.host import HostArgs
 from agentrl.slime.rollouts import episode_metadata
 from agentrl.slime.sample import METADATA_KEY, WRITTEN_KEY
+from agentrl.slime.task import without_arrays
 from agentrl.types import JSON, Reward
 from agentrl.written import Written
 
@@ -78,7 +79,7 @@ def _finished(sample: Any) -> bool:
 async def read(args: Any, sample: Any) -> Written:
     """What the model wrote: as `adapt` noted it, else the tokens that were sampled."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    task = {"prompt": sample.prompt, "label": sample.label, "metadata": metadata}
+    task = {"prompt": sample.prompt, "label": without_arrays(sample.label), "metadata": metadata}
     if noted := episode_metadata(sample).get(WRITTEN_KEY):
         return Written.from_json(noted, **task)
     opened = isinstance(sample.prompt, str) and sample.prompt.rstrip().endswith("<think>")

@@ -246,3 +246,21 @@ def test_the_guides_examples_run(tmp_path, monkeypatch):
     assert len(blocks) == 5
     for block in blocks:
         exec(block, {"__name__": "mine"})
+
+
+async def test_a_label_that_pandas_has_read_holds_arrays():
+    """As slime loads Parquet, whatever generates."""
+    np = pytest.importorskip("numpy")
+    target = np.array(["2,718", "2718"], dtype=object)
+    seen = []
+
+    @grader
+    def note(written):
+        seen.append(written.label)
+        return 0.0
+
+    for label in ({"style": "rule", "ground_truth": {"target": target}}, target):
+        sample = Sample(index=7, group_index=0, prompt="How many?", label=label, response="<answer>2718</answer>")
+        assert await em(args(), sample) == 1.0
+        await note(args(), sample)
+    assert seen == [{"style": "rule", "ground_truth": {"target": ["2,718", "2718"]}}, ["2,718", "2718"]]

@@ -90,12 +90,6 @@ class TestPublished:
             load_tasks(tmp_path / "d.parquet", split="train")
 
 
-def test_a_label_that_pandas_has_read_holds_an_array():
-    np = pytest.importorskip("numpy")
-    label = {"style": "rule", "ground_truth": {"target": np.array(["2,718", "2718"], dtype=object)}}
-    assert targets(label) == targets({"reward_model": label}) == ["2,718", "2718"]
-
-
 class TestWritten:
     QA = tuple(
         {"id": f"{source}{i}", "source": source, "question": f"{source} question {i}", "golden_answers": [f"a{i}"]}
