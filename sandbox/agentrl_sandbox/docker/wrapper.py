@@ -17,6 +17,8 @@ import re
 import secrets
 from collections.abc import Sequence
 
+from agentrl_sandbox.process_tree import ADD_DESCENDANTS, LIST_PROCESSES
+
 INIT = "/sbin/docker-init"
 """Where the engine places it, as the container's first process too."""
 NO_FOLDER = "cwd"
@@ -52,26 +54,19 @@ printf '%s%s;' "$token" "$code"
 printf '%s%s;' "$token" "$code" >&2
 """.replace("INIT", INIT)
 
-_KILL = r"""
+_KILL = (
+    r"""
 exec 2>/dev/null
 root=$1 before= round=0
 while [ "$round" -lt 100 ]; do
-  round=$((round + 1)) pairs=
-  for file in /proc/[0-9]*/status; do
-    pid=${file#/proc/} pid=${pid%/status} state= parent=
-    while read -r key value rest; do
-      case $key in State:) state=$value ;; PPid:) parent=$value; break ;; esac
-    done < "$file"
-    case $state in '' | Z | X) ;; *) pairs="$pairs $pid:$parent" ;; esac
-  done
-  tree=" $root " more=1
-  while [ -n "$more" ]; do
-    more=
-    for pair in $pairs; do
-      case $tree in *" ${pair%:*} "*) continue ;; esac
-      case $tree in *" ${pair#*:} "*) tree="$tree${pair%:*} " more=1 ;; esac
-    done
-  done
+  round=$((round + 1))
+"""
+    + LIST_PROCESSES
+    + r"""
+  tree=" $root "
+"""
+    + ADD_DESCENDANTS
+    + r"""
   # A command that ended, or killed its watcher: what it started descends from others now.
   [ -n "$before" ] || [ "$tree" != " $root " ] || exit 1
   if [ "$tree" = "$before" ]; then
@@ -83,6 +78,7 @@ while [ "$round" -lt 100 ]; do
   kill -STOP $tree
 done
 """.replace("KILLED", KILLED)
+)
 
 _LONGEST_MARK = 64
 

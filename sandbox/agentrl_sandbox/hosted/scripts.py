@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from shlex import quote
 
+from agentrl_sandbox.process_tree import ADD_DESCENDANTS, LIST_PROCESSES
+
 PIECES = 64
 """Pieces of a stream that may wait, and that one request fetches."""
 MARK = "AGENTRL_COMMAND"
@@ -153,25 +155,16 @@ folder=$1 before= round=0 root=
 mkdir -m 755 "$folder" && : > "$folder/o.eof" && : > "$folder/e.eof"  # a launch still under way finds it
 [ ! -e "$folder/pid" ] || read -r root < "$folder/pid"
 while [ "$round" -lt 100 ]; do
-  round=$((round + 1)) pairs= found=
-  for file in /proc/[0-9]*/status; do
-    pid=${file#/proc/} pid=${pid%/status} state= parent=
-    while read -r key value rest; do
-      case $key in State:) state=$value ;; PPid:) parent=$value; break ;; esac
-    done < "$file"
-    case $state in '' | Z | X) ;; *) pairs="$pairs $pid:$parent" ;; esac
-  done
+  round=$((round + 1)) found=
+"""
+    + LIST_PROCESSES
+    + r"""
   marked=$(grep -lasF "MARK=TOKEN" /proc/[0-9]*/environ)
   tree=" $root "
   for file in $marked; do pid=${file#/proc/}; tree="$tree${pid%/environ} "; done
-  more=1
-  while [ -n "$more" ]; do
-    more=
-    for pair in $pairs; do
-      case $tree in *" ${pair%:*} "*) continue ;; esac
-      case $tree in *" ${pair#*:} "*) tree="$tree${pair%:*} " more=1 ;; esac
-    done
-  done
+"""
+    + ADD_DESCENDANTS
+    + r"""
   for pair in $pairs; do case $tree in *" ${pair%:*} "*) found="$found ${pair%:*}" ;; esac; done
   [ -n "$found" ] || { round=ended; break; }
   if [ "$found" = "$before" ]; then kill -KILL $found; sleep 0.02; before=; continue; fi

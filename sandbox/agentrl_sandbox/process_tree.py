@@ -1,0 +1,27 @@
+"""Shell by which what kills finds a tree of processes. It starts no process: there may be no room for one."""
+
+from __future__ import annotations
+
+LIST_PROCESSES = r"""
+  pairs=
+  for file in /proc/[0-9]*/status; do
+    pid=${file#/proc/} pid=${pid%/status} state= parent=
+    while read -r key value rest; do
+      case $key in State:) state=$value ;; PPid:) parent=$value; break ;; esac
+    done < "$file"
+    case $state in '' | Z | X) ;; *) pairs="$pairs $pid:$parent" ;; esac
+  done
+"""
+"""Sets `pairs`: process and parent of each that lives."""
+
+ADD_DESCENDANTS = r"""
+  more=1
+  while [ -n "$more" ]; do
+    more=
+    for pair in $pairs; do
+      case $tree in *" ${pair%:*} "*) continue ;; esac
+      case $tree in *" ${pair#*:} "*) tree="$tree${pair%:*} " more=1 ;; esac
+    done
+  done
+"""
+"""Adds to `tree`, process ids between spaces, what descends from them by `pairs`."""
