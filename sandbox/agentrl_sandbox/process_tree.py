@@ -24,4 +24,12 @@ ADD_DESCENDANTS = r"""
     done
   done
 """
-"""Adds to `tree`, process ids between spaces, what descends from them by `pairs`."""
+"""Adds to `tree`, process ids between spaces, what descends from them by `pairs`, parents before their children."""
+
+KILL_CHILDREN_FIRST = r"""
+  children_first=
+  for pid in $tree; do children_first="$pid $children_first"; done
+  kill -KILL $children_first
+"""
+"""Kills `tree`, all of it stopped. Once a parent in another process group dies, the kernel wakes stopped children with
+SIGHUP: their traps, and what they run next, would get a moment."""

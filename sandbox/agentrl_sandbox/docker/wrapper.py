@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Sequence
 
-from agentrl_sandbox.process_tree import ADD_DESCENDANTS, LIST_PROCESSES
+from agentrl_sandbox.process_tree import ADD_DESCENDANTS, KILL_CHILDREN_FIRST, LIST_PROCESSES
 
 INIT = "/sbin/docker-init"
 """Where the engine places it, as the container's first process too."""
@@ -70,7 +70,9 @@ while [ "$round" -lt 100 ]; do
   # A command that ended, or killed its watcher: what it started descends from others now.
   [ -n "$before" ] || [ "$tree" != " $root " ] || exit 1
   if [ "$tree" = "$before" ]; then
-    kill -KILL $tree
+"""
+    + KILL_CHILDREN_FIRST
+    + r"""
     echo KILLED
     exit 0
   fi

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from shlex import quote
 
-from agentrl_sandbox.process_tree import ADD_DESCENDANTS, LIST_PROCESSES
+from agentrl_sandbox.process_tree import ADD_DESCENDANTS, KILL_CHILDREN_FIRST, LIST_PROCESSES
 
 PIECES = 64
 """Pieces of a stream that may wait, and that one request fetches."""
@@ -165,11 +165,19 @@ while [ "$round" -lt 100 ]; do
 """
     + ADD_DESCENDANTS
     + r"""
-  for pair in $pairs; do case $tree in *" ${pair%:*} "*) found="$found ${pair%:*}" ;; esac; done
-  [ -n "$found" ] || { round=ended; break; }
-  if [ "$found" = "$before" ]; then kill -KILL $found; sleep 0.02; before=; continue; fi
-  before=$found
-  kill -STOP $found
+  for pid in $tree; do case $pairs in *" $pid:"*) found="$found $pid" ;; esac; done
+  tree=$found
+  [ -n "$tree" ] || { round=ended; break; }
+  if [ "$tree" = "$before" ]; then
+"""
+    + KILL_CHILDREN_FIRST
+    + r"""
+    sleep 0.02
+    before=
+    continue
+  fi
+  before=$tree
+  kill -STOP $tree
 done
 [ "$round" = ended ] || exit 1
 [ -e "$folder/code" ] || { echo 137 > "$folder/code.t"; mv "$folder/code.t" "$folder/code"; }

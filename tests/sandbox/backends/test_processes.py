@@ -31,6 +31,13 @@ async def test_a_timeout_kills_the_whole_tree(box, how):
     assert await count(box, word) == 0
 
 
+async def test_a_command_that_is_killed_runs_none_of_its_traps(box):
+    """The kernel wakes stopped processes whose group loses its last parent: they must be dead by then."""
+    trapping = "trap ': > hup' HUP; while :; do sleep 0.2; done"
+    await box.exec(f'for i in $(seq 40); do bash -c "{trapping}" & done; wait', timeout=1)
+    assert (await box.exec("ls hup 2>/dev/null")).stdout == ""
+
+
 @pytest.mark.parametrize("how", ESCAPES)
 async def test_cancellation_kills_the_whole_tree(box, how):
     word = long_time()
