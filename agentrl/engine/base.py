@@ -71,13 +71,25 @@ class Engine(Protocol):
 
 @runtime_checkable
 class TrainedEngine(Engine, Protocol):
-    """An engine that can load the weights during training: LocalEngine."""
+    """An engine that samples from the weights in training: LocalEngine.
 
-    def load_weights(self, weights: Mapping[str, Any], version: str) -> None:
-        """Use these weights, a state dict, from now on, and report them as `version`.
+    A trainer calls `wake`, `update`, plays episodes, calls `sleep`, learns, and begins again.
+    """
 
-        Prefixes that were computed with other weights are not reused.
+    async def update(self, model: Any, version: str) -> None:
+        """Sample from the weights that `model` has now, and report them as `version`. No request may run.
+
+        `model` is a transformers model, or a peft model around one. Prefixes that were computed with other weights are
+        not reused. Raises EngineError if the weights did not arrive.
         """
+        ...
+
+    async def sleep(self) -> None:
+        """Free the device for training. No request may run. Does nothing if the device is not shared."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the device back, before the next `update`. Weights and prefixes may be gone until then."""
         ...
 
 

@@ -61,7 +61,8 @@ class TrainConfig(EpisodeKeys):
     model: str = "tiny"
     """A model's name, or a Hugging Face folder."""
     engine: str = "local"
-    """The engine: local, or the path of an engine that can take new weights."""
+    """The engine: local, sglang, or the path of an engine that can take new weights. A mapping with the key `kind`
+    gives engine_config, too: `{kind: sglang, url: http://127.0.0.1:30000}`."""
     engine_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine; local takes max_batch and max_context."""
     data: Path
@@ -112,7 +113,8 @@ class TrainConfig(EpisodeKeys):
     """A bad token that has become this many times as likely gets no gradient (arXiv 1912.09729). null: no bound."""
     tis_clip: float | None = Field(None, ge=1)
     """Truncated importance sampling: weigh each token by the trainer's over the engine's probability, at most by this.
-    It costs a forward pass (fengyao.notion.site/off-policy-rl, which uses 2). null: trust the engine's log-probs.
+    It costs a forward pass (fengyao.notion.site/off-policy-rl, which uses 2). null: trust the engine's log-probs. The
+    default is 2 with engine sglang, which is another program than the trainer, and null otherwise.
     """
     mask_overlong: bool = False
     """Do not train episodes that a bound on tokens or time cut off (DAPO). Their tokens count as `overlong`."""
@@ -143,6 +145,18 @@ class TrainConfig(EpisodeKeys):
     @classmethod
     def _fill_in_algorithm(cls, values: dict[str, Any]) -> dict[str, Any]:
         return {**_ALGORITHM_DEFAULTS.get(str(values.get("algorithm")), {}), **values}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_engine(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """`engine: {kind: sglang, ...}` is engine and engine_config in one. It wins over an engine_config beside it."""
+        values, engine = dict(values), values.get("engine")
+        if isinstance(engine, Mapping):
+            if not isinstance(kind := engine.get("kind"), str):
+                raise ValueError("engine: a mapping needs the key kind, such as {kind: sglang}")
+            own = {key: value for key, value in engine.items() if key != "kind"}
+            values |= {"engine": kind, "engine_config": {**(values.get("engine_config") or {}), **own}}
+        return {"tis_clip": 2.0, **values} if values.get("engine") == "sglang" else values
 
     @model_validator(mode="before")
     @classmethod

@@ -53,15 +53,18 @@ class StepReport:
     step: int
     rollout: RolloutMetrics
     update: Mapping[str, float]
+    hand_over_s: float
+    """Until the engine had the weights."""
     rollout_s: float
     train_s: float
 
     def to_json(self) -> dict[str, JSON]:
-        sampled, seconds = self.rollout.sampled_tokens, self.rollout_s + self.train_s
+        sampled, seconds = self.rollout.sampled_tokens, self.hand_over_s + self.rollout_s + self.train_s
         return {
             "step": self.step,
             **self.rollout.to_json(),
             **self.update,
+            "hand_over_s": self.hand_over_s,
             "rollout_s": self.rollout_s,
             "train_s": self.train_s,
             "seconds": seconds,

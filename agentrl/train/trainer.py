@@ -1,4 +1,4 @@
-"""The embedded trainer: play groups of episodes, learn from them, give the new weights to the engine, and repeat."""
+"""The embedded trainer: give the weights to the engine, play groups of episodes, learn from them, and repeat."""
 
 from __future__ import annotations
 
@@ -110,6 +110,10 @@ class Trainer:
         self.position = Position()
         self.canaries = Canaries(config.canaries) if config.canaries else None
         self.numerics = NumericsWatch(config.numerics) if config.numerics else None
+        self.version = "0"
+        """The name of the learner's weights: the step that made them."""
+        self._handed_over = False
+        """Whether the engine samples from these weights."""
         self._resume, self._created = resume, False
         self._accept_changed_data = accept_changed_data
         self._progress_saved: tuple[int, int, bool] | None = None
@@ -211,6 +215,7 @@ class Trainer:
         config = self.config.warm_start
         assert config is not None
         self._note_step_end()
+        await self.rest()
         tokens, began, done = 0, time.monotonic(), self.position.warm_steps
         with Progress(self.console, "warm start", config.steps, done=done) as progress:
             batches = demonstration_batches(self.demonstrations, config, self.config.seed)
@@ -223,23 +228,38 @@ class Trainer:
                 progress.show(step, loss=loss, tokens_s=tokens / (time.monotonic() - began))
                 await asyncio.sleep(0)  # lets Ctrl-C in
         self.warm_optimizers = []
-        self._hand_over("0")
 
     async def step(self, step: int) -> StepReport:
-        """One step of RL: play, learn, give the weights to the engine."""
+        """One step of RL: give the weights to the engine, play, learn."""
+        asked = time.monotonic()
+        await self.hand_over()
         began = time.monotonic()
         groups = await self.collect(step)
         collected = time.monotonic()
+        await self.rest()
         metrics = RolloutMetrics.of_groups(groups)
         update = self.update(groups, step)
         updated = time.monotonic()
         metrics = replace(metrics, zero_advantage_groups=update.pop("zero_advantage_groups"))
         shown = [trajectory for group in groups[: self.config.save_groups] for trajectory in group]
         self.folder.write_trajectories(step_name(step), shown)
-        return StepReport(step, metrics, update, collected - began, updated - collected)
+        return StepReport(step, metrics, update, began - asked, collected - began, updated - collected)
+
+    async def hand_over(self) -> None:
+        """Wake the engine, and give it the learner's weights, unless it has them."""
+        if not self._handed_over:
+            await self.engine.wake()
+            await self.engine.update(self.learner.model, self.version)
+            self._handed_over = True
+
+    async def rest(self) -> None:
+        """Let the engine sleep: its device is needed for learning. It gets the weights when it wakes."""
+        self._handed_over = False
+        await self.engine.sleep()
 
     async def collect(self, step: int) -> Groups:
         """Play the episodes of one step, and mask those that must not be trained."""
+        await self.hand_over()
         groups = await run_groups(
             self.rollout,
             self.stream.take(self.config.prompts_per_step),
@@ -254,14 +274,14 @@ class Trainer:
         return groups
 
     def update(self, groups: Groups, step: int) -> dict[str, Any]:
-        """Learn from the groups, give the weights to the engine under a new version, and return metrics."""
+        """Learn from the groups, and return metrics. The new weights have the step as their version."""
         rows, zero_advantage_groups = self.rows(groups)
         normaliser = self.normaliser([trajectory for group in groups for trajectory in group])
         try:
             update = self.learner.learn(rows, step=step, normaliser=normaliser)
         except DivergedError as exc:
             raise DivergedError(f"step {step}: {exc}. The last good weights: {model_folder(self.folder.path)}") from exc
-        self._hand_over(str(step))
+        self.version, self._handed_over = str(step), False
         return {"zero_advantage_groups": zero_advantage_groups, **update.metrics()}
 
     def rows(self, groups: Groups) -> tuple[list[Row], int]:
@@ -286,6 +306,7 @@ class Trainer:
 
     async def evaluate(self, name: str) -> Evaluation:
         """Play the held-out tasks greedily, and write the episodes to the run folder."""
+        await self.hand_over()
         evaluation = await evaluate(self.rollout, self.eval_tasks)
         self.folder.write_trajectories(f"eval_{name}", evaluation.trajectories)
         return evaluation
@@ -389,10 +410,6 @@ class Trainer:
             raise ConfigError(f"engine {self.config.engine} cannot take the trained weights: use local")
         return engine
 
-    def _hand_over(self, version: str) -> None:
-        """Give the learner's weights to the engine, under a new version."""
-        self.engine.load_weights(self.learner.model.state_dict(), version)
-
     def _load(self, source: str) -> Any:
         config = self.config
         model = load_model(source, device=_device(config.device), dtype=config.dtype, seed=config.seed)
@@ -426,7 +443,7 @@ class Trainer:
         self._progress_saved = self._progress_made()
         if self.config.kl_coef > 0 and self.position.started:
             self.learner.reference = self._load(str(self.folder.reference))
-        self._hand_over(str(self.position.step))
+        self.version = str(self.position.step)
 
     def _summarise(self) -> Summary:
         self._count_seconds()

@@ -407,6 +407,41 @@ async def test_buffers_are_weights_too_and_the_models_own_tensors_stay() -> None
     assert engine.weight_version == "2"
 
 
+class _Wrapped(torch.nn.Module):
+    """As peft wraps a model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.base_model = model
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, _Wrapped])
+async def test_an_update_by_its_own_model_takes_the_weights_as_they_are(wrap: Any) -> None:
+    model = tiny_model()
+    engine, params = LocalEngine(model, TOKENIZER), {**FREE, "sampling_seed": 1}
+    before = await engine.generate(prompt(30), params, session_id="s")
+    await engine.sleep()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(0.5)
+    await engine.wake()
+    await engine.update(wrap(model.train()), "7")
+    after = await engine.generate(prompt(30), params, session_id="s")
+    assert (before.weight_version, after.weight_version, after.cached_tokens) == ("0", "7", 0)
+    assert not model.training
+    assert_exact(prompt(30), after, model=model)
+    await engine.close()
+
+
+async def test_an_update_by_another_model_copies_its_weights() -> None:
+    engine = LocalEngine(tiny_model(), TOKENIZER)
+    other = tiny_model(seed=5)
+    await engine.update(other, "1")
+    answer = await engine.generate(prompt(30), {**FREE, "sampling_seed": 1})
+    assert answer.weight_version == "1"
+    assert_exact(prompt(30), answer, model=other)
+    await engine.close()
+
+
 # Lockstep
 
 

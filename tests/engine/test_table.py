@@ -111,5 +111,6 @@ def test_an_engine_of_your_own_that_takes_weights_is_one_to_train_with() -> None
         async def close(self) -> None: ...
 
     assert not isinstance(Mine(), TrainedEngine)
-    Mine.load_weights = lambda *_: None  # type: ignore[attr-defined]
+    for name in ("update", "sleep", "wake"):
+        setattr(Mine, name, lambda *_: None)
     assert isinstance(Mine(), TrainedEngine)

@@ -45,8 +45,11 @@ class Speaker(ScriptedEngine):
     def __init__(self, renderer: Any) -> None:
         super().__init__(lambda ids: script(renderer.decode(ids)), renderer)
 
-    def load_weights(self, weights: Any, version: str) -> None:
-        pass
+    async def update(self, model: Any, version: str) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
 
 
 @pytest.fixture

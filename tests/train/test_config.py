@@ -54,6 +54,8 @@ def test_survives_yaml(tmp_path, make_config):
         ({"numerics": {"warn": 0}}, "numerics.warn: Input should be greater than 0"),
         ({"numerics": {"stop": -1}}, "numerics.stop: Input should be greater than 0"),
         ({"numerics": {"max": 1}}, "unknown key 'numerics.max'; the keys are warn, stop"),
+        ({"engine": {"url": "http://x"}}, "engine: a mapping needs the key kind, such as {kind: sglang}"),
+        ({"engine": {"kind": 3}}, "engine: a mapping needs the key kind"),
         ({"steps": "many", "seed": "x"}, "; "),
     ],
 )
@@ -118,3 +120,20 @@ def test_reading_a_configuration_does_not_import_torch():
     program = "import sys, agentrl.train, agentrl.rollout; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_an_engine_and_its_settings_may_be_one_mapping(make_config, tmp_path):
+    config = make_config(engine={"kind": "sglang", "url": "http://x"}, engine_config={"url": "http://y", "sleep": True})
+    assert (config.engine, config.engine_config) == ("sglang", {"url": "http://x", "sleep": True})
+    (tmp_path / "c.yaml").write_text(config.to_yaml())
+    assert TrainConfig.from_yaml(tmp_path / "c.yaml") == config
+    assert make_config(engine={"kind": "local"}) == make_config()
+
+
+def test_an_engine_in_another_program_is_corrected_for_unless_that_is_declined(make_config, tmp_path):
+    assert make_config(engine="sglang").tis_clip == make_config(engine={"kind": "sglang"}).tis_clip == 2
+    assert make_config(engine="local").tis_clip is None
+    assert make_config(engine="sglang", tis_clip=3).tis_clip == 3
+    declined = make_config(engine="sglang", tis_clip=None)
+    (tmp_path / "c.yaml").write_text(declined.to_yaml())
+    assert TrainConfig.from_yaml(tmp_path / "c.yaml").tis_clip is declined.tis_clip is None

@@ -22,7 +22,15 @@ from agentrl.trajectory import Trajectory
 from tests.train.conftest import LIMITS
 
 TOY = __file__.replace("test_trainer.py", "toy_env.py")
-TIMES = {"seconds", "rollout_s", "train_s", "tokens_per_second", "rollout_tokens_per_second", "train_tokens_per_second"}
+TIMES = {
+    "seconds",
+    "hand_over_s",
+    "rollout_s",
+    "train_s",
+    "tokens_per_second",
+    "rollout_tokens_per_second",
+    "train_tokens_per_second",
+}
 
 
 def quiet():
@@ -312,6 +320,46 @@ async def test_weights_are_handed_over_under_a_new_version(make_config):
 
     assert {v for group in first for t in group for v in t.weight_versions} == {"0"}
     assert {v for group in second for t in group for v in t.weight_versions} == {"1"}
+
+
+def test_the_engine_has_the_weights_in_every_rollout_and_sleeps_while_they_change(six_steps, tmp_path):
+    calls = []
+
+    class Watched(Trainer):
+        def _open_engine(self, renderer):
+            engine = super()._open_engine(renderer)
+
+            def watch(name):
+                original = getattr(engine, name)
+
+                async def called(*args):
+                    calls.append(" ".join([name, *args[1:]]))
+                    await original(*args)
+
+                return called
+
+            for name in ("update", "sleep", "wake"):
+                setattr(engine, name, watch(name))
+            return engine
+
+        async def collect(self, step):
+            calls.append(f"play {step}")
+            return await super().collect(step)
+
+        async def evaluate(self, name):
+            found = await super().evaluate(name)
+            calls.append(f"eval {name}")
+            return found
+
+        def update(self, groups, step):
+            calls.append(f"learn {step}")
+            return super().update(groups, step)
+
+    train(six_steps(tmp_path / "run", steps=4), trainer=Watched, console=quiet())
+    said = "; ".join(calls)
+    assert said.startswith("wake; update 0; eval start; sleep; wake; update 0; eval warm; play 1; sleep; learn 1; wake")
+    assert "learn 2; wake; update 2; play 3; sleep; learn 3; wake; update 3; eval step_000003; play 4; sleep" in said
+    assert said.endswith("learn 4; wake; update 4; eval final")
 
 
 def test_ctrl_c_leaves_a_run_that_can_go_on(make_config, tmp_path):

@@ -129,6 +129,24 @@ class LocalEngine(AsyncClosing):
             batch.forget()
             self._worker.version = version
 
+    async def update(self, model: Any, version: str) -> None:
+        """Sample from the weights of `model` from now on, and report them as `version`.
+
+        The engine's own module, alone or in a peft model, was changed in place: nothing is copied. Of another model the
+        state dict is loaded; see `load_weights`.
+        """
+        if any(module is self._model for module in model.modules()):
+            self._model.eval()  # a learner may have left it in train mode
+            self.weight_version = version
+        else:
+            self.load_weights(model.state_dict(), version)
+
+    async def sleep(self) -> None:
+        """Does nothing: the model is the one in training, and the sequences it kept are few."""
+
+    async def wake(self) -> None:
+        """Does nothing; see `sleep`."""
+
     @contextmanager
     def lockstep(self, episodes: int) -> Iterator[Lockstep]:
         """Run turns in waves, so that results do not depend on timing: see Lockstep.
