@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests that need Megatron-Core: the weight map always; with SLIME_SRC (the root of slime's source) the whole chain
-# of examples/slime_on_cpu on slime's own code, its training actor included.
+# of examples/slime_on_one_device on slime's own code, its training actor included.
 #
 #   .ci/megatron.sh FOLDER [pytest arguments]        (default: tests/chain)
 #

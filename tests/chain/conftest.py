@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples/slime_on_cpu"
+EXAMPLE = Path(__file__).parents[2] / "examples/slime_on_one_device"
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,9 @@ pytestmark = [
     pytest.mark.skipif(not SOURCE, reason="SLIME_SRC is not set: give the root of slime's source to run these tests"),
     pytest.mark.timeout(300),
 ]
+needs_miles = pytest.mark.skipif(
+    not MILES, reason="MILES is not set: give a folder with megatron.training (miles-rl 0.0.2)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def run(example, tmp_path_factory):
         command = [sys.executable, str(example / "run.py"), "--out", str(folder / name), "--data", str(folder)]
         command += ["--model", str(folder / "tiny"), "--env", f"{Path(__file__).with_name('even_env.py')}:Even"]
         command += ["--steps", str(STEPS), "--prompts", "4", "--group", "8", "--updates", str(UPDATES)]
-        command += ["--learning-rate", "3e-3", *flags]
+        command += ["--learning-rate", "3e-3", "--device", "cpu", *flags]
         found = os.pathsep.join(filter(None, [path, *sys.path]))
         environment = {**os.environ, "PYTHONPATH": found, "OMP_WAIT_POLICY": "passive"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
@@ -109,7 +112,41 @@ def test_two_data_parallel_processes_are_one(run, alone):
     assert_equal_but_for_rounding("two data-parallel processes and one", alone, both)
 
 
-@pytest.mark.skipif(not MILES, reason="MILES is not set: give a folder with megatron.training (miles-rl 0.0.2)")
+def test_stopped_by_its_seconds_it_goes_on_where_it_was(run, alone):
+    """Optimiser, weights and data included: it ends where one that was never stopped does."""
+    for done in (1, 2):
+        folder = run("stopped", "--replay", str(alone), "--seconds", "0.001")
+        assert ([step["step"] for step in metrics(folder)], (folder / "summary.json").exists()) == (
+            [*range(done)],
+            False,
+        )
+    run("stopped", "--replay", str(alone))
+    assert not (folder / "stopped.pt").exists()
+    assert_equal_but_for_rounding("a run stopped twice and one that was not", alone, folder)
+
+
+BFLOAT16 = (0.05, 0.005)
+"""How far engine and trainer may be apart in bfloat16, in one token and on average: it has eight bits of precision."""
+
+
+@pytest.mark.parametrize("trainer", ["the example's", pytest.param("slime's own", marks=needs_miles)])
+def test_bfloat16(run, trainer):
+    """The weights that the engine gets are bfloat16, too, so both compute with the same ones."""
+    from safetensors.torch import load_file
+
+    flags, path = ((), "") if trainer == "the example's" else (("--slime-train",), MILES)
+    folder = run(f"bfloat16 {trainer}", "--dtype", "bfloat16", *flags, path=path)
+    steps = metrics(folder)
+    print(f"\n{trainer}: max {max(step['gap_max'] for step in steps):.1e}", [step["gap_mean"] for step in steps])
+    assert all(step["compared"] > 100 and min(step["grad_norm"]) > 1e-3 for step in steps)
+    assert max(step["gap_max"] for step in steps) < BFLOAT16[0]
+    assert 1e-6 < max(step["gap_mean"] for step in steps) < BFLOAT16[1]
+    assert {str(tensor.dtype) for tensor in load_file(folder / "model/model.safetensors").values()} == {
+        "torch.bfloat16"
+    }
+
+
+@needs_miles
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_slimes_own_training_actor(run, alone, ranks):
     """It does what the example's own steps through the same functions do."""

@@ -26,13 +26,15 @@ ARCHITECTURES = {
 def megatron(example):
     """The module, with Megatron-Core joined to a group of one process for as long as the tests last."""
     current_device = torch.cuda.current_device
-    module = importlib.import_module("megatron_model")
-    module.initialise(0, 1, 0)
-    with module.CudaMeansCpu():
+    module, device = importlib.import_module("megatron_model"), importlib.import_module("device")
+    device.choose("cpu")
+    device.join(0, 1, 0)
+    with device.training():
         yield module
     torch.cuda.current_device = current_device
-    module.parallel_state.destroy_model_parallel()
+    importlib.import_module("megatron.core.parallel_state").destroy_model_parallel()
     torch.distributed.destroy_process_group()
+    del os.environ[device.VARIABLE]
 
 
 @pytest.fixture(params=ARCHITECTURES)
@@ -106,6 +108,7 @@ def test_slimes_converter_agrees(megatron, theirs):
         pytest.skip("SLIME_SRC is not set: give the root of slime's source to run this test")
     sys.path.insert(0, source)
     try:
+        importlib.import_module("device").register()
         module = importlib.import_module(f"slime.backends.megatron_utils.megatron_to_hf.{theirs.config.model_type}")
     finally:
         sys.path.remove(source)

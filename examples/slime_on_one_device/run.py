@@ -1,6 +1,6 @@
-"""An Env through slime into Megatron-Core and back, on a CPU: roll out, convert, split, train, hand over the weights.
+"""An Env through slime into Megatron-Core and back, on one device: roll out, convert, split, train, hand over weights.
 
-    SLIME_SRC=/path/to/slime python examples/slime_on_cpu/run.py --steps 200
+    SLIME_SRC=/path/to/slime python examples/slime_on_one_device/run.py --steps 200
 
 The README beside this file says what this proves and what it does not.
 """
@@ -15,29 +15,33 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-# slime compiles parts of its loss, and shows progress bars: on a CPU the one costs a minute, the others the view.
+# slime compiles parts of its loss, and shows progress bars: the one costs a minute, the others the view.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
+import device
 import torch
 import torch.distributed as dist
 from engine import Handover, served
 from host import Host, load_slime, rollout_args, slime_args
-from megatron_model import initialise
 from trainer import Trainer
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.models import load_model
 
 HERE = Path(__file__).parent
+Rewards: TypeAlias = list[float] | None
+"""Of the held-out tasks, if they were asked."""
 FACT_SEARCH = "agentrl_envs.fact_search:FactSearch"
 
 
 def main() -> None:
     options = parse()
+    options.began = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.model is None:
         options.model = warm_start(options)
@@ -53,7 +57,12 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/slime_on_cpu"), help="metrics, rollouts and weights")
+    out = Path("runs/slime_on_one_device")
+    parser.add_argument("--out", type=Path, default=out, help=f"metrics, rollouts and weights ({out})")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: the GPU if there is one"
+    )
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="(float32 on a CPU, bfloat16 on a GPU)")
     parser.add_argument("--model", type=Path, help="Hugging Face folder to start from (none: warm-start the tiny one)")
     parser.add_argument("--data", type=Path, default=Path("runs/demo/data"), help="train.jsonl and held_out.jsonl")
     parser.add_argument("--env", default=FACT_SEARCH, help=f"the environment ({FACT_SEARCH})")
@@ -67,9 +76,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replay", type=Path, help="train on the rollouts that another run recorded in this folder")
     parser.add_argument("--slime-train", action="store_true", help="slime's own training actor (README.md)")
     parser.add_argument("--record", action="store_true", help="write the rollouts to OUT/rollouts, as slime does")
+    parser.add_argument("--seconds", type=float, help="stop behind the step in which they pass; repeated, it goes on")
     options = parser.parse_args()
     if not os.environ.get("SLIME_SRC"):
         parser.error("SLIME_SRC is not set: give the root of slime's source (github.com/THUDM/slime)")
+    if options.seconds and options.slime_train:
+        parser.error("--seconds: slime's own trainer would not go on where it stopped; leave one of the two out")
+    try:
+        options.device = device.choose(options.device)
+    except ValueError as exc:
+        parser.error(str(exc))
+    options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     return options
 
 
@@ -82,6 +99,9 @@ def warm_start(options: argparse.Namespace) -> Path:
         play = ["--player", "agentrl_envs.fact_search:mediocre", "--data", data / "train.jsonl"]
         config = HERE.parent / "fact_search/train.yaml"
         files = ["--data", data / "train.jsonl", "--eval-data", data / "held_out.jsonl", "--warm-start", demonstrations]
+        if (run / "config.yaml").exists():
+            subprocess.run([*agentrl, "train", "--resume", "--out", run], check=True)
+            return run / "model"
         subprocess.run([sys.executable, "-m", "agentrl_envs.fact_search", data], check=True)
         subprocess.run([*agentrl, "play", FACT_SEARCH, *play, "--out", demonstrations], check=True)
         subprocess.run([*agentrl, "train", "--config", config, *files, "--steps", "0", "--out", run], check=True)
@@ -100,23 +120,78 @@ def lead(port: int, options: argparse.Namespace) -> None:
     trainer = make_trainer(0, port, options)
     with ExitStack() as stack:
         # Recorded rollouts need no engine.
-        url = options.engine or (None if options.replay else stack.enter_context(served(options.model)))
+        url = options.engine or (None if options.replay else stack.enter_context(served(options.model, options.dtype)))
         host = make_host(trainer, url or "http://127.0.0.1:0", options)
-        handover = Handover(options.model, options.out / "model", url)
-        handover(trainer.weights(), 0)
-        before = None if options.replay else host.evaluate(0)
-        say(f"held-out reward before: {before}")
-        steps = []
-        with (options.out / "metrics.jsonl").open("w", encoding="utf-8") as log:
-            for number in range(options.steps):
-                steps.append(step(number, host, trainer, handover))
-                log.write(json.dumps(steps[-1]) + "\n")
+        handover = Handover(options.model, options.out / "model", url, options.dtype)
+        stopped = Stopped.read(options)
+        if stopped is not None:
+            trainer.optimizer.load_state_dict(stopped.optimizer)
+            host.manager.data_source.load(stopped.step)
+        number = stopped.step if stopped else 0
+        handover(trainer.weights(), number)
+        before = stopped.before if stopped else None if options.replay else host.evaluate(0)
+        say(f"held-out reward before: {mean(before)}")
+        with (options.out / "metrics.jsonl").open("a" if stopped else "w", encoding="utf-8") as log:
+            while number < options.steps:
+                log.write(json.dumps(step(number, host, trainer, handover)) + "\n")
                 log.flush()
+                number += 1
+                if options.seconds is not None and time.monotonic() - options.began > options.seconds:
+                    break
         scatter([None] * options.dp)
+        if number < options.steps:
+            host.manager.data_source.save(number)
+            Stopped(number, before, settings(options), trainer.optimizer.state_dict()).write(options)
+            say(f"stopped after step {number} of {options.steps}; the same command goes on")
+            return
         after = None if options.replay else host.evaluate(options.steps)
+        Stopped.remove(options)
+        steps = [json.loads(line) for line in (options.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         summary = summarise(before, after, steps)
         (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        say(json.dumps(summary, indent=1))
+        say(json.dumps({name: value for name, value in summary.items() if name != "held_out_rewards"}, indent=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A run that its --seconds have ended. The weights are those of OUT/model."""
+
+    step: int
+    before: Rewards
+    settings: dict[str, str]
+    optimizer: Any
+
+    @classmethod
+    def read(cls, options: argparse.Namespace) -> Stopped | None:
+        """What lies in OUT. Ends the program where that is a run with other settings."""
+        file = cls.file(options)
+        if not file.exists():
+            return None
+        found = cls(**torch.load(file, map_location=device.here(), weights_only=False))  # as this program wrote it
+        changed = [key for key, value in settings(options).items() if found.settings[key] != value]
+        if changed:
+            key = changed[0]
+            sys.exit(
+                f"{options.out} holds a run with --{key} {found.settings[key]}: repeat that, or choose another --out"
+            )
+        return found
+
+    def write(self, options: argparse.Namespace) -> None:
+        torch.save({name: getattr(self, name) for name in self.__slots__}, self.file(options))
+
+    @classmethod
+    def remove(cls, options: argparse.Namespace) -> None:
+        cls.file(options).unlink(missing_ok=True)
+
+    @staticmethod
+    def file(options: argparse.Namespace) -> Path:
+        return Path(options.out / "stopped.pt")
+
+
+def settings(options: argparse.Namespace) -> dict[str, str]:
+    """What must stay the same when a run goes on."""
+    kept = ("model", "data", "env", "prompts", "group", "updates", "learning_rate", "dp", "dtype")
+    return {name: str(getattr(options, name)) for name in kept}
 
 
 def step(number: int, host: Host, trainer: Trainer, handover: Handover) -> dict[str, Any]:
@@ -135,6 +210,9 @@ def step(number: int, host: Host, trainer: Trainer, handover: Handover) -> dict[
         "rollout_s": collected - began,
         "train_s": trained - collected,
         "handover_s": time.monotonic() - trained,
+        "sampled_tokens": sum(int(mask.sum()) for share in shares for mask in share["loss_masks"]),
+        "read_tokens": sum(len(tokens) for share in shares for tokens in share["tokens"]),
+        "peak_gib": device.peak_gib(),
     }
     say(
         "step {step:3d}  reward {reward:.3f}  loss {losses}  grad norm {norms}  |engine - trainer| mean {gap_mean:.1e} "
@@ -152,8 +230,9 @@ def make_trainer(rank: int, port: int, options: argparse.Namespace) -> Trainer:
     # Threads of torch spin while they wait: beside those of the engine they slow one another down.
     torch.set_num_threads(1)
     disable_progress_bar()
-    initialise(rank, options.dp, port)
-    slime, model = load_slime(os.environ["SLIME_SRC"]), load_model(str(options.model))
+    device.join(rank, options.dp, port)
+    source = options.out / "model" if Stopped.file(options).exists() else options.model
+    slime, model = load_slime(os.environ["SLIME_SRC"]), load_model(str(source), dtype=options.dtype)
     if options.slime_train:
         from slime_trainer import SlimeTrainer  # needs megatron.training
 
@@ -182,6 +261,8 @@ def make_host(trainer: Trainer, url: str, options: argparse.Namespace) -> Host:
         env=options.env,
         over_sampling_batch_size=options.prompts,
         **sizes(options),
+        save=str(options.out),
+        load=str(options.out),
         save_debug_rollout_data=str(options.out / rollouts) if options.record else None,
         load_debug_rollout_data=str(options.replay / rollouts) if options.replay else None,
     )
@@ -215,11 +296,12 @@ def merged(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def summarise(before: float | None, after: float | None, steps: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(before: Rewards, after: Rewards, steps: list[dict[str, Any]]) -> dict[str, Any]:
     tokens = sum(step["compared"] for step in steps)
     return {
-        "held_out_before": before,
-        "held_out_after": after,
+        "held_out_before": mean(before),
+        "held_out_after": mean(after),
+        "held_out_rewards": {"before": before, "after": after},
         "reward_first": steps[0]["reward"],
         "reward_last": steps[-1]["reward"],
         "steps": len(steps),
@@ -228,6 +310,10 @@ def summarise(before: float | None, after: float | None, steps: list[dict[str, A
         "gap_max": max(step["gap_max"] for step in steps),
         "seconds": sum(step[part] for step in steps for part in ("rollout_s", "train_s", "handover_s")),
     }
+
+
+def mean(rewards: Rewards) -> float | None:
+    return sum(rewards) / len(rewards) if rewards else None
 
 
 def free_port() -> int:

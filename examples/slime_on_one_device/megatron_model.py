@@ -1,8 +1,7 @@
-"""A Megatron-Core GPTModel on a CPU, and its weights into and out of Hugging Face's Qwen2 and Llama.
+"""A Megatron-Core GPTModel, and its weights into and out of Hugging Face's Qwen2 and Llama.
 
-Megatron-Core trains on a CPU over gloo once it is told that the CPU is its device. What it has to be told is in
-`initialise`; nothing of Megatron is changed besides, but for the attention: its own refuses packed sequences without
-TransformerEngine, and slime packs them (`slime/backends/megatron_utils/data.py:get_batch`). `PackedAttention` is that.
+Of Megatron only the attention is replaced: its own refuses packed sequences without TransformerEngine, and slime packs
+them (`slime/backends/megatron_utils/data.py:get_batch`). `PackedAttention` is that.
 """
 
 from __future__ import annotations
@@ -11,44 +10,18 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+import device
 import torch
-import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.module import Float16Module, MegatronModule
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 Weights = Mapping[str, Tensor]
-
-
-def initialise(rank: int, world: int, port: int) -> None:
-    """Join `world` data-parallel processes over gloo, and make the CPU what Megatron takes for the current device."""
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
-    parallel_state.initialize_model_parallel()
-    # Megatron keeps random states of the GPU, for dropout and for initial weights; this tracker of its own keeps none.
-    tensor_parallel.random.initialize_rng_tracker(inference_rng_tracker=True)
-
-
-class CudaMeansCpu(TorchFunctionMode):
-    """Megatron writes `device="cuda"` and compares `tensor.type()` with CUDA's names; both mean the CPU here."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = "cpu"
-        if func is Tensor.cuda:
-            return args[0]
-        result = func(*args, **kwargs)
-        if func is Tensor.type and isinstance(result, str):
-            return result.replace("torch.", "torch.cuda.")
-        return result
 
 
 class PackedAttention(MegatronModule):
@@ -79,7 +52,7 @@ class PackedAttention(MegatronModule):
         return torch.cat(outputs).flatten(1)
 
 
-def transformer_config(hf: Any) -> TransformerConfig:
+def transformer_config(hf: Any, dtype: torch.dtype = torch.float32) -> TransformerConfig:
     """Megatron's configuration of a Hugging Face Qwen2 or Llama configuration. Raises ValueError for another model."""
     if hf.model_type not in ("qwen2", "llama") or hf.rope_parameters.get("rope_type", "default") != "default":
         raise ValueError(f"{hf.model_type}: the weight map knows qwen2 and llama with plain rotary embeddings")
@@ -98,8 +71,10 @@ def transformer_config(hf: Any) -> TransformerConfig:
         add_qkv_bias=hf.model_type == "qwen2",
         hidden_dropout=0.0,
         attention_dropout=0.0,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
         use_cpu_initialization=True,
-        # Fused kernels are CUDA's.
+        # Fused kernels are CUDA's. Without them the model is the same on every device.
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
@@ -117,8 +92,8 @@ def packed_layers(*_: Any) -> Any:
 
 
 def build_model(hf: Any, weights: Weights) -> GPTModel:
-    """The GPTModel of a Hugging Face configuration and state dict."""
-    config = transformer_config(hf)
+    """The GPTModel of a Hugging Face configuration and state dict, in the weights' dtype, on the CPU."""
+    config = transformer_config(hf, next(iter(weights.values())).dtype)
     model = GPTModel(
         config=config,
         transformer_layer_spec=packed_layers(),
@@ -136,15 +111,32 @@ def build_model(hf: Any, weights: Weights) -> GPTModel:
 
 
 def data_parallel(model: GPTModel) -> DistributedDataParallel:
-    """Megatron's own wrapper: gradients in flat buffers, averaged over the data-parallel group."""
+    """The model on the run's device in Megatron's own wrappers, as its `get_model` makes them.
+
+    `Float16Module`, for bfloat16, gives logits in float32. `DistributedDataParallel` keeps gradients in flat float32
+    buffers, and averages them over the data-parallel group.
+    """
+    config = model.config
+    inner: Any = model.to(device.here())
+    if config.bf16:
+        inner = Float16Module(config, inner)
     settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
-    return DistributedDataParallel(model.config, settings, model)
+    return DistributedDataParallel(config, settings, inner)
+
+
+def bare(model: Any) -> Any:
+    """The GPTModel inside of Megatron's wrappers."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
 
 
 def adam(model: DistributedDataParallel, learning_rate: float, max_grad_norm: float = 1.0) -> Any:
-    """Megatron's Adam over 32-bit weights, without weight decay."""
+    """Megatron's Adam over 32-bit weights, or over its 32-bit copies of others, without weight decay."""
     settings = OptimizerConfig(
         optimizer="adam",
+        bf16=model.config.bf16,
+        params_dtype=model.config.params_dtype,
         lr=learning_rate,
         weight_decay=0.0,
         adam_beta1=0.9,

@@ -1,12 +1,12 @@
 """slime's own trainer instead of `trainer.Trainer`: its arguments, model provider, optimiser, schedule and actor.
 
     pip install --no-deps --target FOLDER miles-rl==0.0.2     # brings megatron.training; README.md names its needs
-    PYTHONPATH=FOLDER SLIME_SRC=... python examples/slime_on_cpu/run.py --slime-train ...
+    PYTHONPATH=FOLDER SLIME_SRC=... python examples/slime_on_one_device/run.py --slime-train ...
 
 As slime wrote them run here: `parse_args` (utils/arguments.py), `setup_model_and_optimizer` with its model provider and
 Megatron's `get_model` (backends/megatron_utils/model.py), `MegatronTrainRayActor.train` (actor.py), and below it
 `forward_only` and `train`. Not run is the actor's `init`: it wants numpy 1, a GPU's index from Ray, a checkpoint in
-Megatron's format, NCCL; what it leaves on the actor is put there by hand. Weights are 32-bit, where slime has bfloat16.
+Megatron's format; what it leaves on the actor is put there by hand.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import device
 import torch
 from megatron.core import mpu
-from megatron_model import CudaMeansCpu, to_megatron
+from megatron_model import bare, to_megatron
 from trainer import Trainer, parity
 
 # Stand-ins for imports of slime's own engines and of weight transfers that are not used here.
@@ -45,15 +46,15 @@ class SlimeTrainer(Trainer):
             vars(sys.modules.setdefault(name, ModuleType(name))).update(values)
         self.slime, self.hf = slime, hf_model.config
         self.args = args = parse_args(flags, self.hf)
-        args.bf16 = False  # slime sets it; this comparison is of 32-bit log-probs
-        args.params_dtype = torch.float32
+        args.params_dtype = hf_model.dtype
+        args.bf16 = hf_model.dtype == torch.bfloat16  # slime sets it, whatever the model
         importlib.import_module("slime.utils.data").ray = SimpleNamespace(get=lambda data: data)
         importlib.import_module("megatron.training.global_vars").set_args(args)
         setup = importlib.import_module("slime.backends.megatron_utils.model").setup_model_and_optimizer
-        with CudaMeansCpu(), cuda_streams_of_the_cpu():
+        with device.training(), device.building():
             (self.model,), self.optimizer, scheduler = setup(args)
-        self.model.module.load_state_dict(to_megatron(hf_model.state_dict(), self.hf), strict=False)
-        self.optimizer.reload_model_params()
+            bare(self.model).load_state_dict(to_megatron(hf_model.state_dict(), self.hf), strict=False)
+            self.optimizer.reload_model_params()
         self.timer = importlib.import_module("slime.observability.timer").Timer()
         self.compared: dict[str, Any] = {}
         self.rollouts = 0
@@ -80,7 +81,7 @@ class SlimeTrainer(Trainer):
         box = self.slime.Box(share)
         self.timer.start("train_wait")
         self.logged.clear()
-        with CudaMeansCpu():
+        with device.training():
             self.actor.train(self.rollouts, [box if other == rank else None for other in range(world)])
         self.timer.end("train_wait")
         self.rollouts += 1
@@ -137,10 +138,3 @@ def parse_args(flags: Mapping[str, Any], hf: Any) -> Namespace:
     line += [part for name, value in named.items() for part in (f"--{name}", str(value))]
     with mock.patch.object(sys, "argv", line):
         return importlib.import_module("slime.utils.arguments").parse_args()
-
-
-def cuda_streams_of_the_cpu() -> Any:
-    """Megatron's `get_model` wraps the model on a side stream of the GPU."""
-    return mock.patch.multiple(
-        torch.cuda, Stream=torch.cpu.Stream, stream=torch.cpu.stream, current_stream=torch.cpu.current_stream
-    )

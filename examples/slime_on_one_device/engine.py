@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import device
 import requests
 from aiohttp import web
 from torch import Tensor
@@ -21,10 +22,10 @@ _PATIENCE_S = 120
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, dtype: str) -> Iterator[str]:
     """agentrl's LocalEngine at a URL, on an event loop of its own, as slime's router is in a process of its own."""
     tokenizer = load_tokenizer(str(folder))
-    engine = LocalEngine(load_model(str(folder)), tokenizer, max_batch=128)
+    engine = LocalEngine(load_model(str(folder), device=device.name(), dtype=dtype), tokenizer, max_batch=128)
     app = create_app(engine, model_name=str(folder), decode=tokenizer.decode)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     loop = asyncio.new_event_loop()
@@ -52,8 +53,8 @@ def served(folder: Path) -> Iterator[str]:
 class Handover:
     """The trainer's weights as a Hugging Face folder, and to every worker behind `url` under a new version."""
 
-    def __init__(self, model: Path, folder: Path, url: str | None) -> None:
-        self.model, self.tokenizer = load_model(str(model)), load_tokenizer(str(model))
+    def __init__(self, model: Path, folder: Path, url: str | None, dtype: str) -> None:
+        self.model, self.tokenizer = load_model(str(model), dtype=dtype), load_tokenizer(str(model))
         self.folder, self.url = folder.absolute(), url
 
     def __call__(self, weights: Mapping[str, Tensor], version: int) -> None:

@@ -1,8 +1,8 @@
 """slime's own rollout half, without Ray: its RolloutManager, data source, conversion and data-parallel split.
 
-slime is not on PyPI: SLIME_SRC names the root of its source. Nothing of it is changed. What a CPU machine lacks is
-stood in for: sglang and wandb, which `slime.ray.rollout` imports and a rollout does not use; Ray's object store, whose
-`put` returns what it is given here; and the device, which slime lets anybody register (`slime/utils/accelerator`).
+slime is not on PyPI: SLIME_SRC names the root of its source. Nothing of it is changed. Stood in for are sglang and
+wandb, which `slime.ray.rollout` imports and a rollout does not use, and Ray's object store, whose `put` returns what it
+is given here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import torch
+import device
 import yaml
 
 FLAGS = Path(__file__).with_name("flags.yaml")
@@ -31,10 +31,9 @@ _STAND_INS: Mapping[str, Mapping[str, Any]] = {
 
 
 def load_slime(source: str) -> SimpleNamespace:
-    """slime's modules by short names, with the CPU as its device."""
+    """slime's modules by short names, on the run's device."""
     sys.path.insert(0, source)
-    accelerator = importlib.import_module("slime.utils.accelerator")
-    accelerator.register_accelerator("cpu", _cpu_accelerator, is_available=lambda: True)
+    device.register()
     rollout = importlib.import_module("slime.rollout.sglang_rollout")
     for name, values in _STAND_INS.items():  # only now: transformers looks around for wandb while it is imported
         vars(sys.modules.setdefault(name, ModuleType(name))).update(values)
@@ -52,30 +51,6 @@ def load_slime(source: str) -> SimpleNamespace:
         Box=importlib.import_module("slime.utils.misc").Box,
         reduce_metrics=importlib.import_module("slime.observability.train_metric_utils").reduce_train_step_metrics,
     )
-
-
-def _cpu_accelerator() -> Any:
-    base = importlib.import_module("slime.utils.accelerator.torch_accelerator").TorchAccelerator
-
-    class CpuAccelerator(base):  # type: ignore[misc, valid-type]
-        """torch.cpu as slime's accelerator: it has the CUDA-like calls, but its device has no number."""
-
-        name = device_type = "cpu"
-        communication_backend_name = "gloo"
-
-        def _module(self) -> Any:
-            return torch.cpu
-
-        def current_device(self) -> str:
-            return "cpu"
-
-        def device_name(self, index: Any = None) -> str:
-            return "cpu"
-
-        def empty_cache(self) -> None:
-            pass
-
-    return CpuAccelerator()
 
 
 def slime_args(**own: Any) -> Namespace:
@@ -135,8 +110,7 @@ class Host:
         data = self.manager._convert_samples_to_train_data(samples)
         return [box.inner for box in self.manager._split_train_data_by_dp(data)]
 
-    def evaluate(self, rollout_id: int) -> float:
-        """Mean reward of the held-out tasks, greedy."""
+    def evaluate(self, rollout_id: int) -> list[float]:
+        """The rewards of the held-out tasks, greedy."""
         output = self.slime.rollout.generate_rollout(self.args, rollout_id, self.manager.data_source, evaluation=True)
-        rewards = output.data["held_out"]["rewards"]
-        return sum(rewards) / len(rewards)
+        return list(output.data["held_out"]["rewards"])

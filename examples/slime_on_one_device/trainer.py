@@ -7,11 +7,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import device
 import torch
 from megatron.core import mpu
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron_model import CudaMeansCpu, adam, build_model, data_parallel, to_hugging_face
+from megatron_model import adam, bare, build_model, data_parallel, to_hugging_face
 from torch import Tensor
 
 # Keys that slime's training step needs in a batch (slime/backends/megatron_utils/model.py, train_one_step).
@@ -33,7 +34,7 @@ class Trainer:
 
     def __init__(self, slime: SimpleNamespace, args: Namespace, hf_model: Any, learning_rate: float) -> None:
         self.slime, self.args, self.hf = slime, args, hf_model.config
-        with CudaMeansCpu():
+        with device.training():
             self.model = data_parallel(build_model(self.hf, hf_model.state_dict()))
             self.optimizer = adam(self.model, learning_rate)
         self.model.config.finalize_model_grads_func = finalize_model_grads
@@ -41,12 +42,12 @@ class Trainer:
 
     def weights(self) -> dict[str, Tensor]:
         """The weights as Hugging Face names and lays them out."""
-        found = {name: parameter.detach() for name, parameter in self.model.module.named_parameters()}
+        found = {name: parameter.detach() for name, parameter in bare(self.model).named_parameters()}
         return to_hugging_face(found, self.hf)
 
     def train(self, share: dict[str, Any]) -> dict[str, Any]:
         """Learn from this rank's share of a rollout; metrics, the losses one for each optimiser step."""
-        with CudaMeansCpu():
+        with device.training():
             return self._train(on_device(share))
 
     def _train(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -119,13 +120,17 @@ class Trainer:
 
 def on_device(share: dict[str, Any]) -> dict[str, Any]:
     """A rank's share made ready as slime's actor does (`process_rollout_data`, `_get_rollout_data`)."""
-    return {
+    here = device.here()
+    data = {
         **share,
-        "tokens": [tokens.long() for tokens in share["tokens"]],
-        "loss_masks": [mask.int() for mask in share["loss_masks"]],
-        "rollout_log_probs": [log_probs.float() for log_probs in share["rollout_log_probs"]],
+        "tokens": [tokens.to(here, torch.long) for tokens in share["tokens"]],
+        "loss_masks": [mask.to(here, torch.int) for mask in share["loss_masks"]],
+        "rollout_log_probs": [log_probs.to(here, torch.float) for log_probs in share["rollout_log_probs"]],
         "total_lengths": [share["total_lengths"][index] for index in share["partition"]],
     }
+    if "rollout_mask_sums" in share:
+        data["rollout_mask_sums"] = share["rollout_mask_sums"].to(here, torch.float)
+    return data
 
 
 def parity(data: dict[str, Any]) -> dict[str, Any]:
