@@ -6,7 +6,8 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -64,3 +65,25 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         for number, handler in zip(taken, before, strict=True):
             signal.signal(number, handler)
         main.close()  # of no effect, unless the loop never began
+
+
+@contextmanager
+def raising_at_once() -> Iterator[None]:
+    """In here, Ctrl-C and SIGTERM raise KeyboardInterrupt and Terminated at once, also within `run`.
+
+    For blocking work that may break off anywhere, such as a download: a cancelled task would end only after it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+    taken = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
+    before = [signal.signal(number, end) for number in taken]
+    try:
+        yield
+    finally:
+        for number, handler in zip(taken, before, strict=True):
+            signal.signal(number, handler)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
+
+# No test, nor a process that it starts, asks the real Hub: huggingface_hub reads these when it is imported.
+os.environ.update(HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:9")
 
 import pytest
 

@@ -59,7 +59,6 @@ def _root(
 
 def main() -> None:
     """Entry point of the `agentrl` command."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars would break ours
     # Read when torch is imported. Its threads spin while they wait, by default; on cores that others use too, and so in
     # an engine beside an event loop, that costs far more than waking them (a contended evaluation: 38 s against 1.3 s).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -20,7 +20,7 @@ REFUSED, NO_TOOLS = 1, 3
 
 
 def certify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, or a model's name.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, a Hub name, or tiny.")],
     template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's own template.")] = None,
     tools: Annotated[bool, typer.Option("--tools", help="Ask for tools: exit 3 where none can be offered.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that was found as one JSON object.")] = False,
@@ -60,9 +60,10 @@ def _tokenizer(model: str) -> Any:
     from agentrl.cli.models import weights_of
     from agentrl.models import NAMES, load_tokenizer
 
-    folder = Path(weights_of(model))
+    found = weights_of(model)
+    folder = Path(found)
     if model in NAMES or not folder.is_dir() or (folder / "config.json").is_file():
-        return load_tokenizer(str(folder))
+        return load_tokenizer(found)
     from transformers import AutoTokenizer  # a folder may hold a tokenizer and no model
 
     try:

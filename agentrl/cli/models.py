@@ -69,9 +69,9 @@ def open_renderer(name: str) -> tuple[Renderer, Any]:
 
 def weights_of(name: str) -> str:
     """The weights' folder if `name` is a run's folder, else `name`. Raises ConfigError for a run without weights."""
-    from agentrl.train.run_folder import model_folder
+    from agentrl.train import run_folder
 
-    return str(model_folder(name)) if run_config(name) else name
+    return run_folder.weights_of(name) if run_config(name) else name
 
 
 def run_config(name: str) -> TrainConfig | None:

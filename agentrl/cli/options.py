@@ -18,7 +18,10 @@ class DeviceName(StrEnum):
 EnvPath: TypeAlias = Annotated[
     str, typer.Argument(metavar="ENV", help="The environment: my_env.py:MyEnv or package.module:MyEnv.")
 ]
-ModelName: TypeAlias = Annotated[str, typer.Option(help="tiny, smollm2-135m, a run's folder or a Hugging Face folder.")]
+ModelName: TypeAlias = Annotated[
+    str,
+    typer.Option(help="tiny, smollm2-135m, a run's or model's folder, or a Hub name: Qwen/Qwen3-0.6B."),
+]
 Data: TypeAlias = Annotated[Path, typer.Option(help="Tasks, one JSON object a line.")]
 Limit: TypeAlias = Annotated[int | None, typer.Option(help="Only the first N tasks.", min=1)]
 Out: TypeAlias = Annotated[Path | None, typer.Option(help="Write the trajectories here, one a line.")]

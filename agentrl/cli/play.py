@@ -21,6 +21,7 @@ from agentrl.cli.episodes import (
     refuse_all_failed,
     write_trajectories,
 )
+from agentrl.cli.models import open_renderer
 from agentrl.cli.options import Data, EnvPath, EpisodeSettings, Limit, ModelName, Out
 from agentrl.engine.scripted import Turn
 from agentrl.env import EnvFactory
@@ -88,14 +89,12 @@ def load_player(path: str) -> Player:
 async def _play(
     env: str, data: Path, player: str, model: str, limit: int | None, out: Path | None, config: EpisodeConfig
 ) -> list[Trajectory]:
-    from agentrl.models import load_tokenizer  # transformers takes seconds to import
-    from agentrl.render import load_renderer
     from agentrl.rollout import load_tasks
 
     envs, start = EnvFactory(env, config.env_config), load_player(player)
     tasks = load_tasks(data, split="train", check=envs.check)[:limit]
     check_out(out, data)
-    renderer = load_renderer(load_tokenizer(model))
+    renderer, _ = open_renderer(model)  # transformers takes seconds to import
     async with envs:
         with progress("playing", len(tasks)) as on_episode:
             trajectories = await _episodes(envs, start, tasks, renderer, config, on_episode)

@@ -24,7 +24,8 @@ def train(
         str | None, typer.Argument(metavar="ENV", help="The environment: my_env.py:MyEnv or package.module:MyEnv.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="tiny, smollm2-135m or a Hugging Face folder.", show_default="tiny")
+        str | None,
+        typer.Option(help="tiny, smollm2-135m, a folder, or a Hub name: Qwen/Qwen3-0.6B.", show_default="tiny"),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Tasks to train on, one JSON object a line.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder: new, or an old one with --resume.")] = None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,18 @@ def load_folder(folder: Path) -> Any:
     and for a folder that it cannot read.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # the report on missing weights has fifty lines; ours is one
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,  # None would prompt at the terminal
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported below, with their names
-        )
+        with quiet_transformers():  # its report on missing weights has fifty lines; ours is one
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,  # None would prompt at the terminal
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below, with their names
+            )
     except Exception as exc:
         raise ConfigError(_unreadable(folder, exc)) from exc
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
     wrong = {
         "missing": found["missing_keys"],
         "of another shape": {mismatch[0] for mismatch in found["mismatched_keys"]},
@@ -50,6 +44,22 @@ def load_folder(folder: Path) -> Any:
             f"{folder}: weights do not fit config.json: {'; '.join(problems)}; copy the whole folder again"
         )
     return model
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' warnings, and without its progress bars, which would break ours."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def read_weights(folder: str | Path) -> dict[str, Any]:

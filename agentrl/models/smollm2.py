@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from agentrl.errors import ConfigError
+from agentrl.models.folder import quiet_transformers
 
 
 def smollm2_folder() -> Path:
@@ -18,7 +19,8 @@ def smollm2_folder() -> Path:
     """
     folder = _cache() / "smollm2-135m"
     if not folder.is_dir():
-        _convert(_gguf(), folder)
+        with quiet_transformers():
+            _convert(_gguf(), folder)
     return folder
 
 

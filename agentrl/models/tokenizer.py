@@ -1,4 +1,4 @@
-"""Loads the tokenizers of named models, of folders, and of names in the Hugging Face cache."""
+"""Loads the tokenizers of named models, of folders, and of names on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.models.smollm2 import smollm2_folder
+from agentrl.models.hub import folder_of
 from agentrl.models.tiny import tiny_tokenizer
 
 _FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "config.json")
@@ -19,11 +19,11 @@ class RemoteCodeError(ConfigError):
 
 
 def load_tokenizer(model: str, *, chat_template: str | None = None, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a named model, a folder or a cached name such as Qwen/Qwen3-4B. Does not import torch.
+    """Load the tokenizer of a model as `folder_of` finds it; of a name on the Hub, no weights. Does not import torch.
 
     `chat_template`, as Jinja text, replaces the model's own. `trust_remote_code` runs Python files that come with the
-    tokenizer; there is never a prompt about it. Raises ConfigError for an unknown name, for a folder without a
-    tokenizer, and if there is no chat template.
+    tokenizer; there is never a prompt about it. Raises ConfigError for an unknown name, for one that cannot be
+    downloaded, for a folder without a tokenizer, and if there is no chat template.
     """
     folder = None if model == "tiny" else _folder(model)
     tokenizer = tiny_tokenizer() if folder is None else _read(folder, trust_remote_code)
@@ -74,26 +74,7 @@ def _tokenizer_class(folder: Path) -> Any:
 
 
 def _folder(model: str) -> Path:
-    if model == "smollm2-135m":
-        return smollm2_folder()
-    folder = Path(model)
-    if not folder.is_dir():
-        return _cached(model)
+    folder = folder_of(model, weights=False)
     if not any((folder / name).is_file() for name in _FILES):
         raise ConfigError(f"{folder} holds no tokenizer: it has none of {', '.join(_FILES)}")
     return folder
-
-
-def _cached(name: str) -> Path:
-    """The folder of a name in the Hugging Face cache. slime fills the cache when it loads --hf-checkpoint."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    known = f"unknown model {name!r}: use tiny, smollm2-135m, a run's folder or the folder of a Hugging Face model"
-    try:
-        found = [path for file in _FILES if isinstance(path := try_to_load_from_cache(name, file), str)]
-    except HFValidationError as exc:
-        raise ConfigError(known) from exc
-    if not found:
-        raise ConfigError(f"{known}; agentrl downloads nothing: run `hf download {name}` if it is a name on the hub")
-    return Path(found[0]).parent

@@ -59,7 +59,7 @@ class TrainConfig(EpisodeKeys):
     env: str
     """`file.py:Class` or `package.module:Class`."""
     model: str = "tiny"
-    """A model's name, or a Hugging Face folder."""
+    """tiny, smollm2-135m, a run's folder, a Hugging Face folder, or a name on its Hub such as Qwen/Qwen3-0.6B."""
     engine: str = "local"
     """The engine: local, sglang, or the path of an engine that can take new weights. A mapping with the key `kind`
     gives engine_config, too: `{kind: sglang, url: http://127.0.0.1:30000}`."""

@@ -210,6 +210,14 @@ def model_folder(path: str | Path) -> Path:
     return found
 
 
+def weights_of(model: str) -> str:
+    """The newest weights if `model` is a run's folder, else `model`, letter by letter: `./x` is a path, `o/x` a name.
+
+    Raises ConfigError for a run without weights.
+    """
+    return str(model_folder(model)) if (Path(model) / "config.yaml").exists() else model
+
+
 def step_name(step: int) -> str:
     return f"step_{step:06d}"
 

@@ -37,7 +37,7 @@ from agentrl.train.files import write_atomically
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.progress import Progress
 from agentrl.train.report import StepReport, Summary, draw_curve
-from agentrl.train.run_folder import RunFolder, model_folder, step_name
+from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
 from agentrl.train.warm_start import (
     demonstration_batches,
     load_demonstrations,
@@ -398,7 +398,7 @@ class Trainer:
 
     def _load_model(self, checkpoint: Path | None) -> None:
         disable_progress_bar()  # transformers' own bars at each load and save would disturb ours
-        source = str(checkpoint or model_folder(self.config.model))
+        source = str(checkpoint) if checkpoint else weights_of(self.config.model)
         self.tokenizer = load_tokenizer(source)
         self.learner = Learner(self._load(source), self.config)
 

@@ -1,0 +1,191 @@
+"""Finds the folder of a model: a folder that exists, or a name on the Hugging Face Hub, which is downloaded once.
+
+A name whose files lie in Hugging Face's cache is never asked for again: a run goes on without a network, and with the
+same weights. `hf download NAME` brings a newer version into the cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl._interrupts import raising_at_once
+from agentrl.errors import ConfigError, told
+from agentrl.models.smollm2 import smollm2_folder
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
+_SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+"""Endings of files that are no weights and may matter. Without weights, only these are downloaded."""
+_TEMPLATES = "additional_chat_templates/"
+"""The only folder inside a model's that transformers reads."""
+_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "tekken.json", "tokenizer.model", "tokenizer.json")
+"""They are downloaded last of the small files. So a folder with a tokenizer.json has the others, too."""
+_WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin")
+"""Files of weights, or what their shards' index is named after; the first that a model has is loaded."""
+_FULL_BYTES = 1 << 20
+
+
+def folder_of(model: str, *, weights: bool) -> Path:
+    """The folder of `smollm2-135m`, of a folder, or of a name on the Hub, such as Qwen/Qwen3-4B or Qwen/Qwen3-4B@main.
+
+    A name is downloaded, with a progress bar, unless the cache has what is needed: tokenizer and configuration, and
+    with `weights` the weights. A path never reaches the Hub. Raises ConfigError for what is unknown or cannot be
+    downloaded, and OSError (ENOSPC) where the disk is full.
+    """
+    if model == "smollm2-135m":
+        return smollm2_folder()
+    if Path(model).is_dir():
+        return Path(model)
+    if not _may_be_on_hub(model):
+        raise ConfigError(
+            f"unknown model {model!r}: use tiny, smollm2-135m, a run's folder, the folder of a Hugging Face model, or "
+            "its name on the Hub, such as Qwen/Qwen3-0.6B"
+        )
+    name, _, revision = model.partition("@")
+    cached = _cached(name, revision or "main")
+    if cached is not None and (_has_weights(cached) if weights else (cached / "tokenizer.json").is_file()):
+        return cached
+    try:
+        with raising_at_once():  # Ctrl-C: nothing but a download is under way
+            return _download(name, revision or "main", weights=weights)
+    except ConfigError:
+        raise
+    except Exception as exc:  # the boundary of huggingface_hub, of its HTTP client and of hf_xet
+        if cached is not None and not weights and any((cached / file).is_file() for file in _TOKENIZERS):
+            return cached  # an old model without a tokenizer.json
+        _raise_full_disk(exc)
+        raise ConfigError(_why(model, revision, exc)) from exc
+
+
+def _may_be_on_hub(model: str) -> bool:
+    """Whether it looks like owner/name, and not like a path: `runs/frist` is none where `runs` is a folder."""
+    return bool(_NAME.fullmatch(model)) and ("@" in model or not Path(model).parent.exists())
+
+
+def _cached(name: str, revision: str) -> Path | None:
+    """The folder of a name in the cache, which may lack files."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for file in (*_TOKENIZERS, "config.json", "adapter_config.json"):
+        try:
+            found = try_to_load_from_cache(name, file, revision=revision)
+        except HFValidationError as exc:
+            raise ConfigError(f"unknown model {name!r}: {' '.join(str(exc).split())}") from exc
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
+
+
+def _has_weights(folder: Path) -> bool:
+    files = _weight_files(folder, os.listdir(folder))
+    return bool(files) and all((folder / file).is_file() for file in files)
+
+
+def _weight_files(folder: Path, listed: Collection[str]) -> list[str]:
+    """The files of weights that transformers loads, of a model with the files `listed`. An index is in the folder."""
+    for name in _WEIGHTS:
+        if name in listed:
+            return [name]
+        if f"{name}.index.json" in listed:
+            index = json.loads((folder / f"{name}.index.json").read_text(encoding="utf-8"))
+            return sorted(set(index["weight_map"].values()))
+    return []
+
+
+def _download(name: str, revision: str, *, weights: bool) -> Path:
+    """Download what the cache lacks of one commit. What an interrupted download has finished is kept."""
+    from huggingface_hub import HfApi, constants, hf_hub_download
+
+    found = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    listed = [file.rfilename for file in found.siblings or ()]
+    small = [file for file in listed if file.endswith(_SMALL) and "/" not in file.removeprefix(_TEMPLATES)]
+    small.sort(key=lambda file: _TOKENIZERS.index(file) if file in _TOKENIZERS else -1)
+    if not small:
+        raise ConfigError(f"{name} holds no model that transformers reads: take the model that it was made from")
+    with _progress_bars(shown=False):
+        for file in small:
+            path = hf_hub_download(name, file, revision=found.sha)
+        hf_hub_download(name, small[-1], revision=revision)  # the cache notes which commit the revision is
+    folder = Path(path.removesuffix(small[-1]))
+    if weights:
+        files = _weight_files(folder, listed)
+        if not files:
+            raise ConfigError(f"{name} holds no weights that transformers reads (*.safetensors): take another model")
+        with _progress_bars(shown=True):
+            for file in files:
+                hf_hub_download(name, file, revision=found.sha)
+    return folder
+
+
+@contextmanager
+def _progress_bars(*, shown: bool) -> Iterator[None]:
+    """Show or hide huggingface_hub's progress bars, unless the user's environment decides about them."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    before = not are_progress_bars_disabled()
+    if before == shown or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
+        yield
+        return
+    switch = {True: enable_progress_bars, False: disable_progress_bars}
+    switch[shown]()
+    try:
+        yield
+    finally:
+        switch[before]()
+
+
+def _raise_full_disk(exc: Exception) -> None:
+    """Raise OSError (ENOSPC) if the disk of the cache is full."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    disk = next((path for path in (cache, *cache.parents) if path.exists()), Path("/"))
+    known = isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    if known or shutil.disk_usage(disk).free < _FULL_BYTES:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (HF_HOME names another disk)", str(cache)) from exc
+
+
+def _why(model: str, revision: str, exc: Exception) -> str:
+    """What kept a model from being downloaded, and the remedy."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    hub, name = constants.ENDPOINT, model.partition("@")[0]
+    if isinstance(exc, LocalEntryNotFoundError) and isinstance(exc.__cause__, Exception):
+        exc = exc.__cause__
+    if isinstance(exc, GatedRepoError):
+        return f"{name} is gated: accept its terms at {hub}/{name}, and set HF_TOKEN to a token of that account"
+    if isinstance(exc, RevisionNotFoundError):
+        return f"{name} has no revision {revision!r} on {hub}: {hub}/{name}/commits lists them"
+    if isinstance(exc, RepositoryNotFoundError):
+        return (
+            f"no folder {model} is here, and {hub} has no model of this name that you may read: correct the name, or "
+            "set HF_TOKEN if the model is private"
+        )
+    if isinstance(exc, OfflineModeIsEnabled):
+        return f"{model} is not (completely) in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set: unset it"
+    if isinstance(exc, HfHubHTTPError):
+        status = exc.response.status_code
+        remedy = "set HF_TOKEN to a token that may read it" if status in (401, 403) else "run the command again later"
+        return f"{model} cannot be downloaded: {hub} answers {status}; {remedy}"
+    if isinstance(exc, PermissionError):
+        return f"{model} cannot be downloaded: {exc.filename} may not be written; set HF_HOME to a folder of yours"
+    return (
+        f"{model} is not (completely) in the cache, and cannot be downloaded from {hub}: {told(exc):.200}; run the "
+        "command again where there is a network (what was finished is kept), or name the model's folder"
+    )
