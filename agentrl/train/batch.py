@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.segment import Segment
+from agentrl.train.log_probs import PIECE_BYTES, take_apart, vocabulary
 from agentrl.train.loss import token_log_probs
 from agentrl.trajectory import Trajectory
 
@@ -98,7 +99,14 @@ class MicroBatch:
         )
 
     def model_log_probs(self, model: Any, temperature: float = 1.0) -> Tensor:
-        """Log-probs [n] of the targets under a transformers causal language model."""
+        """Log-probs [n] of the targets under a transformers causal language model.
+
+        Logits of more than PIECE_BYTES are made in pieces, and made again in the backward pass.
+        """
+        size = vocabulary(model)
+        if 4 * self.input_ids.shape[0] * len(self.kept) * size > PIECE_BYTES and (halves := take_apart(model)):
+            hidden = halves.hidden_states(self.input_ids)[self.row, self.kept[self.column]]
+            return halves.log_probs(hidden, self.targets, temperature, size)
         logits = model(input_ids=self.input_ids, use_cache=False, logits_to_keep=self.kept).logits
         return token_log_probs(logits[self.row, self.column], self.targets, temperature)
 

@@ -87,6 +87,9 @@ class TrainConfig(EpisodeKeys):
     """Optimizer updates a step."""
     micro_batch_tokens: int = Field(2048, gt=0)
     """Padded tokens of one forward and backward pass; gradients add up over the passes."""
+    gradient_checkpointing: bool | None = None
+    """Keep one activation a layer and make the others again in the backward pass: a small part of the memory, a third
+    more time. null: for models of 100 million parameters and more."""
     learning_rate: float = Field(3e-4, gt=0)
     """AdamW's highest learning rate."""
     lr_warmup_steps: int = Field(3, ge=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from agentrl.monitor.numerics import Numerics, compare
 from agentrl.train.batch import MicroBatch, Row, micro_batches
 from agentrl.train.config import TrainConfig
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
+from agentrl.train.modes import prepare, train_mode
 
 _BETAS = (0.9, 0.95)
 _LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
@@ -64,11 +66,12 @@ class Update:
 
 
 class Learner:
-    """Trains `model` in place. The engine may use the same module: dropout is off in sampling and training."""
+    """Trains `model` in place. The engine may use the same module: it is in train mode only while it learns."""
 
     def __init__(self, model: Any, config: TrainConfig) -> None:
-        self.model = model.eval()
+        self.model = model
         self.config = config
+        self._in_train_mode = prepare(model, config.gradient_checkpointing)
         self.device = next(model.parameters()).device
         self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in model.parameters()]
         """The tensors that the optimizers change, in the order of the parameters: float32 parameters themselves, or
@@ -86,6 +89,13 @@ class Learner:
 
         Raises DivergedError if the loss is not finite, before it changes the weights.
         """
+        with self._training():
+            return self._learn(rows, step, normaliser)
+
+    def _training(self) -> AbstractContextManager[None]:
+        return train_mode(self.model) if self._in_train_mode else nullcontext()
+
+    def _learn(self, rows: Sequence[Row], step: int, normaliser: float) -> Update:
         config = self.config
         set_learning_rate(self.optimizer, self.schedule.at(step))
         update = Update(self.optimizer.param_groups[0]["lr"])
@@ -160,10 +170,11 @@ class Learner:
     def imitate(self, rows: Sequence[Row], optimizers: Sequence[Optimizer], max_tokens: int) -> float:
         """One supervised step on the weighted cross-entropy of the rows; return the loss. The weights average it."""
         total = 0.0
-        for micro in micro_batches(rows, max_tokens, self.device):
-            loss = -(micro.weights * micro.model_log_probs(self.model)).sum()
-            torch.autograd.backward(loss)
-            total += loss.item()
+        with self._training():
+            for micro in micro_batches(rows, max_tokens, self.device):
+                loss = -(micro.weights * micro.model_log_probs(self.model)).sum()
+                torch.autograd.backward(loss)
+                total += loss.item()
         self._apply(optimizers, total, "lower warm_start.learning_rate")
         return total
 

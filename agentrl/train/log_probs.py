@@ -1,0 +1,114 @@
+"""Log-probs of trained tokens in pieces, where all of their logits at once would fill the memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from agentrl.train.loss import token_log_probs
+
+log = logging.getLogger("agentrl")
+
+PIECE_BYTES = 64 << 20
+"""Float32 logits that are held at once. Their copies and gradients take about four times as much."""
+
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.003, torch.bfloat16: 0.03}
+"""The largest difference of two logits that is rounding, in standard deviations of the logits."""
+
+Finish: TypeAlias = Callable[[Tensor], Tensor]
+"""What a model does to the output of its last layer."""
+
+_finishes: WeakKeyDictionary[Any, Finish | None] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A causal language model taken apart: what reads tokens, and what turns hidden states into logits."""
+
+    body: Any
+    head: Any
+    finish: Finish
+
+    def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """[rows, length, width]"""
+        hidden: Tensor = self.body(input_ids=input_ids, use_cache=False).last_hidden_state
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.finish(self.head(hidden))
+
+    def log_probs(self, hidden: Tensor, targets: Tensor, temperature: float, vocabulary: int) -> Tensor:
+        """Log-probs [n] of `targets` [n] after `hidden` [n, width]. The backward pass makes the logits again."""
+
+        def of_piece(hidden: Tensor, targets: Tensor) -> Tensor:
+            return token_log_probs(self.logits(hidden), targets, temperature)
+
+        size = max(1, PIECE_BYTES // (4 * vocabulary))
+        pieces = zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
+        return torch.cat([checkpoint(of_piece, *piece, use_reentrant=False) for piece in pieces])
+
+
+def vocabulary(model: Any) -> int:
+    """The number of logits of a token; 0 for a model that does not say."""
+    config = getattr(model, "config", None)
+    return 0 if config is None else int(config.get_text_config().vocab_size)
+
+
+def take_apart(model: Any) -> Halves | None:
+    """The halves of a transformers model, or of a peft model around one. None if they do not give its logits."""
+    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    body, head = whole.base_model, whole.get_output_embeddings()
+    if body is whole or head is None:
+        return None
+    if model not in _finishes:
+        halves = Halves(body, head, _finish(whole.config.get_text_config()))
+        _finishes[model] = halves.finish if (fit := _fit(halves, model)) else None
+        if not fit:
+            log.warning("the logits of %s are made whole: their parts give others", type(whole).__name__)
+    finish = _finishes[model]
+    return None if finish is None else Halves(body, head, finish)
+
+
+def _finish(config: Any) -> Finish:
+    """What the configuration says about logits: a soft cap (Gemma), a divisor (Granite) or a factor (Cohere)."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    divisor = getattr(config, "logits_scaling", None)
+    factor = getattr(config, "logit_scale", None)
+    if cap:
+        return lambda logits: torch.tanh(logits / cap) * cap
+    if divisor:
+        return lambda logits: logits / divisor
+    if factor:
+        return lambda logits: logits * factor
+    return lambda logits: logits
+
+
+@torch.no_grad()
+def _fit(halves: Halves, model: Any) -> bool:
+    """Whether the halves give the model's own logits of a few tokens."""
+    ids = probe(model)
+    try:
+        whole = model(input_ids=ids, use_cache=False).logits.float()
+        parts = halves.logits(halves.hidden_states(ids)).float()
+    except (TypeError, AttributeError, RuntimeError):  # a body with other arguments or another kind of output
+        return False
+    return alike(whole, parts, model.dtype)
+
+
+def probe(model: Any) -> Tensor:
+    """A few token ids [1, 12] to compare two ways of computing."""
+    size = vocabulary(model)
+    return torch.tensor([[(17 + 29 * i * i) % size for i in range(12)]], device=model.device)
+
+
+def alike(logits: Tensor, others: Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits of a model of this type differ by rounding alone. NaN, which others report, counts as equal."""
+    off = (logits - others).abs().max() / logits.std()
+    return not bool(off > _TOLERANCE.get(dtype, 0.03))
