@@ -36,6 +36,11 @@ if ! cat .ci/sglang.txt .ci/sgl_kernel_stand_in.py | cmp -s - "$installed"; then
     cat .ci/sglang.txt .ci/sgl_kernel_stand_in.py > "$installed"
 fi
 
+# The adapters of LoRA go through memory that only CUDA pins. Done at every start, so that an environment made before this
+# line gets it, too.
+(cd "$("$sglang" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sglang/srt/lora" &&
+    sed -i 's/pin_memory=True/pin_memory=False/; s/\.pin_memory()//' layers.py backend/torch_backend.py)
+
 if [ ! -f "$model/config.json" ]; then
     "$project" -c 'import sys; from agentrl.models import *
 save_model(tiny_model(0), tiny_tokenizer(), sys.argv[1])' "$model"

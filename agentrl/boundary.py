@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from agentrl._concurrency import is_cancelled
-from agentrl.errors import Boundary, ConfigError, Failure, LedgerError, ResumeError, TemplateError
+from agentrl.errors import Boundary, ConfigError, EngineLostError, Failure, LedgerError, ResumeError, TemplateError
 
 watcher: ContextVar[Callable[[Boundary], contextlib.AbstractContextManager[Any]] | None] = ContextVar(
     "agentrl_boundary_watcher", default=None
@@ -35,7 +35,7 @@ def at_boundary(name: Boundary, *, data: bool = False) -> Iterator[None]:
     try:
         with contextlib.nullcontext() if watch is None else watch(name):
             yield
-    except (ConfigError, LedgerError, ResumeError, FailedError) as exc:
+    except (ConfigError, EngineLostError, LedgerError, ResumeError, FailedError) as exc:
         if not (data and isinstance(exc, TemplateError)):
             raise
         raise FailedError(Failure.of(exc, name)) from exc

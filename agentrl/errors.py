@@ -7,7 +7,8 @@
     │   └── CallError         the call itself is wrong: an unknown tool, or arguments that do not fit
     ├── InfraError        the world broke, not the policy
     │   ├── EngineError       the inference engine
-    │   │   └── RequestError      the engine will always refuse this request
+    │   │   ├── RequestError      the engine will always refuse this request
+    │   │   └── EngineLostError   the engine of a training run is gone: it ends the run
     │   └── SandboxError      a sandbox
     ├── CanaryError       a run cannot be learning; it is stopped early
     ├── ResumeError       an aborted episode cannot go on where it stopped; it starts anew
@@ -65,6 +66,13 @@ class RequestError(EngineError):
     """The engine will always refuse this request: it is too long, or has an unknown parameter or token id.
 
     A server answers it with HTTP 400. Any other EngineError may blame the engine itself.
+    """
+
+
+class EngineLostError(EngineError):
+    """The engine of a training run is gone, or has other weights than the run gave it. It ends the run.
+
+    No episode can go on, so this is no failure of one.
     """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engine.base import Engine
@@ -22,6 +23,24 @@ ENGINES: Mapping[str, str] = {
 }
 
 
+_TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.trained:TrainedSGLang"}
+"""Names that stand for another engine in training."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingParts:
+    """What an engine in training may need to know of the run."""
+
+    folder: Path
+    """The run folder. It need not exist before the engine is first used."""
+    device: str
+    """cpu or cuda."""
+    dtype: str
+    """Of the weights in training, in torch's words."""
+    say: Callable[[str], None]
+    """Tells the user in a line that something takes time."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """Objects that an engine may need. It gets those that its parameters name."""
@@ -32,6 +51,8 @@ class EngineParts:
     """Loads the model. It is called only for an engine with a parameter `model`."""
     max_batch: int | None = None
     """The number of sequences that will run at the same time, if known."""
+    training: TrainingParts | None = None
+    """Given to an engine that is to take the weights of a training run."""
 
 
 def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Engine:
@@ -40,10 +61,10 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     The class or function gets the keys of `config`, and those fields of `parts` that it has parameters for. Raises
     ConfigError for an unknown name, an unknown key or a missing key.
     """
-    make = _maker(name)
+    make = _maker(name, ENGINES if parts.training is None else {**ENGINES, **_TRAINED})
     parameters = inspect.signature(make).parameters
     given = dict(config)
-    for part in ("tokenizer", "renderer", "max_batch"):
+    for part in ("tokenizer", "renderer", "max_batch", "training"):
         if part in parameters and getattr(parts, part) is not None:
             given.setdefault(part, getattr(parts, part))
     _check_keys(name, config, given, parameters)
@@ -53,10 +74,10 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     return found
 
 
-def _maker(name: str) -> Callable[..., Any]:
-    if name not in ENGINES and not set(name) & {".", ":"}:
-        raise ConfigError(f"unknown engine {name!r}: use {', '.join(ENGINES)} or a path such as my_engine.py:MyEngine")
-    make = load_object(ENGINES.get(name, name))
+def _maker(name: str, known: Mapping[str, str]) -> Callable[..., Any]:
+    if name not in known and not set(name) & {".", ":"}:
+        raise ConfigError(f"unknown engine {name!r}: use {', '.join(known)} or a path such as my_engine.py:MyEngine")
+    make = load_object(known.get(name, name))
     if not callable(make):
         raise ConfigError(f"engine {name}: {make!r} is neither a class nor a function")
     return make  # type: ignore[no-any-return]
@@ -66,8 +87,8 @@ def _check_keys(
     name: str, config: Mapping[str, Any], given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
     """Raise ConfigError for an unknown key of `config`, and for a parameter that is not in `given`."""
-    own = [key for key in parameters if key not in ("model", "tokenizer", "renderer")]
-    if unknown := [key for key in config if key not in parameters]:
+    own = [key for key in parameters if key not in ("model", "tokenizer", "renderer", "training")]
+    if unknown := [key for key in config if key not in parameters or key == "training"]:
         raise ConfigError(f"engine {name}: unknown key engine_config.{unknown[0]}; the keys are {', '.join(own)}")
     for key in own:
         if key not in given and parameters[key].default is inspect.Parameter.empty:

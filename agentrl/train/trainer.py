@@ -20,9 +20,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentrl._interrupts import run
 from agentrl.engine.base import TrainedEngine
-from agentrl.engine.table import EngineParts, open_engine
+from agentrl.engine.table import EngineParts, TrainingParts, open_engine
 from agentrl.env import EnvFactory
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EngineError
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
@@ -168,8 +168,6 @@ class Trainer:
             reward=reward,
             concurrency=config.concurrency,
         )
-        limits = self.rollout.options.limits
-        self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
         if checkpoint is not None and state is not None:
             self._restore(checkpoint, state)
         self._note_step_end()
@@ -179,15 +177,18 @@ class Trainer:
             self.folder.rewind(self.position.step)
             where = f"going on {self._where()}" if checkpoint else "no checkpoint yet: beginning anew"
             self.console.print(where, highlight=False)
+        limits = self.rollout.options.limits  # an engine may start here, and write to the run folder
+        self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
         self._tensorboard = _tensorboard(self.folder.path / "tensorboard", self.position.step)
         if self._tensorboard is not None:
             self._stack.callback(self._tensorboard.close)
 
     async def run(self) -> Summary:
-        """Run from the present position to the end. An interrupted run writes a checkpoint first."""
+        """Run from the present position to the end. A run that is interrupted, or loses its engine, writes a checkpoint
+        first."""
         try:
             return await self._run()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EngineError):
             self._checkpoint_if_new()
             raise
 
@@ -403,11 +404,18 @@ class Trainer:
         self.learner = Learner(self._load(source), self.config)
 
     def _open_engine(self, renderer: Renderer) -> TrainedEngine:
-        parts = EngineParts(self.tokenizer, renderer, lambda: self.learner.model, self.config.concurrency)
-        engine = open_engine(self.config.engine, parts, self.config.engine_config)
+        config = self.config
+        training = TrainingParts(
+            self.folder.path.absolute(),
+            self.learner.device.type,
+            config.dtype,
+            lambda text: self.console.print(text, highlight=False, soft_wrap=True),
+        )
+        parts = EngineParts(self.tokenizer, renderer, lambda: self.learner.model, config.concurrency, training)
+        engine = open_engine(config.engine, parts, config.engine_config)
         self._stack.push_async_callback(engine.close)
         if not isinstance(engine, TrainedEngine):
-            raise ConfigError(f"engine {self.config.engine} cannot take the trained weights: use local")
+            raise ConfigError(f"engine {config.engine} cannot take the trained weights: use local or sglang")
         return engine
 
     def _load(self, source: str) -> Any:

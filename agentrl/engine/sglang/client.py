@@ -97,7 +97,8 @@ class SGLangEngine(AsyncClosing):
         self._timeout = timeout
         self._retries = retries
         self._vocab_size = vocab_size
-        self._extra = dict(extra or {})
+        self.extra: Mapping[str, Any] = dict(extra or {})
+        """More fields of the body of each request that begins from now on."""
         self._history = HistoryEncoder(vocab_size=vocab_size)
         self._connections = Connections(address, limit=max_connections, ca=ca)
         self._workers = Workers(self._connections)
@@ -125,7 +126,7 @@ class SGLangEngine(AsyncClosing):
             },
             "return_logprob": True,
             "stream": False,
-            **self._extra,
+            **self.extra,
         }
         history = self._history.encode(session_id, input_ids)
         headers = {_ROUTING_KEY: _routing_key(session_id)} if session_id else {}
@@ -180,6 +181,11 @@ class SGLangEngine(AsyncClosing):
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
             commands = [{"rid": request.wire_rid} for request in requests if not request.gone]
+
+    def let_go(self) -> None:
+        """Make no further attempt for the requests that run: the server is gone. They return "abort", or raise."""
+        for request in list(self._requests.values()):
+            request.abort()
 
     async def context_length(self) -> int:
         """The longest sequence that every living worker accepts, in tokens, from their /server_info. Asked once.

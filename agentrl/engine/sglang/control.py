@@ -1,0 +1,123 @@
+"""What a trainer asks of a server besides tokens: to load weights, to give memory back, to say what it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.engine.sglang.answers import error_message
+from agentrl.engine.sglang.connections import Address, Connections, UnavailableError
+from agentrl.errors import EngineError, RequestError
+from agentrl.types import JSON
+
+_LOAD_S = 1800.0
+"""Seconds for weights to be read, or for memory to be given back. Hundreds of gigabytes take minutes."""
+_SAY_S = 10.0
+_IDLE_S = 60.0
+_POLL_S = 0.1
+
+
+class Control:
+    """One server. Every method raises EngineError with the server's own words when it refuses."""
+
+    def __init__(self, url: str) -> None:
+        address = Address.read(url)
+        self.url = address.url
+        self._connections = Connections(address, limit=4)
+
+    async def is_up(self) -> bool:
+        """Whether it has loaded its model and generates. Not for a server that sleeps: it would try to generate."""
+        try:
+            await self._connections.get(f"{self.url}/health", _SAY_S)
+        except (EngineError, TimeoutError):
+            return False
+        return True
+
+    async def answers(self) -> bool:
+        """Whether it is there at all."""
+        try:
+            await self.model_info()
+        except UnavailableError:
+            return False
+        except EngineError:
+            return True
+        return True
+
+    async def model_info(self) -> Mapping[str, Any]:
+        return await self._get("/model_info", "/get_model_info")
+
+    async def server_info(self) -> Mapping[str, Any]:
+        return await self._get("/server_info", "/get_server_info")
+
+    async def update_from_disk(self, folder: str, version: str) -> None:
+        """Load the weights of a folder, and report them as `version`."""
+        await self._post("/update_weights_from_disk", {"model_path": folder, "weight_version": version})
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load LoRA's adapter under a name that was never used, from a folder that never has another."""
+        await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._post("/unload_lora_adapter", {"lora_name": name})
+
+    async def release(self, tags: Sequence[str]) -> None:
+        """Give memory back. The server must be idle: its scheduler would stop at an assertion."""
+        await self._post("/release_memory_occupation", {"tags": list(tags)})
+
+    async def resume(self, tags: Sequence[str]) -> None:
+        """Take back memory that was released under these tags, no others."""
+        await self._post("/resume_memory_occupation", {"tags": list(tags)})
+
+    async def until_idle(self) -> None:
+        """Wait until nothing runs. A flush of the cache is what a server refuses until then."""
+        deadline = time.monotonic() + _IDLE_S
+        while True:
+            try:
+                await self._post("/flush_cache", {})
+            except RequestError as exc:
+                if time.monotonic() > deadline:
+                    raise EngineError(f"{exc}; after {_IDLE_S:g} s the server still runs requests of others") from exc
+            else:
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def _get(self, path: str, older: str) -> Mapping[str, Any]:
+        try:
+            answer = await self._ask(path)
+        except UnavailableError:
+            raise
+        except EngineError:
+            answer = await self._ask(older)
+        try:
+            found = json.loads(answer)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise EngineError(f"{self.url}{path}: no JSON object; is this an SGLang server?")
+        return found
+
+    async def _ask(self, path: str) -> bytes:
+        try:
+            return await self._connections.get(f"{self.url}{path}", _SAY_S)
+        except TimeoutError as exc:
+            raise UnavailableError(f"{self.url}{path}: no answer within {_SAY_S:g} s") from exc
+
+    async def _post(self, path: str, body: Mapping[str, JSON]) -> None:
+        """Send a command. An answer with `success: false` is a refusal, whatever its status."""
+        url = f"{self.url}{path}"
+        try:
+            answer = await self._connections.post(url, json.dumps(body).encode(), {}, _LOAD_S)
+        except TimeoutError as exc:
+            raise UnavailableError(f"{url}: no answer within {_LOAD_S:g} s") from exc
+        try:
+            said = json.loads(answer)
+        except ValueError:
+            return
+        if isinstance(said, dict) and said.get("success") is False:
+            raise EngineError(f"{url}: {said.get('error_message') or error_message(answer)}")

@@ -1,0 +1,97 @@
+"""The command line of a server that agentrl starts beside a trainer, and its environment variables."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from agentrl.engine.sglang.weights import Adapter
+from agentrl.errors import ConfigError
+
+_CPU = shlex.split(
+    "--device cpu --attention-backend torch_native --disable-cuda-graph --disable-overlap-schedule "
+    "--skip-server-warmup --grammar-backend none --mem-fraction-static 0.8 --max-total-tokens 16384"
+)
+"""The fraction is of what the machine has free, which others take and give back; the tokens bound what is taken."""
+_FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""What would show this interpreter's packages to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything that a server's command line depends on."""
+
+    python: str
+    model: Path
+    """The folder of the weights before training, with the tokenizer."""
+    name: str
+    """The server answers under this name, which no other server has."""
+    dtype: str
+    device: str
+    adapter: Adapter | None
+    sleeps: bool
+    memory: float | None
+    """Share of the free memory of the device that the server may take, for weights, keys and values."""
+    args: Sequence[str] = ()
+
+    def command(self, port: int) -> list[str]:
+        """The flags of the user come last, and win."""
+        command = [self.python, "-m", "sglang.launch_server", "--model-path", str(self.model)]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", self.name]
+        command += ["--dtype", self.dtype]
+        if self.device == "cpu":
+            command += _CPU
+        elif self.memory is not None:
+            command += ["--mem-fraction-static", f"{self.memory:.3f}"]
+        if self.sleeps and self.device != "cpu":  # on a CPU the endpoints answer without it, and free nothing
+            command.append("--enable-memory-saver")
+            if self.adapter is not None:  # nobody gives it the base again
+                command.append("--enable-weights-cpu-backup")
+        if self.adapter is not None:
+            command += ["--enable-lora", "--max-lora-rank", str(self.adapter.rank)]
+            command += ["--max-loras-per-batch", "2", "--max-loaded-loras", "3"]
+            command += ["--lora-backend", "torch_native"] if self.device == "cpu" else []
+            command += ["--lora-target-modules", *self.adapter.modules]
+        return [*command, *self.args]
+
+
+def read_args(args: str | Sequence[str]) -> tuple[str, ...]:
+    """The user's own flags, as one string or as a list. Raises ConfigError."""
+    if isinstance(args, str):
+        return tuple(shlex.split(args))
+    if not isinstance(args, Sequence) or not all(isinstance(arg, str | int | float) for arg in args):
+        raise ConfigError(f"engine_config.args is {args!r}; write SGLang's flags as one string, or as a list of words")
+    return tuple(map(str, args))
+
+
+def fixed_port(args: Sequence[str]) -> int | None:
+    """The port that the user's flags name."""
+    for flag, value in pairwise([*args, ""]):
+        name, equals, given = flag.partition("=")
+        if name == "--port":
+            text = given if equals else value
+            if not text.isdecimal():
+                raise ConfigError(
+                    f"engine_config.args: --port {text or 'without a number'}; leave it out, or write a number"
+                )
+            return int(text)
+    return None
+
+
+def variables(python: str, device: str) -> Mapping[str, str]:
+    """The environment of the server: this process's own, without what is meant for this interpreter alone."""
+    found = dict(os.environ)
+    if python != sys.executable:
+        for name in _FOREIGN:
+            found.pop(name, None)
+    if device == "cpu":
+        found["SGLANG_USE_CPU_ENGINE"] = "1"
+        # Trainer and server take turns, but on shared machines threads that spin cost more than they bring.
+        found.setdefault("OMP_NUM_THREADS", "1")
+        found.setdefault("OMP_WAIT_POLICY", "passive")
+    return found

@@ -1,0 +1,144 @@
+"""A server that agentrl starts and ends: its process, its port, its log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+_WATCHDOG = Path(__file__).with_name("watchdog.py")
+_POLL_S = 0.3
+_SAY_S = 10.0
+_STOP_S = 15.0
+"""Seconds that the watchdog has to end a server. It needs five at most before it kills."""
+_TAIL_LINES = 12
+_TAIL_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server runs."""
+
+    log: Path
+    """It is appended to."""
+    variables: Mapping[str, str]
+    """The environment."""
+    scratch: Path
+    """The folder of the weights that it is given; removed if agentrl dies."""
+
+
+class ServerProcess:
+    """A command with a session and process group of its own, under a watchdog, which ends it if this process dies."""
+
+    def __init__(self, command: Sequence[str], place: Place) -> None:
+        self.log = log = place.log
+        watched = [sys.executable, "-S", "-E", str(_WATCHDOG), str(os.getpid()), str(place.scratch), *command]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            output.write(f"== {' '.join(command)}\n".encode())
+            output.flush()
+            self._begins = output.tell()
+            self._process = subprocess.Popen(
+                watched,
+                env=dict(place.variables),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        """Of the watchdog, who leads a session without the server."""
+
+    @property
+    def ended(self) -> int | None:
+        """The exit status, or None while the server runs."""
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        """Wait until the server has ended."""
+        # A thread that waited for it would outlive this loop.
+        while (status := self.ended) is None:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        return status
+
+    async def until_up(
+        self, is_up: Callable[[], Awaitable[bool]], *, seconds: float, say: Callable[[str], None]
+    ) -> None:
+        """Wait until `is_up` says so, and say every ten seconds that it takes time.
+
+        Raises ConfigError with the last lines of the log when the server ends first, or the time is over.
+        """
+        begun = said = time.monotonic()
+        while not await is_up():
+            now = time.monotonic()
+            if (status := self.ended) is not None:
+                raise ConfigError(f"SGLang ended with status {status} before it was up; {self.last_lines()}")
+            if now - begun > seconds:
+                raise ConfigError(
+                    f"SGLang was not up after {seconds:g} s; raise engine_config.start_s, or see: {self.last_lines()}"
+                )
+            if now - said > _SAY_S:
+                said = now
+                say(f"SGLang starts, {now - begun:.0f} s so far (log: {self.log})")
+            await asyncio.sleep(_POLL_S)
+        say(f"SGLang is up after {time.monotonic() - begun:.0f} s (log: {self.log})")
+
+    def last_lines(self) -> str:
+        """The end of the log since this start, for an error message."""
+        with self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self._begins, size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return f"the log {self.log} ends: " + (" | ".join(lines[-_TAIL_LINES:]) or "(it is empty)")
+
+    async def stop(self) -> None:
+        """End the server and everything it started, and wait for that. Safe to call twice, even if cancelled."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        await asyncio.shield(asyncio.to_thread(self._reap))
+
+    def _reap(self) -> None:
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:  # a stuck watchdog: the kernel then kills the server with it
+            self._process.kill()
+            self._process.wait()
+
+
+def free_port() -> int:
+    """A port of the loopback device that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def check_interpreter(python: str, variables: Mapping[str, str]) -> None:
+    """Raises ConfigError unless `python` is an interpreter that has SGLang."""
+    remedy = "install it there, or name the interpreter that has it: engine_config.python=/path/to/venv/bin/python"
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+    try:
+        found = subprocess.run([python, "-c", probe], env=dict(variables), capture_output=True, timeout=60, check=False)
+    except FileNotFoundError:
+        raise ConfigError(f"engine_config.python {python}: no such program; {remedy}") from None
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ConfigError(f"engine_config.python {python} cannot be run ({exc}); {remedy}") from exc
+    if found.returncode:
+        raise ConfigError(f"SGLang is not installed for {python}; {remedy}")

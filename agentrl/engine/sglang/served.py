@@ -1,0 +1,116 @@
+"""The server that a training run uses: one that agentrl started, or one that it found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Self
+
+from agentrl.engine.sglang.control import Control
+from agentrl.engine.sglang.flags import Launch, fixed_port
+from agentrl.engine.sglang.process import Place, ServerProcess, free_port, is_free
+from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
+
+_log = logging.getLogger("agentrl")
+
+_PORTS = 3
+"""Ports to try: another program may take a free one before SGLang does."""
+_END_S = 15.0
+"""Seconds in which a server that broke a connection answers again, or has ended."""
+_POLL_S = 0.3
+
+
+class Server:
+    """`control` of a server, and its process if agentrl started it. Tells whether an error means that it is gone."""
+
+    def __init__(self, control: Control, process: ServerProcess | None = None) -> None:
+        self.control = control
+        self._process = process
+        self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def launch(cls, launch: Launch, place: Place, *, seconds: float, say: Callable[[str], None]) -> Self:
+        """Start a server, and wait until it is up. Raises ConfigError, and then leaves nothing of it."""
+        for attempt in range(1, _PORTS + 1):
+            port = _port(launch.args)
+            process, control = ServerProcess(launch.command(port), place), Control(f"http://127.0.0.1:{port}")
+            try:
+                await process.until_up(partial(_is_ours, control, launch.name), seconds=seconds, say=say)
+            except BaseException as exc:
+                await control.close()
+                await process.stop()
+                mine = fixed_port(launch.args) is None
+                if not isinstance(exc, ConfigError) or is_free(port) or not mine or attempt == _PORTS:
+                    raise
+                _log.info("another program took port %d before SGLang did", port)
+            else:
+                return cls(control, process)
+        raise AssertionError("the last attempt returns or raises")
+
+    def when_it_ends(self, call: Callable[[], None]) -> None:
+        """Call this if the server ends before `close`. Nothing tells of the end of one that agentrl did not start."""
+        if (process := self._process) is not None:
+
+            async def wait() -> None:
+                await process.wait()
+                call()
+
+            self._watch = asyncio.create_task(wait())
+
+    def check(self) -> None:
+        """Raises EngineLostError if the server has ended."""
+        if self._process is not None and self._process.ended is not None:
+            raise EngineLostError(f"SGLang ended with status {self._process.ended}; {self._process.last_lines()}")
+
+    async def told(self, command: Awaitable[None]) -> None:
+        """Raises EngineError if the server refuses the command, EngineLostError if it is gone."""
+        try:
+            await command
+        except EngineError as exc:
+            raise await self.judged(exc) from exc
+
+    async def judged(self, error: EngineError) -> EngineError:
+        """The error itself if the server is still there, else an EngineLostError."""
+        if isinstance(error, RequestError):
+            return error
+        deadline = time.monotonic() + _END_S
+        try:
+            while time.monotonic() < deadline:
+                self.check()
+                if await self.control.answers():
+                    return error
+                await asyncio.sleep(_POLL_S)
+        except EngineLostError as lost:
+            return lost
+        return EngineLostError(f"SGLang at {self.control.url} no longer answers ({error})")
+
+    async def close(self) -> None:
+        """End the server if agentrl started it. Safe to call twice."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await self.control.close()
+        if self._process is not None:
+            await self._process.stop()
+
+
+def _port(args: Sequence[str]) -> int:
+    """The port of the user's flags, or a free one. Raises ConfigError if the former is taken."""
+    port = fixed_port(args)
+    if port is None:
+        return free_port()
+    if not is_free(port):
+        raise ConfigError(f"engine_config.args: port {port} is taken; leave --port out, and a free one is found")
+    return port
+
+
+async def _is_ours(control: Control, name: str) -> bool:
+    """Whether the server is up, and no other program has got its port."""
+    if not await control.is_up():
+        return False
+    served = (await control.model_info()).get("served_model_name", name)  # older servers do not say
+    if served != name:
+        raise ConfigError(f"{control.url}: another server, of {served}, took this port; run the command again")
+    return True

@@ -1,0 +1,71 @@
+"""Whether a server that runs already suits a training run: asked once, before anything is played."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.engine.sglang.control import Control
+from agentrl.engine.sglang.weights import Adapter
+from agentrl.engine.table import TrainingParts
+from agentrl.errors import ConfigError, EngineError
+
+_log = logging.getLogger("agentrl")
+
+_SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+
+
+async def check_suitable(
+    control: Control, model: Any, adapter: Adapter | None, training: TrainingParts, *, sleeps: bool
+) -> None:
+    """Raises ConfigError if the server at a URL is not there, serves another kind of model, or lacks a flag."""
+    try:
+        info, about = await control.server_info(), await control.model_info()
+    except EngineError as exc:
+        raise ConfigError(
+            f"engine_config.url {control.url}: no SGLang server answers ({exc}); start one, or leave url out"
+        ) from exc
+    _check_model(control.url, about, model)
+    _check_adapter(control.url, info, adapter)
+    if sleeps and not info.get("enable_memory_saver") and training.device != "cpu":
+        raise ConfigError(f"engine_config.sleep: start {control.url} with --enable-memory-saver, or leave sleep out")
+    if (dtype := info.get("dtype")) not in (None, "auto", training.dtype):
+        _log.warning("%s samples in %s, and this run trains in %s: set dtype", control.url, dtype, training.dtype)
+
+
+def _check_model(url: str, about: Mapping[str, Any], model: Any) -> None:
+    served = {
+        **_config_of(about.get("model_path")),
+        **({"model_type": kind} if (kind := about.get("model_type")) else {}),
+    }
+    ours = {key: getattr(model.config, key, None) for key in _SHAPE}
+    wrong = [key for key in _SHAPE if key in served and served[key] != ours[key]]
+    if wrong:
+        key = wrong[0]
+        raise ConfigError(
+            f"engine_config.url {url} serves another model, {about.get('model_path')}: "
+            f"its {key} is {served[key]}, and that of the model in training {ours[key]}"
+        )
+
+
+def _config_of(folder: object) -> Mapping[str, Any]:
+    """What config.json says, if this machine has the server's model folder."""
+    try:
+        found = json.loads((Path(str(folder)) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _check_adapter(url: str, info: Mapping[str, Any], adapter: Adapter | None) -> None:
+    if adapter is None:
+        return
+    rank, flags = info.get("max_lora_rank"), f"--enable-lora --max-lora-rank {adapter.rank}"
+    flags += f" --lora-target-modules {' '.join(adapter.modules)}"
+    if "enable_lora" in info and not info["enable_lora"]:
+        raise ConfigError(f"engine_config.url {url} takes no adapters; start it with {flags}")
+    if isinstance(rank, int) and rank < adapter.rank:
+        raise ConfigError(f"engine_config.url {url} takes adapters of rank {rank} at most; start it with {flags}")

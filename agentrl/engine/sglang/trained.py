@@ -1,0 +1,258 @@
+"""SGLang as the engine of an embedded training run: a server that agentrl starts and ends, or one at a URL."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
+from agentrl.engine.sglang import weights
+from agentrl.engine.sglang.client import SGLangEngine
+from agentrl.engine.sglang.control import Control
+from agentrl.engine.sglang.flags import Launch, read_args, variables
+from agentrl.engine.sglang.process import Place, check_interpreter
+from agentrl.engine.sglang.served import Server
+from agentrl.engine.sglang.suitable import check_suitable
+from agentrl.engine.table import TrainingParts
+from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
+
+_WEIGHTS, _CACHE = "weights", "kv_cache"
+_ALONE_SHARE, _BESIDE_SHARE = 0.88, 0.5
+"""Of the free memory of a GPU, for an engine that sleeps while the trainer learns, and for one that does not."""
+_OPTIMIZER_BYTES = 8
+"""AdamW's two moments of each trained parameter. It makes them at its first step, after the server has started."""
+
+
+class TrainedSGLang(AsyncClosing):
+    """Samples from the weights in training, by an SGLang server on this host. It is started on first use.
+
+    `url` is that of a server that runs already. Without it agentrl starts one by `python`, the interpreter that has
+    SGLang (default: this one), with the flags `args` of your own; it ends with the run, even a killed one. Its log is
+    `engine.log` in the run folder. `start_s`: seconds that it may take to be up.
+
+    `route`: `adapter` sends LoRA's adapter alone, `disk` the whole model; the model in training decides. `sleep`:
+    whether the server gives its memory back while the trainer learns. auto: on a GPU, if agentrl started it.
+
+    Same seed does not mean same run: batches depend on timing. Raises ConfigError for settings that do not go together,
+    and on first use for a server that does not come up, or does not suit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        training: TrainingParts,
+        *,
+        url: str | None = None,
+        python: str | None = None,
+        args: str | Sequence[str] = (),
+        route: Literal["disk", "adapter"] | None = None,
+        sleep: bool | Literal["auto"] = "auto",
+        start_s: float = 600.0,
+    ) -> None:
+        self._model, self._tokenizer, self._training = model, tokenizer, training
+        self._adapter = weights.Adapter.of(model)
+        _check_route(route, self._adapter)
+        if sleep not in (True, False, "auto"):
+            raise ConfigError(f"engine_config.sleep is {sleep!r}; write auto, true or false")
+        self._url, self._python, self._args = url, python or sys.executable, read_args(args)
+        if url is not None and (python or self._args):
+            raise ConfigError("engine_config.url names a server that runs already: leave out python and args")
+        self._sleeps = training.device == "cuda" and url is None if sleep == "auto" else bool(sleep)
+        self._start_s = start_s
+        self._server: Server | None = None
+        self._client: SGLangEngine | None = None
+        self._scratch: Path | None = None
+        self._version: str | None = None
+        """The version of the weights that the server has; None before the first update."""
+        self._asleep: list[str] = []
+        """Memory that the server has released."""
+        self._name = ""
+        """The adapter that requests name."""
+        self._updates = 0
+        self._prefix = "" if url is None else f"{secrets.token_hex(3)}-"
+
+    # Generating
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+    ) -> Generation:
+        """Continue `input_ids`; see `Engine.generate`. Raises EngineLostError if the server is gone for good."""
+        server, client, version = self._server, self._client, self._version
+        if server is None or client is None or version is None or self._asleep:
+            raise EngineError("SGLang has no weights yet: a trainer wakes and updates it before episodes are played")
+        try:
+            found = await client.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+        except RequestError:
+            raise
+        except EngineError as exc:
+            raise await server.judged(exc) from exc
+        server.check()
+        return self._of_version(found, version)
+
+    def _of_version(self, found: Generation, version: str) -> Generation:
+        """Raises EngineLostError if the server says that it sampled from other weights than it was given."""
+        if self._adapter is not None:  # the server's own version is that of the base, which never changes
+            return replace(found, weight_version=version)
+        if found.weight_version not in (None, version):
+            raise EngineLostError(
+                f"SGLang sampled from weights {found.weight_version!r}, and this run gave it {version!r}; "
+                "does another program update it?"
+            )
+        return replace(found, weight_version=version)
+
+    async def abort(self, rid: str | None = None) -> None:
+        if self._client is not None:
+            await self._client.abort(rid)
+
+    async def context_length(self) -> int:
+        return await (await self._started())[0].context_length()
+
+    # Training
+
+    async def wake(self) -> None:
+        """Take back the memory for the weights. `update` takes back the rest."""
+        _, server = await self._started()
+        if _WEIGHTS in self._asleep:
+            _free_cached_memory()
+            await server.told(server.control.resume([_WEIGHTS]))
+            self._asleep.remove(_WEIGHTS)
+
+    async def update(self, model: Any, version: str) -> None:
+        """Write the weights to a new folder, and let the server load them; see `TrainedEngine.update`."""
+        client, server = await self._started()
+        self._version, self._updates = None, self._updates + 1
+        folder = self._new_folder(model)
+        if self._adapter is None:
+            weights.save_whole(model, self._tokenizer, folder)
+            await server.told(server.control.update_from_disk(str(folder), version))
+            shutil.rmtree(folder)
+        else:
+            await self._update_adapter(client, server, model, folder)
+        if _CACHE in self._asleep:
+            await server.told(server.control.resume([_CACHE]))
+            self._asleep.remove(_CACHE)
+        self._version = version
+
+    async def _update_adapter(self, client: SGLangEngine, server: Server, model: Any, folder: Path) -> None:
+        """Load the adapter under a new name, let every request carry it, and drop the one before.
+
+        Without a name the base would answer, and nothing in its answer would tell.
+        """
+        weights.save_adapter(model, folder)
+        before, name = self._name, folder.name
+        await server.told(server.control.load_adapter(name, str(folder)))
+        self._name, client.extra = name, {"lora_path": name}
+        if before:
+            await server.told(server.control.unload_adapter(before))
+            # Only now: a server that has dropped an adapter by itself reads its folder again.
+            shutil.rmtree(folder.with_name(before), ignore_errors=True)
+
+    async def sleep(self) -> None:
+        """Let the server release its memory, if it is to. The weights have to be given again."""
+        server = self._server
+        if self._sleeps and server is not None and not self._asleep:
+            self._version = None
+            await server.told(server.control.until_idle())
+            self._asleep = [_CACHE, _WEIGHTS]
+            await server.told(server.control.release(self._asleep))
+
+    def _new_folder(self, model: Any) -> Path:
+        """A folder of a name that this server has never seen."""
+        if self._scratch is None:
+            self._scratch = self._make_scratch(model)
+        return self._scratch / f"{self._prefix}v{self._updates}"
+
+    def _make_scratch(self, model: Any) -> Path:
+        # A server at a URL may be in a container, with a /dev/shm of its own.
+        return weights.scratch_folder(self._training.folder, weights.size_of(model), in_memory=self._url is None)
+
+    # The server
+
+    async def _started(self) -> tuple[SGLangEngine, Server]:
+        """The client and the server, which is started or asked first. Raises ConfigError."""
+        if self._client is None or self._server is None:
+            server = await (self._launch() if self._url is None else self._attach(self._url))
+            self._client = SGLangEngine(server.control.url, vocab_size=self._model.config.vocab_size)
+            server.when_it_ends(self._client.let_go)
+            self._server = server
+        return self._client, self._server
+
+    async def _attach(self, url: str) -> Server:
+        server = Server(Control(url))
+        try:
+            await check_suitable(server.control, self._model, self._adapter, self._training, sleeps=self._sleeps)
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    async def _launch(self) -> Server:
+        training = self._training
+        environment = variables(self._python, training.device)
+        await asyncio.to_thread(check_interpreter, self._python, environment)
+        self._scratch = self._scratch or self._make_scratch(self._model)
+        launch = Launch(
+            self._python,
+            self._scratch / "base",
+            f"agentrl-{secrets.token_hex(4)}",
+            training.dtype,
+            training.device,
+            self._adapter,
+            self._sleeps,
+            self._memory_share(),
+            self._args,
+        )
+        weights.save_whole(self._model, self._tokenizer, launch.model)
+        place = Place(training.folder / "engine.log", environment, self._scratch)
+        server = await Server.launch(launch, place, seconds=self._start_s, say=training.say)
+        shutil.rmtree(launch.model)  # it is loaded, and kept by the server if it has to come back
+        return server
+
+    def _memory_share(self) -> float | None:
+        """The share of what is free on the GPU now that the server may take: what the optimizer will need stays free.
+
+        While the server sleeps, all else that learning needs is there.
+        """
+        if self._training.device != "cuda":
+            return None
+        if not self._sleeps:
+            return _BESIDE_SHARE
+        _free_cached_memory()
+        free, _ = torch.cuda.mem_get_info()
+        trained = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
+        return float(max(_ALONE_SHARE * (1 - _OPTIMIZER_BYTES * trained / free), 0.1))
+
+    async def close(self) -> None:
+        """End the server if agentrl started it, and remove what was written for it. Safe to call twice."""
+        for part in (self._client, self._server):
+            if part is not None:
+                await part.close()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _check_route(route: str | None, adapter: weights.Adapter | None) -> None:
+    """Raises ConfigError for a route that this model cannot take."""
+    if route not in (None, "disk", "adapter"):
+        raise ConfigError(f"engine_config.route is {route!r}; write disk or adapter, or leave it out")
+    if route == "adapter" and adapter is None:
+        raise ConfigError("engine_config.route is adapter, and there is none: set lora.rank, or leave route out")
+    if route == "disk" and adapter is not None:
+        raise ConfigError(
+            "engine_config.route is disk, but an adapter that is merged into its model is rounded away: leave route out"
+        )
+
+
+def _free_cached_memory() -> None:
+    """Give the device what torch keeps for itself."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

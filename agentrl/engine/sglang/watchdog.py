@@ -1,0 +1,69 @@
+"""Runs a command, and ends it with everything it started when the process that asked for it is gone.
+
+    python watchdog.py PARENT FOLDER COMMAND...
+
+PARENT is the process id of who asked; FOLDER is removed if PARENT could not do it. The command runs in a session and
+process group of its own. It ends by itself, or when this program gets SIGTERM, or when PARENT is no longer the parent:
+a killed trainer can end nothing, and must leave no server behind. The exit status is that of the command.
+
+It is run as a file, so it imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from types import FrameType
+
+_POLL_S = 0.2
+_GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    parent, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, note)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def die_with_me() -> None:
+        if libc is not None:  # where this program itself is killed
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    try:
+        # One thread, so that preexec_fn is safe.
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_me)
+        while child.poll() is None and not asked and os.getppid() == parent:
+            time.sleep(_POLL_S)
+        _end(child)
+        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    finally:
+        if os.getppid() != parent:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask the command to end, then kill its process group: itself and whoever it started."""
+    if child.poll() is None:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE_S)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

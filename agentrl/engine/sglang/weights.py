@@ -1,0 +1,83 @@
+"""The files by which a server on this host gets the weights: whole models, or the adapters of LoRA."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_MEMORY = Path("/dev/shm")
+_SPARE = 1.3
+"""How much more room than the weights' own there must be to write them to memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What a server must know of LoRA's adapter before it starts."""
+
+    rank: int
+    modules: tuple[str, ...]
+    """The names of the linear layers that it changes, such as q_proj."""
+
+    @classmethod
+    def of(cls, model: Any) -> Adapter | None:
+        """None for a model without an adapter. A model with one is peft's."""
+        if not hasattr(model, "peft_config"):
+            return None
+        config = model.peft_config[model.active_adapter]
+        names = config.target_modules
+        modules = {names} if isinstance(names, str) else {name.rpartition(".")[2] for name in names}
+        return cls(int(config.r), tuple(sorted(modules)))
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write the adapter of a peft model as peft does."""
+    # Embeddings are not trained; to find that out, "auto" would ask the Hub.
+    model.save_pretrained(folder, selected_adapters=[model.active_adapter], save_embedding_layers=False)
+    if model.active_adapter != "default":  # peft gives every other name a folder of its own
+        for file in (folder / model.active_adapter).iterdir():
+            file.rename(folder / file.name)
+
+
+def save_whole(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write the whole model, without the adapter if it has one, in the type that it has in training."""
+    if Adapter.of(model) is None:
+        model.save_pretrained(folder)
+    else:
+        base = model.get_base_model()
+        state = {name.replace(".base_layer.", "."): value for name, value in base.state_dict().items()}
+        base.save_pretrained(folder, state_dict={name: value for name, value in state.items() if ".lora_" not in name})
+    tokenizer.save_pretrained(folder)
+
+
+def size_of(model: Any) -> int:
+    """Bytes of the parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def scratch_folder(run: Path, size: int, *, in_memory: bool) -> Path:
+    """A new folder for weights of `size` bytes: in memory if that is wished and there is room, else in the run.
+
+    Folders that killed runs have left in the run are removed: it is locked against others.
+    """
+    for left in run.glob(".weights-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if in_memory and os.access(_MEMORY, os.W_OK) and _room() > _SPARE * size:
+        return Path(tempfile.mkdtemp(prefix="agentrl-weights-", dir=_MEMORY))
+    run.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=".weights-", dir=run))
+
+
+def _room() -> int:
+    """Bytes that may be written to /dev/shm: what it may hold, and what the machine has."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return min(shutil.disk_usage(_MEMORY).free, available)
