@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch.optim import AdamW, Optimizer
 from agentrl.errors import AgentRLError
 from agentrl.monitor.numerics import Numerics, compare
 from agentrl.train.batch import MicroBatch, Row, micro_batches
+from agentrl.train.checkpointing import checkpointing, layers_to_checkpoint
 from agentrl.train.config import TrainConfig
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
-from agentrl.train.modes import prepare, train_mode
 
 _BETAS = (0.9, 0.95)
 _LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
@@ -66,12 +66,12 @@ class Update:
 
 
 class Learner:
-    """Trains `model` in place. The engine may use the same module: it is in train mode only while it learns."""
+    """Trains `model` in place, in eval mode: it computes what an engine with the same module samples from."""
 
     def __init__(self, model: Any, config: TrainConfig) -> None:
-        self.model = model
+        self.model = model.eval()
         self.config = config
-        self._in_train_mode = prepare(model, config.gradient_checkpointing)
+        self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
         self.device = next(model.parameters()).device
         self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in model.parameters()]
         """The tensors that the optimizers change, in the order of the parameters: float32 parameters themselves, or
@@ -93,7 +93,7 @@ class Learner:
             return self._learn(rows, step, normaliser)
 
     def _training(self) -> AbstractContextManager[None]:
-        return train_mode(self.model) if self._in_train_mode else nullcontext()
+        return checkpointing(self._layers)
 
     def _learn(self, rows: Sequence[Row], step: int, normaliser: float) -> Update:
         config = self.config

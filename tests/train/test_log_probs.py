@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ import transformers
 from agentrl.errors import ConfigError
 from agentrl.train import batch, log_probs
 from agentrl.train.batch import MicroBatch, Row
+from agentrl.train.checkpointing import CHECKPOINTING_FROM, checkpointing, layers_to_checkpoint, wants_checkpointing
 from agentrl.train.learner import Learner
-from agentrl.train.modes import CHECKPOINTING_FROM, prepare, wants_checkpointing
 
 SIZES = {
     "vocab_size": 96,
@@ -90,9 +91,8 @@ def test_pieces_and_checkpoints_change_neither_loss_nor_gradients(kind, in_piece
     monkeypatch.setattr(
         log_probs, "token_log_probs", lambda x, *rest: sizes.append(len(x)) or batch.token_log_probs(x, *rest)
     )
-    assert prepare(model, True)
-    model.train()
-    loss, found = gradients(model)
+    with checkpointing(layers_to_checkpoint(model, True)):
+        loss, found = gradients(model)
 
     assert max(sizes) == 3, "the pieces were used"
     assert loss == pytest.approx(whole, rel=1e-5)
@@ -109,7 +109,6 @@ def test_small_logits_are_made_at_once_and_equal_to_the_bit(monkeypatch):
     logits = model(input_ids=micro.input_ids, use_cache=False, logits_to_keep=micro.kept).logits
     expected = batch.token_log_probs(logits[micro.row, micro.column], micro.targets)
 
-    model.train()
     assert torch.equal(micro.model_log_probs(model), expected)
 
 
@@ -131,20 +130,8 @@ def test_a_model_whose_parts_give_other_logits_is_left_whole(in_pieces, caplog):
     ]
 
 
-def test_every_kind_of_dropout_is_off_in_train_mode():
-    model = make("Llama")
-    assert model.model.layers[0].self_attn.attention_dropout == 0.1
-    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=96))
-    for one in (model, gpt2):
-        assert prepare(one, None)
-        ids = torch.arange(20)[None]
-        expected = one(input_ids=ids).logits
-        one.train()
-        assert torch.equal(one(input_ids=ids).logits, expected)
-
-
 class Noisy(transformers.Qwen2ForCausalLM):
-    """Has noise in train mode that no setting turns off."""
+    """Has noise in train mode, as dropout, routers and skipped layers have it."""
 
     def forward(self, *args, **kwargs):
         out = super().forward(*args, **kwargs)
@@ -153,45 +140,40 @@ class Noisy(transformers.Qwen2ForCausalLM):
         return out
 
 
-def test_a_model_with_noise_in_train_mode_is_trained_in_eval_mode(make_config, caplog):
-    noisy = Noisy(make("Qwen2").config)
-    plain = make("Qwen2")
+@pytest.mark.parametrize("setting", [True, False])
+def test_what_is_trained_is_what_was_sampled_from(make_config, setting):
+    noisy, plain = Noisy(make("Qwen2").config).train(), make("Qwen2")
     plain.load_state_dict(noisy.state_dict())
     state = torch.get_rng_state()
-    learners = [Learner(model, make_config(lr_warmup_steps=0)) for model in (noisy, plain)]
-    assert torch.equal(torch.get_rng_state(), state), "no random number is used up"
+    learners = [Learner(model, make_config(gradient_checkpointing=setting)) for model in (noisy, plain)]
     norms = [learner.learn(rows(), step=1, normaliser=10).grad_norm for learner in learners]
     assert norms[0] == norms[1]
-    assert "Noisy computes something else in train mode, even without dropout: it is trained without" in caplog.text
-    with pytest.raises(ConfigError, match="gradient_checkpointing: Noisy computes something else in train mode"):
-        Learner(noisy, make_config(gradient_checkpointing=True))
+    assert torch.equal(torch.get_rng_state(), state), "no random number is used up"
 
 
-def test_a_model_without_checkpointing_is_told_apart(make_config, monkeypatch, caplog):
+def test_a_model_without_layers_to_checkpoint_is_told_apart(make_config, monkeypatch, caplog):
     model = make("Qwen2")
-    monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
+    monkeypatch.setattr("agentrl.train.checkpointing.GradientCheckpointingLayer", torch.nn.Conv1d)
+    monkeypatch.setattr("agentrl.train.checkpointing.CHECKPOINTING_FROM", 1)
     Learner(model, make_config())
-    assert not caplog.records
-    with pytest.raises(ConfigError, match="Qwen2ForCausalLM has no gradient checkpointing; leave it out"):
+    why = "Qwen2ForCausalLM has no layers that transformers can checkpoint"
+    assert caplog.messages == [f"{why}: it is trained without gradient checkpointing"]
+    with pytest.raises(ConfigError, match=f"{why}; leave it out"):
         Learner(model, make_config(gradient_checkpointing=True))
 
 
-def test_it_is_in_train_mode_only_while_it_learns(make_config):
-    learner = Learner(make("Qwen2"), make_config(lr_warmup_steps=0))
-    modes = []
-    forward = learner.model.model.forward
-    learner.model.model.forward = lambda *args, **kwargs: (
-        modes.append(learner.model.training) or forward(*args, **kwargs)
-    )
-    assert not learner.model.training
+def test_layers_are_wrapped_only_while_it_learns(make_config):
+    learner = Learner(make("Qwen2"), make_config(gradient_checkpointing=True, lr_warmup_steps=0))
+    layers = learner.model.model.layers
+    own = layers[1].forward = partial(type(layers[1]).forward, layers[1])  # as other libraries wrap layers
     learner.learn(rows(), step=1, normaliser=10)
     learner.imitate(rows(), [learner.optimizer], 1000)
-    assert (set(modes), learner.model.training) == ({True}, False)
+    assert ("forward" in vars(layers[0]), layers[1].forward) == (False, own)
 
     learner.model.model.forward = lambda *args, **kwargs: 1 / 0
     with pytest.raises(ZeroDivisionError):
         learner.learn(rows(), step=1, normaliser=10)
-    assert not learner.model.training, "the engine samples from this module"
+    assert "forward" not in vars(layers[0]), "the engine samples from this module"
 
 
 def test_large_models_keep_few_activations_unless_told_otherwise():

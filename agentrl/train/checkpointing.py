@@ -1,0 +1,68 @@
+"""Gradient checkpointing: a layer keeps what it was given, and the backward pass computes the rest again.
+
+transformers has a switch for it, which works in train mode only. In train mode models have dropout, skipped layers, and
+noise in routers: they compute something else than what was sampled from. So the layers are wrapped here, in eval mode.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentrl.errors import ConfigError
+
+log = logging.getLogger("agentrl")
+
+CHECKPOINTING_FROM = 100_000_000
+"""Parameters from which gradient checkpointing is on by default. Below, it costs more time than memory is worth."""
+
+
+def wants_checkpointing(setting: bool | None, parameters: int) -> bool:
+    """Whether a model with so many parameters keeps few activations. `setting` is `gradient_checkpointing`."""
+    return parameters >= CHECKPOINTING_FROM if setting is None else setting
+
+
+def layers_to_checkpoint(model: Any, setting: bool | None) -> list[Any]:
+    """The layers that keep few activations, if any is to.
+
+    Raises ConfigError if `setting` asks for a model that has no such layers; if nobody asked, that is logged.
+    """
+    if not wants_checkpointing(setting, sum(parameter.numel() for parameter in model.parameters())):
+        return []
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+        why = f"{type(whole).__name__} has no layers that transformers can checkpoint"
+        if setting:
+            raise ConfigError(f"gradient_checkpointing: {why}; leave it out, or set it to false")
+        log.warning("%s: it is trained without gradient checkpointing", why)
+    inner = {id(module) for layer in layers for module in layer.modules() if module is not layer}
+    return [layer for layer in layers if id(layer) not in inner]
+
+
+@contextmanager
+def checkpointing(layers: list[Any]) -> Iterator[None]:
+    """Inside, these layers keep few activations. An engine that samples from them must be idle."""
+    before = [(layer, vars(layer).get("forward")) for layer in layers]
+    for layer in layers:
+        layer.forward = partial(_checkpointed, layer.forward)
+    try:
+        yield
+    finally:
+        for layer, forward in before:
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
+
+
+def _checkpointed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
