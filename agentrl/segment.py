@@ -197,7 +197,8 @@ class Segment:
             self.turns.append(Turn())
         self._sent.append((len(self._ends), self._digest))
         self.turns[-1].add(generation, prompt_tokens=len(self.ids), seconds=seconds)
-        self._extend(tokens, "sampled", generation.weight_version)
+        for version, start, stop in generation.versions():
+            self._extend(tokens[start:stop], "sampled", version)
         self._log_probs.extend(log_probs)
         self._sampled += len(tokens)
         self._trained += len(tokens)

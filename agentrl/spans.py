@@ -57,7 +57,8 @@ class Turn:
     finish_reason: FinishReason = "stop"
     matched: int | str | None = None
     weight_versions: list[str] = field(default_factory=list)
-    """One for each generation of the turn. An abort makes it more than one."""
+    """One for each generation of the turn, or more where the weights changed in the middle of it. An abort makes it
+    more than one."""
     prompt_tokens: int = 0
     """Tokens the engine was given, summed over the turn's generations."""
     cached_tokens: int = 0
@@ -82,8 +83,8 @@ class Turn:
         self.finish_reason, self.matched = generation.finish_reason, shown(generation.matched)
         self.generate_s += seconds
         self.meta.append(generation.meta)
-        if generation.weight_version is not None:
-            self.weight_versions.append(text(str(generation.weight_version)))
+        versions = [version for version, _, _ in generation.versions() if version is not None]
+        self.weight_versions += [text(str(version)) for version in versions]
 
     def to_json(self) -> dict[str, JSON]:
         """Everything except `meta`, and without an empty `raw`."""

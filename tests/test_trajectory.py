@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,26 @@ def test_an_aborted_generation_goes_on_in_the_same_turn():
     assert [s.weight_version for s in t.spans] == ["0", "1"]
     t.append_action(action(content="done"))
     assert not t.open
+
+
+def test_weights_that_change_in_the_middle_of_a_generation_have_spans_of_their_own():
+    t = started()
+    t.append_model(Generation(list(range(5)), [-0.5] * 5, "stop", weight_version="2", earlier_versions=[("1", 3)]))
+    assert [(s.start, s.stop, s.weight_version) for s in t.spans] == [(0, 3, "1"), (3, 5, "2")]
+    assert (t.turn_tokens, t.turns[0].weight_versions) == ([0, 1, 2, 3, 4], ["1", "2"])
+    t.append_action(action(content="done"))
+    assert t.prefix_breaks == 0
+    t.verify()
+    assert Trajectory.from_json(t.to_json()).spans == t.spans
+
+
+@pytest.mark.parametrize(("kept", "versions"), [(2, ["1"]), (3, ["1"]), (4, ["1", "2"]), (0, ["2"])])
+def test_versions_of_tokens_that_were_cut_off_do_not_count(kept, versions):
+    whole = Generation([7] * 5, [-0.5] * 5, "stop", weight_version="2", earlier_versions=[("1", 3)])
+    t = started()
+    t.append_model(replace(whole, tokens=whole.tokens[:kept], log_probs=whole.log_probs[:kept]))
+    assert t.turns[0].weight_versions == versions
+    assert sum(s.stop - s.start for s in t.spans) == kept
 
 
 def test_masking_keeps_log_probs_and_balances_the_ledger():

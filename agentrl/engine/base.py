@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypedDict, runtime_checkable
 
@@ -35,11 +35,25 @@ class Generation:
     matched: int | str | None = None
     """The stop token or stop string that ended the generation. A stop token is the last of `tokens`."""
     weight_version: str | None = None
+    """The weights that sampled the last token."""
     cached_tokens: int = 0
     """Prompt tokens that the engine found in its prefix cache."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Other data from the engine: SGLang's `meta_info` without the log-probs (routed experts, top-p ids, ...). It is
     never serialised."""
+    earlier_versions: Sequence[tuple[str, int]] = ()
+    """If the weights changed meanwhile: each version before `weight_version`, and the number of tokens that were
+    sampled when it ended, in order."""
+
+    def versions(self) -> Iterator[tuple[str | None, int, int]]:
+        """Each version with the range of the tokens that it sampled, in order; at least one, which may be empty."""
+        at, end, any_yet = 0, len(self.tokens), False
+        for version, stop in (*self.earlier_versions, (self.weight_version, end)):
+            if at < (stop := min(stop, end)):
+                yield version, at, stop
+                at, any_yet = stop, True
+        if not any_yet:
+            yield self.weight_version, 0, end
 
 
 class Engine(Protocol):

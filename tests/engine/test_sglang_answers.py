@@ -97,6 +97,31 @@ def test_a_weight_version_may_be_a_number():
     assert read(answer([5], weight_version=7)).weight_version == "7"
 
 
+def span(version, start, end):
+    return {"version": version, "start": start, "end": end}
+
+
+def test_weights_that_changed_in_the_middle_are_told_apart_by_token():
+    spans = [span("default", 0, 0), span("mid", 0, 2), span("late", 2, 3)]
+    generation = read(answer([5, 6, 7], weight_version="late", weight_versions=spans))
+    assert (generation.weight_version, generation.earlier_versions) == ("late", [("mid", 2)])
+    assert list(generation.versions()) == [("mid", 0, 2), ("late", 2, 3)]
+    one = read(answer([5, 6, 7], weight_version="mid", weight_versions=[span("mid", 0, 3)]))
+    assert (list(one.versions()), one.earlier_versions) == ([("mid", 0, 3)], [])
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        7, "mid", {"mid": 3}, [7], [{"version": "a"}], [span(None, 0, 3)], [span("a", 0, 2)], [span("a", 1, 3)],
+        [span("a", 0, 2), span("b", 1, 3)], [span("a", 0, 3), span("b", 3, 2)], [span("a", 0, "3")],
+    ],
+)  # fmt: skip
+def test_versions_that_do_not_cover_the_tokens_are_refused(spans):
+    with pytest.raises(EngineError, match="weight_versions"):
+        read(answer([5, 6, 7], weight_versions=spans))
+
+
 def test_what_was_read_is_not_kept_twice():
     generation = read(answer([5, 6], routed_experts="AAA=", completion_tokens=2, input_token_logprobs=[[-1, 5, None]]))
     assert generation.meta["routed_experts"] == "AAA="
@@ -178,6 +203,9 @@ valid = st.fixed_dictionaries(
                 "completion_tokens": st.integers(0, 4),
                 "cached_tokens": st.integers(0, 9),
                 "weight_version": st.text(max_size=3),
+                "weight_versions": st.just(
+                    [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": 9}]
+                ),
             },
         ),
     }

@@ -41,6 +41,7 @@ def read_generation(answer: bytes, where: str, vocab_size: int | None = None) ->
             finish_reason=finish_reason,
             matched=matched,
             weight_version=_version(meta.get("weight_version")),
+            earlier_versions=_earlier_versions(meta.get("weight_versions"), len(tokens)),
             cached_tokens=_count(meta, "cached_tokens") or 0,
             meta={**kept, "completion_tokens": len(tokens)},
         )
@@ -129,6 +130,24 @@ def _version(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, str | int | None):
         raise _FieldError(f"weight_version is {_shown(value)}, no name")
     return None if value is None else str(value)
+
+
+def _earlier_versions(spans: Any, tokens: int) -> list[tuple[str, int]]:
+    """All versions but the last of `weight_versions`, which says which weights sampled which tokens."""
+    if spans is None:
+        return []
+    try:
+        found = [(_version(span["version"]), span["start"], span["end"]) for span in spans]
+    except (TypeError, KeyError) as exc:
+        raise _FieldError("weight_versions must hold objects {version, start, end}") from exc
+    at = 0
+    for version, start, stop in found:
+        if version is None or start != at or type(stop) is not int or stop < at:
+            raise _FieldError(f"weight_versions does not cover the tokens one after another, at {_shown(start)}")
+        at = stop
+    if found and at < tokens:
+        raise _FieldError(f"weight_versions covers {at} of {tokens} tokens")
+    return [(str(version), stop) for version, start, stop in found[:-1] if stop > start]
 
 
 def _shown(value: Any) -> str:

@@ -101,8 +101,8 @@ class TrainedSGLang(AsyncClosing):
     def _of_version(self, found: Generation, version: str) -> Generation:
         """Raises EngineLostError if the server says that it sampled from other weights than it was given."""
         if self._adapter is not None:  # the server's own version is that of the base, which never changes
-            return replace(found, weight_version=version)
-        if found.weight_version not in (None, version):
+            return replace(found, weight_version=version, earlier_versions=())
+        if found.weight_version not in (None, version) or found.earlier_versions:
             raise EngineLostError(
                 f"SGLang sampled from weights {found.weight_version!r}, and this run gave it {version!r}; "
                 "does another program update it?"
