@@ -34,6 +34,7 @@ from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages
 from agentrl.train.files import write_atomically
+from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.progress import Progress
 from agentrl.train.report import StepReport, Summary, draw_curve
@@ -110,10 +111,6 @@ class Trainer:
         self.position = Position()
         self.canaries = Canaries(config.canaries) if config.canaries else None
         self.numerics = NumericsWatch(config.numerics) if config.numerics else None
-        self.version = "0"
-        """The name of the learner's weights: the step that made them."""
-        self._handed_over = False
-        """Whether the engine samples from these weights."""
         self._resume, self._created = resume, False
         self._accept_changed_data = accept_changed_data
         self._progress_saved: tuple[int, int, bool] | None = None
@@ -160,6 +157,7 @@ class Trainer:
         if tools := [made.spec for made in envs.cls._agentrl_tools.values()]:
             renderer.bind(tools)  # refuses a template that cannot carry them, before the first episode
         self.engine = self._open_engine(renderer)
+        self.handover = HandOver(self.engine, self.learner)
         self.rollout = Rollout(
             envs=await self._stack.enter_async_context(envs),
             engine=self.engine,
@@ -216,7 +214,7 @@ class Trainer:
         config = self.config.warm_start
         assert config is not None
         self._note_step_end()
-        await self.rest()
+        await self.handover.rest()
         tokens, began, done = 0, time.monotonic(), self.position.warm_steps
         with Progress(self.console, "warm start", config.steps, done=done) as progress:
             batches = demonstration_batches(self.demonstrations, config, self.config.seed)
@@ -233,11 +231,13 @@ class Trainer:
     async def step(self, step: int) -> StepReport:
         """One step of RL: give the weights to the engine, play, learn."""
         asked = time.monotonic()
-        await self.hand_over()
+        await self.handover.give()
         began = time.monotonic()
         groups = await self.collect(step)
         collected = time.monotonic()
-        await self.rest()
+        await self.handover.rest()
+        if self.numerics is not None:
+            self.handover.compare([t for group in groups for t in group], self.numerics, step, self._warn)
         metrics = RolloutMetrics.of_groups(groups)
         update = self.update(groups, step)
         updated = time.monotonic()
@@ -246,21 +246,9 @@ class Trainer:
         self.folder.write_trajectories(step_name(step), shown)
         return StepReport(step, metrics, update, began - asked, collected - began, updated - collected)
 
-    async def hand_over(self) -> None:
-        """Wake the engine, and give it the learner's weights, unless it has them."""
-        if not self._handed_over:
-            await self.engine.wake()
-            await self.engine.update(self.learner.model, self.version)
-            self._handed_over = True
-
-    async def rest(self) -> None:
-        """Let the engine sleep: its device is needed for learning. It gets the weights when it wakes."""
-        self._handed_over = False
-        await self.engine.sleep()
-
     async def collect(self, step: int) -> Groups:
         """Play the episodes of one step, and mask those that must not be trained."""
-        await self.hand_over()
+        await self.handover.give()
         groups = await run_groups(
             self.rollout,
             self.stream.take(self.config.prompts_per_step),
@@ -282,7 +270,7 @@ class Trainer:
             update = self.learner.learn(rows, step=step, normaliser=normaliser)
         except DivergedError as exc:
             raise DivergedError(f"step {step}: {exc}. The last good weights: {model_folder(self.folder.path)}") from exc
-        self.version, self._handed_over = str(step), False
+        self.handover.changed(str(step))
         return {"zero_advantage_groups": zero_advantage_groups, **update.metrics()}
 
     def rows(self, groups: Groups) -> tuple[list[Row], int]:
@@ -307,7 +295,7 @@ class Trainer:
 
     async def evaluate(self, name: str) -> Evaluation:
         """Play the held-out tasks greedily, and write the episodes to the run folder."""
-        await self.hand_over()
+        await self.handover.give()
         evaluation = await evaluate(self.rollout, self.eval_tasks)
         self.folder.write_trajectories(f"eval_{name}", evaluation.trajectories)
         return evaluation
@@ -389,7 +377,10 @@ class Trainer:
 
     def _find_checkpoint(self) -> Path | None:
         self.folder.lock()
-        return self.folder.latest_checkpoint(lambda text: self.console.print(f"warning: {text}", highlight=False))
+        return self.folder.latest_checkpoint(self._warn)
+
+    def _warn(self, text: str) -> None:
+        self.console.print(f"warning: {text}", highlight=False, soft_wrap=True)
 
     def _read_state(self, checkpoint: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
@@ -451,7 +442,7 @@ class Trainer:
         self._progress_saved = self._progress_made()
         if self.config.kl_coef > 0 and self.position.started:
             self.learner.reference = self._load(str(self.folder.reference))
-        self.version = str(self.position.step)
+        self.handover.changed(str(self.position.step))
 
     def _summarise(self) -> Summary:
         self._count_seconds()

@@ -1,0 +1,55 @@
+"""The weights on their way from the learner to the engine: given before each rollout, and compared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agentrl.engine.base import TrainedEngine
+from agentrl.monitor import NumericsWatch
+from agentrl.train.batch import episode_rows
+from agentrl.train.learner import Learner, Update
+from agentrl.trajectory import Trajectory, total_ledger
+
+
+class HandOver:
+    """Knows which weights the engine samples from. It has none before the first `give`, and after each `rest`."""
+
+    def __init__(self, engine: TrainedEngine, learner: Learner) -> None:
+        self.version = "0"
+        """The name of the learner's weights: the step that made them."""
+        self._engine, self._learner = engine, learner
+        self._given = False
+        self._compared = False
+
+    def changed(self, version: str) -> None:
+        """The learner's weights have changed, and have a new name."""
+        self.version, self._given = version, False
+
+    async def give(self) -> None:
+        """Wake the engine, and give it the learner's weights, unless it has them."""
+        if not self._given:
+            await self._engine.wake()
+            await self._engine.update(self._learner.model, self.version)
+            self._given = True
+
+    async def rest(self) -> None:
+        """Let the engine sleep, because the learner needs its device."""
+        self._given = False
+        await self._engine.sleep()
+
+    def compare(
+        self, trajectories: Sequence[Trajectory], watch: NumericsWatch, step: int, warn: Callable[[str], None]
+    ) -> None:
+        """Compare the engine's log-probs of an episode with the learner's, in the first step of this process.
+
+        Raises CanaryError if they are far apart: the engine has another model, or has not got the weights.
+        """
+        played = [trajectory for trajectory in trajectories if total_ledger(trajectory.segments).trained]
+        if self._compared or not played:
+            return
+        self._compared = True
+        shortest, update = min(played, key=lambda trajectory: trajectory.length), Update(0.0)
+        self._learner.apply_tis(episode_rows(shortest, [1.0] * len(shortest.turns)), 1.0, update)
+        found = update.numerics
+        for warning in watch.watch(f"step {step}, before it is trained", found.mean, found.max):
+            warn(warning)
