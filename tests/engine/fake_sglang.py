@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -16,6 +18,16 @@ def answer(tokens, *, finish=None, log_probs=None, **meta):
     return {"text": "", "meta_info": meta}
 
 
+COMMANDS = (
+    "/update_weights_from_disk",
+    "/load_lora_adapter",
+    "/unload_lora_adapter",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/flush_cache",
+)
+
+
 class Fake:
     """A server whose every reply is written by the test: a list of handlers, and the requests that came."""
 
@@ -26,7 +38,12 @@ class Fake:
         self.headers = []
         self.aborts = []
         self.info = {"context_length": 100}
+        self.about = {"model_path": "served", "served_model_name": "served"}
         self.workers = None
+        self.commands = []
+        """What a trainer sent, in order: the path and the body."""
+        self.refusals = {}
+        """For a path, replies to give instead, each once."""
         self.running = asyncio.Event()
 
     async def generate(self, request):
@@ -54,6 +71,21 @@ class Fake:
             raise web.HTTPNotFound
         return web.json_response(self.info)
 
+    async def model_info(self, request):
+        return web.json_response(self.about)
+
+    async def command(self, request):
+        """Weights and memory. What is refused was not done, so it is not among the commands."""
+        body = json.loads(await request.text() or "{}")
+        if replies := self.refusals.get(request.path):
+            status, answer = replies.pop(0)
+            return web.json_response(answer, status=status)
+        for name in ("model_path", "lora_path"):
+            if name in body:
+                body["files"] = sorted(os.listdir(body[name]))
+        self.commands.append((request.path, body))
+        return web.json_response({"success": True, "message": "done"})
+
     @asynccontextmanager
     async def serve(self, *, router=False, tls=None):
         app = web.Application()
@@ -62,6 +94,10 @@ class Fake:
         if not router:
             app.router.add_post("/abort_request", self.abort)
             app.router.add_get("/server_info", self.server_info)
+            app.router.add_get("/model_info", self.model_info)
+            app.router.add_get("/health", self.model_info)
+            for path in COMMANDS:
+                app.router.add_post(path, self.command)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import shutil
 import sys
@@ -24,7 +25,11 @@ from agentrl.engine.sglang.suitable import check_suitable
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
 
+_log = logging.getLogger("agentrl")
+
 _WEIGHTS, _CACHE = "weights", "kv_cache"
+_RETRIES = 3
+"""Of a request to a server on this host. More would only put off the news that it is gone."""
 _ALONE_SHARE, _BESIDE_SHARE = 0.88, 0.5
 """Of the free memory of a GPU, for an engine that sleeps while the trainer learns, and for one that does not."""
 _OPTIMIZER_BYTES = 8
@@ -91,7 +96,9 @@ class TrainedSGLang(AsyncClosing):
             raise EngineError("SGLang has no weights yet: a trainer wakes and updates it before episodes are played")
         try:
             found = await client.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
-        except RequestError:
+        except RequestError as exc:
+            if self._name and "lora" in str(exc).lower():
+                raise EngineLostError(f"the server no longer has this run's adapter: {exc}") from exc
             raise
         except EngineError as exc:
             raise await server.judged(exc) from exc
@@ -152,7 +159,10 @@ class TrainedSGLang(AsyncClosing):
         await server.told(server.control.load_adapter(name, str(folder)))
         self._name, client.extra = name, {"lora_path": name}
         if before:
-            await server.told(server.control.unload_adapter(before))
+            try:
+                await server.told(server.control.unload_adapter(before))
+            except RequestError as exc:  # it has dropped it itself, as the least recently used
+                _log.info("%s", exc)
             # Only now: a server that has dropped an adapter by itself reads its folder again.
             shutil.rmtree(folder.with_name(before), ignore_errors=True)
 
@@ -181,7 +191,7 @@ class TrainedSGLang(AsyncClosing):
         """The client and the server, which is started or asked first. Raises ConfigError."""
         if self._client is None or self._server is None:
             server = await (self._launch() if self._url is None else self._attach(self._url))
-            self._client = SGLangEngine(server.control.url, vocab_size=self._model.config.vocab_size)
+            self._client = SGLangEngine(server.control.url, vocab_size=self._model.config.vocab_size, retries=_RETRIES)
             server.when_it_ends(self._client.let_go)
             self._server = server
         return self._client, self._server

@@ -1,0 +1,140 @@
+"""A run whose engine is behind HTTP: agentrl's own server in SGLang's place, with a model of its own.
+
+The weights that it samples from come through /update_weights_from_disk or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from rich.console import Console
+
+from agentrl.engine import LocalEngine
+from agentrl.engine.sglang import served, trained
+from agentrl.engine.sglang.server import running_server
+from agentrl.errors import CanaryError, EngineLostError
+from agentrl.models import load_model, load_tokenizer
+from agentrl.train import Trainer
+from agentrl.trajectory import Trajectory
+
+SMALL = {"prompts_per_step": 1, "group_size": 3, "minibatches": 1}
+
+
+@asynccontextmanager
+async def server(config, change=1.0):
+    """Serves a copy of the model to be trained, its head multiplied by `change`."""
+    model = load_model(config.model)
+    model.model.norm.weight.data *= change
+    engine = LocalEngine(model, load_tokenizer(config.model), max_context=500)
+    async with running_server(engine, model_name=str(config.model)) as url:
+        yield url
+    await engine.close()
+
+
+def served_config(make_config, url, **values):
+    return make_config(engine={"kind": "sglang", "url": url}, learning_rate=0.05, lr_warmup_steps=0, **SMALL, **values)
+
+
+async def run(config, trainer=Trainer, resume=False):
+    async with trainer(config, resume=resume, console=Console(file=io.StringIO(), width=200)) as running:
+        return await running.run()
+
+
+def steps(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def versions(folder, step):
+    lines = (folder / "trajectories" / f"step_{step:06d}.jsonl").read_text().splitlines()
+    return {version for line in lines for version in Trajectory.from_json(json.loads(line)).weight_versions}
+
+
+async def test_every_step_samples_from_the_weights_of_the_step_before(make_config, tmp_path):
+    async with server(make_config()) as url:
+        await run(served_config(make_config, url, steps=3))
+    found = steps(tmp_path / "run")
+    assert all(metrics["logprob_diff_max"] < 1e-4 for metrics in found)
+    assert [versions(tmp_path / "run", step) for step in (1, 2, 3)] == [{"0"}, {"1"}, {"2"}]
+    assert min(metrics["hand_over_s"] for metrics in found) > 0
+
+
+async def test_an_update_that_is_skipped_shows(make_config, tmp_path):
+    class Skips(Trainer):
+        def _open_engine(self, renderer):
+            engine = super()._open_engine(renderer)
+            update = engine.update
+
+            async def skip(model, version):
+                if version != "2":
+                    await update(model, version)
+
+            engine.update = skip
+            return engine
+
+    async with server(make_config()) as url:
+        await run(served_config(make_config, url, steps=3), Skips)
+    differences = [metrics["logprob_diff_max"] for metrics in steps(tmp_path / "run")]
+    assert max(differences[:2]) < 1e-4 < 0.1 < differences[2]
+    assert versions(tmp_path / "run", 3) == {"1"}
+
+
+async def test_a_run_goes_on_at_another_server(make_config, tmp_path):
+    async with server(make_config()) as url:
+        await run(served_config(make_config, url, steps=2))
+    async with server(make_config()) as url:
+        await run(served_config(make_config, url, steps=3), resume=True)
+    assert [metrics["step"] for metrics in steps(tmp_path / "run")] == [1, 2, 3]
+    assert all(metrics["logprob_diff_max"] < 1e-4 for metrics in steps(tmp_path / "run"))
+    assert versions(tmp_path / "run", 3) == {"2"}
+
+
+async def test_an_engine_with_other_weights_ends_the_run_before_anything_is_trained(make_config, tmp_path):
+    class Refuses(Trainer):
+        def _open_engine(self, renderer):
+            engine = super()._open_engine(renderer)
+            given = engine._of_version
+
+            async def nothing(model, version):
+                await engine._started()
+                engine._version = version
+
+            engine.update, engine._of_version = nothing, lambda found, version: given(found, found.weight_version)
+            return engine
+
+        def update(self, groups, step):
+            raise AssertionError("learned from an engine that was never given the weights")
+
+    async with server(make_config(), change=20.0) as url:
+        with pytest.raises(CanaryError, match=r"^step 1, before it is trained: trainer and engine differ by "):
+            await run(served_config(make_config, url), Refuses)
+
+
+@pytest.mark.parametrize("dies", ["in a rollout", "before an update"])
+async def test_a_server_that_goes_away_ends_the_run_and_leaves_a_checkpoint(make_config, tmp_path, monkeypatch, dies):
+    monkeypatch.setattr(served, "_END_S", 0.1)
+    monkeypatch.setattr(trained, "_RETRIES", 0)
+    closing = server(make_config())
+
+    class Dies(Trainer):
+        async def collect(self, step):
+            if step == 3 and dies == "in a rollout":
+                await closing.__aexit__(None, None, None)
+            return await super().collect(step)
+
+        async def _finish_step(self, report, progress):
+            await super()._finish_step(report, progress)
+            if report.step == 2 and dies == "before an update":
+                await closing.__aexit__(None, None, None)
+
+    config = served_config(make_config, await closing.__aenter__(), steps=4)
+    with pytest.raises(EngineLostError, match="no longer answers"):
+        await run(config, Dies)
+    assert [metrics["step"] for metrics in steps(tmp_path / "run")] == [1, 2]
+    assert (tmp_path / "run" / "checkpoints" / "step_000002").exists(), "checkpoint_every is 50"
+    async with server(make_config()) as url:
+        await run(served_config(make_config, url, steps=4), resume=True)
+    assert [metrics["step"] for metrics in steps(tmp_path / "run")] == [1, 2, 3, 4]
+    assert all(metrics["logprob_diff_max"] < 1e-4 for metrics in steps(tmp_path / "run"))
