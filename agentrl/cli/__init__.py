@@ -11,6 +11,7 @@ from agentrl import __version__
 from agentrl.cli.certify import certify
 from agentrl.cli.data import data
 from agentrl.cli.evaluate import evaluate
+from agentrl.cli.merge import merge
 from agentrl.cli.play import play
 from agentrl.cli.retriever import retriever
 from agentrl.cli.sandbox import sandbox
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(serve)
+app.command()(merge)
 app.command()(play)
 app.command()(show)
 app.command()(certify)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.models.adapter import base_of, has_adapter, is_adapter, load_adapter, merge_adapter, save_adapter
 from agentrl.models.folder import load_folder, quiet_transformers, read_weights
 from agentrl.models.hub import folder_of
 from agentrl.models.tiny import tiny_model, tiny_tokenizer
@@ -14,9 +15,12 @@ from agentrl.models.tokenizer import load_tokenizer
 __all__ = [
     "NAMES",
     "folder_of",
+    "is_adapter",
     "load_model",
     "load_tokenizer",
+    "merge_adapter",
     "read_weights",
+    "save_adapter",
     "save_model",
     "tiny_model",
     "tiny_tokenizer",
@@ -28,6 +32,7 @@ NAMES = ("tiny", "smollm2-135m")
 def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:
     """Load a causal LM in eval mode: `tiny`, or what `folder_of` finds. `seed` is for tiny's random weights.
 
+    The folder of a LoRA adapter gives a peft model: its base model in `dtype`, the adapter in float32 on top of it.
     Raises ConfigError for an unknown name or dtype, for a folder without a model or without all of its weights, and for
     a name on the Hub that cannot be downloaded.
     """
@@ -36,19 +41,36 @@ def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed:
     torch_dtype = getattr(torch, dtype, None)
     if not isinstance(torch_dtype, torch.dtype):
         raise ConfigError(f"unknown dtype {dtype!r}: use float32, bfloat16 or float16")
-    loaded = tiny_model(seed) if model == "tiny" else load_folder(_folder(model))
+    folder = None if model == "tiny" else folder_of(model, weights=True)
+    if folder is not None and is_adapter(folder):
+        return _load_adapted(folder, device, dtype)
+    loaded = tiny_model(seed) if folder is None else load_folder(_whole(folder))
     return loaded.to(device=device, dtype=torch_dtype).eval()
 
 
+def _load_adapted(folder: Path, device: str, dtype: str) -> Any:
+    name = base_of(folder)
+    try:
+        base = load_model(name, device=device, dtype=dtype)
+    except ConfigError as exc:
+        raise ConfigError(f"{folder} is a LoRA adapter, and its base model is missing: {exc}") from exc
+    return load_adapter(base, folder).eval()
+
+
 def save_model(model: Any, tokenizer: Any, folder: str | Path) -> None:
-    """Write a folder that `load_model`, SGLang and slime read: safetensors, config, tokenizer, chat template."""
-    with quiet_transformers():
-        model.save_pretrained(folder)
+    """Write a folder that `load_model`, SGLang and slime read: safetensors, config, tokenizer, chat template.
+
+    Of a peft model, the adapter is written as peft does, without the base model.
+    """
+    if has_adapter(model):
+        save_adapter(model, folder)
+    else:
+        with quiet_transformers():
+            model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _folder(model: str) -> Path:
-    folder = folder_of(model, weights=True)
+def _whole(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json: it is not the folder of a Hugging Face model")
     return folder

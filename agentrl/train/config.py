@@ -17,6 +17,7 @@ from agentrl.monitor.numerics import NumericsConfig
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo"]
 Credit: TypeAlias = Literal["episode", "turn"]
 KLType: TypeAlias = Literal["k1", "k2", "k3", "low_var_kl"]
+OptimizerName: TypeAlias = Literal["adamw", "adamw_8bit"]
 
 
 class WarmStartConfig(BaseModel):
@@ -35,9 +36,29 @@ class WarmStartConfig(BaseModel):
     context_weight: float = Field(0.0, ge=0)
     """Weight of the loss on prompt and observation tokens; 1 teaches a model made from scratch to read and copy."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: hidden matrices by Muon at five times the learning rate, the rest by AdamW. For models from scratch."""
+    """muon: hidden matrices by Muon at five times the learning rate, the rest by AdamW. For models from scratch. adamw
+    is the run's `optimizer`."""
     micro_batch_tokens: int = Field(1024, gt=0)
     """Padded tokens of one forward and backward pass."""
+
+
+class LoRAConfig(BaseModel):
+    """LoRA (arXiv 2106.09685): the model's weights stay, and small float32 matrices beside them are trained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    rank: int = Field(16, gt=0)
+    """The smaller side of each pair of matrices."""
+    alpha: float = Field(gt=0)
+    """What the matrices' product adds is multiplied by alpha / rank. The default is twice the rank."""
+    targets: str | list[str] = "all-linear"
+    """The layers: all-linear (all but head and embeddings), a list of names such as q_proj, or a regular expression."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_alpha(cls, values: Any) -> Any:
+        rank = values.get("rank", 16) if isinstance(values, Mapping) else None
+        return values if rank is None else {"alpha": 2 * rank if isinstance(rank, int) else 1, **values}
 
 
 _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -90,8 +111,14 @@ class TrainConfig(EpisodeKeys):
     gradient_checkpointing: bool | None = None
     """Keep one activation a layer and make the others again in the backward pass: a small part of the memory, a third
     more time. null: for models of 100 million parameters and more."""
+    lora: LoRAConfig | None = None
+    """Train small matrices beside the weights (peft): little memory for optimizer and gradients, small checkpoints, and
+    KL's reference is the model without them. `agentrl merge` makes a whole model of it. null: train all weights."""
+    optimizer: OptimizerName = "adamw"
+    """adamw_8bit (bitsandbytes): the moments of Adam take 2 bytes a parameter instead of 8."""
     learning_rate: float = Field(3e-4, gt=0)
-    """AdamW's highest learning rate."""
+    """The optimizer's highest learning rate. With lora the default is ten times what all weights want, as is usual
+    (thinkingmachines.ai/blog/lora): 3e-3 for tiny, 1e-4 for any other model."""
     lr_warmup_steps: int = Field(3, ge=0)
     """Steps over which the learning rate rises linearly."""
     lr_final: float = Field(0.1, ge=0, le=1)
@@ -172,6 +199,16 @@ class TrainConfig(EpisodeKeys):
             **{key: {**_TINY_DEFAULTS[key], **own} for key, own in given.items() if isinstance(own, Mapping)},
         }
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_lora(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values.get("lora") is None:
+            return values
+        filled = {"learning_rate": 3e-3 if values.get("model", "tiny") == "tiny" else 1e-4, **values}
+        if isinstance(filled.get("warm_start"), Mapping):
+            filled["warm_start"] = {"optimizer": "adamw", **filled["warm_start"]}
+        return filled
+
     @model_validator(mode="after")
     def _check_credit(self) -> Self:
         if self.algorithm == "gspo" and self.credit == "turn":
@@ -182,6 +219,12 @@ class TrainConfig(EpisodeKeys):
     def _check_gspo_precision(self) -> Self:
         if self.algorithm == "gspo" and self.dtype == "bfloat16" and self.tis_clip is None:
             raise ValueError("algorithm gspo clips at less than bfloat16 rounds: set tis_clip (2), or dtype float32")
+        return self
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora is not None and self.warm_start is not None and self.warm_start.optimizer == "muon":
+            raise ValueError("warm_start.optimizer: muon is for whole matrices, not for those of lora: take adamw")
         return self
 
     @model_validator(mode="after")
@@ -226,6 +269,7 @@ class TrainConfig(EpisodeKeys):
 
 
 _PARTS: Mapping[str, type[BaseModel]] = {
+    "lora": LoRAConfig,
     "warm_start": WarmStartConfig,
     "canaries": CanaryConfig,
     "numerics": NumericsConfig,

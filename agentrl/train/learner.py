@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from agentrl.errors import AgentRLError
 from agentrl.monitor.numerics import Numerics, compare
 from agentrl.train.batch import MicroBatch, Row, micro_batches
 from agentrl.train.checkpointing import checkpointing, layers_to_checkpoint
 from agentrl.train.config import TrainConfig
+from agentrl.train.lora import AdapterReference
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
+from agentrl.train.optimizers import make_adam
 
-_BETAS = (0.9, 0.95)
 _LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
 """The exponential of a larger number is infinite."""
 
@@ -73,15 +74,17 @@ class Learner:
         self.config = config
         self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
         self.device = next(model.parameters()).device
-        self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in model.parameters()]
+        self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        """Those that are trained: all, or with LoRA those of the adapter."""
+        self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
         """The tensors that the optimizers change, in the order of the parameters: float32 parameters themselves, or
         float32 copies of the others. In bfloat16, a step of less than a 256th of a weight would be lost by rounding."""
-        pairs = zip(model.parameters(), self.masters, strict=True)
+        pairs = zip(self.parameters, self.masters, strict=True)
         self._rounded: list[tuple[Tensor, Tensor]] = [(p, master) for p, master in pairs if p is not master]
-        self.optimizer = AdamW(self.masters, config.learning_rate, _BETAS, weight_decay=0.0, fused=True)
+        self.optimizer = make_adam(config.optimizer, self.masters, config.learning_rate)
         self.schedule = Schedule(config.lr_warmup_steps, config.lr_final, config.steps)
         self.reference: Any = None
-        """A model with the weights at the start of RL, if kl_coef needs one."""
+        """A model with the weights at the start of RL, or an AdapterReference, if kl_coef needs one."""
 
     @torch.enable_grad()  # an Env may have turned them off for the whole process
     def learn(self, rows: Sequence[Row], *, step: int, normaliser: float) -> Update:
@@ -135,11 +138,15 @@ class Learner:
         loss = (result.losses * micro.shares).sum()
         if self.reference is None:
             return loss
-        with torch.no_grad():
-            reference = micro.model_log_probs(self.reference, config.temperature)
+        with torch.no_grad(), self._active_reference() as model:
+            reference = micro.model_log_probs(model, config.temperature)
         kl = kl_divergence(log_probs, reference, config.kl_type)
         update.kl += kl.sum().item()
         return loss + config.kl_coef * (kl * micro.shares).sum()
+
+    def _active_reference(self) -> AbstractContextManager[Any]:
+        of_adapter = isinstance(self.reference, AdapterReference)
+        return self.reference.active() if of_adapter else nullcontext(self.reference)
 
     @torch.no_grad()
     def apply_tis(self, rows: Sequence[Row], clip: float, update: Update) -> list[Row]:
@@ -180,7 +187,7 @@ class Learner:
 
     def _apply(self, optimizers: Sequence[Optimizer], loss: float, remedy: str) -> float:
         """Clip, step and clear; return the gradient's norm. Raises DivergedError and leaves the weights unchanged."""
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm).item()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm).item()
         finite = math.isfinite(loss) and math.isfinite(norm)
         for parameter, master in self._rounded:
             master.grad = None if parameter.grad is None else parameter.grad.float()

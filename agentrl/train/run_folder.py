@@ -4,7 +4,9 @@ config.yaml  metrics.jsonl  summary.json  reward.png  tensorboard/
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
 checkpoints/step_000050/      a Hugging Face folder, with optimizer.pt and state.json beside the weights
 model/                        the final weights
-reference/                    the weights at the start of RL, if KL is measured
+reference/                    the weights at the start of RL, if KL is measured (not those of a new LoRA adapter)
+base/                         with LoRA, the weights under the adapters of tiny: with LoRA the folders of weights hold
+                              adapters, as peft writes them
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.reference = path / "reference"
+        self.base = path / "base"
 
     def check(self, config: TrainConfig, *, resume: bool) -> None:
         """Raises ConfigError if this folder cannot take the run, or cannot continue it. Writes nothing."""

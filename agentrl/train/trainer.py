@@ -30,12 +30,14 @@ from agentrl.render.base import Renderer
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout, run_groups
 from agentrl.rollout.tasks import TaskStream, load_tasks
+from agentrl.train import lora
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages
 from agentrl.train.files import write_atomically
 from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
+from agentrl.train.lora import AdapterReference
 from agentrl.train.progress import Progress
 from agentrl.train.report import StepReport, Summary, draw_curve
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
@@ -152,7 +154,9 @@ class Trainer:
         if config.warm_start is not None and not self.position.started:
             vocabulary = self.learner.model.config.vocab_size
             self.demonstrations = load_demonstrations(config.warm_start.demonstrations, vocabulary)
-            self.warm_optimizers = make_optimizers(self.learner.model, self.learner.masters, config.warm_start)
+            self.warm_optimizers = make_optimizers(
+                self.learner.model, self.learner.masters, config.warm_start, config.optimizer
+            )
         renderer = load_renderer(self.tokenizer)
         if tools := [made.spec for made in envs.cls._agentrl_tools.values()]:
             renderer.bind(tools)  # refuses a template that cannot carry them, before the first episode
@@ -171,6 +175,8 @@ class Trainer:
         self._note_step_end()
         self.folder.create(config)
         self._created = not self._resume
+        if config.lora is not None and config.model == "tiny" and not self.folder.base.exists():
+            self.folder.save_model(self.folder.base, 0, self._save_base)
         if self._resume:
             self.folder.rewind(self.position.step)
             where = f"going on {self._where()}" if checkpoint else "no checkpoint yet: beginning anew"
@@ -392,7 +398,14 @@ class Trainer:
         disable_progress_bar()  # transformers' own bars at each load and save would disturb ours
         source = str(checkpoint) if checkpoint else weights_of(self.config.model)
         self.tokenizer = load_tokenizer(source)
-        self.learner = Learner(self._load(source), self.config)
+        model = lora.attach(self._load(source), self.config.lora, base=self._base(source), seed=self.config.seed)
+        self.learner = Learner(model, self.config)
+
+    def _base(self, source: str) -> str:
+        """The name under which an adapter finds its model. tiny is random, and so is kept with the run."""
+        if self.config.model == "tiny":
+            return str(self.folder.base.absolute())
+        return str(Path(source).absolute()) if Path(source).is_dir() else source
 
     def _open_engine(self, renderer: Renderer) -> TrainedEngine:
         config = self.config
@@ -421,14 +434,24 @@ class Trainer:
     def _save_model(self, path: Path) -> None:
         save_model(self.learner.model, self.tokenizer, path)
 
+    def _save_base(self, path: Path) -> None:
+        save_model(load_model(self.config.model, seed=self.config.seed), self.tokenizer, path)
+
     def _begin_rl(self) -> None:
         """Keep the present weights as the reference of KL, and write the first checkpoint."""
         if self.config.kl_coef > 0:
-            self.folder.save_model(self.folder.reference, 0, self._save_model)
-            self.learner.reference = self._load(str(self.folder.reference))
+            if not lora.changes_nothing(self.learner.model):
+                self.folder.save_model(self.folder.reference, 0, self._save_model)
+            self._load_reference()
         self.position.started = True
         self._note_step_end()
         self.checkpoint()
+
+    def _load_reference(self) -> None:
+        if self.config.lora is None:
+            self.learner.reference = self._load(str(self.folder.reference))
+        else:
+            self.learner.reference = AdapterReference.load(self.learner.model, self.folder.reference)
 
     def _restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
         self.rollout.scored.any = self.position.step > 0
@@ -441,7 +464,7 @@ class Trainer:
             optimizer.load_state_dict(of_warm_start)
         self._progress_saved = self._progress_made()
         if self.config.kl_coef > 0 and self.position.started:
-            self.learner.reference = self._load(str(self.folder.reference))
+            self._load_reference()
         self.handover.changed(str(self.position.step))
 
     def _summarise(self) -> Summary:

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.rollout.jsonl import read_jsonl
 from agentrl.train.batch import Row
-from agentrl.train.config import WarmStartConfig
+from agentrl.train.config import OptimizerName, WarmStartConfig
+from agentrl.train.optimizers import make_adam
 from agentrl.trajectory import Trajectory
 
 _WARMUP_STEPS = 30
@@ -89,12 +90,14 @@ def weighted_rows(batch: Sequence[Demonstration], context_weight: float) -> list
     return rows
 
 
-def make_optimizers(model: Any, masters: Sequence[Tensor], config: WarmStartConfig) -> list[Optimizer]:
-    """Optimizers of `masters`, which stand for the model's parameters (see Learner). Raises ConfigError without
+def make_optimizers(
+    model: Any, masters: Sequence[Tensor], config: WarmStartConfig, adam: OptimizerName = "adamw"
+) -> list[Optimizer]:
+    """Optimizers of `masters`, which stand for the model's trained parameters (see Learner). Raises ConfigError without
     Muon."""
-    rate, betas = config.learning_rate, (0.9, 0.95)
+    rate = config.learning_rate
     if config.optimizer == "adamw":
-        return [AdamW(masters, rate, betas, weight_decay=0.0, fused=True)]
+        return [make_adam(adam, masters, rate)]
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"warm_start.optimizer: torch {torch.__version__} has no Muon; use adamw, or torch 2.9")
     outer = _outer(model)
@@ -102,7 +105,7 @@ def make_optimizers(model: Any, masters: Sequence[Tensor], config: WarmStartConf
     hidden = list(compress(masters, inner))
     rest = [master for master, is_inner in zip(masters, inner, strict=True) if not is_inner]
     muon = torch.optim.Muon(hidden, lr=_MUON_FACTOR * rate, momentum=0.95, weight_decay=0.0, adjust_lr_fn="original")
-    return [muon, AdamW(rest, rate, betas, weight_decay=0.0, fused=True)]
+    return [muon, make_adam(adam, rest, rate)]
 
 
 def _outer(model: Any) -> set[int]:

@@ -1,0 +1,125 @@
+"""LoRA adapters as peft writes them: adapter_model.safetensors and adapter_config.json, without their base model."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ACTIVE = "default"
+"""peft's name of the adapter that is trained and sampled from."""
+
+
+def import_peft() -> Any:
+    """peft. Raises ConfigError if it is not installed."""
+    try:
+        import peft
+    except ModuleNotFoundError as exc:
+        if exc.name != "peft":
+            raise
+        raise ConfigError("a LoRA adapter needs peft; in agentrl's folder: pip install -e '.[lora]'") from exc
+    return peft
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Leave out peft's warnings: they are about transformers and names. What matters is checked here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter instead of a whole model."""
+    return (folder / _CONFIG).is_file()
+
+
+def has_adapter(model: Any) -> bool:
+    """Whether a model is a peft model."""
+    return hasattr(model, "peft_config")
+
+
+def base_of(folder: Path) -> str:
+    """The name or folder of the model that an adapter was trained on. Raises ConfigError."""
+    try:
+        said = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{folder / _CONFIG}: not readable as JSON: {exc}") from exc
+    base = said.get("base_model_name_or_path") if isinstance(said, dict) else None
+    if not isinstance(base, str) or not base:
+        raise ConfigError(
+            f"{folder / _CONFIG} names no base_model_name_or_path: write the model's name or folder there"
+        )
+    return base
+
+
+def load_adapter(model: Any, folder: Path, name: str = ACTIVE) -> Any:
+    """A peft model: `model` under the adapter of a folder, whose weights are float32 and can be trained.
+
+    If `model` is a peft model already, the adapter is added to it, frozen and not active. Raises ConfigError for an
+    adapter that does not fit, instead of making up what is missing.
+    """
+    peft = import_peft()
+    where = {"adapter_name": name, "local_files_only": True}
+    try:
+        with quiet_peft():
+            if has_adapter(model):
+                model.load_adapter(str(folder), is_trainable=False, **where)
+                loaded = model
+            else:
+                loaded = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True, **where)
+        _check(peft, loaded, folder, name)
+    except ConfigError:
+        raise
+    except Exception as exc:  # the boundary of peft and safetensors: damaged files raise anything
+        words = " ".join(f"{type(exc).__name__}: {exc}".split())
+        raise ConfigError(f"{folder}: its adapter cannot be loaded: {words:.300}") from exc
+    return loaded
+
+
+def _check(peft: Any, model: Any, folder: Path, name: str) -> None:
+    """Raises ConfigError unless the folder has all weights of the adapter, and no others: peft only warns."""
+    from safetensors import safe_open
+
+    with safe_open(folder / _WEIGHTS, framework="pt") as file:
+        found = set(file.keys())
+    wanted = set(peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
+    if wrong := sorted(found ^ wanted):
+        raise ConfigError(f"{folder}: its adapter does not fit the base model at {wrong[0]} and {len(wrong) - 1} more")
+
+
+def save_adapter(model: Any, folder: str | Path, name: str = ACTIVE) -> None:
+    """Write one adapter of a peft model, without the base model."""
+    peft = import_peft()
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    config = model.peft_config[name]
+    mode, config.inference_mode = config.inference_mode, True  # as peft does: who loads it does not train it
+    try:
+        config.save_pretrained(str(folder))
+    finally:
+        config.inference_mode = mode
+
+
+def merge_adapter(model: Any) -> Any:
+    """The base model of a peft model with the adapter added to its weights, in the type of the weights.
+
+    Merge in float32: in bfloat16 most of what was learned is lost by rounding. Raises ConfigError if the sum is not
+    finite.
+    """
+    try:
+        with quiet_peft():
+            return model.merge_and_unload(safe_merge=True)
+    except ValueError as exc:
+        raise ConfigError(f"the adapter cannot be merged: {' '.join(str(exc).split())}") from exc

@@ -1,0 +1,99 @@
+"""LoRA: small float32 matrices beside the frozen weights of a model, by peft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.errors import ConfigError
+from agentrl.models.adapter import ACTIVE, has_adapter, import_peft, load_adapter, quiet_peft
+from agentrl.train.config import LoRAConfig
+
+_REFERENCE = "reference"
+
+
+def attach(model: Any, config: LoRAConfig | None, *, base: str, seed: int) -> Any:
+    """The model to train: `model` itself without `lora`, else a peft model around it.
+
+    An adapter that was loaded with the model is trained further. A new one changes nothing yet; `seed` decides its
+    first matrices, and `base` is the name under which others find the model without it. Raises ConfigError.
+    """
+    if has_adapter(model):
+        _check_same(model.peft_config[ACTIVE], config, base)
+        return model
+    return model if config is None else _add(model, config, base=base, seed=seed)
+
+
+def _add(model: Any, config: LoRAConfig, *, base: str, seed: int) -> Any:
+    peft = import_peft()
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=config.targets,
+        task_type="CAUSAL_LM",
+    )
+    outer = [model.get_input_embeddings(), model.get_output_embeddings()]
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        try:
+            with quiet_peft():
+                adapted = peft.get_peft_model(model, settings)
+        except ValueError as exc:
+            raise ConfigError(f"lora.targets: {' '.join(str(exc).split()):.300}") from exc
+    if [model.get_input_embeddings(), model.get_output_embeddings()] != outer:
+        raise ConfigError("lora.targets: embeddings and head are not adapted; name other layers, or all-linear")
+    adapted.peft_config[ACTIVE].base_model_name_or_path = base
+    return adapted
+
+
+def _check_same(of_folder: Any, config: LoRAConfig | None, base: str) -> None:
+    found = f"lora.rank={of_folder.r} and lora.alpha={of_folder.lora_alpha:g}"
+    if config is None:
+        raise ConfigError(
+            f"{base} is a LoRA adapter: train it further with {found}, or train all weights after agentrl merge"
+        )
+    if (config.rank, config.alpha) != (of_folder.r, of_folder.lora_alpha):
+        raise ConfigError(f"lora: {base} is an adapter with {found}; give these, or merge it first: agentrl merge")
+
+
+def changes_nothing(model: Any) -> bool:
+    """Whether a model is a peft model whose adapter is new: its outputs are those of the base model."""
+    if not has_adapter(model):
+        return False
+    second = [parameter for name, parameter in model.named_parameters() if f".lora_B.{ACTIVE}." in name]
+    return not any(bool(parameter.any()) for parameter in second)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReference:
+    """KL's reference in the memory of the model in training: its base, or a second adapter, which is frozen."""
+
+    model: Any
+    adapter: str | None = None
+    """None: no adapter, so the base model."""
+
+    @classmethod
+    def load(cls, model: Any, folder: Path) -> AdapterReference:
+        """The reference whose adapter lies in `folder`; the base model if there is no such folder."""
+        if not folder.exists():
+            return cls(model)
+        load_adapter(model, folder, _REFERENCE)
+        return cls(model, _REFERENCE)
+
+    @contextmanager
+    def active(self) -> Iterator[Any]:
+        """The model computes what the reference computes. Gradients of the adapter in training stay."""
+        if self.adapter is None:
+            with self.model.disable_adapter():
+                yield self.model
+            return
+        self.model.set_adapter(self.adapter, inference_mode=True)
+        try:
+            yield self.model
+        finally:
+            self.model.set_adapter(ACTIVE)
