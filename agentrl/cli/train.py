@@ -101,3 +101,5 @@ def _say_what_next(config: TrainConfig) -> None:
     typer.echo(f"evaluate  agentrl eval {config.env} --model {config.out} --data {data}")
     typer.echo(f"look      agentrl show {config.out}")
     typer.echo(f"serve     agentrl serve --model {config.out}")
+    if config.lora is not None:
+        typer.echo(f"one model agentrl merge {config.out} {config.out}-merged")
