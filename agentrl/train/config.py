@@ -164,6 +164,9 @@ class TrainConfig(EpisodeKeys):
     """Steps between checkpoints; the last two are kept."""
     canaries: CanaryConfig | None = CanaryConfig()
     """When the run warns or stops early because it cannot be learning. null: never."""
+    wandb: str | None = None
+    """A project of Weights & Biases that gets the figures of every step, beside TensorBoard. It is told the whole
+    configuration. null: none."""
     save_groups: int = Field(2, ge=0)
     """Groups of each step whose trajectories are written to the run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

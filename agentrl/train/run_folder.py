@@ -1,6 +1,6 @@
 """The run folder: the files of a run, written so that a kill at any moment loses no completed work.
 
-config.yaml  metrics.jsonl  summary.json  reward.png  tensorboard/
+config.yaml  metrics.jsonl  summary.json  reward.png  tensorboard/  wandb_id
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
 checkpoints/step_000050/      a Hugging Face folder, with optimizer.pt and state.json beside the weights
 model/                        the final weights
@@ -35,7 +35,7 @@ _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
-    "numerics", "data", "engine_config",
+    "numerics", "data", "engine_config", "wandb",
 }  # fmt: skip
 """Keys that may change between a run and its continuation: they change its length and output, not what it learns. The
 rows of `data` are compared, not its name."""

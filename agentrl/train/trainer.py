@@ -41,6 +41,7 @@ from agentrl.train.lora import AdapterReference
 from agentrl.train.progress import Progress
 from agentrl.train.report import StepReport, Summary, draw_curve
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
+from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
     demonstration_batches,
     load_demonstrations,
@@ -143,6 +144,7 @@ class Trainer:
         """Load and check everything, then make the run folder. Raises ConfigError."""
         config = self.config
         self.folder.check(config, resume=self._resume)
+        check_wandb(config)
         envs = EnvFactory(config.env, config.env_config)
         reward = config.reward_function()
         self.stream = TaskStream(load_tasks(config.data, split="train", check=envs.check), config.seed)
@@ -183,9 +185,8 @@ class Trainer:
             self.console.print(where, highlight=False)
         limits = self.rollout.options.limits  # an engine may start here, and write to the run folder
         self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
-        self._tensorboard = _tensorboard(self.folder.path / "tensorboard", self.position.step)
-        if self._tensorboard is not None:
-            self._stack.callback(self._tensorboard.close)
+        self._trackers = Trackers(config, self.folder.path, self.position.step, self._warn)
+        self._stack.callback(self._trackers.close)
 
     async def run(self) -> Summary:
         """Run from the present position to the end. A run that is interrupted, or loses its engine, writes a checkpoint
@@ -331,10 +332,7 @@ class Trainer:
     def _record(self, report: StepReport, metrics: dict[str, Any], progress: Progress) -> None:
         step = report.step
         self.folder.append_metrics(metrics)
-        if self._tensorboard is not None:
-            for name, value in metrics.items():
-                if isinstance(value, int | float):
-                    self._tensorboard.add_scalar(name, value, step)
+        self._trackers.add(step, metrics)
         warnings = self.canaries.watch(step, report.rollout) if self.canaries else []
         if self.numerics is not None:
             warnings += self.numerics.watch(f"step {step}", metrics["logprob_diff_mean"], metrics["logprob_diff_max"])
@@ -499,12 +497,3 @@ def _eval_tasks(config: TrainConfig, envs: EnvFactory) -> list[Task]:
     if not config.eval_data:
         return []
     return load_tasks(config.eval_data, split="eval", check=envs.check)[: config.eval_tasks]
-
-
-def _tensorboard(path: Path, step: int) -> Any:
-    """A SummaryWriter, or None where TensorBoard is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(path, purge_step=step + 1)

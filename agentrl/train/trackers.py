@@ -1,0 +1,108 @@
+"""Where others look at the figures of a run: TensorBoard, and W&B if the configuration names a project."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from agentrl.errors import ConfigError
+from agentrl.train.config import TrainConfig
+from agentrl.train.files import write_atomically
+
+_WANDB_ID = "wandb_id"
+"""A file in the run's folder. A run that goes on has the same id, so W&B draws one curve."""
+_CONNECT_S = 30
+
+Warn: TypeAlias = Callable[[str], None]
+
+
+def check_wandb(config: TrainConfig) -> None:
+    """Raises ConfigError if W&B is asked for and not installed."""
+    if config.wandb is None:
+        return
+    try:
+        _import_wandb()
+    except ImportError as exc:
+        raise ConfigError(
+            f"wandb: it is not installed ({exc}); in agentrl's folder: pip install -e '.[wandb]'"
+        ) from exc
+
+
+class Trackers:
+    """Gets the figures of every step. W&B may be out of reach at any moment: that is a warning, and the run goes on."""
+
+    def __init__(self, config: TrainConfig, folder: Path, step: int, warn: Warn) -> None:
+        """`step` is the last one that is done. Figures of later ones, from before a kill, are replaced."""
+        self._warn = warn
+        self._tensorboard = _open_tensorboard(folder / "tensorboard", step)
+        self._wandb: Any = None
+        if config.wandb is not None:
+            with self._or_without_wandb():
+                self._wandb = _open_wandb(config, folder)
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """The numbers among the metrics of a step."""
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        if self._tensorboard is not None:
+            for name, value in numbers.items():
+                self._tensorboard.add_scalar(name, value, step)
+        if self._wandb is not None:
+            with self._or_without_wandb():
+                # W&B ignores a step that it has already. One that is learned again after a kill has the same figures.
+                self._wandb.log(numbers, step=step)
+
+    def close(self) -> None:
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            with self._or_without_wandb():
+                self._wandb.finish()
+
+    @contextmanager
+    def _or_without_wandb(self) -> Iterator[None]:
+        """The boundary of W&B: network, service process and disk. What it raises turns W&B off, with one warning."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except Exception as exc:  # noqa: BLE001 - whatever happens to W&B must not end a run
+            self._wandb = None
+            self._warn(f"W&B: {' '.join(f'{type(exc).__name__}: {exc}'.split()):.300}; going on without it")
+
+
+def _open_tensorboard(folder: Path, step: int) -> Any:
+    """A SummaryWriter, or None where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(folder, purge_step=step + 1)
+
+
+def _open_wandb(config: TrainConfig, folder: Path) -> Any:
+    file = folder / _WANDB_ID
+    if not file.exists():
+        write_atomically(file, uuid4().hex)
+    wandb = _import_wandb()
+    return wandb.init(
+        project=config.wandb,
+        id=file.read_text(encoding="utf-8").strip(),
+        resume="allow",
+        name=folder.name,
+        dir=str(folder),
+        config=config.model_dump(mode="json"),
+        settings=wandb.Settings(silent=True, console="off", init_timeout=_CONNECT_S),
+    )
+
+
+def _import_wandb() -> Any:
+    logging.getLogger("wandb").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import wandb
+    return wandb
