@@ -16,6 +16,7 @@ __all__ = [
     "NAMES",
     "folder_of",
     "is_adapter",
+    "load_config",
     "load_model",
     "load_tokenizer",
     "merge_adapter",
@@ -55,6 +56,24 @@ def _load_adapted(folder: Path, device: str, dtype: str) -> Any:
     except ConfigError as exc:
         raise ConfigError(f"{folder} is a LoRA adapter, and its base model is missing: {exc}") from exc
     return load_adapter(base, folder).eval()
+
+
+def load_config(model: str) -> Any:
+    """The transformers configuration of a model, or of the base model of an adapter. No weights are downloaded.
+
+    Raises ConfigError as `load_model` does, and where it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    if model == "tiny":
+        return tiny_model().config
+    folder = folder_of(model, weights=False)
+    if is_adapter(folder):
+        return load_config(base_of(folder))
+    try:
+        return AutoConfig.from_pretrained(_whole(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as exc:
+        raise ConfigError(f"{folder}: config.json cannot be read: {' '.join(str(exc).split()):.300}") from exc
 
 
 def save_model(model: Any, tokenizer: Any, folder: str | Path) -> None:

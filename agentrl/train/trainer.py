@@ -38,6 +38,7 @@ from agentrl.train.files import write_atomically
 from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.lora import AdapterReference
+from agentrl.train.memory_advice import memory_lines
 from agentrl.train.progress import Progress
 from agentrl.train.report import StepReport, Summary, draw_curve
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
@@ -396,6 +397,8 @@ class Trainer:
         disable_progress_bar()  # transformers' own bars at each load and save would disturb ours
         source = str(checkpoint) if checkpoint else weights_of(self.config.model)
         self.tokenizer = load_tokenizer(source)
+        for line in memory_lines(self.config, source, _device(self.config.device)):
+            self.console.print(line, highlight=False, soft_wrap=True)
         model = lora.attach(self._load(source), self.config.lora, base=self._base(source), seed=self.config.seed)
         self.learner = Learner(model, self.config)
 

@@ -1,0 +1,273 @@
+"""What memory a run needs on its device, by arithmetic: no weight is loaded for it, and nothing is measured.
+
+Training all weights in bfloat16 takes 18 bytes a parameter when the optimizer steps: the weight, its float32 copy, two
+moments of Adam, and the float32 gradient. With LoRA, frozen weights take 2, and the few parameters of the adapter 16.
+Beside that, learning holds activations, and playing episodes the engine's weights and its keys and values.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias
+
+from agentrl.train.checkpointing import wants_checkpointing
+from agentrl.train.config import TrainConfig
+from agentrl.train.log_probs import PIECE_BYTES
+from agentrl.types import Limits
+
+Place: TypeAlias = Literal["inside", "beside", "elsewhere"]
+
+_PROMPT_TOKENS = 1024
+"""The length of a prompt, where limits bound what comes after it."""
+_PREFILL_TOKENS = 4096
+"""Tokens that an engine reads at once."""
+_LOGITS_COPIES = 5
+"""Float32 logits, their copies and their gradients, in units of the logits."""
+_GPU_BYTES = 1_000_000_000
+"""What CUDA, its kernels and the allocator's gaps take."""
+
+
+_SAVED = {(True, False): (4, 3, 4), (False, False): (3, 2, 4), (True, True): (2, 2, 3), (False, True): (2, 1, 4)}
+"""What autograd saves in a layer with half-precision weights or not, and with LoRA or not: values a channel for a norm
+and the linear layers behind it, for a norm of heads, and for the feed-forward part. Counted in Llama and Qwen3. LoRA
+casts the inputs of its matrices to float32, which comes on top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model that its memory follows from."""
+
+    parameters: int
+    adapted: Mapping[str, int]
+    """What LoRA of rank 1 adds to each layer that it can adapt, in parameters."""
+    layers: int
+    attending: int
+    """Layers that keep keys and values of every token."""
+    hidden: int
+    queries: int
+    """Heads times channels."""
+    keys: int
+    """Key-value heads times channels; values have as many."""
+    ffn: int
+    """Width of the feed-forward part for one token: with experts, of all that the token visits."""
+    vocabulary: int
+    context: int
+    normed_heads: bool
+    """Whether queries and keys are normed."""
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """Read a transformers configuration. The model is made without memory for its weights, and counted."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from agentrl.models.folder import quiet_transformers
+
+        with quiet_transformers(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+        channels = getattr(text, "head_dim", None) or text.hidden_size // heads
+        kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+        return cls(
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            adapted=dict(_adapted(model)),
+            layers=text.num_hidden_layers,
+            attending=sum("linear" not in kind for kind in kinds),
+            hidden=text.hidden_size,
+            queries=heads * channels,
+            keys=(getattr(text, "num_key_value_heads", None) or heads) * channels,
+            ffn=_ffn(text),
+            vocabulary=text.vocab_size,
+            context=getattr(text, "max_position_embeddings", None) or 1 << 20,
+            normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+        )
+
+    def adapter(self, rank: int, targets: str | Sequence[str]) -> int:
+        """Parameters of a LoRA adapter."""
+        return rank * sum(added for name, added in self.adapted.items() if _is_target(name, targets))
+
+    def cache_bytes(self, itemsize: int) -> int:
+        """Keys and values of one token."""
+        return 2 * self.attending * self.keys * itemsize
+
+    def layer_bytes(self, itemsize: int, rank: int) -> int:
+        """What the backward pass of one layer holds of one token: what autograd saves, and the largest gradients."""
+        norms, head_norms, ffn = _SAVED[itemsize < 4, rank > 0]
+        both = self.queries + self.keys
+        saved = 2 * norms * self.hidden + 2 * both + ffn * self.ffn + (head_norms * both if self.normed_heads else 0)
+        gradients = 3 * self.ffn + 2 * self.hidden
+        inputs = 5 * self.hidden + self.queries + self.ffn if itemsize < 4 else 0
+        return itemsize * (saved + gradients) + (4 * (inputs + 7 * rank) if rank else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What of a TrainConfig decides about memory."""
+
+    itemsize: int
+    """Bytes of a weight."""
+    sequence: int
+    """Tokens of the longest episode."""
+    read: int
+    """Tokens that the learner reads at once."""
+    at_once: int
+    """Episodes in flight."""
+    checkpointing: bool | None
+    rank: int
+    """0: all weights are trained."""
+    targets: str | Sequence[str]
+    moments: int
+    """Bytes of a trained parameter in the optimizer."""
+    reference: bool
+    """Whether KL needs weights of its own."""
+    engine: Place
+    """inside: it samples from the learner's weights. beside: it has its own on the same device."""
+    sleeps: bool
+    on_gpu: bool
+
+    @classmethod
+    def of(cls, config: TrainConfig, shape: Shape, *, on_gpu: bool) -> Self:
+        sequence = _longest(config, shape.context)
+        given = config.engine_config
+        place: Place = "beside" if config.engine == "sglang" and not given.get("url") else "elsewhere"
+        sleep = given.get("sleep", "auto")
+        return cls(
+            itemsize=4 if config.dtype == "float32" else 2,
+            sequence=sequence,
+            read=max(sequence, config.micro_batch_tokens),
+            at_once=min(config.concurrency, config.prompts_per_step * config.group_size),
+            checkpointing=config.gradient_checkpointing,
+            rank=config.lora.rank if config.lora else 0,
+            targets=config.lora.targets if config.lora else "all-linear",
+            moments=2 if config.optimizer == "adamw_8bit" else 8,
+            reference=config.kl_coef > 0 and config.lora is None,
+            engine="inside" if config.engine == "local" else place,
+            sleeps=place == "beside" and on_gpu and sleep in ("auto", True),
+            on_gpu=on_gpu,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes on the device, part by part."""
+
+    weights: int
+    masters: int
+    """Float32 copies of the weights in training, or the float32 adapter."""
+    optimizer: int
+    reference: int
+    gradients: int
+    """While gradients add up."""
+    stepping: int
+    """Gradients in float32, while the optimizer steps. There are no activations then."""
+    activations: int
+    logits: int
+    engine: int
+    """The engine's own weights."""
+    cache: int
+    """Keys and values of one episode of the greatest length."""
+    prefill: int
+    fixed: int
+    asleep: bool
+    """Whether the engine's memory is free while the learner learns."""
+
+    @classmethod
+    def of(cls, shape: Shape, plan: Plan) -> Self:
+        size, count = plan.itemsize, shape.parameters
+        adapter = shape.adapter(plan.rank, plan.targets) if plan.rank else 0
+        trained = adapter or count
+        pass_bytes = (4 * shape.hidden + 3 * shape.ffn) * size * min(_PREFILL_TOKENS, plan.sequence)
+        return cls(
+            weights=count * size,
+            masters=4 * trained if adapter or size < 4 else 0,
+            optimizer=plan.moments * trained,
+            reference=count * size if plan.reference else 0,
+            gradients=trained * (4 if adapter else size),
+            stepping=4 * trained,
+            activations=_activations(shape, plan, count + adapter),
+            logits=_LOGITS_COPIES * min(PIECE_BYTES, 4 * plan.read * shape.vocabulary),
+            engine=count * size if plan.engine == "beside" else 0,
+            cache=shape.cache_bytes(size) * plan.sequence if plan.engine != "elsewhere" else 0,
+            prefill=pass_bytes if plan.engine != "elsewhere" else 0,
+            fixed=_GPU_BYTES if plan.on_gpu else 0,
+            asleep=plan.sleeps,
+        )
+
+    @property
+    def resident(self) -> int:
+        """What is there all the time."""
+        return self.weights + self.masters + self.optimizer + self.reference + self.fixed
+
+    @property
+    def learning(self) -> int:
+        """The peak while the learner learns."""
+        awake = 0 if self.asleep or not self.engine else self.engine + self.cache
+        backward = self.gradients + self.activations + self.logits
+        return self.resident + awake + max(backward, self.stepping)
+
+    @property
+    def rollout(self) -> int:
+        """The peak while one episode of the greatest length is played."""
+        return self.resident + self.engine + self.cache + self.prefill
+
+    @property
+    def peak(self) -> int:
+        return max(self.learning, self.rollout)
+
+    def episodes(self, memory: int) -> int:
+        """Longest episodes whose keys and values fit into so many bytes at once."""
+        return (memory - self.rollout + self.cache) // self.cache if self.cache else 1 << 20
+
+
+def _activations(shape: Shape, plan: Plan, parameters: int) -> int:
+    """All layers' inputs and one layer's inside with gradient checkpointing, else the inside of all layers."""
+    layer = shape.layer_bytes(plan.itemsize, plan.rank)
+    if wants_checkpointing(plan.checkpointing, parameters):
+        return plan.read * (shape.layers * shape.hidden * plan.itemsize + layer)
+    return plan.read * shape.layers * layer
+
+
+def _longest(config: TrainConfig, context: int) -> int:
+    limits = Limits.of(config.limits)
+    bounds: list[float] = [context, limits.context or math.inf, config.engine_config.get("max_context") or math.inf]
+    if limits.tokens:
+        bounds.append(limits.tokens + _PROMPT_TOKENS)
+    if limits.turn_tokens and limits.observation_tokens:
+        bounds.append(limits.turns * (limits.turn_tokens + limits.observation_tokens) + _PROMPT_TOKENS)
+    return int(min(bounds))
+
+
+def _adapted(model: Any) -> Iterator[tuple[str, int]]:
+    """The layers that peft adapts with all-linear: linear ones without the head, and experts with their routers."""
+    import torch
+
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and module is not head:
+            yield name, module.in_features + module.out_features
+        elif type(module).__name__.endswith("Router"):
+            yield name, sum(module.weight.shape)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 3:  # the weights of all experts; peft doubles the rank of two that are one
+            yield name, parameter.shape[0] * sum(parameter.shape[1:]) * (2 if name.endswith("gate_up_proj") else 1)
+
+
+def _ffn(text: Any) -> int:
+    experts = getattr(text, "num_experts_per_tok", None)
+    if not experts:
+        return int(text.intermediate_size)
+    width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
+    shared = getattr(text, "shared_expert_intermediate_size", None) or 0
+    shared += (getattr(text, "n_shared_experts", None) or 0) * width
+    return int(experts * width + shared)
+
+
+def _is_target(name: str, targets: str | Sequence[str]) -> bool:
+    """Whether peft adapts a layer. `targets` is all-linear, a regular expression or a list of names."""
+    if isinstance(targets, str):
+        return targets == "all-linear" or re.fullmatch(targets, name) is not None
+    return any(name == target or name.endswith(f".{target}") for target in targets)

@@ -1,0 +1,160 @@
+"""What is said about memory before a run begins: what it needs, what is free, and which option would make it fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.models import load_config
+from agentrl.train.config import LoRAConfig, TrainConfig
+from agentrl.train.memory import Need, Plan, Shape
+
+log = logging.getLogger("agentrl")
+
+_WORTH_SAYING = 10**9
+_SHORTEST = 1024
+"""Tokens of an episode, below which no shorter one is proposed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A setting that saves memory: what the user writes, and the configuration with it."""
+
+    words: str
+    apply: Callable[[TrainConfig], TrainConfig]
+
+
+def memory_lines(config: TrainConfig, model: str, device: str) -> list[str]:
+    """One or two lines about a run on a device (`cpu`, `cuda`), the last a warning if it does not fit.
+
+    Empty if it needs less than a gigabyte. A model that cannot be counted gets no lines. Raises ConfigError if `model`
+    has no configuration that can be read.
+    """
+    found = load_config(model)
+    try:
+        shape = Shape.of(found)
+        return list(_lines(config, shape, free_memory(device), on_gpu=device != "cpu"))
+    except Exception:  # the boundary of foreign configurations: no run ends for want of arithmetic
+        log.debug("memory cannot be told in advance", exc_info=True)
+        return []
+
+
+def _lines(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> Iterator[str]:
+    plan = Plan.of(config, shape, on_gpu=on_gpu)
+    need = Need.of(shape, plan)
+    if need.peak - need.fixed < _WORTH_SAYING:
+        return
+    where = "on this GPU" if on_gpu else "in RAM"
+    yield (
+        f"memory, by arithmetic: learning {_gb(need.learning)} ({_parts(need)}), playing one episode of "
+        f"{plan.sequence:,} tokens {_gb(need.rollout)}; {_gb(free)} free {where}"
+    )
+    if need.peak > free:
+        remedies = ways_to_fit(config, shape, free, on_gpu=on_gpu)
+        then = (
+            f"{' and '.join(remedies)} would make it fit" if remedies else "no option makes it fit; take a smaller one"
+        )
+        yield f"warning: this model does not fit {where}: {then}"
+    elif (room := need.episodes(free)) < plan.at_once:
+        remedy = "; more wait" if plan.engine == "beside" else f": if all get so long, set concurrency={room}"
+        yield f"memory: room for {room} episodes of {plan.sequence:,} tokens at once{remedy}"
+
+
+def ways_to_fit(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> list[str]:
+    """The first option that alone makes a run fit, or the first few that do so together. Empty if none do."""
+
+    def fits(options: Sequence[_Option]) -> bool:
+        changed = config
+        for option in options:
+            changed = option.apply(changed)
+        return Need.of(shape, Plan.of(changed, shape, on_gpu=on_gpu)).peak <= free
+
+    options = list(_options(config, shape, on_gpu=on_gpu))
+    for option in options:
+        if fits([option]):
+            return [option.words]
+    chosen: list[_Option] = []
+    for option in options:
+        chosen = [
+            *(other for other in chosen if other.words.partition("=")[0] != option.words.partition("=")[0]),
+            option,
+        ]
+        if fits(chosen):
+            break
+    else:
+        return []
+    for option in chosen[:-1]:
+        if fits(less := [other for other in chosen if other is not option]):
+            chosen = less
+    return [option.words for option in chosen]
+
+
+def _options(config: TrainConfig, shape: Shape, *, on_gpu: bool) -> Iterator[_Option]:
+    """What may save memory, the cheapest first."""
+    plan = Plan.of(config, shape, on_gpu=on_gpu)
+    if config.gradient_checkpointing is False:
+        yield _setting("gradient_checkpointing=true", gradient_checkpointing=True)
+    if plan.engine == "beside" and on_gpu and not plan.sleeps:
+        yield _setting("engine_config.sleep=true", engine_config={**config.engine_config, "sleep": True})
+    if on_gpu and config.lora is None and config.optimizer == "adamw":
+        yield _setting("optimizer=adamw_8bit", optimizer="adamw_8bit")
+    if config.lora is None:
+        yield _setting("lora.rank=16", lora=LoRAConfig(rank=16, alpha=32))
+    if config.dtype == "float32":
+        yield _setting("dtype=bfloat16", dtype="bfloat16")
+    tokens = plan.sequence
+    if config.micro_batch_tokens > tokens:
+        yield _setting(f"micro_batch_tokens={tokens}", micro_batch_tokens=tokens)
+    while (tokens := 1 << (tokens - 1).bit_length() - 1) >= _SHORTEST:
+        limits = {**config.limits, "context": tokens}
+        yield _setting(
+            f"limits.context={tokens}", limits=limits, micro_batch_tokens=min(config.micro_batch_tokens, tokens)
+        )
+
+
+def _setting(words: str, **values: Any) -> _Option:
+    return _Option(words, lambda config: config.model_copy(update=values))
+
+
+def _parts(need: Need) -> str:
+    """The largest parts of learning first."""
+    backward = need.gradients + need.activations + need.logits >= need.stepping
+    parts = {
+        "weights": need.weights,
+        "float32 weights": need.masters,
+        "optimizer": need.optimizer,
+        "KL's reference": need.reference,
+        "gradients": need.gradients if backward else need.stepping,
+        "activations": need.activations + need.logits if backward else 0,
+        "engine": 0 if need.asleep or not need.engine else need.engine + need.cache,
+        "CUDA": need.fixed,
+    }
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {size / 1e9:.1f}" for name, size in ordered if size >= 5e7)
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def free_memory(device: str) -> int:
+    """Bytes that are free on a device now; for `cpu` of RAM, and of what this container may use."""
+    if device != "cpu":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
+    found = Path("/proc/meminfo").read_text(encoding="ascii").split("MemAvailable:")[1].split()[0]
+    return min([int(found) * 1024, *container_room()])
+
+
+def container_room(folder: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """What the cgroup leaves, if it has a bound."""
+    try:
+        bound, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return
+    if bound != "max":
+        yield int(bound) - int(used)
