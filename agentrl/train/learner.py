@@ -189,19 +189,28 @@ class Learner:
         """Clip, step and clear; return the gradient's norm. Raises DivergedError and leaves the weights unchanged."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm).item()
         finite = math.isfinite(loss) and math.isfinite(norm)
-        for parameter, master in self._rounded:
-            master.grad = None if parameter.grad is None else parameter.grad.float()
+        if finite:
+            self._step(optimizers)
+        for parameter in self.parameters:
             parameter.grad = None
-        for optimizer in optimizers:
-            if finite:
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for parameter, master in self._rounded:
-                parameter.copy_(master)
         if not finite:
             raise DivergedError(f"the loss is {loss}, its gradient's norm {norm}; {remedy}")
         return norm
+
+    @torch.no_grad()
+    def _step(self, optimizers: Sequence[Optimizer]) -> None:
+        """Step all optimizers. Float32 copies are stepped one by one, so that only one has its gradient in float32."""
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        for parameter, master in self._rounded:
+            if parameter.grad is None:
+                continue
+            master.grad, parameter.grad = parameter.grad.float(), None
+            for optimizer in optimizers:
+                optimizer.step()  # passes over what has no gradient
+            master.grad = None
+            parameter.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer, the process's random states, and the float32 copies of bfloat16 weights."""

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentrl.models import tiny_model
-from agentrl.train.batch import Row
+from agentrl.models import load_model, tiny_model
+from agentrl.train.batch import Row, micro_batches
+from agentrl.train.config import WarmStartConfig
 from agentrl.train.learner import DivergedError, Learner, Schedule
+from agentrl.train.warm_start import make_optimizers
 
 
 def rows(learner, n=8):
@@ -215,6 +217,38 @@ def test_small_steps_add_up_in_bfloat16(make_config):
     assert (masters - before).abs().median() > 5e-6
     assert torch.equal(weights(learner), masters.bfloat16()), "what samples and learns is the masters, rounded"
     assert weights(learner).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_copies_are_stepped_one_by_one_as_if_all_at_once(make_config, kind):
+    """In bfloat16, with a float32 parameter among them; two updates, so that the moments count."""
+    model = load_model(make_config().model, dtype="bfloat16")
+    model.model.norm.float().register_forward_hook(lambda module, inputs, output: output.bfloat16())
+    learner = Learner(model, make_config(dtype="bfloat16", minibatches=1))
+    given = rows(Learner(tiny_model(seed=0), make_config()))
+    warm = WarmStartConfig(demonstrations="unused", optimizer=kind)
+    optimizers = make_optimizers(model, learner.masters, warm)
+    twins = [master.detach().clone().requires_grad_() for master in learner.masters]
+    at_once = make_optimizers(model, twins, warm)
+    most = []
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(lambda *_: most.append(sum(m.grad is not None for m in learner.masters)))
+
+    for _ in range(2):
+        [micro] = micro_batches(given, 10_000, learner.device)
+        loss = -(micro.weights * micro.model_log_probs(model)).sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), learner.config.max_grad_norm)
+        for parameter, twin in zip(model.parameters(), twins, strict=True):
+            twin.grad = parameter.grad.float()
+            parameter.grad = None
+        for optimizer in at_once:
+            optimizer.step()
+        learner.imitate(given, optimizers, 10_000)
+        assert all(torch.equal(a, b) for a, b in zip(learner.masters, twins, strict=True))
+        pairs = zip(model.parameters(), twins, strict=True)
+        assert all(torch.equal(p, twin.to(p.dtype)) and p.grad is None for p, twin in pairs)
+    assert max(most) == 1
 
 
 def test_in_float32_the_parameters_are_their_own_masters(make_config):
