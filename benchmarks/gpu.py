@@ -1,215 +1,181 @@
-"""A small real model on one GPU: the demo's task and a longer search, in bfloat16, from a warm start through RL.
+"""Everything that trains, on one GPU: `make gpu`, in parts of ten minutes, going on where it stopped.
 
-    make bench-gpu         # python -m benchmarks.gpu [--device cuda] [--model smollm2-135m] [--steps 60]
+    make gpu                         # all parts; python -m benchmarks.gpu is the same
+    make gpu PART=search-lora        # one of them: demo, search-full, search-lora, megatron
+    make gpu DEVICE=cpu              # small, in a few minutes: shows that it works, and nothing about a GPU
+    make gpu DATA=FOLDER             # a real corpus: corpus.jsonl and qa.jsonl in Search-R1's formats
+    make gpu-wheels WHEELS=FOLDER    # on a machine with a network: what a GPU without one needs
+    make gpu WHEELS=FOLDER           # there: installs from that folder alone
 
-LocalEngine samples, the embedded trainer learns, both from the same weights on the same device. With `--device cpu` it
-shows that the command works, and nothing about a GPU: the results say which it was.
+demo          the demo's task: a model made from a seed learns to search by reward
+search-full   the embedded trainer with smollm2-135m in bfloat16 as Search-R1: warm start, then RL, of all weights
+search-lora   the same with LoRA
+megatron      the demo's task through slime's code into Megatron-Core (examples/slime_on_one_device; needs SLIME_SRC)
+
+A part stops after --seconds, at a checkpoint, and the program ends with 3: the same command goes on, and leaves out
+what is finished. The state lies in --out. Each part is a process of its own, so its memory is measured alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import platform
-import statistics
-import time
-from collections import defaultdict
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
-
-from agentrl.models import load_model, load_tokenizer, save_model
-from agentrl.render import load_renderer
-from agentrl.rollout.evaluate import Evaluation
-from agentrl.train import Summary, TrainConfig, Trainer, train
-
-RESULTS = Path(__file__).resolve().parent / "results"
-ENV = "agentrl_envs.fact_search:FactSearch"
-console = Console(highlight=False)
-
-RUNS: dict[str, dict[str, Any]] = {
-    "demo": {"limits": {"turns": 4, "turn_tokens": 64, "context": 512}},
-    "search": {"env_config": {"passages": 3}, "limits": {"turns": 4, "turn_tokens": 64, "context": 1024}},
-}
-"""The demo's questions with one passage an answer, and with three to read."""
-
-PRETRAINED: dict[str, Any] = {"learning_rate": 1e-5, "micro_batch_tokens": 16384}
-FROM_SCRATCH: dict[str, Any] = {"learning_rate": 3e-4}
-WARM_START: dict[str, dict[str, Any]] = {
-    "pretrained": {"steps": 150, "learning_rate": 1e-4, "micro_batch_tokens": 16384},
-    "from scratch": {"steps": 1000, "learning_rate": 3e-3, "optimizer": "muon", "context_weight": 1.0},
-}
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PARTS = ("demo", "search-full", "search-lora", "megatron")
+SECONDS = 540
+UNFINISHED = 3
+"""The exit status when a part has to go on."""
 
 
-def main() -> None:
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the results depend on. A folder of results is of one kind."""
+
+    device: str
+    model: str
+    data: str | None
+    """A folder with corpus.jsonl and qa.jsonl; None for what the repository makes itself."""
+
+    @property
+    def small(self) -> bool:
+        return self.device == "cpu"
+
+
+@dataclass(slots=True)
+class State:
+    """What a folder of results holds: each part's status, and its figures so far."""
+
+    settings: Settings
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, settings: Settings) -> State:
+        """The state in `folder`, or a new one. Raises ValueError if it is of other settings."""
+        file = folder / "state.json"
+        if not file.exists():
+            return cls(settings)
+        found = json.loads(file.read_text(encoding="utf-8"))
+        for name, now in asdict(settings).items():
+            if (was := found["settings"].get(name)) != now:
+                raise ValueError(f"{folder} holds results with {name} {was}, not {now}: choose another --out, or {was}")
+        return cls(settings, found["parts"])
+
+    def write(self, folder: Path) -> None:
+        whole = json.dumps(asdict(self), indent=1) + "\n"
+        scratch = folder / ".state.json"  # a kill must not leave half a file
+        scratch.write_text(whole, encoding="utf-8")
+        scratch.rename(folder / "state.json")
+
+    def to_do(self, asked: Sequence[str]) -> list[str]:
+        """The parts that are not finished, in the order of PARTS."""
+        return [name for name in PARTS if name in asked and self.parts.get(name, {}).get("status") != "finished"]
+
+
+def merged(state: State, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """All that is known, as it is committed: no path of this machine in it."""
+    settings = asdict(state.settings) | {"data": "given" if state.settings.data else "made by the repository"}
+    parts = {name: state.parts.get(name, {"status": "not run", "why": "not asked for"}) for name in PARTS}
+    return {
+        "date": date.today().isoformat(),
+        "ran_on_a_gpu": state.settings.device == "cuda",
+        **machine,
+        **settings,
+        "small": state.settings.small,
+        "parts": parts,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args, settings = parse(arguments)
+    try:
+        state = State.read(args.out, settings)
+    except ValueError as exc:
+        print(exc, file=sys.stderr)
+        return 2
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in state.to_do(args.part):
+        print(f"== {name}", flush=True)
+        state.parts[name] = run_part(name, args.out / name, settings, args.seconds)
+        state.write(args.out)
+        say(name, state.parts[name])
+        args.results.write_text(json.dumps(merged(state, machine(settings.device)), indent=1) + "\n", encoding="utf-8")
+    statuses = {name: state.parts[name]["status"] for name in args.part}
+    print(f"{', '.join(f'{name}: {status}' for name, status in statuses.items())}; written to {args.results}")
+    if "failed" in statuses.values():
+        return 1
+    return UNFINISHED if "unfinished" in statuses.values() else 0
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Settings]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--model", default="smollm2-135m", help="smollm2-135m, tiny or a Hugging Face folder")
-    parser.add_argument("--steps", type=int, default=60, help="of RL")
-    parser.add_argument("--warm-steps", type=int, help="of the warm start")
-    parser.add_argument("--prompts", type=int, default=16, help="a step, each played eight times")
-    parser.add_argument("--eval-tasks", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=Path(f"runs/bench-gpu-{int(time.time())}"))
-    args = parser.parse_args()
-    on_gpu = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
-    model = prepare(args.model, args.out / "model")
-    keys = common(args, model) | {"device": "cuda" if on_gpu else "cpu"}
-    runs = {name: measure(name, args.out / name, keys | own, on_gpu=on_gpu) for name, own in RUNS.items()}
-    result = {
-        "date": date.today().isoformat(),
-        "ran_on_a_gpu": on_gpu,
-        "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {os.cpu_count()} cores, {platform.machine()}",
-        "torch": torch.__version__,
-        "model": args.model,
-        "dtype": args.dtype,
-        "options": {name: getattr(args, name) for name in ("steps", "warm_steps", "prompts", "eval_tasks")},
-        "runs": runs,
-    }
-    show(result)
-    file = RESULTS / f"gpu_{'cuda' if on_gpu else 'on_cpu'}.json"
-    file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    console.print(f"written to {file}" + ("" if on_gpu else "; this was not run on a GPU"))
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
+    parser.add_argument("--model", help="of the search: smollm2-135m (on a CPU tiny), or a Hugging Face folder")
+    parser.add_argument("--data", type=Path, help="a folder with corpus.jsonl and qa.jsonl")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of a part in this call ({SECONDS})")
+    parser.add_argument("--out", type=Path, help="a folder for the state (runs/gpu-cuda, runs/gpu-cpu)")
+    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    import torch
+
+    found = torch.cuda.is_available()
+    if args.device == "cuda" and not found:
+        parser.error("--device cuda: torch sees no GPU; DEVICE=cpu runs it small")
+    device = ("cuda" if found else "cpu") if args.device == "auto" else args.device
+    for name in ("corpus.jsonl", "qa.jsonl") if args.data else ():
+        if not (args.data / name).is_file():
+            parser.error(f"--data {args.data}: no {name} in it")
+    if args.seconds <= 0:
+        parser.error(f"--seconds {args.seconds:g}: give a time in which something can be done")
+    args.out = (args.out or ROOT / "runs" / f"gpu-{device}").absolute()
+    args.results = args.results or RESULTS / f"gpu_{_slug(device)}.json"
+    model = args.model or ("tiny" if device == "cpu" else "smollm2-135m")
+    return args, Settings(device, model, str(args.data.absolute()) if args.data else None)
 
 
-def prepare(model: str, folder: Path) -> str:
-    """The model, in a folder with `tiny`'s chat template if its own cannot carry a tool call: SmolLM2's cannot."""
-    tokenizer = load_tokenizer(model)
-    if load_renderer(tokenizer).certificate.capabilities["calls"]:
-        return model
-    tokenizer.chat_template = load_tokenizer("tiny").chat_template
-    save_model(load_model(model), tokenizer, folder)
-    return str(folder)
+def run_part(name: str, folder: Path, settings: Settings, seconds: float) -> dict[str, Any]:
+    """One part in a process of its own; what it says of itself, or that it failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job = {"part": name, "folder": str(folder), "seconds": seconds, "small": settings.small, **asdict(settings)}
+    said = folder / "said.json"
+    said.unlink(missing_ok=True)
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_parts", json.dumps(job)], cwd=ROOT, check=False)
+    if done.returncode or not said.exists():
+        return {"status": "failed", "why": f"exit status {done.returncode}; its output says more"}
+    found: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
+    return found
 
 
-def common(args: argparse.Namespace, model: str) -> dict[str, Any]:
-    """What the runs share; a model made from a seed wants other learning rates than one that can read."""
-    scratch = args.model == "tiny"
-    warm_start = WARM_START["from scratch" if scratch else "pretrained"]
-    return {
-        **(FROM_SCRATCH if scratch else PRETRAINED),
-        "env": ENV,
-        "model": model,
-        "dtype": args.dtype,
-        "steps": args.steps,
-        "prompts_per_step": args.prompts,
-        "eval_tasks": args.eval_tasks,
-        "eval_every": 10,
-        "kl_coef": 1e-3,  # so that every group is read, and training is measured from the first step on
-        "warm_start": {**warm_start, **({"steps": args.warm_steps} if args.warm_steps else {})},
-    }
+def _slug(device: str) -> str:
+    """on_cpu, or the GPU's name: nvidia_h200, say."""
+    return re.sub(r"\W+", "_", machine(device)["machine"].lower()) if device == "cuda" else "on_cpu"
 
 
-def measure(name: str, out: Path, keys: dict[str, Any], *, on_gpu: bool) -> dict[str, Any]:
-    """One run, and what came of it."""
-    console.print(f"[bold]{name}[/]")
-    data, held_out, demonstrations = record(out / "data", keys)
-    warm_start = {**keys["warm_start"], "demonstrations": demonstrations}
-    files = {"data": data, "eval_data": held_out, "out": out / "run", "warm_start": warm_start}
-    seconds: dict[str, float] = defaultdict(float)
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    summary = train(TrainConfig.make(**{**keys, **files}), trainer=timed(seconds), console=console)
-    steps = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {
-        **figures(summary, steps, seconds),
-        "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if on_gpu else None,
-    }
+def machine(device: str) -> dict[str, str]:
+    import torch
+
+    cpu = f"CPU, {os.cpu_count()} cores, {platform.machine()}"
+    return {"machine": torch.cuda.get_device_name() if device == "cuda" else cpu, "torch": torch.__version__}
 
 
-def figures(summary: Summary, steps: list[dict[str, Any]], seconds: dict[str, float]) -> dict[str, Any]:
-    """tokens/s are medians over the steps: sampled ones of the rollout, read ones of the training."""
-    warm_start = seconds.pop("warm_start_tokens") / seconds["warm_start"]
-    phases: dict[str, float] = {
-        **seconds,
-        **{name: sum(step[f"{name}_s"] for step in steps) for name in ("rollout", "train")},
-    }
-    return {
-        "held_out_greedy_reward": {
-            "before": summary.eval_start,
-            "after the warm start": summary.eval_warm,
-            "after RL": summary.eval_final,
-        },
-        "rollout_tokens_per_second": round(statistics.median(s["rollout_tokens_per_second"] for s in steps), 1),
-        "train_tokens_per_second": round(statistics.median(s["train_tokens_per_second"] for s in steps), 1),
-        "warm_start_tokens_per_second": round(warm_start, 1),
-        "seconds": {name: round(value, 1) for name, value in phases.items()} | {"all": summary.seconds},
-        "logprob_diff_mean": max(step["logprob_diff_mean"] for step in steps),
-        "logprob_diff_max": max(step["logprob_diff_max"] for step in steps),
-        "curve": [round(step["reward_mean"], 4) for step in steps],
-    }
-
-
-def timed(seconds: dict[str, float]) -> type[Trainer]:
-    """A Trainer that adds to `seconds` what its metrics leave out, and the tokens of the warm start."""
-
-    class Timed(Trainer):
-        async def warm_start(self) -> None:
-            began = time.monotonic()
-            await super().warm_start()
-            seconds["warm_start"] += time.monotonic() - began
-            config = self.config.warm_start
-            assert config is not None
-            seconds["warm_start_tokens"] += (
-                config.steps
-                * config.batch_size
-                * statistics.fmean(len(demonstration.tokens) for demonstration in self.demonstrations)
-            )
-
-        async def evaluate(self, name: str) -> Evaluation:
-            began = time.monotonic()
-            found = await super().evaluate(name)
-            seconds["evaluation"] += time.monotonic() - began
-            return found
-
-    return Timed
-
-
-def record(folder: Path, keys: dict[str, Any]) -> tuple[Path, Path, Path]:
-    """Questions, held-out ones, and the mediocre player's demonstrations in this model's tokens."""
-    from agentrl import EnvFactory
-    from agentrl.rollout.tasks import load_tasks
-    from agentrl.testing import rollout
-    from agentrl.types import Limits
-    from agentrl_envs.fact_search import mediocre, write_tasks
-
-    data, held_out = write_tasks(folder)
-    renderer = load_renderer(load_tokenizer(keys["model"]))
-    batch = 32
-    tasks = load_tasks(data, split="train")[: min(6000, keys["warm_start"]["steps"] * batch)]
-
-    async def play() -> list[str]:
-        async with EnvFactory(ENV, keys.get("env_config", {})) as envs:
-            limits = Limits(**keys["limits"])
-            played = [
-                await rollout(envs.make(), task, mediocre(task), renderer=renderer, limits=limits) for task in tasks
-            ]
-        return [json.dumps(trajectory.to_json()) + "\n" for trajectory in played]
-
-    file = folder / "demonstrations.jsonl"
-    file.write_text("".join(asyncio.run(play())), encoding="utf-8")
-    return data, held_out, file
-
-
-def show(result: dict[str, Any]) -> None:
-    console.print(f"{result['model']} in {result['dtype']} on {result['device']}")
-    runs = list(result["runs"].values())
-    table = Table("", *result["runs"], show_edge=False)
-    for name in ("rollout_tokens_per_second", "train_tokens_per_second", "warm_start_tokens_per_second"):
-        table.add_row(name.replace("_", " "), *(f"{run[name]:,.0f}" for run in runs))
-    for name in ("seconds", "held_out_greedy_reward"):
-        for part in runs[0][name]:
-            table.add_row(
-                f"{name.replace('_', ' ')}: {part.replace('_', ' ')}", *(str(run[name][part]) for run in runs)
-            )
-    console.print(table)
+def say(name: str, part: Mapping[str, Any]) -> None:
+    """The lines of a part that a person wants to see."""
+    print(f"{name}: {part['status']}{', ' + part['why'] if 'why' in part else ''}")
+    for key, value in part.get("result", {}).items():
+        print(f"  {key.replace('_', ' ')}: {json.dumps(value)}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

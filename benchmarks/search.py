@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import date
 from pathlib import Path
@@ -77,15 +77,20 @@ async def serving(corpus: Path) -> AsyncIterator[Server]:
         await server.stop()
 
 
-def tasks_of(folder: Path, *, titles: bool, form: str) -> list[Task]:
+def questions(folder: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """The questions of a folder, each with the titles of the passages that support its answer."""
     names = {}
-    for line in (folder / "corpus.jsonl").open(encoding="utf-8"):
-        row = json.loads(line)
-        names[row["id"]] = row["contents"].partition("\n")[0].strip('"')
+    with (folder / "corpus.jsonl").open(encoding="utf-8") as corpus:
+        for row in map(json.loads, corpus):
+            names[row["id"]] = row["contents"].partition("\n")[0].strip('"')
+    with (folder / "qa.jsonl").open(encoding="utf-8") as asked:
+        for qa in map(json.loads, asked):
+            yield qa, qa.get("supporting_titles") or [names[one] for one in qa.get("supporting_ids", ())]
+
+
+def tasks_of(folder: Path, *, titles: bool, form: str) -> list[Task]:
     found = []
-    for line in (folder / "qa.jsonl").open(encoding="utf-8"):
-        qa = json.loads(line)
-        known = qa.get("supporting_titles") or [names[one] for one in qa["supporting_ids"]]
+    for qa, known in questions(folder):
         extra = {"searches": [qa["question"], *(known if titles else ())]}
         row = make_row(qa["question"], qa["golden_answers"], source=qa["source"], extra=extra, form=form)  # type: ignore[arg-type]
         metadata = {"data_source": row["data_source"], "extra_info": extra}

@@ -58,7 +58,9 @@ def slime_args(**own: Any) -> Namespace:
     return Namespace(**{**yaml.safe_load(FLAGS.read_text(encoding="utf-8")), **own})
 
 
-def rollout_args(slime: SimpleNamespace, *, url: str, model: Path, data: Path, env: str, **own: Any) -> Namespace:
+def rollout_args(
+    slime: SimpleNamespace, *, url: str, model: Path, data: Path, env: str, reward: str | None, **own: Any
+) -> Namespace:
     """The flags of slime's command line: checkpoint, data, router and agentrl's own configuration."""
     host, _, port = url.removeprefix("http://").partition(":")
     held_out = slime.eval_config(name="held_out", path=str(data / "held_out.jsonl"), **_GREEDY)
@@ -68,7 +70,7 @@ def rollout_args(slime: SimpleNamespace, *, url: str, model: Path, data: Path, e
         eval_datasets=[held_out],
         sglang_router_ip=host,
         sglang_router_port=int(port),
-        agentrl={"env": env, "limits": {"turns": 4, "turn_tokens": 48}},
+        agentrl={"env": env, "reward": reward, "limits": {"turns": 4, "turn_tokens": 48}},
         **own,
     )
 

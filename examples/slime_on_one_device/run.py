@@ -66,6 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="Hugging Face folder to start from (none: warm-start the tiny one)")
     parser.add_argument("--data", type=Path, default=Path("runs/demo/data"), help="train.jsonl and held_out.jsonl")
     parser.add_argument("--env", default=FACT_SEARCH, help=f"the environment ({FACT_SEARCH})")
+    parser.add_argument("--reward", help="path of a reward function that replaces the environment's")
     parser.add_argument("--steps", type=int, default=200, help="rollouts")
     parser.add_argument("--prompts", type=int, default=16, help="prompts of a rollout")
     parser.add_argument("--group", type=int, default=8, help="episodes of a prompt")
@@ -104,7 +105,8 @@ def warm_start(options: argparse.Namespace) -> Path:
             return run / "model"
         subprocess.run([sys.executable, "-m", "agentrl_envs.fact_search", data], check=True)
         subprocess.run([*agentrl, "play", FACT_SEARCH, *play, "--out", demonstrations], check=True)
-        subprocess.run([*agentrl, "train", "--config", config, *files, "--steps", "0", "--out", run], check=True)
+        own = ["--set", f"device={options.device}", "--steps", "0", "--out", run]
+        subprocess.run([*agentrl, "train", "--config", config, *files, *own], check=True)
     return run / "model"
 
 
@@ -190,7 +192,7 @@ class Stopped:
 
 def settings(options: argparse.Namespace) -> dict[str, str]:
     """What must stay the same when a run goes on."""
-    kept = ("model", "data", "env", "prompts", "group", "updates", "learning_rate", "dp", "dtype")
+    kept = ("model", "data", "env", "reward", "prompts", "group", "updates", "learning_rate", "dp", "dtype")
     return {name: str(getattr(options, name)) for name in kept}
 
 
@@ -259,6 +261,7 @@ def make_host(trainer: Trainer, url: str, options: argparse.Namespace) -> Host:
         model=options.model,
         data=options.data,
         env=options.env,
+        reward=options.reward,
         over_sampling_batch_size=options.prompts,
         **sizes(options),
         save=str(options.out),

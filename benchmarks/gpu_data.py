@@ -1,0 +1,124 @@
+"""Tasks, a corpus and demonstrations for the parts of benchmarks.gpu that use the embedded trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agentrl import EnvFactory, Task, Trajectory
+from agentrl.engine.scripted import Turn
+from agentrl.models import load_tokenizer
+from agentrl.render import load_renderer
+from agentrl.rollout.tasks import load_tasks
+from agentrl.testing import rollout
+from agentrl.types import Limits
+from agentrl_envs.search_r1 import make_row, searcher, write_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+_HELD_OUT = 0.2
+"""Share of the questions of a corpus that was given. Search-R1's has 960."""
+_FEW = 600
+"""Questions to train on, of those the repository makes itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    train: Path
+    held_out: Path
+    corpus: Path | None
+    player: Callable[[Task], Generator[Turn, str, None]]
+    """Whose episodes the warm start imitates."""
+    about: str
+
+
+def demo_data(folder: Path) -> Data:
+    from agentrl_envs.fact_search import mediocre, write_tasks
+
+    train, held_out = write_tasks(folder)
+    return Data(train, held_out, None, mediocre, "the demo's questions about cities and countries")
+
+
+def search_data(folder: Path, given: str | None, *, plain: bool) -> Data:
+    """Questions and a corpus. `plain`: a prompt is the question alone, for a model that spells most words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = _given(folder, Path(given)) if given else _made(folder)
+    for file in files:
+        rows = [json.loads(line) for line in _lines(file)]
+        write_lines(file, ({**row, "prompt": _prompt(row, plain)} for row in rows))
+    passages, train, held_out = (len(_lines(file)) for file in (folder / "corpus.jsonl", *files))
+    source = "the corpus given" if given else "made by the repository, of cities and countries"
+    about = f"{source}: {passages} passages, {train} questions and {held_out} held out"
+    return Data(*files, folder / "corpus.jsonl", searcher, about)
+
+
+def _given(folder: Path, source: Path) -> tuple[Path, Path]:
+    """Rows of a corpus and its questions. A searcher looks up the question, then the titles that support its answer."""
+    from benchmarks.search import questions
+
+    shutil.copyfile(source / "corpus.jsonl", folder / "corpus.jsonl")  # its index is made beside it
+    with_searches = ({**qa, "searches": [qa["question"], *titles]} for qa, titles in questions(source))
+    write_lines(folder / "qa.jsonl", with_searches)
+    return write_rows(folder / "qa.jsonl", folder, test_share=_HELD_OUT)
+
+
+def _made(folder: Path) -> tuple[Path, Path]:
+    _, train, held_out = _facts().write(folder, train=_FEW)
+    return train, held_out
+
+
+def _facts() -> ModuleType:
+    file = ROOT / "examples/search_r1/facts.py"
+    spec = importlib.util.spec_from_file_location("search_r1_facts", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _prompt(row: Mapping[str, Any], plain: bool) -> Any:
+    question = row["prompt"][-1]["content"].rpartition("Question: ")[2].strip()
+    if plain:
+        return [{"role": "user", "content": question}]
+    return make_row(question, ["-"])["prompt"]
+
+
+def demonstrations(file: Path, data: Data, config: Mapping[str, Any], count: int) -> int:
+    """Record up to `count` episodes of the player in this model's tokens, those that earned nothing left out if the
+    task is to search: the mediocre player of the demo is to be imitated as it is. Returns how many there are."""
+    renderer = load_renderer(load_tokenizer(config["model"]))
+    tasks = load_tasks(data.train, split="train")[:count]
+    limits = Limits(**config["limits"])
+
+    async def play() -> list[dict[str, Any]]:
+        async with EnvFactory(config["env"], config.get("env_config", {})) as envs:
+            played = [
+                await rollout(envs.make(), task, data.player(task), renderer=renderer, limits=limits) for task in tasks
+            ]
+        return [trajectory.to_json() for trajectory in played if data.corpus is None or trajectory.reward]
+
+    rows = asyncio.run(play())
+    write_lines(file, rows)
+    return len(rows)
+
+
+def even(trajectory: Trajectory) -> float:
+    """The share of even tokens among those sampled: a reward that a model of a few steps can earn."""
+    sampled = [token for action in trajectory.actions for token in action.tokens]
+    return sum(token % 2 == 0 for token in sampled) / max(len(sampled), 1)
+
+
+def _lines(file: Path) -> list[str]:
+    with file.open(encoding="utf-8") as opened:  # str.splitlines would break a text at its own separators
+        return list(opened)
+
+
+def write_lines(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,395 @@
+"""One part of benchmarks.gpu, in a process of its own: python -m benchmarks.gpu_parts JOB (JSON). Writes said.json."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+
+from agentrl.errors import AgentRLError
+from agentrl.rollout.evaluate import Evaluation
+from agentrl.train import Summary, TrainConfig, Trainer, train
+from agentrl.train.trainer import Groups
+from benchmarks.gpu_data import ROOT, Data, demo_data, demonstrations, search_data
+
+console = Console(highlight=False)
+_REPLICATES = 2000
+_LORA = {"lora": {"rank": 16}}
+_WARM_LORA = {"learning_rate": 5e-4, "optimizer": "adamw"}
+"""Adapters want a larger learning rate than all weights; TrainConfig has one of its own for their RL."""
+
+_PRETRAINED: dict[str, Any] = {
+    "env": "agentrl_envs.search_r1:SearchR1",
+    "env_config": {"topk": 3, "response_tokens": 96},
+    "limits": {"turns": 3, "observation_tokens": 400, "context": 2048},
+    "learning_rate": 1e-5,
+    "micro_batch_tokens": 8192,
+    "warm_start": {"batch_size": 32, "learning_rate": 1e-4, "micro_batch_tokens": 8192},
+}
+"""Search-R1 for a model that can read, with room for three searches in the 2,048 tokens of SmolLM2."""
+_EVEN = "benchmarks.gpu_data:even"
+"""The reward of a small run: with the task's own nothing would be earned in it, so nothing learned or measured."""
+_CHAIN_NEEDS = ("megatron.core", "ray", "httpx", "sympy", "pylatexenc", "tqdm", "PIL", "requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of a part is done."""
+
+    warm_steps: int
+    steps: int
+    prompts: int
+    group: int
+    eval_tasks: int
+    demonstrations: int
+
+
+_ON_A_GPU = {
+    "demo": Size(1000, 80, 16, 8, 300, 6000),
+    "search": Size(150, 60, 16, 8, 200, 2000),
+    "megatron": Size(1000, 100, 16, 8, 300, 6000),
+}
+_SMALL = {
+    "demo": Size(10, 2, 4, 4, 16, 64),
+    "search": Size(6, 2, 2, 4, 8, 32),
+    "megatron": Size(0, 2, 4, 4, 16, 0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    part: str
+    folder: Path
+    seconds: float
+    small: bool
+    device: str
+    model: str
+    data: str | None
+
+    @property
+    def size(self) -> Size:
+        return (_SMALL if self.small else _ON_A_GPU)[self.part.partition("-")[0]]
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    job = Job(**{**_fields(job), "folder": Path(job.folder)})
+    try:
+        said = chain(job) if job.part == "megatron" else embedded(job)
+    except AgentRLError as exc:
+        said = {"status": "failed", "why": str(exc)}
+    (job.folder / "said.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+
+def _fields(job: Job) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in job.__slots__}
+
+
+# The embedded trainer
+
+
+def embedded(job: Job) -> dict[str, Any]:
+    """The demo, or a search, until its end or until its time is over."""
+    run, began = job.folder / "run", time.monotonic()
+    data = make_data(job)
+    config = make_config(job, data)
+    kept = Kept(job.folder / "kept.json")
+    if not (run / "config.yaml").exists():
+        recorded = job.folder / "demonstrations.jsonl"
+        kept.add("demonstrations", demonstrations(recorded, data, config, job.size.demonstrations))
+        config["warm_start"]["demonstrations"] = recorded
+        made, resume = TrainConfig.make(**config), False
+    else:
+        made, resume = TrainConfig.from_yaml(run / "config.yaml"), True
+    left = max(job.seconds - (time.monotonic() - began), 1.0)
+    try:
+        summary = train(made, resume=resume, trainer=timed(kept, left, job.device), console=console)
+    except asyncio.CancelledError:
+        step = len(lines(run / "metrics.jsonl"))
+        return {"status": "unfinished", "why": f"its time is over after step {step} of {made.steps}; run it again"}
+    finally:
+        kept.most("process_gib", max([peak_gib(job.device), *kept.peaks().values()]))
+        kept.write()
+    return {"status": "finished", "result": {"data": data.about, **figures(run, made, summary, kept)}}
+
+
+def make_data(job: Job) -> Data:
+    """Written by the part's first call, read by the later ones: a run goes on with the same questions."""
+    folder = job.folder / "data"
+    if job.part == "demo":
+        return demo_data(folder)
+    return search_data(folder, job.data, plain=job.model == "tiny")
+
+
+def make_config(job: Job, data: Data) -> dict[str, Any]:
+    """The keys of TrainConfig, but for the demonstrations."""
+    config, size = _base(job), job.size
+    warm = {**config["warm_start"], "steps": size.warm_steps}
+    if job.small:
+        warm["batch_size"] = 8
+    if job.part == "search-lora":
+        config = {key: value for key, value in config.items() if key != "learning_rate"} | _LORA
+        warm |= _WARM_LORA
+    if data.corpus is not None:
+        config["env_config"] = {**config["env_config"], "retriever": str(data.corpus)}
+    return {
+        **config,
+        "data": data.train,
+        "eval_data": data.held_out,
+        "out": job.folder / "run",
+        "device": job.device,
+        "dtype": "float32" if job.part == "demo" else "bfloat16",
+        "steps": size.steps,
+        "prompts_per_step": size.prompts,
+        "group_size": size.group,
+        "eval_tasks": size.eval_tasks,
+        "eval_every": 20,
+        "checkpoint_every": 20,
+        "warm_start": warm,
+        "reward": _EVEN if job.small else None,
+    }
+
+
+def _base(job: Job) -> dict[str, Any]:
+    if job.part == "demo":
+        return {**_yaml("fact_search"), "model": "tiny"}
+    if job.model != "tiny":
+        return {**_PRETRAINED, "model": job.model}
+    config = _yaml("search_r1")
+    if job.data is not None:  # longer passages than those of cities
+        config["limits"] = {"turns": 2, "observation_tokens": 300, "context": 1024}
+    return config
+
+
+def _yaml(example: str) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((ROOT / "examples" / example / "train.yaml").read_text(encoding="utf-8"))
+    return read
+
+
+class Kept:
+    """What is measured beside a run's own metrics, added up over the calls that it takes."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.values: dict[str, float] = defaultdict(float)
+        if file.exists():
+            self.values.update(json.loads(file.read_text(encoding="utf-8")))
+
+    def add(self, name: str, value: float) -> None:
+        self.values[name] += value
+
+    def most(self, name: str, value: float) -> None:
+        self.values[name] = max(self.values[name], value)
+
+    def peaks(self) -> dict[str, float]:
+        return {name[:-4]: value for name, value in self.values.items() if name.endswith("_gib")}
+
+    def write(self) -> None:
+        self.file.write_text(json.dumps(self.values, indent=1) + "\n", encoding="utf-8")
+
+
+def timed(kept: Kept, seconds: float, device: str) -> type[Trainer]:
+    """A Trainer that stops after so many seconds, as after Ctrl-C, and measures what its metrics leave out."""
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            kept.add(f"{name}_s", time.monotonic() - began)
+            if device == "cuda":  # of a CPU only the whole process's peak is known
+                kept.most(f"{name}_gib", peak_gib(device))
+
+    class Timed(Trainer):
+        async def run(self) -> Summary:
+            task = asyncio.current_task()
+            assert task is not None
+            timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
+            try:
+                return await super().run()
+            finally:
+                timer.cancel()
+
+        async def warm_start(self) -> None:
+            config, done = self.config.warm_start, self.position.warm_steps
+            assert config is not None
+            length = statistics.fmean(len(demonstration.tokens) for demonstration in self.demonstrations)
+            try:
+                with phase("warm_start"):
+                    await super().warm_start()
+            finally:
+                kept.add("warm_start_tokens", (self.position.warm_steps - done) * config.batch_size * length)
+
+        async def evaluate(self, name: str) -> Evaluation:
+            with phase("evaluation"):
+                return await super().evaluate(name)
+
+        async def collect(self, step: int) -> Groups:
+            with phase("rollout"):
+                return await super().collect(step)
+
+        def update(self, groups: Groups, step: int) -> dict[str, Any]:
+            with phase("train"):
+                return super().update(groups, step)
+
+    return Timed
+
+
+def figures(run: Path, config: TrainConfig, summary: Summary, kept: Kept) -> dict[str, Any]:
+    """What came of a finished run. tokens/s are medians over the steps that learned: sampled, and read in training."""
+    steps = lines(run / "metrics.jsonl")
+    learned = [step for step in steps if step["read_tokens"]] or steps
+    values = kept.values
+    names = {"before": "start", "after the warm start": "warm", "after RL": "final"}
+    held_out = {name: scores(run / "trajectories" / f"eval_{file}.jsonl") for name, file in names.items()}
+    return {
+        "model": str(config.model) if Path(config.model).name == config.model else Path(config.model).name,
+        "dtype": config.dtype,
+        "steps": summary.steps,
+        "demonstrations": int(values["demonstrations"]),
+        "reward": config.reward or "the task's own",
+        "held_out_greedy_reward": held_out,
+        "rollout_tokens_per_second": median(steps, "rollout_tokens_per_second"),
+        "train_tokens_per_second": median(learned, "train_tokens_per_second"),
+        "warm_start_tokens_per_second": round(values["warm_start_tokens"] / max(values["warm_start_s"], 1e-9), 1),
+        "seconds": {name[:-2]: round(value, 1) for name, value in values.items() if name.endswith("_s")},
+        "peak_gib": {name: round(value, 2) for name, value in kept.peaks().items()},
+        "engine_trainer_difference": difference(steps, "logprob_diff_mean", "logprob_diff_max"),
+        "curve": [round(step["reward_mean"], 4) for step in steps],
+        "held_out_curve": {str(s["step"]): round(s["eval_reward_mean"], 4) for s in steps if "eval_reward_mean" in s},
+    }
+
+
+def scores(file: Path) -> dict[str, Any]:
+    """The mean reward of an evaluation's episodes with its interval, of all and of each source of questions."""
+    episodes = lines(file)
+    found: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        found[str(episode["task"]["metadata"].get("data_source", "all"))].append(episode["reward"] or 0.0)
+    everything = score([reward for rewards in found.values() for reward in rewards])
+    return everything if len(found) < 2 else {**everything, "by_source": {name: score(r) for name, r in found.items()}}
+
+
+def score(rewards: Sequence[float]) -> dict[str, Any]:
+    """The mean, and the middle 95 % of the means of as many rewards drawn anew."""
+    draw, count = random.Random(0), len(rewards)
+    means = sorted(statistics.fmean(draw.choices(rewards, k=count)) for _ in range(_REPLICATES))
+    low, high = means[round(0.025 * _REPLICATES)], means[round(0.975 * _REPLICATES) - 1]
+    return {"mean": round(statistics.fmean(rewards), 4), "interval": [round(low, 4), round(high, 4)], "tasks": count}
+
+
+# slime and Megatron-Core
+
+
+def chain(job: Job) -> dict[str, Any]:
+    """examples/slime_on_one_device until its end, or until its time is over."""
+    if missing := cannot_run():
+        return {"status": "not run", "why": missing}
+    size, out = job.size, job.folder / "run"
+    command = [sys.executable, str(ROOT / "examples/slime_on_one_device/run.py"), "--device", job.device]
+    command += ["--dtype", "bfloat16", "--out", str(out), "--data", str(job.folder / "data")]
+    command += ["--steps", str(size.steps), "--prompts", str(size.prompts), "--group", str(size.group)]
+    command += ["--seconds", str(job.seconds)]
+    if job.small:
+        from agentrl.models import save_model, tiny_model, tiny_tokenizer
+        from agentrl_envs.fact_search import write_tasks
+
+        write_tasks(job.folder / "data", train=64, held_out=size.eval_tasks)
+        save_model(tiny_model(0), tiny_tokenizer(), job.folder / "tiny")
+        command += ["--model", str(job.folder / "tiny"), "--reward", _EVEN]
+    subprocess.run(command, cwd=job.folder, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
+    steps = lines(out / "metrics.jsonl")
+    if not (out / "summary.json").exists():
+        return {
+            "status": "unfinished",
+            "why": f"its time is over after step {len(steps)} of {size.steps}; run it again",
+        }
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return {"status": "finished", "result": chain_figures(summary, steps, small=job.small)}
+
+
+def cannot_run() -> str:
+    """Why the chain cannot run here; nothing if it can."""
+    if not os.environ.get("SLIME_SRC"):
+        return "SLIME_SRC is not set: give the root of slime's source"
+    missing = [name for name in _CHAIN_NEEDS if not _found(name)]
+    return f"{', '.join(missing)} not installed" if missing else ""
+
+
+def _found(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of its parent
+        return False
+
+
+def chain_figures(summary: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], *, small: bool) -> dict[str, Any]:
+    rates = {
+        f"{name}_tokens_per_second": round(statistics.median(step[tokens] / step[f"{name}_s"] for step in steps), 1)
+        for name, tokens in (("rollout", "sampled_tokens"), ("train", "read_tokens"))
+    }
+    return {
+        "data": "the demo's questions about cities and countries",
+        "model": "tiny",
+        "dtype": "bfloat16",
+        "steps": summary["steps"],
+        "reward": _EVEN if small else "the task's own",
+        "held_out_greedy_reward": {name: score(rewards) for name, rewards in summary["held_out_rewards"].items()},
+        **rates,
+        "seconds": {
+            name: round(sum(step[f"{name}_s"] for step in steps), 1) for name in ("rollout", "train", "handover")
+        },
+        "peak_gib": {"process": round(max(step["peak_gib"] for step in steps), 2)},
+        "engine_trainer_difference": difference(steps, "gap_mean", "gap_max"),
+        "curve": [round(step["reward"], 4) for step in steps],
+    }
+
+
+# Of both
+
+
+def difference(steps: Sequence[Mapping[str, Any]], mean: str, largest: str) -> dict[str, float]:
+    """How far engine and trainer are apart over the log-probs of the same tokens, in the worst of the steps."""
+    return {name: float(f"{max(step[key] for step in steps):.2g}") for name, key in (("mean", mean), ("max", largest))}
+
+
+def median(steps: Sequence[Mapping[str, Any]], name: str) -> float:
+    return round(statistics.median(step[name] for step in steps), 1)
+
+
+def peak_gib(device: str) -> float:
+    """The most memory since the last reset: of tensors on the GPU. On a CPU, of this process since it began."""
+    if device == "cuda":
+        return float(torch.cuda.max_memory_allocated() / 2**30)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    with file.open(encoding="utf-8") as opened:
+        return [json.loads(line) for line in opened]
+
+
+if __name__ == "__main__":
+    main()
