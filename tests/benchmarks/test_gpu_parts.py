@@ -15,7 +15,7 @@ from agentrl.train import TrainConfig
 from agentrl.types import Task
 from benchmarks import gpu_parts
 from benchmarks.gpu_data import Data, search_data
-from benchmarks.gpu_parts import Job, Kept, cannot_run, chain_figures, make_config, score, scores
+from benchmarks.gpu_parts import Job, Kept, arithmetic, cannot_run, chain_figures, make_config, score, scores
 
 JOB = {"seconds": 1.0, "small": False, "device": "cuda", "model": "smollm2-135m", "data": None}
 DATA = Data(Path("train.jsonl"), Path("held_out.jsonl"), Path("corpus.jsonl"), lambda task: iter(()), "a corpus")
@@ -70,6 +70,15 @@ def test_what_is_measured_adds_up_over_calls(tmp_path):
         kept.most("rollout_gib", gib)
         kept.write()
     assert Kept(tmp_path / "kept.json").values == {"rollout_s": 7.0, "rollout_gib": 2.0}
+
+
+def test_memory_by_arithmetic(tmp_path):
+    keys = config("demo", small=True, device="cpu")
+    keys["warm_start"]["demonstrations"] = tmp_path
+    found = arithmetic(TrainConfig.make(**keys))
+    assert found["weights"] == pytest.approx(508_000 * 4 / 2**30, abs=1e-3)
+    assert found["learning"] >= found["weights"] + found["optimizer"] > 2.9 * found["weights"]
+    assert "fixed" not in found
 
 
 def test_the_chain_says_why_it_cannot_run(monkeypatch):

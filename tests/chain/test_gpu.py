@@ -46,7 +46,7 @@ def test_all_parts_run_small(example, tmp_path):
     for result in (part["result"] for part in parts.values()):
         assert len(result["curve"]) == result["steps"] == 2
         assert min(result["rollout_tokens_per_second"], result["train_tokens_per_second"]) > 0
-        assert result["peak_gib"]["process"] > 0.1
+        assert result["peak_gib"]["process"] > result.get("arithmetic_gib", {}).get("learning", 0) > -1
         assert all(score["interval"][0] <= score["mean"] for score in result["held_out_greedy_reward"].values())
         # A bfloat16 number has three digits: tokens' log-probs from two programs differ in the third.
         allowed = (1e-6, 0.05) if result["dtype"] == "bfloat16" else (0, 1e-4)
