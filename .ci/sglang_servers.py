@@ -7,6 +7,7 @@ the folder of what is served. The command finds in its environment
     AGENTRL_SGLANG_PIDS       their process groups, likewise: tests may kill one
     AGENTRL_SGLANG_URL        the first worker
     AGENTRL_SGLANG_MODEL      MODEL
+    AGENTRL_SGLANG_PYTHON     PYTHON: tests may start a server of their own
     AGENTRL_SGLANG_DTYPE      in this dtype: as it was given, or float32
     AGENTRL_REQUIRE           with "sglang" in it: tests fail where they would skip
 """
@@ -71,6 +72,7 @@ def main() -> int:
             "AGENTRL_SGLANG_PIDS": ",".join(str(worker.pid) for worker in running),
             "AGENTRL_SGLANG_URL": workers[0],
             "AGENTRL_SGLANG_MODEL": model,
+            "AGENTRL_SGLANG_PYTHON": python,
             "AGENTRL_SGLANG_DTYPE": dtype,
             "AGENTRL_REQUIRE": ",".join(filter(None, (os.environ.get("AGENTRL_REQUIRE"), "sglang"))),
         }

@@ -27,10 +27,8 @@ class Adapter:
         """None for a model without an adapter. A model with one is peft's."""
         if not hasattr(model, "peft_config"):
             return None
-        config = model.peft_config[model.active_adapter]
-        names = config.target_modules
-        modules = {names} if isinstance(names, str) else {name.rpartition(".")[2] for name in names}
-        return cls(int(config.r), tuple(sorted(modules)))
+        changed = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A")}
+        return cls(int(model.peft_config[model.active_adapter].r), tuple(sorted(changed)))
 
 
 def save_adapter(model: Any, folder: Path) -> None:

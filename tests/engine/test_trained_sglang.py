@@ -1,0 +1,224 @@
+"""The embedded trainer with a real SGLang, by both routes: whole weights to one at a URL, adapters to one of its own.
+
+.ci/sglang.sh starts the former and runs these tests; see test_real_sglang.py. The latter take half a minute each to
+start, so one test has all that needs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+from rich.console import Console
+
+from agentrl.engine import SGLangEngine
+from agentrl.errors import EngineLostError
+from agentrl.models import load_tokenizer
+from agentrl.render import load_renderer
+from agentrl.train import TrainConfig, Trainer
+from agentrl.trajectory import Trajectory
+
+URL, MODEL = os.environ.get("AGENTRL_SGLANG_URL", ""), os.environ.get("AGENTRL_SGLANG_MODEL", "")
+PYTHON = os.environ.get("AGENTRL_SGLANG_PYTHON", "")
+if not (URL and MODEL and PYTHON):
+    reason = "AGENTRL_SGLANG_URL, _MODEL and _PYTHON are not set: run .ci/sglang.sh"
+    if "sglang" in os.environ.get("AGENTRL_REQUIRE", "").split(","):
+        raise RuntimeError(reason)
+    pytest.skip(reason, allow_module_level=True)
+
+TOY = Path(__file__).parents[1] / "train" / "toy_env.py"
+AGREES, SHOWS = 1e-4, 0.1
+"""Differences of engine and trainer in a token's log-prob: with the same weights, and with those of a step before."""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """A run of few and small steps, each of which changes the weights visibly."""
+    rows = [{"prompt": f"say {i}", "label": i / 100, "id": str(i)} for i in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "env": f"{TOY}:Toy",
+        "data": str(tmp_path / "tasks.jsonl"),
+        "model": MODEL,
+        "out": str(tmp_path / "run"),
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "limits": {"turns": 3, "turn_tokens": 6, "context": 200},
+        "device": "cpu",
+        "learning_rate": 0.02,
+        "lr_warmup_steps": 0,
+        "checkpoint_every": 1,
+    }
+
+
+@pytest.fixture
+async def weights_come_back():
+    yield
+    body = {"model_path": MODEL, "weight_version": "default"}
+    await post("/update_weights_from_disk", body)
+
+
+async def post(path, body):
+    async with aiohttp.ClientSession() as http, http.post(f"{URL}{path}", json=body) as response:
+        assert response.status == 200, await response.text()
+
+
+async def run(config, trainer=Trainer, resume=False):
+    async with trainer(config, resume=resume, console=Console(file=io.StringIO(), width=200)) as running:
+        return await running.run()
+
+
+def differences(folder):
+    lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["logprob_diff_max"] for line in lines]
+
+
+def versions(folder):
+    """The weight versions of all turns of each step."""
+    found = []
+    for file in sorted((Path(folder) / "trajectories").glob("step_*.jsonl")):
+        played = [Trajectory.from_json(json.loads(line)) for line in file.read_text().splitlines()]
+        found.append({version for trajectory in played for version in trajectory.weight_versions})
+    return found
+
+
+class Skips(Trainer):
+    """The weights of step 2 never arrive."""
+
+    def _open_engine(self, renderer):
+        engine = super()._open_engine(renderer)
+        update = engine.update
+
+        async def skip(model, version):
+            if version == "2":
+                await engine._server.control.resume(["kv_cache"])
+                engine._asleep, engine._version = [], "1"
+            else:
+                await update(model, version)
+
+        engine.update = skip
+        return engine
+
+
+async def test_whole_weights_from_disk_with_sleep(settings, weights_come_back):
+    """Asleep in every step: on a CPU the memory stays, but the server insists on the order of the calls."""
+    by_url = {**settings, "engine": {"kind": "sglang", "url": URL, "sleep": True}}
+    await run(TrainConfig.make(**by_url, steps=2))
+    await run(TrainConfig.make(**by_url, steps=4), resume=True)
+    assert max(differences(settings["out"])) < AGREES
+    assert versions(settings["out"]) == [{"0"}, {"1"}, {"2"}, {"3"}]
+
+    settings["out"] = by_url["out"] = f"{settings['out']}-skipping"
+    await run(TrainConfig.make(**by_url, steps=3), Skips)
+    *before, skipped = differences(settings["out"])
+    assert max(before) < AGREES < SHOWS < skipped
+    assert versions(settings["out"]) == [{"0"}, {"1"}, {"1"}]
+
+
+def descendants(pid):
+    """All processes that come from one, by /proc."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "too slow"
+        time.sleep(0.1)
+
+
+def killed_after_two_steps(settings):
+    """The command, killed by SIGKILL in the middle of its third step or so. Nothing that it started is left."""
+    given = {**settings, "steps": 100}
+    env, flags = given.pop("env"), [f"--set={key}={json.dumps(value)}" for key, value in given.items()]
+    flags += ["--set=lora.rank=8", "--set=engine.kind=sglang", f"--set=engine.python={PYTHON}"]
+    metrics = Path(settings["out"]) / "metrics.jsonl"
+    with open(f"{settings['out']}.txt", "w+") as said:
+        trainer = subprocess.Popen(
+            [sys.executable, "-m", "agentrl.cli", "train", env, *flags], stdout=said, stderr=said
+        )
+        try:
+            wait_until(
+                lambda: trainer.poll() is not None or (metrics.exists() and metrics.read_text().count("\n") >= 2), 300
+            )
+            said.seek(0)
+            assert trainer.poll() is None, said.read()
+            started = descendants(trainer.pid)
+        finally:
+            trainer.kill()
+            trainer.wait()
+    assert len(started) > 2, "a watchdog, SGLang, and what SGLang starts"
+    wait_until(lambda: not any(map(lives, started)), 30)
+
+
+class Dies(Trainer):
+    """SGLang is killed in the fourth step that is played here."""
+
+    played = 0
+
+    async def collect(self, step):
+        self.played += 1
+        if self.played == 4:
+            watchdog = self.engine._server._process.pid
+            (server,) = (int(pid) for pid in Path(f"/proc/{watchdog}/task/{watchdog}/children").read_text().split())
+            os.kill(server, signal.SIGKILL)
+        return await super().collect(step)
+
+
+async def test_adapters_to_a_server_of_its_own_which_ends_with_its_trainer(settings):
+    await asyncio.to_thread(killed_after_two_steps, settings)
+    done = len(differences(settings["out"]))
+    config = TrainConfig.make(**settings, steps=100, lora={"rank": 8}, engine={"kind": "sglang", "python": PYTHON})
+    with pytest.raises(EngineLostError, match=r"SGLang ended with status 137; the log .*engine.log ends: "):
+        await run(config, Dies, resume=True)
+    found = differences(settings["out"])
+    assert done <= len(found) <= done + 3, "what was not checkpointed when it was killed is played again"
+    assert max(found) < AGREES
+    assert versions(settings["out"]) == [{str(step)} for step in range(len(found))]
+    assert (Path(settings["out"]) / "checkpoints" / f"step_{len(found):06d}").exists()
+
+
+async def test_weights_that_change_during_a_request_are_told_apart(weights_come_back):
+    prompt = load_renderer(load_tokenizer(MODEL)).prompt("What country is Lyon in?").tokens
+    engine = SGLangEngine(URL)
+    running = asyncio.create_task(
+        engine.generate(prompt, {"temperature": 1.0, "max_new_tokens": 900, "ignore_eos": True})
+    )
+    await asyncio.sleep(0.7)
+    await post("/pause_generation", {"mode": "retract"})
+    await post("/update_weights_from_disk", {"model_path": MODEL, "weight_version": "mid"})
+    await post("/continue_generation", {})
+    generation = await running
+    (first, start, change), (second, again, end) = generation.versions()
+    assert (first, start, second, end) == ("default", 0, "mid", len(generation.tokens))
+    assert 0 < change == again < end
+    trajectory = Trajectory()
+    trajectory.append_prompt(load_renderer(load_tokenizer(MODEL)).prompt("What country is Lyon in?"))
+    trajectory.append_model(generation)
+    assert trajectory.turns[0].weight_versions == ["default", "mid"]
+    await engine.close()
