@@ -206,6 +206,15 @@ async def test_memory_is_given_back_when_nothing_runs_and_taken_back_around_the_
     assert fake.refusals["/flush_cache"] == [], "a scheduler that is not idle would stop at an assertion"
 
 
+async def test_a_connection_that_the_server_closed_while_it_slept_is_not_used_again(model, training):
+    """uvicorn closes idle ones after five seconds; learning takes longer."""
+    fake = Fake()
+    async with attached(fake, model, training, sleep=True) as engine:
+        await engine.update(model, "0")
+        await engine.sleep()
+        assert not any(session.connector._conns for session in engine._server.control._connections.sessions.values())
+
+
 async def test_without_sleep_nothing_is_said_of_memory(model, training):
     fake = Fake()
     async with attached(fake, model, training) as engine:

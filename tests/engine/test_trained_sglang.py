@@ -176,6 +176,11 @@ def killed_after_two_steps(settings):
     wait_until(lambda: not any(map(lives, started)), 30)
 
 
+def kill_child(watchdog):
+    (server,) = Path(f"/proc/{watchdog}/task/{watchdog}/children").read_text().split()
+    os.kill(int(server), signal.SIGKILL)
+
+
 class Dies(Trainer):
     """SGLang is killed in the fourth step that is played here."""
 
@@ -184,9 +189,7 @@ class Dies(Trainer):
     async def collect(self, step):
         self.played += 1
         if self.played == 4:
-            watchdog = self.engine._server._process.pid
-            (server,) = (int(pid) for pid in Path(f"/proc/{watchdog}/task/{watchdog}/children").read_text().split())
-            os.kill(server, signal.SIGKILL)
+            kill_child(self.engine._server._process.pid)
         return await super().collect(step)
 
 

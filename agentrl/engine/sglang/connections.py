@@ -86,12 +86,16 @@ class Connections:
     aiohttp binds a session to the event loop in which it was made, and slime runs training and evaluation on two loops
     in one process. A session holds its loop, so weak keys would not prevent leaks. `_session` closes the sessions of
     dead loops, `close` closes the rest.
+
+    Without `keep_alive` each request has a connection of its own: a server may close an idle one at the moment at which
+    it is used again, and what changes the server is not simply sent again.
     """
 
-    def __init__(self, address: Address, *, limit: int, ca: str | Path | None = None) -> None:
+    def __init__(self, address: Address, *, limit: int, ca: str | Path | None = None, keep_alive: bool = True) -> None:
         self.address = address
         self.sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self._limit = limit
+        self._keep_alive = keep_alive
         self._tls = _tls(address, ca)
         self._lock = threading.Lock()
         self._closed = False
@@ -142,7 +146,7 @@ class Connections:
         with self._lock:
             dead = {other: self.sessions.pop(other) for other in list(self.sessions) if other.is_closed()}
             if (session := self.sessions.get(loop)) is None:
-                connector = aiohttp.TCPConnector(limit=self._limit, ssl=self._tls)
+                connector = aiohttp.TCPConnector(limit=self._limit, ssl=self._tls, force_close=not self._keep_alive)
                 session = aiohttp.ClientSession(connector=connector, headers=self.address.headers)
                 self.sessions[loop] = session
         for other, other_session in dead.items():

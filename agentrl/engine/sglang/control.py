@@ -26,7 +26,7 @@ class Control:
     def __init__(self, url: str) -> None:
         address = Address.read(url)
         self.url = address.url
-        self._connections = Connections(address, limit=4)
+        self._connections = Connections(address, limit=4, keep_alive=False)
 
     async def is_up(self) -> bool:
         """Whether it has loaded its model and generates. Not for a server that sleeps: it would try to generate."""
