@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
+from agentrl.engine.sglang.trained import ALONE_SHARE, BESIDE_SHARE
 from agentrl.train.checkpointing import wants_checkpointing
 from agentrl.train.config import TrainConfig
 from agentrl.train.log_probs import PIECE_BYTES
@@ -206,8 +207,12 @@ class Need:
     def learning(self) -> int:
         """The peak while the learner learns."""
         awake = 0 if self.asleep or not self.engine else self.engine + self.cache
-        backward = self.gradients + self.activations + self.logits
-        return self.resident + awake + max(backward, self.stepping)
+        return self.resident + awake + max(self.backward, self.stepping)
+
+    @property
+    def backward(self) -> int:
+        """The peak of forward and backward passes, above what is there all the time."""
+        return self.gradients + self.activations + self.logits
 
     @property
     def rollout(self) -> int:
@@ -218,9 +223,24 @@ class Need:
     def peak(self) -> int:
         return max(self.learning, self.rollout)
 
+    def fits(self, memory: int) -> bool:
+        """Whether so many bytes are enough, where they are free before the run."""
+        left = memory - self.resident
+        if self.engine and not self.asleep:
+            left -= self._engine_room(left)
+        return max(self.backward, self.stepping) <= left and self.rollout <= memory and self.episodes(memory) > 0
+
     def episodes(self, memory: int) -> int:
-        """Longest episodes whose keys and values fit into so many bytes at once."""
-        return (memory - self.rollout + self.cache) // self.cache if self.cache else 1 << 20
+        """Longest episodes whose keys and values fit at once, where so many bytes are free before the run."""
+        if not self.cache:
+            return 1 << 20
+        left = memory - self.resident
+        room = self._engine_room(left) - self.engine if self.engine else left - self.prefill
+        return max(room // self.cache, 0)
+
+    def _engine_room(self, left: int) -> int:
+        """What an engine with its own weights takes of what the trainer leaves."""
+        return int((ALONE_SHARE if self.asleep else BESIDE_SHARE) * left)
 
 
 def _activations(shape: Shape, plan: Plan, parameters: int) -> int:

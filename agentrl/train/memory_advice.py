@@ -52,7 +52,7 @@ def _lines(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> Ite
         f"memory, by arithmetic: learning {_gb(need.learning)} ({_parts(need)}), playing one episode of "
         f"{plan.sequence:,} tokens {_gb(need.rollout)}; {_gb(free)} free {where}"
     )
-    if need.peak > free:
+    if not need.fits(free):
         remedies = ways_to_fit(config, shape, free, on_gpu=on_gpu)
         then = (
             f"{' and '.join(remedies)} would make it fit" if remedies else "no option makes it fit; take a smaller one"
@@ -70,7 +70,7 @@ def ways_to_fit(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -
         changed = config
         for option in options:
             changed = option.apply(changed)
-        return Need.of(shape, Plan.of(changed, shape, on_gpu=on_gpu)).peak <= free
+        return Need.of(shape, Plan.of(changed, shape, on_gpu=on_gpu)).fits(free)
 
     options = list(_options(config, shape, on_gpu=on_gpu))
     for option in options:
@@ -121,7 +121,7 @@ def _setting(words: str, **values: Any) -> _Option:
 
 def _parts(need: Need) -> str:
     """The largest parts of learning first."""
-    backward = need.gradients + need.activations + need.logits >= need.stepping
+    backward = need.backward >= need.stepping
     parts = {
         "weights": need.weights,
         "float32 weights": need.masters,

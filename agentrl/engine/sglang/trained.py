@@ -30,7 +30,7 @@ _log = logging.getLogger("agentrl")
 _WEIGHTS, _CACHE = "weights", "kv_cache"
 _RETRIES = 3
 """Of a request to a server on this host. More would only put off the news that it is gone."""
-_ALONE_SHARE, _BESIDE_SHARE = 0.88, 0.5
+ALONE_SHARE, BESIDE_SHARE = 0.88, 0.5
 """Of the free memory of a GPU, for an engine that sleeps while the trainer learns, and for one that does not."""
 _OPTIMIZER_BYTES = 8
 """AdamW's two moments of each trained parameter. It makes them at its first step, after the server has started."""
@@ -235,11 +235,11 @@ class TrainedSGLang(AsyncClosing):
         if self._training.device != "cuda":
             return None
         if not self._sleeps:
-            return _BESIDE_SHARE
+            return BESIDE_SHARE
         _free_cached_memory()
         free, _ = torch.cuda.mem_get_info()
         trained = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
-        return float(max(_ALONE_SHARE * (1 - _OPTIMIZER_BYTES * trained / free), 0.1))
+        return float(max(ALONE_SHARE * (1 - _OPTIMIZER_BYTES * trained / free), 0.1))
 
     async def close(self) -> None:
         """End the server if agentrl started it, and remove what was written for it. Safe to call twice."""
