@@ -23,6 +23,8 @@ ENGINES: Mapping[str, str] = {
 }
 
 
+_HINTS = {("sglang", "url"): "; name a server that runs: --set engine_config.url=http://127.0.0.1:30000"}
+"""What to do about a missing key."""
 _TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.trained:TrainedSGLang"}
 """Names that stand for another engine in training."""
 
@@ -92,7 +94,8 @@ def _check_keys(
         raise ConfigError(f"engine {name}: unknown key engine_config.{unknown[0]}; the keys are {', '.join(own)}")
     for key in own:
         if key not in given and parameters[key].default is inspect.Parameter.empty:
-            raise ConfigError(f"engine {name}: engine_config.{key} is missing")
+            hint = _HINTS.get((name, key), "")
+            raise ConfigError(f"engine {name}: engine_config.{key} is missing{hint}")
 
 
 def scripted_engine(

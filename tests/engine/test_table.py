@@ -87,7 +87,11 @@ def test_your_own_is_found_by_its_path_and_given_what_it_asks_for(chars: Any, ow
     [
         ("vllm", {}, "unknown engine 'vllm': use local, sglang, scripted or a path"),
         ("no.such.module:Engine", {}, "no module"),
-        ("sglang", {}, "engine sglang: engine_config.url is missing"),
+        (
+            "sglang",
+            {},
+            "engine sglang: engine_config.url is missing; name a server that runs: --set engine_config.url=http",
+        ),
         ("sglang", {"URL": 1}, "engine sglang: unknown key engine_config.URL; the keys are url, timeout"),
         ("OWN:Mine", {}, "engine_config.colour is missing"),
         ("OWN:not_callable", {}, "3 is neither a class nor a function"),

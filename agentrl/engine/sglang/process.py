@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,7 +21,9 @@ _POLL_S = 0.3
 _SAY_S = 10.0
 _STOP_S = 15.0
 """Seconds that the watchdog has to end a server. It needs five at most before it kills."""
-_TAIL_LINES = 12
+_TAIL_LINES = 8
+_LINE_CHARACTERS = 240
+_ERROR = re.compile(r"(^|\b)(error: |[\w.]*(Error|Exception): )")
 _TAIL_BYTES = 16_384
 
 
@@ -81,10 +84,10 @@ class ServerProcess:
         while not await is_up():
             now = time.monotonic()
             if (status := self.ended) is not None:
-                raise ConfigError(f"SGLang ended with status {status} before it was up; {self.last_lines()}")
+                raise ConfigError(f"SGLang ended with status {status} before it was up: {self._last_words()}")
             if now - begun > seconds:
                 raise ConfigError(
-                    f"SGLang was not up after {seconds:g} s; raise engine_config.start_s, or see: {self.last_lines()}"
+                    f"SGLang was not up after {seconds:g} s; raise engine_config.start_s, or see why: {self._last_words()}"
                 )
             if now - said > _SAY_S:
                 said = now
@@ -93,13 +96,22 @@ class ServerProcess:
         say(f"SGLang is up after {time.monotonic() - begun:.0f} s (log: {self.log})")
 
     def last_lines(self) -> str:
-        """The end of the log since this start, for an error message."""
+        """The end of the log, for an error message."""
+        return f"the log {self.log} ends: {' | '.join(self._lines()[-_TAIL_LINES:])}"
+
+    def _last_words(self) -> str:
+        """The last line that names an error, or the last lines. The log itself goes with a run that did not begin."""
+        lines = self._lines()
+        errors = [line for line in lines if _ERROR.search(line)]
+        return errors[-1] if errors else " | ".join(lines[-_TAIL_LINES:])
+
+    def _lines(self) -> list[str]:
+        """The lines at the end of the log, since this start."""
         with self.log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(self._begins, size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return f"the log {self.log} ends: " + (" | ".join(lines[-_TAIL_LINES:]) or "(it is empty)")
+        return [line.strip()[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()] or ["(the log is empty)"]
 
     async def stop(self) -> None:
         """End the server and everything it started, and wait for that. Safe to call twice, even if cancelled."""
