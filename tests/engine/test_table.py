@@ -90,7 +90,7 @@ def test_your_own_is_found_by_its_path_and_given_what_it_asks_for(chars: Any, ow
         (
             "sglang",
             {},
-            "engine sglang: engine_config.url is missing; name a server that runs: --set engine_config.url=http",
+            "engine sglang: engine_config.url is missing; name a server that runs: --set engine_config",
         ),
         ("sglang", {"URL": 1}, "engine sglang: unknown key engine_config.URL; the keys are url, timeout"),
         ("OWN:Mine", {}, "engine_config.colour is missing"),

@@ -18,7 +18,8 @@ from agentrl.errors import ConfigError
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _POLL_S = 0.3
-_SAY_S = 10.0
+_SAY_S = 20.0
+"""Seconds until the user is told that it is not up yet; twice as many until the next time."""
 _STOP_S = 15.0
 """Seconds that the watchdog has to end a server. It needs five at most before it kills."""
 _TAIL_LINES = 8
@@ -76,24 +77,26 @@ class ServerProcess:
     async def until_up(
         self, is_up: Callable[[], Awaitable[bool]], *, seconds: float, say: Callable[[str], None]
     ) -> None:
-        """Wait until `is_up` says so, and say every ten seconds that it takes time.
+        """Wait until `is_up` says so, and say now and then that it takes time.
 
         Raises ConfigError with the last lines of the log when the server ends first, or the time is over.
         """
-        begun = said = time.monotonic()
+        say(f"SGLang starts, which takes a while (log: {self.log})")
+        begun, next_said = time.monotonic(), _SAY_S
         while not await is_up():
             now = time.monotonic()
             if (status := self.ended) is not None:
                 raise ConfigError(f"SGLang ended with status {status} before it was up: {self._last_words()}")
             if now - begun > seconds:
                 raise ConfigError(
-                    f"SGLang was not up after {seconds:g} s; raise engine_config.start_s, or see why: {self._last_words()}"
+                    f"SGLang was not up after {seconds:g} s; raise engine_config.start_s, or see why: "
+                    f"{self._last_words()}"
                 )
-            if now - said > _SAY_S:
-                said = now
-                say(f"SGLang starts, {now - begun:.0f} s so far (log: {self.log})")
+            if now - begun > next_said:
+                next_said *= 2
+                say(f"SGLang is not up yet, after {now - begun:.0f} s")
             await asyncio.sleep(_POLL_S)
-        say(f"SGLang is up after {time.monotonic() - begun:.0f} s (log: {self.log})")
+        say(f"SGLang is up after {time.monotonic() - begun:.0f} s")
 
     def last_lines(self) -> str:
         """The end of the log, for an error message."""
@@ -144,7 +147,9 @@ def is_free(port: int) -> bool:
 
 def check_interpreter(python: str, variables: Mapping[str, str]) -> None:
     """Raises ConfigError unless `python` is an interpreter that has SGLang."""
-    remedy = "install it there, or name the interpreter that has it: engine_config.python=/path/to/venv/bin/python"
+    remedy = (
+        "install it there, or name the interpreter that has it: --set engine_config.python=/path/to/venv/bin/python"
+    )
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
     try:
         found = subprocess.run([python, "-c", probe], env=dict(variables), capture_output=True, timeout=60, check=False)
