@@ -120,7 +120,7 @@ async def test_whole_weights_from_disk_with_sleep(settings, weights_come_back):
     assert versions(settings["out"]) == [{"0"}, {"1"}, {"2"}, {"3"}]
 
     settings["out"] = by_url["out"] = f"{settings['out']}-skipping"
-    await run(TrainConfig.make(**by_url, steps=3), Skips)
+    await run(TrainConfig.make(**by_url, steps=3, numerics=None), Skips)  # else the watch ends the run there
     *before, skipped = differences(settings["out"])
     assert max(before) < AGREES < SHOWS < skipped
     assert versions(settings["out"]) == [{"0"}, {"1"}, {"1"}]
