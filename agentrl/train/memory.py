@@ -181,6 +181,7 @@ class Need:
         size, count = plan.itemsize, shape.parameters
         adapter = shape.adapter(plan.rank, plan.targets) if plan.rank else 0
         trained = adapter or count
+        head = shape.hidden * shape.vocabulary * size  # its gradient, before it is added to those of other pieces
         pass_bytes = (4 * shape.hidden + 3 * shape.ffn) * size * min(_PREFILL_TOKENS, plan.sequence)
         return cls(
             weights=count * size,
@@ -190,7 +191,7 @@ class Need:
             gradients=trained * (4 if adapter else size),
             stepping=4 * trained,
             activations=_activations(shape, plan, count + adapter),
-            logits=_LOGITS_COPIES * min(PIECE_BYTES, 4 * plan.read * shape.vocabulary),
+            logits=_LOGITS_COPIES * min(PIECE_BYTES, 4 * plan.read * shape.vocabulary) + (0 if adapter else head),
             engine=count * size if plan.engine == "beside" else 0,
             cache=shape.cache_bytes(size) * plan.sequence if plan.engine != "elsewhere" else 0,
             prefill=pass_bytes if plan.engine != "elsewhere" else 0,

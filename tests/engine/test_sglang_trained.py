@@ -414,6 +414,7 @@ async def test_a_server_is_started_on_first_use_and_ended_with_all_it_started(mo
     [
         ("missing", {}, r"SGLang is not installed for .*python; install it there, or name .*engine_config.python="),
         ("", {"python": "/no/such/python"}, r"engine_config.python /no/such/python: no such program; install it"),
+        ("", {"python": "~/no-such/python"}, r"engine_config.python /.*/no-such/python: no such program"),
         ("", {"python": "/etc/passwd"}, r"engine_config.python /etc/passwd cannot be run .*Permission denied"),
         (
             "crash",

@@ -68,7 +68,8 @@ class TrainedSGLang(AsyncClosing):
         _check_route(route, self._adapter)
         if sleep not in (True, False, "auto"):
             raise ConfigError(f"engine_config.sleep is {sleep!r}; write auto, true or false")
-        self._url, self._python, self._args = url, python or sys.executable, read_args(args)
+        self._url, self._args = url, read_args(args)
+        self._python = str(Path(python).expanduser()) if python else sys.executable
         if url is not None and (python or self._args):
             raise ConfigError("engine_config.url names a server that runs already: leave out python and args")
         self._sleeps = training.device == "cuda" and url is None if sleep == "auto" else bool(sleep)
