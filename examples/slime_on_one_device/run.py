@@ -169,7 +169,8 @@ class Stopped:
         file = cls.file(options)
         if not file.exists():
             return None
-        found = cls(**torch.load(file, map_location=device.here(), weights_only=False))  # as this program wrote it
+        # Onto the CPU: Adam takes its moments from there to the GPU, but wants its count of steps where it was.
+        found = cls(**torch.load(file, map_location="cpu", weights_only=False))
         changed = [key for key, value in settings(options).items() if found.settings[key] != value]
         if changed:
             key = changed[0]
