@@ -30,7 +30,7 @@ ROWS = re.findall(r"^\| (\d+) \| (\S+) \| `(.*)` \| ([\d.]+) \| ([\d.]+) \| (\d+
 def test_its_files_are_valid(values: dict[str, Any]) -> None:
     config = TrainConfig.make(**values)
     assert (config.engine, config.tis_clip, config.limits["context"]) == ("sglang", 2, 16384)
-    assert config.learning_rate == (1e-4 if config.lora else 1e-6)
+    assert config.learning_rate == (1e-4 if config.lora else 1e-5)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -117,8 +117,8 @@ class TrainConfig(EpisodeKeys):
     optimizer: OptimizerName = "adamw"
     """adamw_8bit (bitsandbytes): the moments of Adam take 2 bytes a parameter instead of 8."""
     learning_rate: float = Field(3e-4, gt=0)
-    """The optimizer's highest learning rate. With lora the default is ten times what all weights want, as is usual
-    (thinkingmachines.ai/blog/lora): 3e-3 for tiny, 1e-4 for any other model."""
+    """The optimizer's highest learning rate. The default is for tiny; any other model was trained before, and gets 1e-5.
+    With lora both are ten times that, as is usual (thinkingmachines.ai/blog/lora)."""
     lr_warmup_steps: int = Field(3, ge=0)
     """Steps over which the learning rate rises linearly."""
     lr_final: float = Field(0.1, ge=0, le=1)
@@ -204,13 +204,18 @@ class TrainConfig(EpisodeKeys):
 
     @model_validator(mode="before")
     @classmethod
+    def _fill_in_learning_rate(cls, values: dict[str, Any]) -> dict[str, Any]:
+        lora = values.get("lora") is not None
+        if values.get("model", "tiny") == "tiny":
+            return {"learning_rate": 3e-3, **values} if lora else values
+        return {"learning_rate": 1e-4 if lora else 1e-5, **values}
+
+    @model_validator(mode="before")
+    @classmethod
     def _fill_in_lora(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if values.get("lora") is None:
+        if values.get("lora") is None or not isinstance(values.get("warm_start"), Mapping):
             return values
-        filled = {"learning_rate": 3e-3 if values.get("model", "tiny") == "tiny" else 1e-4, **values}
-        if isinstance(filled.get("warm_start"), Mapping):
-            filled["warm_start"] = {"optimizer": "adamw", **filled["warm_start"]}
-        return filled
+        return {**values, "warm_start": {"optimizer": "adamw", **values["warm_start"]}}
 
     @model_validator(mode="after")
     def _check_credit(self) -> Self:

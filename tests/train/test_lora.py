@@ -198,6 +198,7 @@ def test_settings_and_their_defaults(make_config, demonstrations):
     config = make_config(lora={"rank": 8})
     assert (config.lora.alpha, config.lora.targets, config.learning_rate) == (16, "all-linear", 1e-4)
     assert make_config(lora={}, model="tiny").learning_rate == 3e-3
+    assert [make_config(model=model).learning_rate for model in ("tiny", "Qwen/Qwen3-4B")] == [3e-4, 1e-5]
     assert make_config(lora={}, learning_rate=0.5).learning_rate == 0.5
     warm = make_config(model="tiny", lora={}, warm_start={"demonstrations": demonstrations}).warm_start
     assert (warm.optimizer, warm.steps) == ("adamw", 100)
