@@ -117,7 +117,7 @@ class TrainConfig(EpisodeKeys):
     optimizer: OptimizerName = "adamw"
     """adamw_8bit (bitsandbytes): the moments of Adam take 2 bytes a parameter instead of 8."""
     learning_rate: float = Field(3e-4, gt=0)
-    """The optimizer's highest learning rate. The default is for tiny; any other model was trained before, and gets 1e-5.
+    """The optimizer's highest learning rate. The default is for tiny; other models were trained before, and get 1e-5.
     With lora both are ten times that, as is usual (thinkingmachines.ai/blog/lora)."""
     lr_warmup_steps: int = Field(3, ge=0)
     """Steps over which the learning rate rises linearly."""
