@@ -36,13 +36,14 @@ def memory_lines(config: TrainConfig, model: str, device: str) -> list[str]:
     found = load_config(model)
     try:
         shape = Shape.of(found)
-        return list(_lines(config, shape, free_memory(device), on_gpu=device != "cpu"))
+        return list(lines_about(config, shape, free_memory(device), on_gpu=device != "cpu"))
     except Exception:  # the boundary of foreign configurations: no run ends for want of arithmetic
         log.debug("memory cannot be told in advance", exc_info=True)
         return []
 
 
-def _lines(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> Iterator[str]:
+def lines_about(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> Iterator[str]:
+    """The lines of `memory_lines` about a model of this shape, where so many bytes are free."""
     plan = Plan.of(config, shape, on_gpu=on_gpu)
     need = Need.of(shape, plan)
     if need.peak - need.fixed < _WORTH_SAYING:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="models need the extra `train`")
 
 from agentrl._interrupts import Terminated, run  # noqa: E402
+from agentrl.cli import app  # noqa: E402
 from agentrl.errors import ConfigError  # noqa: E402
 from agentrl.models import folder_of, load_model, load_tokenizer, tiny_model, tiny_tokenizer  # noqa: E402
 from tests.models.fake_hub import COMMIT, FakeHub, listen_at, nobody_listens  # noqa: E402
@@ -192,6 +194,16 @@ def test_a_full_disk_names_the_cache(hub: FakeHub, cache: Path, monkeypatch: pyt
     with pytest.raises(OSError, match=r"No space left on device \(HF_HOME names another disk\)") as caught:
         folder_of(NAME, weights=True)
     assert (caught.value.errno, caught.value.filename) == (28, str(cache))
+
+
+def test_a_command_that_needs_no_weights_downloads_none(hub: FakeHub) -> None:
+    result = CliRunner().invoke(app, ["certify", NAME])
+    assert result.output.startswith("exact"), result.output
+    assert hub.fetched
+    assert not any(file.endswith(".safetensors") for file in hub.fetched)
+    result = CliRunner().invoke(app, ["certify", "some-org/other"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert result.output.startswith("error: no folder some-org/other is here, and http://127.0.0.1:")
 
 
 def test_the_environment_says_where_the_hub_is(hub: FakeHub, cache: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from agentrl.models.adapter import quiet_peft
 from agentrl.train import TrainConfig, Trainer, memory_advice
 from agentrl.train.memory import Need, Plan, Shape
-from agentrl.train.memory_advice import free_memory, memory_lines, ways_to_fit
+from agentrl.train.memory_advice import free_memory, lines_about, memory_lines, ways_to_fit
 from tests.train.qwen3 import qwen3
 
 GB = 10**9
@@ -192,31 +192,32 @@ def test_on_a_cpu_no_option_of_a_gpu_is_proposed(shapes: dict[str, Shape]) -> No
     assert ways_to_fit(config(engine="sglang"), shapes["4B"], 60 * GB, on_gpu=False) == ["lora.rank=16"]
 
 
-def told(config: TrainConfig, model_config: Any, free: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(memory_advice, "load_config", lambda _: model_config)
-    monkeypatch.setattr(memory_advice, "free_memory", lambda _: int(free * GB))
-    return memory_lines(config, "Qwen/Qwen3", "cuda")
+def told(shape: Shape, free: float, **values: Any) -> list[str]:
+    return list(lines_about(config(**values), shape, int(free * GB), on_gpu=True))
 
 
-def test_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = told(config(), qwen3("4B"), 23.5, monkeypatch)
+def test_what_is_said(shapes: dict[str, Shape]) -> None:
+    shape = shapes["4B"]
+    first, second = told(shape, 23.5)
     assert first.startswith("memory, by arithmetic: learning 73.4 GB (optimizer 32.2, float32 weights 16.1, ")
     assert "playing one episode of 16,384 tokens" in first
     assert first.endswith("; 23.5 GB free on this GPU")
     assert second == "warning: this model does not fit on this GPU: lora.rank=16 would make it fit"
-    _, second = told(config(lora={"rank": 16}, engine="sglang"), qwen3("4B"), 25, monkeypatch)
+    _, second = told(shape, 25, lora={"rank": 16}, engine="sglang")
     assert second == "memory: room for 2 episodes of 16,384 tokens at once; more wait"
-    _, second = told(config(lora={"rank": 16}), qwen3("4B"), 23.5, monkeypatch)
+    _, second = told(shape, 23.5, lora={"rank": 16})
     assert second == "memory: room for 5 episodes of 16,384 tokens at once: if all get so long, set concurrency=5"
-    assert len(told(config(concurrency=4, lora={"rank": 16}), qwen3("4B"), 23.5, monkeypatch)) == 1
-    _, second = told(config(), qwen3("4B"), 4, monkeypatch)
+    assert len(told(shape, 23.5, concurrency=4, lora={"rank": 16})) == 1
+    _, second = told(shape, 4)
     assert second == "warning: this model does not fit on this GPU: no option makes it fit; take a smaller one"
 
 
 def test_nothing_is_said_about_little_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(config(), small("llama"), 4, monkeypatch) == []
-    assert told(config(), CONFIG_MAPPING["gpt2"](), 40, monkeypatch) == [], "it has other names for its sizes"
-    assert told(config(), object(), 40, monkeypatch) == []
+    assert told(Shape.of(small("llama")), 4) == []
+    monkeypatch.setattr(memory_advice, "free_memory", lambda _: 0)
+    for unknown in (CONFIG_MAPPING["gpt2"](n_layer=1, n_embd=64, n_head=2, vocab_size=100), object()):
+        monkeypatch.setattr(memory_advice, "load_config", lambda _, unknown=unknown: unknown)
+        assert memory_lines(config(), "Qwen/Qwen3", "cuda") == [], "it has other names for its sizes, or none"
 
 
 def test_a_run_says_it_before_it_loads_the_model(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
