@@ -110,7 +110,10 @@ async def _is_ours(control: Control, name: str) -> bool:
     """Whether the server is up, and no other program has got its port."""
     if not await control.is_up():
         return False
-    served = (await control.model_info()).get("served_model_name", name)  # older servers do not say
+    try:
+        served = (await control.model_info()).get("served_model_name", name)  # older servers do not say
+    except EngineError:  # it is busy, or going down again
+        return False
     if served != name:
         raise ConfigError(f"{control.url}: another server, of {served}, took this port; run the command again")
     return True
