@@ -353,7 +353,9 @@ def cannot_run() -> str:
     if not os.environ.get("SLIME_SRC"):
         return "SLIME_SRC is not set: give the root of slime's source"
     missing = [name for name in _CHAIN_NEEDS if not _found(name)]
-    return f"{', '.join(missing)} not installed" if missing else ""
+    if not missing:
+        return ""
+    return f"{', '.join(missing)} not installed: pip install megatron-core==0.16.1 ray httpx sympy pylatexenc requests"
 
 
 def _found(name: str) -> bool:
