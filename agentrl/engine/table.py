@@ -25,7 +25,7 @@ ENGINES: Mapping[str, str] = {
 
 _HINTS = {("sglang", "url"): "; name a server that runs: --set engine_config.url=http://127.0.0.1:30000"}
 """What to do about a missing key."""
-_TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.trained:TrainedSGLang"}
+_TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.training.trained:TrainedSGLang"}
 """Names that stand for another engine in training."""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
-from agentrl.engine.sglang.trained import ALONE_SHARE, BESIDE_SHARE
+from agentrl.engine.sglang.training.trained import ALONE_SHARE, BESIDE_SHARE
 from agentrl.train.checkpointing import wants_checkpointing
 from agentrl.train.config import TrainConfig
 from agentrl.train.log_probs import PIECE_BYTES

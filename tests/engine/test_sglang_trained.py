@@ -21,10 +21,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the embedded trainer needs the extra `train`")
 
 from agentrl.engine.base import TrainedEngine  # noqa: E402
-from agentrl.engine.sglang import served  # noqa: E402
-from agentrl.engine.sglang.flags import Launch  # noqa: E402
-from agentrl.engine.sglang.trained import TrainedSGLang  # noqa: E402
-from agentrl.engine.sglang.weights import Adapter, save_whole  # noqa: E402
+from agentrl.engine.sglang.training import served  # noqa: E402
+from agentrl.engine.sglang.training.flags import Launch  # noqa: E402
+from agentrl.engine.sglang.training.trained import TrainedSGLang  # noqa: E402
+from agentrl.engine.sglang.training.weights import Adapter, save_whole  # noqa: E402
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine  # noqa: E402
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError  # noqa: E402
 from agentrl.models import load_model, tiny_model, tiny_tokenizer  # noqa: E402
@@ -113,7 +113,7 @@ async def test_an_adapter_has_a_new_name_each_time_which_every_request_carries(a
         left = [folder.name for folder in training.folder.glob(".weights-*/*")]
     assert paths(fake) == ["load_lora_adapter", "load_lora_adapter", "unload_lora_adapter"]
     one, two, gone = (body for _, body in fake.commands)
-    assert one["files"] == two["files"] == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert one["files"] == two["files"] == ["adapter_config.json", "adapter_model.safetensors"]
     assert one["lora_name"].endswith("-v1"), "at a URL with a prefix: another run may have left its v1"
     assert two["lora_name"].endswith("-v2")
     assert one["lora_path"] != two["lora_path"]
@@ -283,7 +283,7 @@ async def test_another_dtype_is_a_warning(model, training, caplog):
 
 async def test_a_server_at_a_url_that_goes_away_ends_the_run(model, training, monkeypatch):
     monkeypatch.setattr(served, "_END_S", 0.1)
-    monkeypatch.setattr("agentrl.engine.sglang.trained._RETRIES", 0)
+    monkeypatch.setattr("agentrl.engine.sglang.training.trained._RETRIES", 0)
     async with Fake().serve() as url:
         engine = TrainedSGLang(model, tiny_tokenizer(), training, url=url)
         await engine.update(model, "0")
@@ -493,7 +493,7 @@ async def test_a_server_that_dies_ends_the_run_with_the_end_of_its_log(model, tr
 KILLED = """
 import sys, time
 from pathlib import Path
-from agentrl.engine.sglang.process import Place, ServerProcess
+from agentrl.engine.sglang.training.process import Place, ServerProcess
 folder = Path(sys.argv[1])
 server = ServerProcess([sys.argv[2], "-m", "sglang.launch_server", "--port", "0", "--served-model-name", "n"],
                        Place(folder / "engine.log", {}, folder / "scratch"))

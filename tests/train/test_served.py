@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from agentrl.engine import LocalEngine
-from agentrl.engine.sglang import served, trained
 from agentrl.engine.sglang.server import running_server
+from agentrl.engine.sglang.training import served, trained
 from agentrl.errors import CanaryError, EngineLostError
 from agentrl.models import load_model, load_tokenizer
 from agentrl.train import Trainer

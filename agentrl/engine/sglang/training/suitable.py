@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine.sglang.control import Control
-from agentrl.engine.sglang.weights import Adapter
+from agentrl.engine.sglang.training.control import Control
+from agentrl.engine.sglang.training.weights import Adapter
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError
 

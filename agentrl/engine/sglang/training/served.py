@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Self
 
-from agentrl.engine.sglang.control import Control
-from agentrl.engine.sglang.flags import Launch, fixed_port
-from agentrl.engine.sglang.process import Place, ServerProcess, free_port, is_free
+from agentrl.engine.sglang.training.control import Control
+from agentrl.engine.sglang.training.flags import Launch, fixed_port
+from agentrl.engine.sglang.training.process import Place, ServerProcess, free_port, is_free
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
 
 _log = logging.getLogger("agentrl")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from agentrl.engine.sglang.weights import Adapter
+from agentrl.engine.sglang.training.weights import Adapter
 from agentrl.errors import ConfigError
 
 _CPU = shlex.split(

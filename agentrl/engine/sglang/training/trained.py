@@ -15,15 +15,16 @@ from typing import Any, Literal
 import torch
 
 from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
-from agentrl.engine.sglang import weights
 from agentrl.engine.sglang.client import SGLangEngine
-from agentrl.engine.sglang.control import Control
-from agentrl.engine.sglang.flags import Launch, read_args, variables
-from agentrl.engine.sglang.process import Place, check_interpreter
-from agentrl.engine.sglang.served import Server
-from agentrl.engine.sglang.suitable import check_suitable
+from agentrl.engine.sglang.training import weights
+from agentrl.engine.sglang.training.control import Control
+from agentrl.engine.sglang.training.flags import Launch, read_args, variables
+from agentrl.engine.sglang.training.process import Place, check_interpreter
+from agentrl.engine.sglang.training.served import Server
+from agentrl.engine.sglang.training.suitable import check_suitable
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
+from agentrl.models import save_adapter
 
 _log = logging.getLogger("agentrl")
 
@@ -155,7 +156,7 @@ class TrainedSGLang(AsyncClosing):
 
         Without a name the base would answer, and nothing in its answer would tell.
         """
-        weights.save_adapter(model, folder)
+        save_adapter(model, folder)
         before, name = self._name, folder.name
         await server.told(server.control.load_adapter(name, str(folder)))
         self._name, client.extra = name, {"lora_path": name}

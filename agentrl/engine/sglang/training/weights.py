@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.models import save_model
+from agentrl.models.adapter import has_adapter
+
 _MEMORY = Path("/dev/shm")
 _SPARE = 1.3
 """How much more room than the weights' own there must be to write them to memory."""
@@ -25,29 +28,20 @@ class Adapter:
     @classmethod
     def of(cls, model: Any) -> Adapter | None:
         """None for a model without an adapter. A model with one is peft's."""
-        if not hasattr(model, "peft_config"):
+        if not has_adapter(model):
             return None
         changed = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A")}
         return cls(int(model.peft_config[model.active_adapter].r), tuple(sorted(changed)))
 
 
-def save_adapter(model: Any, folder: Path) -> None:
-    """Write the adapter of a peft model as peft does."""
-    # Embeddings are not trained; to find that out, "auto" would ask the Hub.
-    model.save_pretrained(folder, selected_adapters=[model.active_adapter], save_embedding_layers=False)
-    if model.active_adapter != "default":  # peft gives every other name a folder of its own
-        for file in (folder / model.active_adapter).iterdir():
-            file.rename(folder / file.name)
-
-
 def save_whole(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write the whole model, without the adapter if it has one, in the type that it has in training."""
-    if Adapter.of(model) is None:
-        model.save_pretrained(folder)
-    else:
-        base = model.get_base_model()
-        state = {name.replace(".base_layer.", "."): value for name, value in base.state_dict().items()}
-        base.save_pretrained(folder, state_dict={name: value for name, value in state.items() if ".lora_" not in name})
+    if not has_adapter(model):
+        save_model(model, tokenizer, folder)
+        return
+    base = model.get_base_model()
+    state = {name.replace(".base_layer.", "."): value for name, value in base.state_dict().items()}
+    base.save_pretrained(folder, state_dict={name: value for name, value in state.items() if ".lora_" not in name})
     tokenizer.save_pretrained(folder)
 
 
