@@ -15,9 +15,10 @@ from agentrl.errors import ConfigError
 
 _CPU = shlex.split(
     "--device cpu --attention-backend torch_native --disable-cuda-graph --disable-overlap-schedule "
-    "--skip-server-warmup --grammar-backend none --mem-fraction-static 0.8 --max-total-tokens 16384"
+    "--skip-server-warmup --sleep-on-idle --grammar-backend none --mem-fraction-static 0.8 --max-total-tokens 16384"
 )
-"""The fraction is of what the machine has free, which others take and give back; the tokens bound what is taken."""
+"""The fraction is of what the machine has free, which others take and give back; the tokens bound what is taken. A
+scheduler that does not sleep on idle spins, on a core that the trainer needs."""
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """What would show this interpreter's packages to another one."""
 
