@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="models need the extra `train`")
 
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # noqa: E402
+
 from agentrl._interrupts import Terminated, run  # noqa: E402
 from agentrl.cli import app  # noqa: E402
 from agentrl.errors import ConfigError  # noqa: E402
@@ -153,8 +155,12 @@ def test_a_part_in_the_cache_is_not_taken_for_the_whole(hub: FakeHub, monkeypatc
 
 def test_a_cut_download_goes_on_where_it_stopped(hub: FakeHub) -> None:
     shard = next(file for file in hub.files[NAME] if file.endswith(".safetensors"))
-    hub.cut[shard] = lambda: None
-    folder = folder_of(NAME, weights=True)
+    shown: list[bool] = []
+    hub.cut[shard] = lambda: shown.append(not are_progress_bars_disabled())
+    with disable_progress_bars():  # as a trainer does
+        folder = folder_of(NAME, weights=True)
+        assert are_progress_bars_disabled(), "as before"
+    assert shown == [True], "a long download shows how far it is"
     assert hub.fetched.count(shard) == 2, "the second time from the middle"
     assert (folder / shard).read_bytes() == hub.files[NAME][shard]
 
