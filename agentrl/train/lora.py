@@ -29,6 +29,16 @@ def attach(model: Any, config: LoRAConfig | None, *, base: str, seed: int) -> An
     return model if config is None else _add(model, config, base=base, seed=seed)
 
 
+def name_of_base(kept: Path, model: str, source: str) -> str:
+    """The name under which an adapter finds its base model: a folder's whole path, or a name on the Hub.
+
+    tiny is random, so that a run keeps it in the folder `kept`.
+    """
+    if model == "tiny":
+        return str(kept.absolute())
+    return str(Path(source).absolute()) if Path(source).is_dir() else source
+
+
 def _add(model: Any, config: LoRAConfig, *, base: str, seed: int) -> Any:
     peft = import_peft()
     settings = peft.LoraConfig(

@@ -399,14 +399,9 @@ class Trainer:
         self.tokenizer = load_tokenizer(source)
         for line in memory_lines(self.config, source, _device(self.config.device)):
             self.console.print(line, highlight=False, soft_wrap=True)
-        model = lora.attach(self._load(source), self.config.lora, base=self._base(source), seed=self.config.seed)
+        base = lora.name_of_base(self.folder.base, self.config.model, source)
+        model = lora.attach(self._load(source), self.config.lora, base=base, seed=self.config.seed)
         self.learner = Learner(model, self.config)
-
-    def _base(self, source: str) -> str:
-        """The name under which an adapter finds its model. tiny is random, and so is kept with the run."""
-        if self.config.model == "tiny":
-            return str(self.folder.base.absolute())
-        return str(Path(source).absolute()) if Path(source).is_dir() else source
 
     def _open_engine(self, renderer: Renderer) -> TrainedEngine:
         config = self.config

@@ -63,7 +63,7 @@ def test_a_run_that_goes_on_is_the_same_run_there(make_config, fake, tmp_path):
     first, second = fake.runs
     assert first.values["id"] == second.values["id"] == (tmp_path / "run" / "wandb_id").read_text()
     assert (first.values["project"], second.values["project"], first.values["resume"]) == ("agents", "renamed", "allow")
-    assert first.values["config"]["learning_rate"] == 3e-4
+    assert first.values["config"]["prompts_per_step"] == 2
     assert [step for step, _ in first.logged + second.logged] == [1, 2, 3]
     metrics = second.logged[-1][1]
     assert metrics["reward_mean"] == lines(tmp_path / "run")[-1]["reward_mean"]
