@@ -320,9 +320,8 @@ def test_the_learning_rate_rises_and_falls_linearly(make_config):
     assert schedule.at(2) == pytest.approx(0.5 * (1 - 0.9 * 0.02))
     assert schedule.at(50) == pytest.approx(0.55)
     assert schedule.at(100) == pytest.approx(0.1)
-    assert make(make_config, steps=100, lr_final=0.1).learn([], step=100, normaliser=1).learning_rate == pytest.approx(
-        3e-5
-    )
+    learner = make(make_config, steps=100, lr_final=0.1, learning_rate=3e-4)
+    assert learner.learn([], step=100, normaliser=1).learning_rate == pytest.approx(3e-5)
 
 
 def test_the_learning_rate_does_not_jump_when_a_run_gets_other_steps():
