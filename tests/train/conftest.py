@@ -101,6 +101,8 @@ def make_config(tmp_path, small_model):
             "save_groups": 3,
             "device": "cpu",
         }
+        if values.get("lora") is None and "model" not in values:
+            given["learning_rate"] = 3e-4  # the model has random weights; the default is for those that were trained
         return TrainConfig.make(**{**given, **values})
 
     return make
