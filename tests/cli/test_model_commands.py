@@ -87,8 +87,15 @@ def test_eval_plays_with_any_engine(folder, agentrl):
 
 def test_train_refuses_by_name_an_engine_that_takes_no_weights(folder, agentrl):
     command = ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run")
-    assert agentrl(*command, "--set", "engine=sglang", "--set", "engine_config.url=http://127.0.0.1:9") == 2
-    assert "engine sglang cannot take the trained weights: use local" in agentrl.stderr
+    assert agentrl(*command, "--set", "engine=scripted", "--set", "engine_config.turns=[]") == 2
+    assert "engine scripted cannot take the trained weights: use local or sglang" in agentrl.stderr
+    assert not (folder / "run").exists()
+
+
+def test_train_says_that_no_sglang_answers_and_leaves_no_folder(folder, agentrl):
+    command = ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run")
+    assert agentrl(*command, "--set", "engine.kind=sglang", "--set", "engine.url=http://127.0.0.1:9") == 2
+    assert "engine_config.url http://127.0.0.1:9: no SGLang server answers" in agentrl.stderr
     assert not (folder / "run").exists()
 
 

@@ -104,10 +104,10 @@ def span(version, start, end):
 def test_weights_that_changed_in_the_middle_are_told_apart_by_token():
     spans = [span("default", 0, 0), span("mid", 0, 2), span("late", 2, 3)]
     generation = read(answer([5, 6, 7], weight_version="late", weight_versions=spans))
-    assert (generation.weight_version, generation.earlier_versions) == ("late", [("mid", 2)])
+    assert (generation.weight_version, generation.earlier_versions) == ("late", (("mid", 2),))
     assert list(generation.versions()) == [("mid", 0, 2), ("late", 2, 3)]
     one = read(answer([5, 6, 7], weight_version="mid", weight_versions=[span("mid", 0, 3)]))
-    assert (list(one.versions()), one.earlier_versions) == ([("mid", 0, 3)], [])
+    assert (list(one.versions()), one.earlier_versions) == ([("mid", 0, 3)], ())
 
 
 @pytest.mark.parametrize(

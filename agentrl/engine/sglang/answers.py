@@ -132,10 +132,10 @@ def _version(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _earlier_versions(spans: Any, tokens: int) -> list[tuple[str, int]]:
+def _earlier_versions(spans: Any, tokens: int) -> tuple[tuple[str, int], ...]:
     """All versions but the last of `weight_versions`, which says which weights sampled which tokens."""
     if spans is None:
-        return []
+        return ()
     try:
         found = [(_version(span["version"]), span["start"], span["end"]) for span in spans]
     except (TypeError, KeyError) as exc:
@@ -147,7 +147,7 @@ def _earlier_versions(spans: Any, tokens: int) -> list[tuple[str, int]]:
         at = stop
     if found and at < tokens:
         raise _FieldError(f"weight_versions covers {at} of {tokens} tokens")
-    return [(str(version), stop) for version, start, stop in found[:-1] if stop > start]
+    return tuple((str(version), stop) for version, start, stop in found[:-1] if stop > start)
 
 
 def _shown(value: Any) -> str:
