@@ -12,9 +12,11 @@ export PYTHONUNBUFFERED = 1
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
 
-# A process of tests has one thread for each sum: several would wait for each other where all cores are busy.
-test: $(STAMP)  ## All tests that this machine can run, on up to four cores. The summary lists the skipped ones.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+# A process of tests has one thread for each sum: several would wait for each other where all cores are busy. There is one
+# process more than there are cores, because tests wait for a fifth of their time.
+test: $(STAMP)  ## All tests that this machine can run, in up to four processes. The summary lists the skipped ones.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal \
+		-n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
 
 soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times.
 	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/test_storm.py tests/envs/search_r1/test_retrieval_killed.py
