@@ -164,7 +164,8 @@ class Need:
     gradients: int
     """While gradients add up."""
     stepping: int
-    """Gradients in float32, while the optimizer steps. There are no activations then."""
+    """Gradients while the optimizer steps, and the largest one in float32: float32 copies are stepped one by one. There
+    are no activations then."""
     activations: int
     logits: int
     engine: int
@@ -181,15 +182,18 @@ class Need:
         size, count = plan.itemsize, shape.parameters
         adapter = shape.adapter(plan.rank, plan.targets) if plan.rank else 0
         trained = adapter or count
-        head = shape.hidden * shape.vocabulary * size  # its gradient, before it is added to those of other pieces
+        rounded = size < 4 and not adapter
+        largest = shape.hidden * shape.vocabulary
+        gradients = trained * (size if rounded else 4)
+        head = largest * size  # its gradient, before it is added to those of other pieces
         pass_bytes = (4 * shape.hidden + 3 * shape.ffn) * size * min(_PREFILL_TOKENS, plan.sequence)
         return cls(
             weights=count * size,
-            masters=4 * trained if adapter or size < 4 else 0,
+            masters=4 * trained if adapter or rounded else 0,
             optimizer=plan.moments * trained,
             reference=count * size if plan.reference else 0,
-            gradients=trained * (4 if adapter else size),
-            stepping=4 * trained,
+            gradients=gradients,
+            stepping=gradients + (4 * largest if rounded else 0),
             activations=_activations(shape, plan, count + adapter),
             logits=_LOGITS_COPIES * min(PIECE_BYTES, 4 * plan.read * shape.vocabulary) + (0 if adapter else head),
             engine=count * size if plan.engine == "beside" else 0,
