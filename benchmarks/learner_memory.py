@@ -28,6 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from agentrl._memory import free_ram
 from agentrl.models import load_model
 from agentrl.train import TrainConfig, batch, log_probs, lora
 from agentrl.train.batch import Row
@@ -101,7 +102,7 @@ def results_file(dtype: str) -> Path:
 
 def run(args: argparse.Namespace, variant: str, length: int, file: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.learner_memory", "--model", args.model, "--dtype", args.dtype]
-    allowed = available() - RESERVE
+    allowed = free_ram() - RESERVE
     command += ["--layers", str(args.layers)] if args.layers else []
     load_before = os.getloadavg()[0]
     done = subprocess.run(
@@ -117,14 +118,6 @@ def run(args: argparse.Namespace, variant: str, length: int, file: Path) -> dict
             raise RuntimeError(done.stderr)
         return {"does_not_fit_in_mb": allowed >> 20, "said": last[:200]}
     return {**json.loads(done.stdout.splitlines()[-1]), "load_average_before": round(load_before, 1)}
-
-
-def available() -> int:
-    """Bytes that this machine has left."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("this benchmark needs Linux's /proc")
 
 
 class Measured(Learner):

@@ -45,6 +45,11 @@ def has_adapter(model: Any) -> bool:
     return hasattr(model, "peft_config")
 
 
+def without_adapter(model: Any) -> Any:
+    """The model itself, out of the peft model around it if there is one."""
+    return model.get_base_model() if has_adapter(model) else model
+
+
 def base_of(folder: Path) -> str:
     """The name or folder of the model that an adapter was trained on. Raises ConfigError."""
     try:

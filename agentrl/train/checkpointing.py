@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.errors import ConfigError
+from agentrl.models.adapter import without_adapter
 
 log = logging.getLogger("agentrl")
 
@@ -38,8 +39,7 @@ def layers_to_checkpoint(model: Any, setting: bool | None) -> list[Any]:
         return []
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        whole = model.get_base_model() if hasattr(model, "get_base_model") else model
-        why = f"{type(whole).__name__} has no layers that transformers can checkpoint"
+        why = f"{type(without_adapter(model)).__name__} has no layers that transformers can checkpoint"
         if setting:
             raise ConfigError(f"gradient_checkpointing: {why}; leave it out, or set it to false")
         log.warning("%s: it is trained without gradient checkpointing", why)

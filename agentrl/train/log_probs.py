@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from agentrl.models.adapter import without_adapter
 from agentrl.train.loss import token_log_probs
 
 log = logging.getLogger("agentrl")
@@ -63,7 +64,7 @@ def vocabulary(model: Any) -> int:
 
 def take_apart(model: Any) -> Halves | None:
     """The halves of a transformers model, or of a peft model around one. None if they do not give its logits."""
-    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    whole = without_adapter(model)
     body, head = whole.base_model, whole.get_output_embeddings()
     if body is whole or head is None:
         return None

@@ -1,7 +1,7 @@
 """What memory a run needs on its device, by arithmetic: no weight is loaded for it, and nothing is measured.
 
-Training all weights in bfloat16 takes 18 bytes a parameter when the optimizer steps: the weight, its float32 copy, two
-moments of Adam, and the float32 gradient. With LoRA, frozen weights take 2, and the few parameters of the adapter 16.
+Training all weights in bfloat16 takes 16 bytes a parameter: the weight, its float32 copy, two moments of Adam, and the
+gradient. With LoRA, frozen weights take 2, and the few parameters of the adapter 16.
 Beside that, learning holds activations, and playing episodes the engine's weights and its keys and values.
 """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from agentrl._memory import free_ram
 from agentrl.models import load_config
 from agentrl.train.config import LoRAConfig, TrainConfig
 from agentrl.train.memory import Need, Plan, Shape
@@ -147,15 +147,4 @@ def free_memory(device: str) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info()[0])
-    found = Path("/proc/meminfo").read_text(encoding="ascii").split("MemAvailable:")[1].split()[0]
-    return min([int(found) * 1024, *container_room()])
-
-
-def container_room(folder: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """What the cgroup leaves, if it has a bound."""
-    try:
-        bound, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return
-    if bound != "max":
-        yield int(bound) - int(used)
+    return free_ram()

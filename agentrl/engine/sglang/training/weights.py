@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl._memory import free_ram
 from agentrl.models import save_model
 from agentrl.models.adapter import has_adapter
 
@@ -57,19 +58,12 @@ def scratch_folder(run: Path, size: int, *, in_memory: bool) -> Path:
     """
     for left in run.glob(".weights-*"):
         shutil.rmtree(left, ignore_errors=True)
-    if in_memory and os.access(_MEMORY, os.W_OK) and _room() > _SPARE * size:
+    if in_memory and os.access(_MEMORY, os.W_OK) and _fits(_SPARE * size):
         return Path(tempfile.mkdtemp(prefix="agentrl-weights-", dir=_MEMORY))
     run.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=".weights-", dir=run))
 
 
-def _room() -> int:
-    """Bytes that may be written to /dev/shm: what it may hold, and what the machine has."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return min(shutil.disk_usage(_MEMORY).free, available)
+def _fits(size: float) -> bool:
+    """Whether so many bytes may be written to /dev/shm: by its own bound, and by what the machine has."""
+    return min(shutil.disk_usage(_MEMORY).free, free_ram()) > size

@@ -1,0 +1,27 @@
+"""How much memory this machine has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_ram(cgroup: Path = _CGROUP) -> int:
+    """Bytes that programs may still take, here or in this container. Raises OSError where there is no /proc."""
+    found = Path("/proc/meminfo").read_text(encoding="ascii").split("MemAvailable:")[1].split()[0]
+    return min([int(found) * 1024, *_left_to_the_container(cgroup)])
+
+
+def _left_to_the_container(cgroup: Path) -> Iterator[int]:
+    """What the cgroup leaves, if it has a bound. Cached files count as free: the kernel drops them first."""
+    try:
+        bound, used, parts = (
+            (cgroup / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current", "memory.stat")
+        )
+    except OSError:
+        return
+    if bound.strip() != "max":
+        cached = next((int(line.split()[1]) for line in parts.splitlines() if line.startswith("inactive_file ")), 0)
+        yield max(int(bound) - int(used) + cached, 0)
