@@ -141,7 +141,10 @@ class Exchange(Protocol):
         ...
 
     def lost(self) -> None:
-        """The client went away before it got the whole answer. The same request again gets the same reply."""
+        """The client went away before it got the whole answer. The same request again gets the same reply.
+
+        Also behind `delivered`: a connection can be reset with an answer that was sent and not read.
+        """
         ...
 
 

@@ -1,0 +1,99 @@
+"""Answers one request: as a stream that shows progress while the engine runs, or whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from agentrl.gateway.request import Exchange, RefusedError, Reply
+from agentrl.gateway.wires.base import Answer, compact
+
+ACCEPT_S = 2.0
+"""Seconds that a stream's headers wait, so that a refusal keeps its status."""
+PROGRESS_S = 3.0
+"""Seconds between two signs of life. Clients bear some 60 s of silence."""
+
+_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+async def respond(
+    request: web.BaseRequest, answer: Answer, exchange: Exchange, closing: asyncio.Future[None]
+) -> web.StreamResponse:
+    """Send the answer, and tell the exchange whether the client got it. `closing` is done when the gateway closes.
+
+    Raises RefusedError as long as nothing has been sent.
+    """
+    response = web.StreamResponse(headers=_STREAM) if answer.request.stream else None
+    try:
+        if response is None:
+            return await _whole(request, answer, exchange, closing)
+        await _stream(request, response, answer, exchange, closing)
+    except ConnectionError:
+        exchange.lost()
+    except RefusedError:
+        raise
+    except BaseException:  # cancelled, because the client has gone or the gateway closes; or broken
+        exchange.lost()
+        if request.transport is not None:
+            request.transport.close()  # an answer that has begun cannot become an error
+        raise
+    return response or web.Response()
+
+
+async def _whole(
+    request: web.BaseRequest, answer: Answer, exchange: Exchange, closing: asyncio.Future[None]
+) -> web.StreamResponse:
+    replies = await _replies(exchange, closing)
+    response = json_response(answer.whole(replies))
+    await response.prepare(request)
+    exchange.delivered()
+    await response.write_eof()
+    return response
+
+
+async def _stream(
+    request: web.BaseRequest,
+    response: web.StreamResponse,
+    answer: Answer,
+    exchange: Exchange,
+    closing: asyncio.Future[None],
+) -> None:
+    try:
+        async with asyncio.timeout(ACCEPT_S):
+            await exchange.accepted()
+    except TimeoutError:
+        pass
+    await response.prepare(request)
+    await response.write(answer.opening())
+    waiting = asyncio.ensure_future(_replies(exchange, closing))
+    try:
+        while not (await asyncio.wait((waiting,), timeout=PROGRESS_S))[0]:
+            await response.write(answer.progress())
+        body, end = answer.closing(waiting.result())
+    except RefusedError as refused:
+        await response.write_eof(answer.failure(refused))
+        return
+    finally:
+        waiting.cancel()
+    # The next request can come as soon as the end is sent. In one write, a client that read the end has read all.
+    exchange.delivered()
+    await response.write_eof(body + end)
+
+
+async def _replies(exchange: Exchange, closing: asyncio.Future[None]) -> Sequence[Reply]:
+    """The replies. Raises RefusedError, also if the gateway closes first."""
+    waiting = asyncio.ensure_future(exchange.replies())
+    try:
+        await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return waiting.result()
+    finally:
+        waiting.cancel()
+    raise RefusedError("unavailable", "the gateway is closing; ask again later")
+
+
+def json_response(data: object, status: int = 200) -> web.Response:
+    """A body of JSON."""
+    return web.Response(body=compact(data).encode(), status=status, content_type="application/json")

@@ -1,0 +1,75 @@
+"""A session that answers what it is told, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.gateway.request import Reply, ReplyCall, Request, Usage
+
+USAGE = Usage(prompt=100, cached=60, sampled=7)
+CALL = ReplyCall("call_1", "look", {"where": "über ☃", "deep": {"b": [1, None]}})
+OTHER = ReplyCall("call_2", "look", {})
+FULL = Reply("r1", "receipt-1", "Hello.", "Let me see.", (CALL, OTHER), "calls", None, USAGE)
+PLAIN = Reply("r2", "receipt-2", "The end.", None, (), "end", None, USAGE)
+
+TOOLS = {
+    "messages": [{"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}],
+    "responses": [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}],
+    "chat": [
+        {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
+    ],
+}
+"""The same tool in each wire's form."""
+
+
+@dataclass
+class FakeExchange:
+    request: Request
+    answer: Callable[[Request], Sequence[Reply] | Exception]
+    accept: Callable[[Request], Exception | None] = lambda _: None
+    hold: asyncio.Event | None = None
+    told: list[str] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def accepted(self) -> None:
+        if error := self.accept(self.request):
+            raise error
+
+    async def replies(self) -> Sequence[Reply]:
+        if self.hold is not None:
+            await self.hold.wait()
+        answer = self.answer(self.request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def delivered(self) -> None:
+        self.told.append("delivered")
+
+    def lost(self) -> None:
+        self.told.append("lost")
+        self.over.set()
+
+
+@dataclass
+class FakeSession:
+    key: str = "key-1"
+    answer: Callable[[Request], Sequence[Reply] | Exception] = lambda request: [FULL] * request.n
+    accept: Callable[[Request], Exception | None] = lambda _: None
+    hold: asyncio.Event | None = None
+    exchanges: list[FakeExchange] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ask(self, request: Request) -> FakeExchange:
+        self.exchanges.append(FakeExchange(request, self.answer, self.accept, self.hold))
+        self.asked.set()
+        return self.exchanges[-1]
+
+    def count(self, request: Request) -> int:
+        return sum(len(entry.text) for entry in request.entries)
+
+    @property
+    def request(self) -> Request:
+        return self.exchanges[-1].request
