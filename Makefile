@@ -13,9 +13,10 @@ demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
 
 # A process of tests has one thread for each sum: several would wait for each other where all cores are busy. There is one
-# process more than there are cores, because tests wait for a fifth of their time.
+# process more than there are cores, because tests wait for a fifth of their time. Compiled modules are kept, whatever
+# the environment says: hundreds of processes that tests start would each compile agentrl again.
 test: $(STAMP)  ## All tests that this machine can run, in up to four processes. The summary lists the skipped ones.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal \
 		-n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
 
 soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times.
