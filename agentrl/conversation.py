@@ -61,6 +61,12 @@ class Conversation:
     """How far thoughts have been stripped; None if they are kept."""
     context: int = 0
     """Tokens of the longest sequence; known from `open` on."""
+    turns_before: int = 0
+    """Turns of the same conversation that `trajectory` does not hold."""
+    rid: str = ""
+    """The request that the engine answers now."""
+    unkept: int = 0
+    """Tokens that the engine sampled behind a stop string, which it missed. They are in no turn."""
 
     async def open(self) -> None:
         """Ask the engine for its longest sequence."""
@@ -93,7 +99,7 @@ class Conversation:
                 turn.finish_reason,
                 turn.matched,
                 thinking=trajectory.thinking,
-                turn=len(trajectory.actions),
+                turn=self.turns_before + len(trajectory.said),
             )
             action = _executable(action)
         trajectory.append_action(action)
@@ -148,15 +154,17 @@ class Conversation:
     async def _ask_engine(self, turn_options: TurnOptions, budget: int) -> Generation:
         trajectory, started = self.trajectory, time.monotonic()
         params, sent = self._sampling_params(turn_options, budget), trajectory.length
-        rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
+        self.rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
         with at_boundary("engine"):
             generation = await self.engine.generate(
-                trajectory.segment.ids, params, session_id=trajectory.session_id, rid=rid
+                trajectory.segment.ids, params, session_id=trajectory.session_id, rid=self.rid
             )
             _check(generation)
+        given = len(generation.tokens)
         generation = self._cut_at_split_stop(
             _mark_finished(generation, params["stop_token_ids"]), params.get("stop") or ()
         )
+        self.unkept += given - len(generation.tokens)
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
         return generation
 

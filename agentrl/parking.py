@@ -43,7 +43,7 @@ _unparked: set[tuple[type[Env], type[Exception]]] = set()
 ResumeMethod: TypeAlias = Literal["alive", "snapshot", "replay"]
 Next: TypeAlias = Literal["generate", "step"]
 
-VERSION = 2
+VERSION = 3
 """Version of tickets and files. An episode of another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION

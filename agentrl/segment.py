@@ -19,8 +19,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import groupby, pairwise, repeat
+from itertools import groupby, repeat
 from typing import Self, TypeVar, get_args
+from zlib import crc32
 
 from agentrl.engine.base import Generation
 from agentrl.errors import LedgerError
@@ -42,7 +43,6 @@ class Segment:
 
     __slots__ = (
         "_digest",
-        "_ends",
         "_log_probs",
         "_masked",
         "_observation",
@@ -73,11 +73,9 @@ class Segment:
         self._sampled = self._trained = self._observation = self._scaffold = 0
         self._masked: dict[str, int] = {}
         self._digest = 0
-        """A hash over all tokens, grown with each append."""
-        self._ends: list[int] = []
-        """Length of the response after each append to the digest. Unlike spans, masking never splits these."""
+        """The CRC of all tokens, grown with each append. How the tokens were appended makes no difference."""
         self._sent: list[tuple[int, int]] = []
-        """For each prompt sent to an engine: the number of appends before it, and the digest."""
+        """For each prompt sent to an engine: its length and its CRC."""
 
     # Reading
 
@@ -159,16 +157,11 @@ class Segment:
     @property
     def prefix_breaks(self) -> int:
         """How many generations had a prompt that is no longer the beginning of `ids`. It reads all tokens."""
-        digests = self._digests()
-        return sum(digests[appends] != digest for appends, digest in self._sent)
-
-    def _digests(self) -> list[int]:
-        """The digest after the prompt and after each append, computed anew."""
-        response = self.response
-        found = [hash((0, *self.ids[: self.prompt_length]))]
-        for start, stop in pairwise([0, *self._ends]):
-            found.append(hash((found[-1], *response[start:stop])))
-        return found
+        breaks, at, digest = 0, 0, 0
+        for length, sent in self._sent:
+            digest, at = crc32(self.ids[at:length], digest), length
+            breaks += digest != sent
+        return breaks
 
     def _with_tokens(self, action: Action, turn: int) -> Action:
         return replace(action, tokens=tuple(self.tokens_of(turn)))
@@ -181,7 +174,7 @@ class Segment:
         require(len(rendered.tokens) > 0, "a prompt has at least one token")
         self.ids.extend(rendered.tokens)
         self.prompt_length = len(self.ids)
-        self._digest = hash((0, *rendered.tokens))
+        self._digest = crc32(self.ids)
         self.thinking = rendered.thinking
 
     def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
@@ -195,7 +188,7 @@ class Segment:
         require(prompt_tokens in (None, len(self.ids)), f"sent {prompt_tokens} tokens of {len(self.ids)}")
         if not self.open:
             self.turns.append(Turn())
-        self._sent.append((len(self._ends), self._digest))
+        self._sent.append((len(self.ids), self._digest))
         self.turns[-1].add(generation, prompt_tokens=len(self.ids), seconds=seconds)
         for version, start, stop in generation.versions():
             self._extend(tokens[start:stop], "sampled", version)
@@ -228,6 +221,32 @@ class Segment:
         require(at == len(rendered.tokens), f"rendered spans end at {at} of {len(rendered.tokens)} tokens")
         self.thinking = rendered.thinking
         self._check()
+
+    def append_turns(self, sampled: Segment) -> None:
+        """Append the turns of another segment, whose prompt was all the tokens so far and may have been dropped.
+
+        Raises LedgerError if other tokens than these were sent to the engine.
+        """
+        require(not self.open and self.prompt_length > 0, "turns follow a prompt or an observation")
+        if sampled._sent:
+            sent, own = sampled._sent[0], (len(self.ids), self._digest)
+            require(sent == own, f"a turn was sampled behind {sent[0]} other tokens than these {own[0]}")
+        turns, start = len(self.turns), self.response_length
+        for span in sampled.spans:
+            self.spans.append(replace(span, start=span.start + start, stop=span.stop + start, turn=span.turn + turns))
+            self._count(span)
+        new = sampled.ids[sampled.prompt_length :]
+        self.ids.extend(new)
+        self._digest = crc32(new, self._digest)
+        self._log_probs.extend(sampled._log_probs)
+        self._sent.extend(sampled._sent)
+        self.turns.extend(sampled.turns)
+        self.said.extend(sampled.said)
+        self._check()
+
+    def drop_prompt(self) -> None:
+        """Forget the prompt's tokens, which stand elsewhere: the rest can be read, and appended behind them."""
+        self.ids, self.prompt_length = self.ids[self.prompt_length :], 0
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
@@ -265,10 +284,10 @@ class Segment:
         if not tokens:
             return
         start = self.response_length
-        self.ids.extend(tokens)
-        self._digest = hash((self._digest, *tokens))
-        self.spans.append(Span(start, start + len(tokens), len(self.turns) - 1, kind, version))
-        self._ends.append(start + len(tokens))
+        new = array("i", tokens)
+        self.ids.extend(new)
+        self._digest = crc32(new, self._digest)
+        self.spans.append(Span(start, start + len(new), len(self.turns) - 1, kind, version))
 
     # Checking
 
@@ -331,8 +350,7 @@ class Segment:
         pairs = list(zip(log_probs, sources, strict=True))
         require(not any(x for x, source in pairs if source != "sampled"), "tokens that were not sampled have log_probs")
         self._log_probs = _log_prob_array([x for x, source in pairs if source == "sampled"])
-        self._ends = [span.stop for span in self.spans]
-        self._digest = self._digests()[-1]
+        self._digest = crc32(self.ids)
         self.verify()
         return self
 

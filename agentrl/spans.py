@@ -13,8 +13,13 @@ from agentrl.types import JSON, FinishReason
 Source: TypeAlias = Literal["sampled", "observation", "scaffold"]
 Author: TypeAlias = Literal["model", "env", "template"]
 SpanType: TypeAlias = Literal["sampled", "close", "observation", "prompt"]
-MaskReason: TypeAlias = Literal["malformed", "off_policy", "env_failure", "overlong", "host"]
-"""Why sampled tokens are not trained: unreadable turn, stale weights, broken world, over a limit, the host's wish."""
+MaskReason: TypeAlias = Literal[
+    "malformed", "off_policy", "env_failure", "overlong", "host", "dropped", "side", "undelivered"
+]
+"""Why sampled tokens are not trained: unreadable turn, stale weights, broken world, over a limit, the host's wish.
+
+Of an agent that plays by itself: a reply that it dropped, another conversation than its main one, a reply that it never
+got."""
 
 _SOURCES: Mapping[SpanType, Source] = {
     "sampled": "sampled",

@@ -60,6 +60,8 @@ class Trajectory:
         self.stop: StopReason | None = None
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
+        self.session: Mapping[str, JSON] | None = None
+        """Of an agent that plays by itself: its replies as a tree, its requests, and what it told in another way."""
         self.unread = 0
         """How many of the last messages have no tokens: the episode ended before the model read them."""
 
@@ -316,6 +318,7 @@ class Trajectory:
             "stop": self.stop,
             "failure": asdict(self.failure) if self.failure else None,
             "info": shown(self.info),
+            **({} if self.session is None else {"session": shown(self.session)}),
         }
 
     @classmethod
@@ -332,14 +335,14 @@ class Trajectory:
             **data,
             "spans": _from_turn(data["spans"], -first),
             "turns": data["turns"][first:],
-            "actions": data["actions"][first:],
+            "actions": data["actions"][sum(len(segment["actions"]) for segment in earlier) :],
         }
         self.segments = [Segment.from_json(segment) for segment in (*earlier, last)]
         self.messages, self.unread = list(data["messages"]), data.get("unread", 0)
         self.reward, self.reward_parts = data["reward"], data["reward_parts"]
         self.stop = StopReason(data["stop"]) if data["stop"] is not None else None
         self.failure = Failure(**data["failure"]) if data["failure"] else None
-        self.info = dict(data["info"])
+        self.info, self.session = dict(data["info"]), data.get("session")
         return self
 
 

@@ -24,7 +24,7 @@ class RenderedSpan:
 class Rendered:
     """New tokens, none of them sampled. `spans` partition `tokens`; empty spans are left out."""
 
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     spans: tuple[RenderedSpan, ...]
     thinking: bool = False
     """The generation prompt left a thinking block open; `parse` must be told."""

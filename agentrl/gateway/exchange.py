@@ -1,0 +1,103 @@
+"""One request under way, and those who wait for its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.gateway.request import RefusedError, Reply, Request
+from agentrl.gateway.tree import Node, Prompt
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """The answer to a request, and to its retries: the same replies for all."""
+
+    request: Request
+    """Without its conversation, which stands in the tree."""
+    prompt: Prompt
+    number: int = 0
+    nodes: list[Node] = field(default_factory=list)
+    accepted: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[Sequence[Reply]] | None = None
+    refused: RefusedError | None = None
+    waiting: int = 0
+    """Clients that have not got it yet, and not gone away."""
+    delivered: bool = False
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the same request again may get this answer, now or later."""
+        return self.refused is None and (self.task is None or not self.task.cancelled())
+
+    def is_like(self, request: Request) -> bool:
+        """Whether another request asks the same of the prompt."""
+        mine = self.request
+        return (mine.n, mine.max_tokens, mine.stop) == (request.n, request.max_tokens, request.stop)
+
+
+class Waiting:
+    """An Exchange: one client that waits for an answer."""
+
+    def __init__(self, answer: Answer, closed: Callable[[], RefusedError], note: Callable[[str, Answer], None]) -> None:
+        self._answer, self._closed, self._note = answer, closed, note
+        self._waits = True
+        answer.waiting += 1
+        for node in answer.nodes:
+            node.lost = False
+
+    async def accepted(self) -> None:
+        await self._answer.accepted.wait()
+        if (refused := self._answer.refused) is not None:
+            raise RefusedError(refused.kind, str(refused))
+
+    async def replies(self) -> Sequence[Reply]:
+        task = self._answer.task
+        assert task is not None
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise self._closed() from None
+            raise
+        except RefusedError as refused:
+            raise RefusedError(refused.kind, str(refused)) from None
+
+    def delivered(self) -> None:
+        if self._leave():
+            self._answer.delivered = True
+            for node in self._answer.nodes:
+                node.delivered = True
+            self._note("delivered", self._answer)
+
+    def lost(self) -> None:
+        if self._leave():
+            for node in self._answer.nodes:
+                node.lost = not self._answer.waiting
+            self._note("lost", self._answer)
+
+    def _leave(self) -> bool:
+        """End the wait; False if it has ended before."""
+        waited, self._waits = self._waits, False
+        self._answer.waiting -= waited
+        return waited
+
+
+class Refused:
+    """An Exchange of a request that is not answered."""
+
+    def __init__(self, refused: RefusedError) -> None:
+        self._refused = refused
+
+    async def accepted(self) -> None:
+        raise self._refused
+
+    async def replies(self) -> Sequence[Reply]:
+        raise self._refused
+
+    def delivered(self) -> None:
+        pass
+
+    def lost(self) -> None:
+        pass

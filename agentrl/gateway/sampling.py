@@ -1,0 +1,237 @@
+"""The model's side of a session: prompts are rendered, and replies sampled, while the session may play."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from agentrl.conversation import Conversation
+from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.errors import ConfigError
+from agentrl.gateway.request import RefusedError, Request
+from agentrl.gateway.tree import Head, Node, Prompt
+from agentrl.gateway.writing import Writer
+from agentrl.options import EpisodeOptions
+from agentrl.render.base import Rendered, Renderer
+from agentrl.trajectory import Trajectory
+from agentrl.types import Action, Raw, StopReason, TurnOptions
+
+_LOOK_S = 0.05
+"""Seconds between two looks at the host's flag, while it is set."""
+
+
+class Sampler:
+    """Samples replies with the engine of the present play. Between plays it waits."""
+
+    def __init__(self) -> None:
+        self.options = EpisodeOptions()
+        self.returned = 0
+        """Tokens that the engine returned."""
+        self.unkept = 0
+        """Tokens of these that stand in no turn: behind a stop string that the engine missed."""
+        self._engine: Engine | None = None
+        self._renderer: Renderer | None = None
+        self._renderers: dict[bytes, Renderer] = {}
+        self._aborted: Callable[[], bool] = lambda: False
+        self._session_id = ""
+        self._context = 0
+        self._playing = asyncio.Event()
+        self._running: dict[Node, Conversation] = {}
+        self._still = asyncio.Event()
+        self._still.set()
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    def play(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        options: EpisodeOptions,
+        aborted: Callable[[], bool] | None,
+        session_id: str,
+    ) -> None:
+        """Sampling may go on, with this engine. Raises ConfigError for options that a session cannot obey."""
+        if options.thinking == "strip":
+            raise ConfigError(
+                'thinking "strip" is not for agents that play by themselves: their clients decide what stays in the '
+                'history; set thinking to "keep"'
+            )
+        self._engine, self._renderer, self.options = engine, renderer, options
+        self._aborted, self._session_id = aborted or (lambda: False), session_id
+        self._renderers.clear()
+        self._playing.set()
+
+    def hold(self) -> None:
+        """Sample nothing new, and ask the engine to end what runs. Turns stay open."""
+        self._playing.clear()
+        for talk in self._running.values():
+            abort = asyncio.get_running_loop().create_task(talk.engine.abort(talk.rid))
+            self._aborts.add(abort)
+            abort.add_done_callback(self._aborts.discard)
+
+    async def quiet(self) -> None:
+        """Wait until nothing is sampled any more."""
+        await self._still.wait()
+        if self._aborts:
+            await asyncio.wait(self._aborts)
+
+    async def ready(self) -> None:
+        """Wait until sampling may go on."""
+        await self._playing.wait()
+        while self._aborted():
+            await asyncio.sleep(_LOOK_S)
+            await self._playing.wait()
+        if not self._context:
+            assert self._engine is not None
+            self._context = self.options.limits.context or await self._engine.context_length()
+
+    def render(self, prompt: Prompt, request: Request) -> None:
+        """Write a prompt's tokens, unless they are there. Raises TemplateError if the template cannot carry them."""
+        if prompt.length:
+            return
+        above, writer = prompt.parent, self._writer(prompt.head, request)
+        rendered = self.rendered(prompt, request)
+        prompt.rendered = replace(rendered, tokens=array("i", rendered.tokens))
+        prompt.messages = writer.messages(
+            prompt.entries, _ids(prompt), root=above is None, action=above.action if above else None
+        )
+        prompt.length = prompt.before + len(rendered.tokens)
+
+    def rendered(self, prompt: Prompt, request: Request) -> Rendered:
+        """The tokens of a prompt's material, and what lets the model speak behind it.
+
+        On Anthropic's wire a conversation that ends with the assistant's own words is gone on with in the same turn.
+        """
+        above, writer, entries = prompt.parent, self._writer(prompt.head, request), prompt.entries
+        opened = request.wire == "messages" and entries[-1:] and entries[-1].role == "assistant"
+        material = entries[:-1] if opened else entries
+        known = {i: (_whole(node), node.turn.ids) for i, node in prompt.known.items() if i < len(material)}
+        if above is None:
+            rendered = writer.prompt(material, known, _ids(prompt))
+        elif not entries and request.wire == "messages":
+            rendered = writer.renderer.text(Raw(""), _whole(above))
+        else:
+            budget = self.options.limits.observation_tokens
+            rendered = writer.bridge(prompt.history(), _whole(above), material, known, _ids(prompt), budget=budget)
+        return writer.opened(rendered, entries[-1].text) if opened else rendered
+
+    def check_fits(self, prompt: Prompt) -> None:
+        """Raises RefusedError if no token could be sampled behind a prompt."""
+        bounds = [self._context]
+        if self.options.limits.tokens is not None:
+            bounds.append(prompt.top.length + self.options.limits.tokens)
+        if prompt.length >= min(bounds):
+            raise RefusedError("context_full", f"prompt is too long: {prompt.length} tokens > {min(bounds)} maximum")
+
+    async def sample(self, node: Node, request: Request, number: int) -> Action:
+        """Sample a reply to its end, over as many plays as it takes. `number` counts the replies to one prompt.
+
+        Raises FailedError if the engine breaks.
+        """
+        await self.ready()
+        talk = self._talk(node, number)
+        wishes = TurnOptions(stop=request.stop, max_tokens=request.max_tokens)
+        unkept = 0
+        while True:
+            await self.ready()
+            assert self._engine is not None
+            talk.engine = _Counted(self._engine, self)
+            self._start(node, talk)
+            try:
+                sampled = await talk.sample(wishes)
+            finally:
+                self._end(node)
+                self.unkept, unkept = self.unkept + talk.unkept - unkept, talk.unkept
+            if sampled.action is not None:
+                return sampled.action
+            if sampled.stop is not StopReason.ABORTED:
+                raise RefusedError("context_full", f"prompt is too long: {node.prompt.length} tokens")
+
+    def _talk(self, node: Node, number: int) -> Conversation:
+        assert self._engine is not None
+        prompt, limits = node.prompt, self.options.limits
+        options = replace(self.options, sampling_params=_for(number, self.options.sampling_params))
+        if limits.tokens is not None:
+            left = prompt.top.length + limits.tokens - prompt.length
+            options = replace(options, limits=replace(limits, tokens=left))
+        scratch = Trajectory(session_id=self._affinity(prompt), tools=prompt.head.tools)
+        scratch.segments = [node.turn]
+        scratch.append_prompt(Rendered(prompt.ids(), (), prompt.rendered.thinking))
+        return Conversation(
+            _Counted(self._engine, self),
+            self._bound(prompt.head),
+            scratch,
+            options,
+            self._is_held,
+            context=self._context,
+            turns_before=len(prompt.line()),
+        )
+
+    def _affinity(self, prompt: Prompt) -> str:
+        """The name of a line for the engine, so that the same worker has its beginning."""
+        return f"{self._session_id}.{prompt.number}" if prompt.number else self._session_id
+
+    def _is_held(self) -> bool:
+        return not self._playing.is_set() or self._aborted()
+
+    def _start(self, node: Node, talk: Conversation) -> None:
+        self._running[node] = talk
+        self._still.clear()
+
+    def _end(self, node: Node) -> None:
+        self._running.pop(node, None)
+        if not self._running:
+            self._still.set()
+
+    def _writer(self, head: Head, request: Request) -> Writer:
+        return Writer(self._bound(head), request.deferred)
+
+    def _bound(self, head: Head) -> Renderer:
+        """The renderer with a root's tools. Raises TemplateError where it cannot write them."""
+        assert self._renderer is not None
+        if head.digest not in self._renderers:
+            self._renderers[head.digest] = self._renderer.bind(head.tools)
+        return self._renderers[head.digest]
+
+
+class _Counted:
+    """An engine whose tokens are counted as they come."""
+
+    def __init__(self, engine: Engine, sampler: Sampler) -> None:
+        self._engine, self._sampler = engine, sampler
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+    ) -> Generation:
+        generation = await self._engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+        self._sampler.returned += len(generation.tokens)
+        return generation
+
+    async def abort(self, rid: str | None = None) -> None:
+        await self._engine.abort(rid)
+
+    async def context_length(self) -> int:
+        return await self._engine.context_length()
+
+    async def close(self) -> None:
+        """The engine is its owner's to close."""
+
+
+def _whole(node: Node) -> Action:
+    """The action of a reply, with its tokens."""
+    assert node.action is not None
+    return replace(node.action, tokens=tuple(node.turn.ids))
+
+
+def _ids(prompt: Prompt) -> dict[str, str]:
+    """Ids of calls on the wire that may stand in a prompt's material -> those in the tokens."""
+    nodes = [*prompt.known.values(), *([prompt.parent] if prompt.parent else [])]
+    return {wire: made for node in nodes for wire, made in node.call_ids.items()}
+
+
+def _for(number: int, params: SamplingParams) -> SamplingParams:
+    """Another seed for each reply to the same prompt: with one seed they would all be the same."""
+    if number and (seed := params.get("sampling_seed")) is not None:
+        return {**params, "sampling_seed": seed + number}
+    return params

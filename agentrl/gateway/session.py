@@ -1,0 +1,339 @@
+"""One agent's session: its requests become replies of the model, kept as a tree, each with the tokens sampled for it.
+
+    session = Session(key)
+    session.play(engine, renderer, EpisodeOptions(), None, session_id)
+    exchange = session.ask(request)
+    await exchange.accepted()
+    replies = await exchange.replies()
+    exchange.delivered()
+    session.close("done")
+    session.write(trajectory)
+
+It knows no HTTP. Requests are matched with the tree as they arrive, and sampled beside each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from agentrl._concurrency import gather
+from agentrl.boundary import FailedError
+from agentrl.engine.base import Engine
+from agentrl.errors import Failure, TemplateError
+from agentrl.gateway.exchange import Answer, Refused, Waiting
+from agentrl.gateway.log import SessionLog
+from agentrl.gateway.matching import START, canonical, telling, tools_digest
+from agentrl.gateway.options import SessionOptions
+from agentrl.gateway.replying import reply_of
+from agentrl.gateway.request import Entry, Exchange, RefusedError, Reply, Request
+from agentrl.gateway.sampling import Sampler
+from agentrl.gateway.segments import write
+from agentrl.gateway.tree import Head, Node, Place, Prompt, Tree
+from agentrl.options import EpisodeOptions
+from agentrl.render.base import Renderer
+from agentrl.segment import Segment
+from agentrl.spans import MaskReason
+from agentrl.trajectory import Trajectory
+from agentrl.types import StopReason
+
+
+class Session:
+    """The replies that one agent gets, under one key."""
+
+    def __init__(self, key: str, *, options: SessionOptions | None = None) -> None:
+        self.key = key
+        self.options = options or SessionOptions()
+        self.tree = Tree(as_sent=self.options.echo == "as_sent")
+        self.log = SessionLog()
+        self.ended = asyncio.Event()
+        """Set when it is closed, and when a limit or an error has ended it."""
+        self.stop: StopReason | None = None
+        """The limit that ended it."""
+        self.failure: Failure | None = None
+        """What broke, if the engine or the template did."""
+        self.error: Exception | None = None
+        """What must end the run: a wrong configuration, or a bug in agentrl."""
+        self._sampler = Sampler()
+        self._answers: list[Answer] = []
+        self._by_body: dict[str, Answer] = {}
+        self._by_prompt: dict[Prompt, list[Answer]] = {}
+        self._closed: RefusedError | None = None
+        self._on_turn: Callable[[Trajectory], None] | None = None
+
+    # The episode's side
+
+    def play(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        options: EpisodeOptions,
+        aborted: Callable[[], bool] | None,
+        session_id: str,
+        *,
+        on_turn: Callable[[Trajectory], None] | None = None,
+    ) -> None:
+        """Begin to sample, or go on. `on_turn` is called after each reply with the turns of its line.
+
+        Raises ConfigError for options that a session cannot obey.
+        """
+        self._on_turn = on_turn
+        self._sampler.play(engine, renderer, options, aborted, session_id)
+        self.log.name(session_id)
+        self.log.note("play", session=session_id)
+
+    def hold(self) -> None:
+        """Sample nothing new; requests wait. What the engine samples now ends, and is gone on with at the next play."""
+        self._sampler.hold()
+        self.log.note("hold")
+
+    async def quiet(self) -> None:
+        """Wait until nothing is sampled any more."""
+        await self._sampler.quiet()
+
+    def close(self, reason: str, *, unavailable: bool = False) -> None:
+        """Refuse every request that waits or is to come. `unavailable`: the client may ask again later."""
+        if self._closed is None:
+            self._closed = RefusedError("unavailable" if unavailable else "closed", reason)
+            self.log.note("closed", reason=reason)
+        for answer in self._answers:
+            if answer.task is not None and not answer.task.done():
+                answer.task.cancel()
+        self.ended.set()
+
+    def mask(self, reason: MaskReason) -> None:
+        """Take everything sampled so far out of training."""
+        for node in self.tree.nodes:
+            node.turn.mask(reason)
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Write all that was sampled as the trajectory's segments, main line last.
+
+        Raises LedgerError if a token that the engine returned is not in exactly one of them.
+        """
+        exact = None if self.failure or self.error else self._sampler.returned - self._sampler.unkept
+        write(trajectory, self.tree, self.options, self.log.lines, closed=self._closed is not None, sampled=exact)
+
+    # The client's side
+
+    def ask(self, request: Request) -> Exchange:
+        """Attach a request. Never raises: the exchange does."""
+        try:
+            answer = self._attach(request)
+        except RefusedError as refused:
+            self.log.note("refused", kind=refused.kind, message=str(refused), wire=request.wire)
+            return Refused(refused)
+        return Waiting(answer, self._refusal, lambda event, answer: self.log.note(event, request=answer.number))
+
+    def count(self, request: Request) -> int:
+        """The tokens of the request's whole prompt. Raises RefusedError if the template cannot write it."""
+        self._check_open()
+        place = self._find(request)
+        prompt = place.prompt
+        if prompt is None or not prompt.length:
+            prompt = Prompt(-1, place.parent, place.entries, place.known, self._head(request), 0)
+            try:
+                self._sampler.render(prompt, request)
+            except TemplateError as exc:
+                raise RefusedError("invalid", str(exc)) from exc
+        return prompt.length
+
+    def _attach(self, request: Request) -> Answer:
+        """The answer to a request: a new one, or that of an earlier request which this one repeats."""
+        self._check_open()
+        if not request.entries:
+            raise RefusedError("invalid", "the request holds no messages; send at least one")
+        if not 1 <= request.n <= self.options.most_replies:
+            raise RefusedError("invalid", f"n is {request.n}; ask for 1 to {self.options.most_replies} replies")
+        if (again := self._repeated(request)) is not None:
+            return again
+        place = self._find(request)
+        self._note_told(place)
+        if place.rest is not None and place.parent is not None:
+            return self._rest(place.parent, place.rest, request)
+        prompt = self.tree.attach(place, self._head(request))
+        if (again := self._unclaimed(prompt, request)) is not None:
+            return again
+        return self._begin(prompt, request, place)
+
+    def _repeated(self, request: Request) -> Answer | None:
+        """The answer to an earlier request of the same body, unless its client has got it and wants another."""
+        answer = self._by_body.get(request.digest) if request.digest else None
+        if answer is None or not answer.replayable or (answer.delivered and not request.retried):
+            return None
+        return self._joined(answer)
+
+    def _unclaimed(self, prompt: Prompt, request: Request) -> Answer | None:
+        """An answer of the same prompt that no client waits for or has got."""
+        for answer in reversed(self._by_prompt.get(prompt, ())):
+            unclaimed = not answer.delivered and not answer.waiting
+            if answer.replayable and answer.is_like(request) and (unclaimed or request.retried):
+                return self._joined(answer)
+        return None
+
+    def _joined(self, answer: Answer) -> Answer:
+        done = answer.task is not None and answer.task.done()
+        self.log.note("replay" if done else "join", request=answer.number)
+        return answer
+
+    def _rest(self, node: Node, rest: Entry, request: Request) -> Answer:
+        """The rest of a reply of which the client has got a beginning."""
+        assert node.reply is not None
+        calls = node.reply.calls if rest.calls else ()
+        reply = replace(node.reply, content=rest.text, calls=calls, without_reasoning=True)
+        answer = self._new_answer(request, node.prompt)
+        answer.nodes.append(node)
+        answer.accepted.set()
+        answer.task = asyncio.get_running_loop().create_task(_given([reply]))
+        self.log.note("rest", request=answer.number, node=node.index)
+        return answer
+
+    def _begin(self, prompt: Prompt, request: Request, place: Place) -> Answer:
+        """Sample replies to a prompt."""
+        before = self._by_prompt.setdefault(prompt, [])
+        for dropped in [*prompt.replies, *(prompt.grown_from.replies if prompt.grown_from else ())]:
+            dropped.asked_again = True
+        answer = self._new_answer(request, prompt)
+        before.append(answer)
+        answer.task = asyncio.get_running_loop().create_task(self._answer(answer, request))
+        answer.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self.log.note(
+            "request",
+            request=answer.number,
+            wire=request.wire,
+            prompt=prompt.index,
+            behind=prompt.parent.index if prompt.parent else None,
+            new=len(prompt.entries),
+            known=[node.index for node in prompt.known.values()],
+            n=request.n,
+            branch=request.branch,
+            max_tokens=request.max_tokens,
+            asked=dict(request.asked),
+        )
+        return answer
+
+    def _new_answer(self, request: Request, prompt: Prompt) -> Answer:
+        answer = Answer(replace(request, entries=(), tools=(), deferred={}), prompt, len(self._answers))
+        self._answers.append(answer)
+        if request.digest:
+            self._by_body[request.digest] = answer
+        return answer
+
+    async def _answer(self, answer: Answer, request: Request) -> Sequence[Reply]:
+        try:
+            return await self._sampled(answer, request)
+        except asyncio.CancelledError:
+            answer.refused = self._refusal()
+            raise
+        except RefusedError as refused:
+            answer.refused = refused
+            raise
+        except FailedError as failed:
+            self.failure = self.failure or failed.failure
+            answer.refused = self._end(f"the model cannot answer: {failed.failure.error}")
+            raise answer.refused from failed
+        except Exception as exc:  # the task's boundary: the episode raises it
+            self.error = self.error or exc
+            answer.refused = self._end("the session broke")
+            raise answer.refused from exc
+        finally:
+            answer.accepted.set()
+            if answer.refused is not None:
+                self.log.note("refused", request=answer.number, kind=answer.refused.kind, message=str(answer.refused))
+
+    async def _sampled(self, answer: Answer, request: Request) -> Sequence[Reply]:
+        """Render, check and sample. Raises RefusedError and FailedError."""
+        prompt = answer.prompt
+        await self._sampler.ready()
+        try:
+            self._sampler.render(prompt, request)
+        except TemplateError as exc:
+            raise RefusedError("invalid", str(exc)) from exc
+        self._sampler.check_fits(prompt)
+        self._take_turns(request.n)
+        first = len(prompt.replies)
+        answer.nodes = [self.tree.add(prompt) for _ in range(request.n)]
+        answer.accepted.set()
+        return await gather(self._one(node, answer, first + i) for i, node in enumerate(answer.nodes))
+
+    async def _one(self, node: Node, answer: Answer, number: int) -> Reply:
+        action = await self._sampler.sample(node, answer.request, number)
+        reply, ids = reply_of(node, action, answer.request.stop)
+        self.tree.commit(node, action, reply, ids)
+        node.lost = not answer.waiting and not answer.delivered
+        self.log.note("reply", node=node.index, request=answer.number, stop=reply.stop)
+        for call in action.calls:
+            if call.error is not None:
+                self._audit("unreadable_call", node, stored=call.raw, why=call.error)
+        if self._on_turn is not None:
+            self._on_turn(_line(node))
+        return reply
+
+    def _take_turns(self, count: int) -> None:
+        """Raises RefusedError, and ends the session, if it would have more replies than the limit."""
+        turns = self._sampler.options.limits.turns
+        if len(self.tree.nodes) + count > turns:
+            self.stop = self.stop or StopReason.MAX_TURNS
+            self.ended.set()
+            raise RefusedError("closed", f"this session has had its {turns} replies")
+
+    def _find(self, request: Request) -> Place:
+        tools = tools_digest(request.tools)
+        place = self.tree.find(request.entries, tools)
+        if not self.options.sticky_tools or request.tools or place.parent is not None:
+            return place
+        others = (self.tree.find(request.entries, head) for head in self.tree.heads() if head != START)
+        return next((other for other in others if other.parent is not None), place)
+
+    def _note_told(self, place: Place) -> None:
+        """Note how the client tells the replies that it got, the first time that it does."""
+        for node, entry in place.told:
+            if node.told or node.sent is None:
+                continue
+            node.told = node.delivered = place.rest is None or node is not place.parent
+            how = telling(node.sent, entry)
+            if node.told and how != "verbatim":
+                self._audit(f"told_in_another_{how}", node, stored=_shown(node.sent), told=_shown(entry))
+
+    def _audit(self, kind: str, node: Node, **texts: str) -> None:
+        self.log.note("audit", kind=kind, node=node.index, **texts)
+
+    def _head(self, request: Request) -> Head:
+        return Head(tuple(request.tools), tools_digest(request.tools), request.branch)
+
+    def _check_open(self) -> None:
+        if self._closed is not None or self.ended.is_set():
+            raise self._refusal()
+
+    def _refusal(self) -> RefusedError:
+        """Why the session answers no more."""
+        if self._closed is not None:
+            return RefusedError(self._closed.kind, str(self._closed))
+        if self.stop is not None:
+            return RefusedError("closed", f"this session has ended: {self.stop}")
+        return RefusedError("unavailable", "this session cannot go on")
+
+    def _end(self, why: str) -> RefusedError:
+        """End the session because something broke."""
+        self.ended.set()
+        return RefusedError("unavailable", why)
+
+
+async def _given(replies: Sequence[Reply]) -> Sequence[Reply]:
+    return replies
+
+
+def _line(node: Node) -> Trajectory:
+    """The turns up to a reply, for who looks after their records."""
+    found = Trajectory()
+    found.segments = [Segment()]
+    found.segment.turns = [turn for each in (*node.prompt.line(), node) for turn in each.turn.turns]
+    return found
+
+
+def _shown(entry: Entry) -> str:
+    """An assistant's entry as one text."""
+    thought = [] if entry.reasoning is None else [f"<think>{entry.reasoning}</think>"]
+    calls = [f"{call.name}({canonical(call.arguments)})" for call in entry.calls]
+    return "\n".join([*thought, entry.text, *calls])
