@@ -162,8 +162,8 @@ async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkey
     [
         (b"agentrl parked 1\n", "written by another version"),
         (b"", "written by another version"),
-        (b"agentrl parked 2\n\x80garbage", "cannot be read: "),
-        (b"agentrl parked 2\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
+        (b"agentrl parked 3\n\x80garbage", "cannot be read: "),
+        (b"agentrl parked 3\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
     ],
 )
 async def test_a_file_that_is_not_ours(tmp_path, written, reason):
