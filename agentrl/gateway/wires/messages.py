@@ -76,8 +76,9 @@ def _refuse_unserved(body: Mapping[str, JSON]) -> None:
 def _branch(system: Sequence[str], headers: Mapping[str, str]) -> str:
     if headers.get("x-parent-session-id"):
         return headers.get("x-session-id") or "sub-agent"
-    side = any(text.startswith(_BILLING) and "cc_is_subagent=true" in text for text in system)
-    return "sub-agent" if side else ""
+    if headers.get("x-claude-code-agent-id"):
+        return headers["x-claude-code-agent-id"]
+    return "sub-agent" if any(text.startswith(_BILLING) and "cc_is_subagent=true" in text for text in system) else ""
 
 
 def _system(content: JSON) -> Iterator[str]:

@@ -121,44 +121,42 @@ class ResponseAnswer:
         return {"type": "function_call", "id": f"fc_{call.id}", "arguments": arguments, **named}
 
     def _item_events(self, index: int, item: Mapping[str, JSON]) -> bytes:
-        match item["type"]:
-            case "reasoning":
-                inner = self._part_events(item, index, item["summary"], "reasoning_summary")
-                begun = {**item, "summary": []}
-            case "message":
-                inner = self._part_events(item, index, item["content"], "content")
-                begun = {**item, "content": [], "status": "in_progress"}
-            case "function_call":
-                inner = self._told(index, item, "function_call_arguments", "arguments")
-                begun = {**item, "arguments": "", "status": "in_progress"}
-            case _:
-                inner = self._told(index, item, "custom_tool_call_input", "input")
-                begun = {**item, "input": "", "status": "in_progress"}
-        return (
-            self._event("response.output_item.added", output_index=index, item=begun)
-            + inner
-            + self._event("response.output_item.done", output_index=index, item=item)
-        )
+        kind = item["type"]
+        emptied: dict[str, JSON] = {"summary": []} if kind == "reasoning" else {"status": "in_progress"}
+        if kind != "reasoning":
+            emptied |= {key: type(item[key])() for key in ("content", "arguments", "input") if key in item}
+        added = self._event("response.output_item.added", output_index=index, item={**item, **emptied})
+        inner = b"".join(self._event(f"response.{name}", output_index=index, **data) for name, data in _told(item))
+        return added + inner + self._event("response.output_item.done", output_index=index, item=item)
 
-    def _told(self, index: int, item: Mapping[str, JSON], name: str, key: str) -> bytes:
-        at = {"output_index": index, "item_id": item["id"]}
-        done = {key: item[key], **({"name": item["name"]} if key == "arguments" else {})}
-        return self._event(f"response.{name}.delta", delta=item[key], **at) + self._event(
-            f"response.{name}.done", **done, **at
-        )
 
-    def _part_events(self, item: Mapping[str, JSON], index: int, parts: Sequence[JSON], kind: str) -> bytes:
-        summary = kind == "reasoning_summary"
-        key, text_kind = ("summary_index", "reasoning_summary_text") if summary else ("content_index", "output_text")
-        extra: dict[str, JSON] = {} if summary else {"logprobs": []}
-        told = b""
-        for number, part in enumerate(parts):
-            at = {"item_id": item["id"], "output_index": index, key: number}
-            told += self._event(f"response.{kind}_part.added", part={**part, "text": ""}, **at)
-            told += self._event(f"response.{text_kind}.delta", delta=part["text"], **at, **extra)
-            told += self._event(f"response.{text_kind}.done", text=part["text"], **at, **extra)
-            told += self._event(f"response.{kind}_part.done", part=part, **at)
-        return told
+def _told(item: Mapping[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
+    """The events inside an item: their names, and what they tell."""
+    at = {"item_id": item["id"]}
+    match item["type"]:
+        case "reasoning":
+            yield from _parts(at, item["summary"], "summary_index", "reasoning_summary_part", "reasoning_summary_text")
+        case "message":
+            yield from _parts(at, item["content"], "content_index", "content_part", "output_text")
+        case "function_call":
+            yield "function_call_arguments.delta", {**at, "delta": item["arguments"]}
+            done = {"arguments": item["arguments"], "name": item["name"]}
+            yield "function_call_arguments.done", {**at, **done}
+        case _:
+            yield "custom_tool_call_input.delta", {**at, "delta": item["input"]}
+            yield "custom_tool_call_input.done", {**at, "input": item["input"]}
+
+
+def _parts(
+    at: Mapping[str, JSON], parts: Sequence[JSON], index: str, part_name: str, text_name: str
+) -> Iterator[tuple[str, dict[str, JSON]]]:
+    extra: dict[str, JSON] = {"logprobs": []} if text_name == "output_text" else {}
+    for number, part in enumerate(parts):
+        here = {**at, index: number}
+        yield f"{part_name}.added", {**here, "part": {**part, "text": ""}}
+        yield f"{text_name}.delta", {**here, **extra, "delta": part["text"]}
+        yield f"{text_name}.done", {**here, **extra, "text": part["text"]}
+        yield f"{part_name}.done", {**here, "part": part}
 
 
 def _reasoning(reply: Reply) -> dict[str, JSON]:
