@@ -1,7 +1,7 @@
 """Train LLM agents by reinforcement learning in multi-turn environments.
 
-Write an `Env`; run its episodes with `run_episode` or the `agentrl` command; train with the embedded trainer, or under
-slime with `--custom-generate-function-path agentrl.adapt`.
+Write an `Env`, or an `AgentEnv` around an agent that exists; run its episodes with `run_episode` or the `agentrl`
+command; train with the embedded trainer, or under slime with `--custom-generate-function-path agentrl.adapt`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,15 @@ from agentrl.types import (
 if TYPE_CHECKING:
     from agentrl.engine.local import LocalEngine
     from agentrl.engine.sglang import SGLangEngine
+    from agentrl.gateway.agent import AgentEnv, Endpoint, SessionOptions
     from agentrl.render import Renderer, load_renderer
 
 __version__ = "0.1.0"
 
 _LATER = {
+    "AgentEnv": "agentrl.gateway.agent",
+    "Endpoint": "agentrl.gateway.agent",
+    "SessionOptions": "agentrl.gateway.agent",
     "LocalEngine": "agentrl.engine.local",
     "SGLangEngine": "agentrl.engine.sglang",
     "Renderer": "agentrl.render",
@@ -74,12 +78,14 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Action",
+    "AgentEnv",
     "AgentRLError",
     "BadCall",
     "BadCallPolicy",
     "CallError",
     "CanaryError",
     "ConfigError",
+    "Endpoint",
     "Engine",
     "EngineError",
     "Env",
@@ -103,6 +109,7 @@ __all__ = [
     "SGLangEngine",
     "SamplingParams",
     "SandboxError",
+    "SessionOptions",
     "Span",
     "StepResult",
     "StopReason",

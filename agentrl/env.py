@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
 from types import UnionType
@@ -197,6 +197,14 @@ class Env:
         """
         raise NotImplementedError(f"{type(self).__name__} restores no snapshot")
 
+    def _agentrl_play(self, episode: Any, left: float | None, /) -> Awaitable[StopReason]:
+        """Play the whole episode within `left` seconds. Only an Env that is an agent does: see `agentrl.gateway`."""
+        raise NotImplementedError
+
+    @classmethod
+    def _agentrl_check(cls) -> None:
+        """Raises ConfigError if the class cannot play an episode. For Envs that are agents."""
+
     # For hooks to use
 
     async def run_tools(self, action: Action) -> StepResult:
@@ -223,6 +231,11 @@ _OWN = frozenset(member for member in vars(Env).values() if inspect.isfunction(m
 def runtime(env: Env) -> Runtime:
     """The Env's runtime, by which an episode calls its hooks."""
     return env._agentrl
+
+
+def plays_itself(cls: type[Env]) -> bool:
+    """Whether the Env is an agent, which asks for its turns and executes its tools by itself."""
+    return cls._agentrl_play is not Env._agentrl_play
 
 
 def begin_env(env: Env, task: Task, limits: Limits) -> None:
@@ -282,11 +295,14 @@ class EnvFactory:
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
         self.cls = load_env(env) if isinstance(env, str) else env
         own = self.cls.step, self.cls.tools, self.cls.exec_tool
-        if not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool):
+        nothing = not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool)
+        if nothing and not plays_itself(self.cls):
             raise ConfigError(
                 f"{self.cls.__name__} has neither tools nor a step: nothing could happen; "
                 "add a method with @tool, or override step(action)"
             )
+        if plays_itself(self.cls):
+            self.cls._agentrl_check()
         if (self.cls.snapshot is Env.snapshot) != (self.cls.restore is Env.restore):
             raise ConfigError(f"{self.cls.__name__} writes one of snapshot and restore without the other; write both")
         try:
@@ -321,7 +337,7 @@ class EnvFactory:
 
     def check(self, task: Task) -> None:
         """Raises ConfigError if nothing would execute the task's own tools."""
-        if self.cls.tools is Env.tools:
+        if self.cls.tools is Env.tools and not plays_itself(self.cls):
             _refuse_unknown(self.cls, map(normal_spec, task.tools))
 
     def make(self) -> Env:

@@ -13,7 +13,7 @@ from typing import Self
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.conversation import Conversation
 from agentrl.engine.base import Engine
-from agentrl.env import Env, begin_env, close_env, offered_tools, runtime
+from agentrl.env import Env, begin_env, close_env, offered_tools, plays_itself, runtime
 from agentrl.errors import BadCallPolicy, told
 from agentrl.options import EpisodeOptions, Host, ParkFn, RewardFn
 from agentrl.parking import EpisodeState, Parked, hand_over
@@ -127,14 +127,23 @@ class Episode:
         return self.state.stop
 
     async def _play(self) -> StopReason:
-        """Reset and take turns until there is a reason to stop. Raises FailedError."""
-        limit = self.talk.options.limits.episode_s
+        """Play until there is a reason to stop. Raises FailedError."""
+        limit, started = self.talk.options.limits.episode_s, time.monotonic()
         left = None if limit is None else limit - self.state.played_s
-        deadline, started = asyncio.timeout(left), time.monotonic()
+        try:
+            if self.talk.is_aborted():
+                return StopReason.ABORTED
+            if plays_itself(type(self.env)):
+                return await self.env._agentrl_play(self, left)
+            return await self._take_turns(left)
+        finally:
+            self.state.played_s += time.monotonic() - started
+
+    async def _take_turns(self, left: float | None) -> StopReason:
+        """Reset and take turns until there is a reason to stop, for at most `left` seconds. Raises FailedError."""
+        deadline = asyncio.timeout(left)
         try:
             async with deadline:
-                if self.talk.is_aborted():
-                    return StopReason.ABORTED
                 if not self.state.trajectory.length:
                     await self.reset()
                 while True:
@@ -145,8 +154,6 @@ class Episode:
             if deadline.expired():
                 return StopReason.DEADLINE
             raise
-        finally:
-            self.state.played_s += time.monotonic() - started
 
     async def reset(self) -> None:
         """Reset the Env. Its first observation becomes the prompt."""

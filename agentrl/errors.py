@@ -123,7 +123,7 @@ class BadCallPolicy:
         return self.message.replace("{detail}", detail)  # not str.format: the message may show JSON
 
 
-Boundary: TypeAlias = Literal["share", "reset", "step", "tool", "score", "close", "engine", "render"]
+Boundary: TypeAlias = Literal["share", "reset", "step", "tool", "run", "score", "close", "engine", "render"]
 
 
 @dataclass(frozen=True, slots=True)

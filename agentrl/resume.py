@@ -6,7 +6,7 @@ from functools import partial
 
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine, Generation
-from agentrl.env import Env, runtime
+from agentrl.env import Env, plays_itself, runtime
 from agentrl.episode import Episode
 from agentrl.errors import ResumeError, told
 from agentrl.options import EpisodeOptions, Host, RewardFn
@@ -46,8 +46,9 @@ async def _return(episode: Episode, parked: Parked) -> None:
         with at_boundary("reset"):
             back = await (_replay if parked.how == "replay" else _restore)(episode, parked)
             if back:
-                await episode.talk.open()
-                episode.talk.use_tools(parked.episode.trajectory.tools)
+                if not plays_itself(type(episode.env)):
+                    await episode.talk.open()
+                    episode.talk.use_tools(parked.episode.trajectory.tools)
                 episode.returning = None
     except Exception as exc:  # the boundary of resuming: after any error the episode restarts
         error = str(exc) if isinstance(exc, FailedError | ResumeError) else told(exc)

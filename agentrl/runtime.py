@@ -39,6 +39,8 @@ class Runtime:
         self.first_tool_error: Exception | None = None
         self.call_errors: list[BadCall] = []
         """Content errors among the calls of the last action."""
+        self.ends_first: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Ends what runs beside the episode, an agent say. It is called before the `close` hook."""
         self._inline = inline
         self._resources = Resources()
         self._thread = Worker(f"env-{name}")
@@ -60,7 +62,8 @@ class Runtime:
         return await self._resources.enter(resource)
 
     async def close(self, hook: Callable[[], MaybeAwait[None]]) -> None:
-        """Call the `close` hook, exit the resources, newest first, then end task and thread. No failure skips the rest.
+        """End what runs beside the episode, call the `close` hook, exit the resources, newest first, then end task and
+        thread. No failure skips the rest.
 
         All of it has `Limits.close_s` together. What is unfinished by then is abandoned. Raises a single error as it
         is, and several as an ExceptionGroup.
@@ -68,10 +71,9 @@ class Runtime:
         loop, seconds = asyncio.get_running_loop(), self.limits.close_s
         self._resources.begin_close()
         until, errors = loop.time() + seconds, list[BaseException]()
-        try:
-            await self._in_time(hook, seconds, self._run(hook, (), self._in_task, always=True))
-        except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the close boundary: the resources come next
-            errors.append(exc)
+        if self.ends_first is not None:
+            errors += await self._error(self._in_time(self.ends_first, seconds, self.ends_first()))
+        errors += await self._error(self._in_time(hook, seconds, self._run(hook, (), self._in_task, always=True)))
         errors += await self._resources.release(until, seconds, self._thread.stop)
         await self._task.stop()
         found = [_closing_error(error) for error in errors]
@@ -79,6 +81,15 @@ class Runtime:
             raise found[0]
         if found:
             raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(told, found)), found)
+
+    @staticmethod
+    async def _error(closing: Coroutine[Any, Any, None]) -> list[BaseException]:
+        """What one step of closing raised, in a list. The next step comes anyway."""
+        try:
+            await closing
+        except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the close boundary: the rest comes next
+            return [exc]
+        return []
 
     async def _in_task(self, coroutine: Awaitable[T]) -> T:
         return await self._task.run(coroutine, patience=self.limits.close_s)

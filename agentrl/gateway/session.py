@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 
 from agentrl._concurrency import gather
@@ -61,6 +62,8 @@ class Session:
         self._by_prompt: dict[Prompt, list[Answer]] = {}
         self._closed: RefusedError | None = None
         self._on_turn: Callable[[Trajectory], None] | None = None
+        self._context = copy_context()
+        """The episode's context, by which a lockstep and a host's traces know its requests; not the server's."""
 
     # The episode's side
 
@@ -78,7 +81,7 @@ class Session:
 
         Raises ConfigError for options that a session cannot obey.
         """
-        self._on_turn = on_turn
+        self._on_turn, self._context = on_turn, copy_context()
         self._sampler.play(engine, renderer, options, aborted, session_id)
         self.log.name(session_id)
         self.log.note("play", session=session_id)
@@ -196,7 +199,7 @@ class Session:
             dropped.asked_again = True
         answer = self._new_answer(request, prompt)
         before.append(answer)
-        answer.task = asyncio.get_running_loop().create_task(self._answer(answer, request))
+        answer.task = asyncio.get_running_loop().create_task(self._answer(answer, request), context=self._context)
         answer.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self.log.note(
             "request",

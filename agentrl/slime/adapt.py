@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from agentrl._concurrency import is_cancelled
 from agentrl.engine.base import Engine
-from agentrl.env import Env, EnvFactory
+from agentrl.env import Env, EnvFactory, load_env, plays_itself
 from agentrl.episode import run_episode
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
 from agentrl.hosting.loop_resources import LoopResources, loop_resources
@@ -19,7 +19,7 @@ from agentrl.options import EpisodeOptions, Host, RewardFn
 from agentrl.render.base import Renderer
 from agentrl.resume import resume_episode
 from agentrl.slime import distill
-from agentrl.slime.config import SlimeConfig
+from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_sample, log_once
 from agentrl.slime.host import HostArgs, abort_flag
 from agentrl.slime.replay import forget_old_experts, request_fields
@@ -37,8 +37,8 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
     """Play one episode for slime and write it into `sample`, however the episode ends.
 
     An aborted sample continues where it stopped if its parked state still exists. A broken environment gives a masked,
-    removed sample with the cause in metadata["agentrl"]. Under `thinking: strip` training gets a list with one sample
-    for each segment. `args` and `sampling_params` are not changed.
+    removed sample with the cause in metadata["agentrl"]. Under `thinking: strip`, and for an AgentEnv where slime's
+    flags allow it, training gets a list with one sample for each segment. `args` and `sampling_params` are not changed.
 
     Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. slime's
     fully-async rollout swallows exceptions. There the sample carries the error and ends the run (see `fatal`).
@@ -110,10 +110,15 @@ class _Call:
             trajectory,
             self.sample,
             teacher_log_probs=await distill.ask_teacher(here, flags, trajectory),
-            segments=config.thinking == "strip",
+            segments=config.thinking == "strip" or self._agent_fans_out(task),
             decode=renderer.decode,
             extra=resumption.metadata(),
         )
+
+    def _agent_fans_out(self, task: Task) -> bool:
+        """Whether the Env is an agent of which each segment becomes a sample. Else its main line is the sample."""
+        agent = plays_itself(load_env(self.config.env_path(task.metadata)))
+        return agent and hasattr(self.sample, "rollout_id") and not fan_out_problems(self.flags)
 
     async def _renderer(self, here: LoopResources) -> Renderer:
         model, kwargs = self.config.model_path(self.flags), self.config.chat_template_kwargs
@@ -180,7 +185,7 @@ class _Call:
 
 def _check_prompt(task: Task, envs: EnvFactory) -> None:
     has_tools = bool(envs.cls._agentrl_tools) or envs.cls.tools is not Env.tools
-    if has_tools and isinstance(task.prompt, Raw):
+    if (has_tools or plays_itself(envs.cls)) and isinstance(task.prompt, Raw):
         raise ConfigError(
             f"remove --apply-chat-template: it renders prompts before the tools of {envs.cls.__name__} are known, "
             "so the model would never see them; agentrl renders prompts itself"

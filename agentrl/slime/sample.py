@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.plain import shown
 from agentrl.segment import Segment
-from agentrl.trajectory import Trajectory, Turn
+from agentrl.trajectory import Trajectory, Turn, total_ledger
 from agentrl.types import JSON, StopReason
 from agentrl.written import Written
 
@@ -72,11 +72,15 @@ def to_sample(
     slime computes with it. Otherwise the reward is the trajectory's. If that is None, slime's reward model decides.
     `extra` is added to metadata["agentrl"].
 
-    Only the last segment's tokens are written, as evaluation needs them. `to_samples` writes all segments.
+    Only the last segment's tokens are written, as evaluation needs them. `to_samples` writes all segments. The ledger
+    in the metadata counts all of them.
     """
     _write_tokens(trajectory.segment, trajectory, sample, decode)
     _write_counts(trajectory.turns, sample)
-    _write_metadata(sample, {**_metadata(trajectory), **(extra or {})})
+    whole: dict[str, JSON] = {"ledger": asdict(total_ledger(trajectory.segments))}
+    if left_out := len(trajectory.segments) - 1:
+        whole["segments_left_out"] = left_out
+    _write_metadata(sample, {**_metadata(trajectory), **whole, **(extra or {})})
     return sample
 
 
@@ -118,7 +122,9 @@ def _number(sample: Any) -> None:
     if sample.rollout_id is None:
         sample.rollout_id = sample.index
     if sample.rollout_id is None:
-        raise ConfigError("thinking: strip needs sample.index: let the data source number its samples, as slime's does")
+        raise ConfigError(
+            "an episode of several samples needs sample.index: let the data source number its samples, as slime's does"
+        )
 
 
 def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Callable[[Sequence[int]], str]) -> None:

@@ -43,7 +43,10 @@ def ship_training(
     segments: bool,
     teacher_log_probs: Sequence[Sequence[float]],
 ) -> Any:
-    """Write the episode into the sample. With `segments`, return a list with one sample for each segment."""
+    """Write the episode into the sample. With `segments`, return a list with one sample for each segment.
+
+    Without, the last segment is the sample. It is the main line of an agent; what else the agent asked is masked.
+    """
     clear(sample)
     make = to_samples if segments else _one_sample
     samples = make(trajectory, sample, decode=decode, extra=extra)
@@ -54,12 +57,15 @@ def ship_training(
         if flags.log_multi_turn:
             one.metadata[ROUNDS_KEY] = len({span.turn for span in segment.spans if span.kind == "sampled"})
     if flags.asks_teacher:
-        for one, log_probs in zip(samples, teacher_log_probs or [()] * len(samples), strict=True):
+        taught = teacher_log_probs[-len(samples) :] or [()] * len(samples)
+        for one, log_probs in zip(samples, taught, strict=True):
             distill.write_log_probs(one, log_probs)
     return samples if segments else sample
 
 
 def _one_sample(trajectory: Trajectory, sample: Any, **kwargs: Any) -> list[Any]:
+    for segment in trajectory.segments[:-1]:
+        segment.mask("host")
     return [to_sample(trajectory, sample, **kwargs)]
 
 
@@ -67,8 +73,8 @@ def _write_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, ev
     """Put the reward into the shape that slime reads: a number, or a mapping where --reward-key is given."""
     if sample.reward is None and siblings > 1 and flags.has_reward_model(sample):
         raise ConfigError(
-            "thinking: strip needs the reward from Env.score or `reward`: slime's reward model would score each "
-            "segment of an episode alone"
+            "an episode of several samples needs the reward from Env.score or `reward`: slime's reward model would "
+            "score each of them alone"
         )
     if sample.reward is None and not flags.has_reward_model(sample):
         _warn_unscored()

@@ -73,8 +73,9 @@ def baseline(setup: Setup) -> Iterator[Finding]:
     estimator = args.advantage_estimator
     if estimator not in CENTRED or args.rewards_normalization is False:
         return
-    strip = setup.config is not None and setup.config.thinking == "strip"  # the rule `fan_out` reports it
-    if not args.custom_reward_post_process_path and not strip:
+    strip = setup.config is not None and setup.config.thinking == "strip"
+    reported = strip or setup.agent  # by the rule `fan_out`
+    if not args.custom_reward_post_process_path and not reported:
         yield warning(
             f"add --custom-reward-post-process-path {POST_PROCESS}: without it the 0.0 of failed episodes counts in "
             "the baseline of their prompts"
@@ -131,6 +132,11 @@ def resuming(setup: Setup) -> Iterator[Finding]:
             f"{setup.env.__name__} can neither be restored nor replayed, and park_s is 0: an aborted episode restarts "
             "from nothing; write snapshot and restore, or set park_s"
         )
+    elif setup.agent is not None:
+        yield note(
+            f"{setup.agent.__name__} is an agent: aborted, it waits for its answer up to park_s = "
+            f"{setup.config.park_s:g} s, then restarts from nothing; give its client a longer timeout"
+        )
     elif how == "alive":
         yield note(
             f"{setup.env.__name__} has no snapshot and restore: an aborted episode stays open for "
@@ -142,6 +148,11 @@ def fan_out(setup: Setup) -> Iterator[Finding]:
     if setup.config is not None and setup.config.thinking == "strip":
         for problem in fan_out_problems(setup.args):
             yield error(f"`thinking: strip` gives several samples of one episode: {problem}")
+    elif setup.agent is not None:
+        for problem in fan_out_problems(setup.args):
+            yield warning(
+                f"of {setup.agent.__name__} only the main line is trained; to train its sub-agents, too, {problem}"
+            )
 
 
 def filters(setup: Setup) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.env import Env, EnvFactory
+from agentrl.env import Env, EnvFactory, plays_itself
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.command import Command
@@ -54,8 +54,14 @@ class Setup:
         return None if unscored else f"{self.env.__name__}.score"
 
     @property
+    def agent(self) -> type[Env] | None:
+        """The Env if it is an agent, which plays by itself."""
+        return self.env if self.env is not None and plays_itself(self.env) else None
+
+    @property
     def has_tools(self) -> bool:
-        return self.env is not None and (bool(self.env._agentrl_tools) or self.env.tools is not Env.tools)
+        own = self.env is not None and (bool(self.env._agentrl_tools) or self.env.tools is not Env.tools)
+        return own or self.agent is not None
 
     @property
     def model_path(self) -> str | None:

@@ -1,0 +1,103 @@
+"""AgentEnv: an agent that exists already, as an Env. It is started, asks its model, and ends; its tools are its own."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, ClassVar
+
+from agentrl.boundary import at_boundary
+from agentrl.env import Env, runtime
+from agentrl.errors import ConfigError
+from agentrl.gateway.endpoint import Endpoint
+from agentrl.gateway.options import SessionOptions
+from agentrl.gateway.playing import Playing
+from agentrl.gateway.session import Session
+from agentrl.tools import is_tool
+from agentrl.types import JSON, MaybeAwait, StopReason, Task
+
+__all__ = ["AgentEnv", "Endpoint", "SessionOptions"]
+
+_TURN_BY_TURN = frozenset(
+    {
+        "tools",
+        "reset",
+        "step",
+        "exec_tool",
+        "last_turn",
+        "run_tools",
+        "snapshot",
+        "restore",
+        "turn_options",
+        "deterministic",
+    }
+)
+"""What an Env says about its turns. An agent takes its own."""
+
+
+class AgentEnv(Env):
+    """One episode of an agent that speaks to a model by HTTP, played as it is and trained token for token.
+
+    Write `run` and `score`. `share`, `close`, `self.config`, `self.shared`, `self.task` and `self.enter` are those of
+    any Env. The agent asks the model at `endpoint`, and executes its tools by itself.
+    """
+
+    session: ClassVar[SessionOptions] = SessionOptions()
+    """How the agent's requests become tokens to train on."""
+    result: JSON = None
+    """What `run` returned; None before, and where a limit ended the agent."""
+    _playing: Playing | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _refuse_turns(cls)
+
+    def run(self, task: Task, endpoint: Endpoint, /) -> MaybeAwait[JSON]:
+        """Start the agent, and return when it is done. The return value, which JSON can hold, becomes `self.result`.
+
+        It is cancelled when the episode ends first. A plain `def` runs in a thread, which cannot be cancelled: its
+        requests are refused instead. What it raises is a failure of the episode, unless a limit has ended the session.
+        So catch what the model alone is to blame for, such as a call of an unknown tool.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no run")
+
+    @classmethod
+    def _agentrl_check(cls) -> None:
+        if cls.run is AgentEnv.run:
+            raise ConfigError(
+                f"{cls.__name__} has no run; write `async def run(self, task, endpoint)`, which starts the agent"
+            )
+
+    async def _agentrl_play(self, episode: Any, left: float | None, /) -> StopReason:
+        if self._playing is None:
+            with at_boundary("run"):
+                self._playing = await self._begin()
+        return await self._playing.go_on(episode, left)
+
+    async def _begin(self) -> Playing:
+        """Take a place at this event loop's gateway."""
+        from agentrl.gateway.server import loop_gateway  # aiohttp is imported only if it is used
+
+        if not isinstance(self.session, SessionOptions):
+            raise ConfigError(f"{type(self).__name__}.session is {self.session!r:.80}; write SessionOptions(...)")
+        gateway = await loop_gateway()
+        session = Session(f"sk-{secrets.token_hex(20)}", options=self.session)
+        endpoint = Endpoint(key=session.key, url=gateway.url, socket=str(gateway.socket_path))
+        playing = Playing(self, session, endpoint, leave=lambda: gateway.remove(session))
+        gateway.add(session)
+        runtime(self).ends_first = playing.end
+        return playing
+
+
+def _refuse_turns(cls: type[AgentEnv]) -> None:
+    """Raises ConfigError if the class says something about single turns, which would never be asked for."""
+    for name, value in vars(cls).items():
+        if is_tool(value):
+            raise ConfigError(
+                f"{cls.__name__}.{name} is marked with @tool, but an agent has tools of its own: "
+                "give it to the agent in run(task, endpoint)"
+            )
+        if name in _TURN_BY_TURN:
+            raise ConfigError(
+                f"{cls.__name__}.{name} would never be used: an agent takes its turns by itself; "
+                "do all of it in run(task, endpoint)"
+            )

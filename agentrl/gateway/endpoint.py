@@ -1,0 +1,73 @@
+"""Where an agent finds its model: the gateway's address, and the key of its session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from shlex import quote
+
+from agentrl.errors import ConfigError
+from agentrl.loading import load_object
+from agentrl.sandbox import Sandbox
+
+SOCKET_INSIDE = "/run/agentrl-gateway.sock"
+"""Where a sandbox has the gateway's socket."""
+_HERE = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The model, for one agent: OpenAI's Chat Completions and Responses, and Anthropic's Messages.
+
+    The key is the session's own. Whatever is asked with it belongs to this episode, and nothing is answered without it.
+    """
+
+    key: str
+    """The API key."""
+    url: str
+    """The base URL for Anthropic's clients: http://127.0.0.1:PORT."""
+    socket: str
+    """The same server at a Unix socket of this machine."""
+    model: str = "agentrl"
+    """A name for the model. Every other name is answered, too."""
+
+    @property
+    def openai(self) -> str:
+        """The base URL for OpenAI's clients: http://127.0.0.1:PORT/v1."""
+        return f"{self.url}/v1"
+
+    @property
+    def sockets(self) -> Mapping[str, str]:
+        """For `SandboxSpec(sockets=...)`: what a sandbox needs for `inside`."""
+        return {SOCKET_INSIDE: self.socket}
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which most programs find their model, and which keep them from using a proxy."""
+        unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _HERE)))
+        return {
+            "OPENAI_BASE_URL": self.openai,
+            "OPENAI_API_BASE": self.openai,
+            "OPENAI_API_KEY": self.key,
+            "ANTHROPIC_BASE_URL": self.url,
+            "ANTHROPIC_AUTH_TOKEN": self.key,
+            "NO_PROXY": unproxied,
+            "no_proxy": unproxied,
+        }
+
+    async def inside(self, box: Sandbox, port: int = 8000) -> Endpoint:
+        """The same endpoint for programs in a sandbox, at a port of the sandbox's own loopback interface.
+
+        The sandbox's image needs python3. Raises ConfigError if its spec lacks `sockets`, and SandboxError if the relay
+        does not start.
+        """
+        seen = await box.exec(f"test -S {SOCKET_INSIDE} && echo mounted; test -S {quote(self.socket)} && echo here")
+        if "mounted" in seen.stdout:
+            relay = load_object("agentrl_sandbox.relay:relay")
+            await relay(box, port, SOCKET_INSIDE)
+            return replace(self, url=f"http://{_HERE}:{port}")
+        if "here" in seen.stdout:  # the back end `local`, whose commands run on this machine
+            return self
+        raise ConfigError(
+            f"sandbox {box.sandbox_id} cannot reach the gateway: acquire it with SandboxSpec(sockets=endpoint.sockets)"
+        )

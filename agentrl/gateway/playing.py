@@ -1,0 +1,166 @@
+"""One agent at play: its `run` beside its session, paused and gone on with as the host wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from agentrl.boundary import FailedError, at_boundary
+from agentrl.env import runtime
+from agentrl.errors import Failure, InfraError, ResumeError, told
+from agentrl.gateway.endpoint import Endpoint
+from agentrl.gateway.session import Session
+from agentrl.plain import plain
+from agentrl.spans import MaskReason
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, StopReason
+
+if TYPE_CHECKING:
+    from agentrl.episode import Episode
+    from agentrl.gateway.agent import AgentEnv
+
+_LOOK_S = 0.1
+"""Seconds between two looks at the host's flag."""
+_LAST_WORDS_S = 1.0
+"""Seconds that an agent has to end by itself once a pause was too long for its episode."""
+
+
+class Playing:
+    """The run of an agent and its session, from the first request to the end of the Env. An abort only pauses it."""
+
+    def __init__(self, env: AgentEnv, session: Session, endpoint: Endpoint, *, leave: Callable[[], None]) -> None:
+        self._env, self._session, self._endpoint, self._leave = env, session, endpoint, leave
+        self._running: asyncio.Task[JSON] | None = None
+        self._paused = False
+
+    async def go_on(self, episode: Episode, left: float | None) -> StopReason:
+        """Let the agent play, until it or its session ends, `left` seconds are over or the host aborts.
+
+        Raises FailedError. Raises ResumeError if the agent did not survive a pause.
+        """
+        running, trajectory = self._start_or_resume(episode), episode.state.trajectory
+        stop = await self._wait(running, episode.host.aborted, left)
+        if stop is StopReason.ABORTED:
+            self._paused = True
+            self._session.hold()
+            await self._session.quiet()
+            self._session.write(trajectory)
+            return stop
+        if stop is None and not running.done():  # the session has ended; the agent reads so from its next request
+            await asyncio.wait({running}, timeout=episode.talk.options.limits.close_s)
+        await self.end()
+        await self._session.quiet()
+        self._session.write(trajectory)
+        _mask_malformed(episode)
+        return self._outcome(running, trajectory, stop)
+
+    async def end(self) -> None:
+        """End the session, and the agent if it has not ended. After a pause its client is told to come later, first."""
+        if self._paused:
+            self._session.close("the episode was not gone on with; it begins anew", unavailable=True)
+        else:
+            self._session.close("the episode is over")
+        running = self._running
+        if running is not None and not running.done():
+            if self._paused:
+                await asyncio.wait({running}, timeout=_LAST_WORDS_S)
+            running.cancel()
+            await asyncio.wait({running})
+        if running is not None and not running.cancelled():
+            running.exception()  # it is looked at elsewhere, or by nobody
+        self._leave()
+
+    def _start_or_resume(self, episode: Episode) -> asyncio.Task[JSON]:
+        """Begin to sample, and start the agent the first time."""
+        env, talk, trajectory = self._env, episode.talk, episode.state.trajectory
+        if self._running is None:
+            run = runtime(env).hook(env.run, trajectory.task, self._endpoint)
+            self._running = asyncio.create_task(run, name=f"agent {type(env).__name__}")
+        elif self._running.done() and (error := _error(self._running)) is not None:
+            raise ResumeError(f"the agent ended while it waited: {told(error)}")
+        for reason in _masked_by_host(trajectory):
+            self._session.mask(reason)
+        self._paused = False
+        self._session.play(
+            talk.engine,
+            talk.renderer,
+            talk.options,
+            episode.host.aborted,
+            trajectory.session_id,
+            on_turn=episode.host.on_turn,
+        )
+        return self._running
+
+    async def _wait(
+        self, running: asyncio.Task[JSON], aborted: Callable[[], bool] | None, left: float | None
+    ) -> StopReason | None:
+        """Wait for what ends the episode or pauses it. None: the agent or its session has ended."""
+        clock = asyncio.get_running_loop().time
+        until = None if left is None else clock() + left
+        ended = asyncio.create_task(self._session.ended.wait())
+        try:
+            while True:
+                waits = [] if until is None else [until - clock()]
+                waits += [] if aborted is None else [_LOOK_S]
+                await asyncio.wait(
+                    {running, ended},
+                    timeout=max(0.0, min(waits)) if waits else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if running.done() or ended.done():
+                    return None
+                if aborted is not None and aborted():
+                    return StopReason.ABORTED
+                if until is not None and clock() >= until:
+                    return StopReason.DEADLINE
+        finally:
+            ended.cancel()
+
+    def _outcome(self, running: asyncio.Task[JSON], trajectory: Trajectory, stop: StopReason | None) -> StopReason:
+        """Why the episode ended. Keep the agent's result. Raises FailedError."""
+        session = self._session
+        if session.error is not None:
+            raise session.error
+        stop = session.stop or stop
+        if session.failure is not None:
+            raise FailedError(session.failure)
+        name = f"{type(self._env).__name__}.run"
+        try:
+            with at_boundary("run"):
+                ended_first = running.cancelled() and stop is not None
+                result = None if ended_first else plain(running.result(), name)
+        except FailedError as failed:
+            if stop is None:
+                raise
+            trajectory.info["agent_error"] = failed.failure.error
+        else:
+            self._env.result = result
+            if result is not None:
+                trajectory.info["result"] = result
+        if not trajectory.turns:
+            why = (
+                f"{name} ended without a reply of the model; let the agent ask {self._endpoint.openai} "
+                "(or endpoint.url, for Anthropic's API) with the key of its endpoint"
+            )
+            raise FailedError(Failure.of(InfraError(why), "run"))
+        return stop or StopReason.DONE
+
+
+def _error(task: asyncio.Task[JSON]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+def _masked_by_host(trajectory: Trajectory) -> Sequence[MaskReason]:
+    """The reasons for which the host has masked all that was sampled before the pause."""
+    reasons = {span.masked for span in trajectory.spans if span.kind == "sampled"}
+    return [reason for reason in ("off_policy", "host") if reasons == {reason}]
+
+
+def _mask_malformed(episode: Episode) -> None:
+    """Take turns with calls that could not be read out of training, if the Env's policy says so."""
+    trajectory, policy = episode.state.trajectory, episode.policy
+    if policy is not None and policy.mask:
+        for number, turn in enumerate(trajectory.turns):
+            if turn.bad_call == "structural":
+                trajectory.mask("malformed", turn=number)

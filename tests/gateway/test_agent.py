@@ -1,0 +1,267 @@
+"""An agent as an Env: its tokens, what ends its episode, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from contextvars import ContextVar
+
+import pytest
+
+from agentrl import (
+    AgentEnv,
+    ConfigError,
+    Env,
+    EnvFactory,
+    EpisodeOptions,
+    InfraError,
+    Limits,
+    StopReason,
+    Task,
+    run_episode,
+    tool,
+)
+from agentrl.engine import ScriptedEngine
+from agentrl.testing import call, rollout
+from tests.gateway.agents import Adder, RefusedByGateway, ask, doing
+
+TASK = Task(prompt="Add up.", label=3)
+SCRIPT = [call("add", n=1), call("add", n=2), "It is 3."]
+USER = [{"role": "user", "content": "Hello."}]
+
+
+class AddingEnv(Env):
+    """The same task turn by turn."""
+
+    def reset(self, task):
+        self.total = 0
+        return task.prompt
+
+    @tool
+    async def add(self, n: int) -> str:
+        """Add a number."""
+        self.total += n
+        return f"the sum is {self.total}"
+
+
+async def test_an_agents_episode_has_the_tokens_of_an_envs():
+    env = Adder()
+    played, plain = await rollout(env, TASK, SCRIPT), await rollout(AddingEnv(), TASK, SCRIPT)
+    assert (played.tokens, played.loss_mask, played.log_probs) == (plain.tokens, plain.loss_mask, plain.log_probs)
+    assert (played.reward, played.stop, played.ledger) == (1.0, StopReason.DONE, plain.ledger)
+    assert played.ledger.sampled == played.ledger.trained == sum(played.loss_mask) > 0
+    assert env.result == played.info["result"] == {"total": 3, "said": "It is 3."}
+    assert played.answer == "It is 3."
+    played.verify()
+
+
+async def test_what_run_raises_is_a_failure():
+    def raising(exc):
+        async def run(env, task, endpoint):
+            await ask(endpoint, USER)
+            raise exc
+
+        return doing(run)()
+
+    bug = await rollout(raising(KeyError("oops")), TASK, ["Hi."])
+    assert (bug.failure.kind, bug.failure.boundary) == ("bug", "run")
+    assert bug.ledger.sampled > 0, "what was sampled is kept, to be looked at"
+    world = await rollout(raising(InfraError("the disk is full")), TASK, ["Hi."])
+    assert (world.failure.kind, world.failure.boundary) == ("environment", "run")
+    cancelled = await rollout(raising(asyncio.CancelledError()), TASK, ["Hi."])
+    assert (cancelled.failure.kind, cancelled.failure.boundary) == ("environment", "run")
+    with pytest.raises(ConfigError, match="no such flag"):
+        await rollout(raising(ConfigError("no such flag")), TASK, ["Hi."])
+
+
+async def test_an_agent_that_never_asks_is_told_where():
+    async def run(env, task, endpoint):
+        env.url = endpoint.openai
+
+    env = doing(run)()
+    played = await rollout(env, TASK, ["Hi."])
+    assert (played.failure.kind, played.failure.boundary) == ("environment", "run")
+    assert env.url in played.failure.error
+    assert "without a reply" in played.failure.error
+
+
+async def test_what_json_cannot_hold_is_no_result():
+    async def run(env, task, endpoint):
+        await ask(endpoint, USER)
+        return {"file": open}
+
+    played = await rollout(doing(run)(), TASK, ["Hi."])
+    assert (played.failure.kind, played.failure.boundary) == ("bug", "run")
+    assert "Doing.run" in played.failure.error
+
+
+async def test_after_the_end_nothing_is_answered():
+    env = Adder()
+    await rollout(env, TASK, SCRIPT)
+    with pytest.raises(RefusedByGateway) as refused:
+        await ask(env.endpoint, USER)
+    assert refused.value.status == 400
+
+
+async def test_a_key_that_nobody_has_is_refused():
+    async def run(env, task, endpoint):
+        import dataclasses
+
+        await ask(dataclasses.replace(endpoint, key="sk-another"), USER)
+
+    played = await rollout(doing(run)(), TASK, ["Hi."])
+    assert played.failure.error.startswith("RefusedByGateway: 400")
+
+
+async def test_the_bound_on_turns_ends_the_session_and_is_scored():
+    played = await rollout(Adder(), Task(prompt="Add up.", label=2), [call("add", n=1)] * 9, limits=Limits(turns=2))
+    assert (played.stop, played.reward, len(played.turns)) == (StopReason.MAX_TURNS, 1.0, 2)
+    assert played.failure is None
+    assert "RefusedByGateway: 400" in played.info["agent_error"]
+    assert "result" not in played.info
+
+
+async def test_an_agent_that_ignores_the_end_of_its_session_is_ended():
+    ended = []
+
+    async def run(env, task, endpoint):
+        try:
+            while True:
+                try:
+                    await ask(endpoint, USER)
+                except RefusedByGateway:
+                    await asyncio.sleep(0.01)
+        finally:
+            ended.append(True)
+
+    played = await rollout(doing(run)(), TASK, ["Hi."] * 9, limits=Limits(turns=1, close_s=0.2))
+    assert (played.stop, played.reward, ended) == (StopReason.MAX_TURNS, 1.0, [True])
+
+
+async def test_the_deadline_ends_an_agent_that_hangs():
+    ended = asyncio.Event()
+
+    async def run(env, task, endpoint):
+        await ask(endpoint, USER)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    played = await rollout(doing(run)(), TASK, ["Hi."], limits=Limits(episode_s=0.3))
+    assert (played.stop, played.reward, played.failure) == (StopReason.DEADLINE, 1.0, None)
+    assert ended.is_set()
+    assert played.ledger.trained == played.ledger.sampled > 0
+
+
+async def test_a_deadline_without_a_reply_is_a_failure(renderer):
+    async def run(env, task, endpoint):
+        await ask(endpoint, USER)
+
+    engine = ScriptedEngine(["Hi."], renderer, seconds=60)
+    options = EpisodeOptions(limits=Limits(episode_s=0.3))
+    played = await run_episode(doing(run)(), TASK, engine=engine, renderer=renderer, options=options)
+    assert (played.stop, played.failure.kind) == (StopReason.FAILED, "environment")
+
+
+async def test_an_engine_that_breaks_is_the_failure_whatever_the_agent_makes_of_it():
+    async def run(env, task, endpoint):
+        try:
+            await ask(endpoint, USER)
+        except RefusedByGateway as exc:
+            assert exc.status == 503  # noqa: PT017 - it is run by the episode
+        return "I gave up."
+
+    played = await rollout(doing(run)(), TASK, [InfraError("the engine burnt down")])
+    assert (played.failure.kind, played.failure.boundary) == ("environment", "engine")
+
+
+async def test_a_plain_run_plays_in_a_thread(renderer):
+    threads = list[bool]()
+
+    class Threaded(AgentEnv):
+        def run(self, task, endpoint):
+            threads.append(threading.current_thread() is threading.main_thread())
+            return asyncio.run(ask(endpoint, USER))["content"]
+
+        def score(self, trajectory):
+            return float(self.result == "Hi.")
+
+    played = await rollout(Threaded(), TASK, ["Hi."])
+    assert (played.reward, threads) == (1.0, [False])
+
+
+async def test_the_engine_is_asked_in_the_episodes_context(renderer):
+    member, seen = ContextVar("member"), []
+
+    class Watched(ScriptedEngine):
+        async def generate(self, *args, **kwargs):
+            seen.append(member.get())
+            return await super().generate(*args, **kwargs)
+
+    async def play(name):
+        member.set(name)
+        await run_episode(Adder(), TASK, engine=Watched(SCRIPT, renderer), renderer=renderer)
+
+    await asyncio.gather(play("first"), play("second"))
+    assert sorted(seen) == ["first"] * 3 + ["second"] * 3, "a lockstep counts its members by this"
+
+
+async def test_cancelled_anywhere_an_episode_leaves_nothing(renderer):
+    await rollout(Adder(), TASK, SCRIPT)  # the gateway's own tasks have begun
+    await asyncio.sleep(0.05)
+    before, ended = asyncio.all_tasks(), 0
+    for steps in range(0, 700, 9):
+        engine = ScriptedEngine(SCRIPT, renderer)
+        env = Adder()
+        episode = asyncio.create_task(run_episode(env, TASK, engine=engine, renderer=renderer))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        episode.cancel()
+        with suppress(asyncio.CancelledError):
+            ended += (await episode).stop is StopReason.DONE
+        if hasattr(env, "endpoint"):
+            with pytest.raises(RefusedByGateway):
+                await ask(env.endpoint, USER)
+        async with asyncio.timeout(5):
+            while left := asyncio.all_tasks() - before:
+                await asyncio.wait(left, timeout=0.01)
+        assert not engine._running
+    assert ended, "some were cancelled after their end"
+
+
+class Nothing(AgentEnv):
+    pass
+
+
+def test_an_agent_without_a_run_is_refused():
+    with pytest.raises(ConfigError, match=r"Nothing has no run; write `async def run\(self, task, endpoint\)`"):
+        EnvFactory(Nothing)
+
+
+@pytest.mark.parametrize("name", ["reset", "step", "tools", "exec_tool", "last_turn", "snapshot", "restore"])
+def test_hooks_that_an_agent_would_never_call_are_refused(name):
+    with pytest.raises(ConfigError, match=rf"Bad.{name} would never be used.*run\(task, endpoint\)"):
+        type("Bad", (AgentEnv,), {name: lambda self, *args: None})
+
+
+def test_tools_of_the_env_are_refused():
+    def add(self, n: int) -> str:
+        """Add."""
+
+    with pytest.raises(ConfigError, match=r"Bad.add is marked with @tool, but an agent has tools of its own"):
+        type("Bad", (AgentEnv,), {"add": tool(add)})
+
+
+async def test_a_wrong_session_is_refused():
+    class Bad(Adder):
+        session = {"side": "mask"}  # noqa: RUF012
+
+    with pytest.raises(ConfigError, match=r"Bad.session is .*SessionOptions"):
+        await rollout(Bad(), TASK, SCRIPT)
+
+
+async def test_a_tasks_own_tools_are_the_agents_business():
+    async with EnvFactory(Adder) as envs:
+        envs.check(Task(prompt="x", tools=[{"name": "look"}]))
