@@ -23,23 +23,17 @@ async def respond(
 ) -> web.StreamResponse:
     """Send the answer, and tell the exchange whether the client got it. `closing` is done when the gateway closes.
 
-    Raises RefusedError as long as nothing has been sent.
+    Raises RefusedError as long as nothing has been sent, and ConnectionError if the client has gone.
     """
-    response = web.StreamResponse(headers=_STREAM) if answer.request.stream else None
     try:
-        if response is None:
+        if not answer.request.stream:
             return await _whole(request, answer, exchange, closing)
-        await _stream(request, response, answer, exchange, closing)
-    except ConnectionError:
-        exchange.lost()
+        return await _stream(request, answer, exchange, closing)
     except RefusedError:
         raise
     except BaseException:  # cancelled, because the client has gone or the gateway closes; or broken
         exchange.lost()
-        if request.transport is not None:
-            request.transport.close()  # an answer that has begun cannot become an error
         raise
-    return response or web.Response()
 
 
 async def _whole(
@@ -54,12 +48,9 @@ async def _whole(
 
 
 async def _stream(
-    request: web.BaseRequest,
-    response: web.StreamResponse,
-    answer: Answer,
-    exchange: Exchange,
-    closing: asyncio.Future[None],
-) -> None:
+    request: web.BaseRequest, answer: Answer, exchange: Exchange, closing: asyncio.Future[None]
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_STREAM)
     try:
         async with asyncio.timeout(ACCEPT_S):
             await exchange.accepted()
@@ -74,12 +65,17 @@ async def _stream(
         body, end = answer.closing(waiting.result())
     except RefusedError as refused:
         await response.write_eof(answer.failure(refused))
-        return
+        return response
+    except Exception:
+        if request.transport is not None:
+            request.transport.close()  # what has begun as a stream cannot become an error
+        raise
     finally:
         waiting.cancel()
     # The next request can come as soon as the end is sent. In one write, a client that read the end has read all.
     exchange.delivered()
     await response.write_eof(body + end)
+    return response
 
 
 async def _replies(exchange: Exchange, closing: asyncio.Future[None]) -> Sequence[Reply]:

@@ -60,7 +60,7 @@ class Gateway:
         self._sessions: dict[str, Asked] = {}
         self._ended: set[str] = set()
         self._last: dict[RequestHandler, Exchange] = {}
-        """The last answer on each connection. A reset connection loses it, unless another request came behind it."""
+        """The last answer sent on each connection, until another request comes. A reset of the connection loses it."""
 
     async def __aenter__(self) -> Self:
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -110,6 +110,7 @@ class Gateway:
             exchange.lost()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._last.pop(request.protocol, None)
         key, path = _split(request.path)
         wire = _wire(path, request)
         try:
@@ -118,8 +119,8 @@ class Gateway:
             return json_response(wire.error(refused.status, str(refused), refused.kind), refused.status)
         except web.HTTPRequestEntityTooLarge:
             return json_response(wire.error(413, f"the body has more than {_BODY_BYTES} bytes"), 413)
-        except ConnectionError:
-            raise
+        except ConnectionError:  # nobody reads the answer
+            return web.Response()
         except Exception as exc:  # noqa: BLE001 - the boundary of a request: it must not harm other requests
             _log.exception("%s", request.path)
             return json_response(wire.error(500, f"{type(exc).__name__}: {exc}"), 500)
@@ -143,8 +144,9 @@ class Gateway:
         raw = await request.read()
         answer = wire.read(reading.read_body(raw), request.headers, _digest(path, raw))
         exchange = session.ask(answer.request)
+        response = await respond(request, answer, exchange, self._closing)
         self._last[request.protocol] = exchange
-        return await respond(request, answer, exchange, self._closing)
+        return response
 
     async def _count(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
         session = self._session(key, request)

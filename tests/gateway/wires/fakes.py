@@ -31,7 +31,7 @@ class FakeExchange:
     accept: Callable[[Request], Exception | None] = lambda _: None
     hold: asyncio.Event | None = None
     told: list[str] = field(default_factory=list)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def accepted(self) -> None:
         if error := self.accept(self.request):
@@ -47,10 +47,11 @@ class FakeExchange:
 
     def delivered(self) -> None:
         self.told.append("delivered")
+        self.news.set()
 
     def lost(self) -> None:
         self.told.append("lost")
-        self.over.set()
+        self.news.set()
 
 
 @dataclass
