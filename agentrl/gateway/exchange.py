@@ -76,6 +76,9 @@ class Waiting:
             for node in self._answer.nodes:
                 node.lost = not self._answer.waiting
             self._note("lost", self._answer)
+        elif self._answer.delivered:  # it was sent, so it is trained; but it may not have been read
+            self._answer.delivered = False
+            self._note("lost", self._answer)
 
     def _leave(self) -> bool:
         """End the wait; False if it has ended before."""
