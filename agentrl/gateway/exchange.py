@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agentrl.gateway.request import RefusedError, Reply, Request
 from agentrl.gateway.tree import Node, Prompt
@@ -40,7 +41,12 @@ class Answer:
 class Waiting:
     """An Exchange: one client that waits for an answer."""
 
-    def __init__(self, answer: Answer, closed: Callable[[], RefusedError], note: Callable[[str, Answer], None]) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        closed: Callable[[], RefusedError],
+        note: Callable[[Literal["delivered", "lost"], Answer], None],
+    ) -> None:
         self._answer, self._closed, self._note = answer, closed, note
         self._waits = True
         answer.waiting += 1

@@ -62,6 +62,11 @@ class Sampler:
         self._renderers.clear()
         self._playing.set()
 
+    @property
+    def started(self) -> bool:
+        """Whether it has been played."""
+        return self._engine is not None
+
     def hold(self) -> None:
         """Sample nothing new, and ask the engine to end what runs. Turns stay open."""
         self._playing.clear()
@@ -131,7 +136,7 @@ class Sampler:
         """
         await self.ready()
         talk = self._talk(node, number)
-        wishes = TurnOptions(stop=request.stop, max_tokens=request.max_tokens)
+        wishes = wishes_of(request)
         unkept = 0
         while True:
             await self.ready()
@@ -160,7 +165,7 @@ class Sampler:
         scratch.append_prompt(Rendered(prompt.ids(), (), prompt.rendered.thinking))
         return Conversation(
             _Counted(self._engine, self),
-            self._bound(prompt.head),
+            self.bind(prompt.head),
             scratch,
             options,
             self._is_held,
@@ -185,9 +190,9 @@ class Sampler:
             self._still.set()
 
     def _writer(self, head: Head, request: Request) -> Writer:
-        return Writer(self._bound(head), request.deferred)
+        return Writer(self.bind(head), request.deferred)
 
-    def _bound(self, head: Head) -> Renderer:
+    def bind(self, head: Head) -> Renderer:
         """The renderer with a root's tools. Raises TemplateError where it cannot write them."""
         assert self._renderer is not None
         if head.digest not in self._renderers:
@@ -216,6 +221,11 @@ class _Counted:
 
     async def close(self) -> None:
         """The engine is its owner's to close."""
+
+
+def wishes_of(request: Request) -> TurnOptions:
+    """What a client may choose of a turn. Raises ConfigError where it makes no sense."""
+    return TurnOptions(stop=request.stop, max_tokens=request.max_tokens)
 
 
 def _whole(node: Node) -> Action:

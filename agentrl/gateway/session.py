@@ -18,18 +18,19 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import replace
+from typing import Literal
 
 from agentrl._concurrency import gather
-from agentrl.boundary import FailedError
+from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine
-from agentrl.errors import Failure, TemplateError
+from agentrl.errors import ConfigError, Failure, TemplateError
 from agentrl.gateway.exchange import Answer, Refused, Waiting
 from agentrl.gateway.log import SessionLog
-from agentrl.gateway.matching import START, canonical, telling, tools_digest
+from agentrl.gateway.matching import START, Digest, canonical, telling, tools_digest
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.replying import reply_of
 from agentrl.gateway.request import Entry, Exchange, RefusedError, Reply, Request
-from agentrl.gateway.sampling import Sampler
+from agentrl.gateway.sampling import Sampler, wishes_of
 from agentrl.gateway.segments import write
 from agentrl.gateway.tree import Head, Node, Place, Prompt, Tree
 from agentrl.options import EpisodeOptions
@@ -37,7 +38,10 @@ from agentrl.render.base import Renderer
 from agentrl.segment import Segment
 from agentrl.spans import MaskReason
 from agentrl.trajectory import Trajectory
-from agentrl.types import StopReason
+from agentrl.types import StopReason, ToolSpec
+
+_ORPHAN_S = 120.0
+"""Seconds for which a reply is sampled on whose client has gone away. Clients ask again within a minute."""
 
 
 class Session:
@@ -60,6 +64,7 @@ class Session:
         self._answers: list[Answer] = []
         self._by_body: dict[str, Answer] = {}
         self._by_prompt: dict[Prompt, list[Answer]] = {}
+        self._tools: tuple[Sequence[ToolSpec], Digest] = ((), START)
         self._closed: RefusedError | None = None
         self._on_turn: Callable[[Trajectory], None] | None = None
         self._context = copy_context()
@@ -101,8 +106,7 @@ class Session:
             self._closed = RefusedError("unavailable" if unavailable else "closed", reason)
             self.log.note("closed", reason=reason)
         for answer in self._answers:
-            if answer.task is not None and not answer.task.done():
-                answer.task.cancel()
+            self._give_up(answer)
         self.ended.set()
 
     def mask(self, reason: MaskReason) -> None:
@@ -127,19 +131,19 @@ class Session:
         except RefusedError as refused:
             self.log.note("refused", kind=refused.kind, message=str(refused), wire=request.wire)
             return Refused(refused)
-        return Waiting(answer, self._refusal, lambda event, answer: self.log.note(event, request=answer.number))
+        return Waiting(answer, self._refusal, self._left)
 
     def count(self, request: Request) -> int:
         """The tokens of the request's whole prompt. Raises RefusedError if the template cannot write it."""
         self._check_open()
+        if not self._sampler.started:
+            raise RefusedError("unavailable", "this session has not begun; ask again")
         place = self._find(request)
-        prompt = place.prompt
-        if prompt is None or not prompt.length:
-            prompt = Prompt(-1, place.parent, place.entries, place.known, self._head(request), 0)
-            try:
-                self._sampler.render(prompt, request)
-            except TemplateError as exc:
-                raise RefusedError("invalid", str(exc)) from exc
+        prompt = place.prompt or Prompt(-1, place.parent, place.entries, place.known, self._head(request), 0)
+        try:
+            self._sampler.render(prompt, request)
+        except TemplateError as exc:
+            raise RefusedError("invalid", str(exc)) from exc
         return prompt.length
 
     def _attach(self, request: Request) -> Answer:
@@ -149,6 +153,10 @@ class Session:
             raise RefusedError("invalid", "the request holds no messages; send at least one")
         if not 1 <= request.n <= self.options.most_replies:
             raise RefusedError("invalid", f"n is {request.n}; ask for 1 to {self.options.most_replies} replies")
+        try:
+            wishes_of(request)
+        except ConfigError as exc:
+            raise RefusedError("invalid", str(exc)) from exc
         if (again := self._repeated(request)) is not None:
             return again
         place = self._find(request)
@@ -172,6 +180,8 @@ class Session:
         for answer in reversed(self._by_prompt.get(prompt, ())):
             unclaimed = not answer.delivered and not answer.waiting
             if answer.replayable and answer.is_like(request) and (unclaimed or request.retried):
+                if request.digest:
+                    self._by_body[request.digest] = answer
                 return self._joined(answer)
         return None
 
@@ -249,8 +259,10 @@ class Session:
         """Render, check and sample. Raises RefusedError and FailedError."""
         prompt = answer.prompt
         await self._sampler.ready()
+        self._sampler.bind(prompt.head)
         try:
-            self._sampler.render(prompt, request)
+            with at_boundary("render"):
+                self._sampler.render(prompt, request)
         except TemplateError as exc:
             raise RefusedError("invalid", str(exc)) from exc
         self._sampler.check_fits(prompt)
@@ -281,8 +293,26 @@ class Session:
             self.ended.set()
             raise RefusedError("closed", f"this session has had its {turns} replies")
 
+    def _left(self, event: Literal["delivered", "lost"], answer: Answer) -> None:
+        """A client has got its answer, or has gone. The answer is sampled to its end for a retry, for a while."""
+        self.log.note(event, request=answer.number)
+        if event == "lost" and answer.task is not None and not answer.task.done():
+            asyncio.get_running_loop().call_later(_ORPHAN_S, self._forget, answer)
+
+    def _forget(self, answer: Answer) -> None:
+        """End an answer that no client waits for."""
+        if not answer.waiting and not answer.delivered:
+            self._give_up(answer)
+
+    def _give_up(self, answer: Answer) -> None:
+        """End an answer that is not whole yet."""
+        if answer.task is not None and not answer.task.done():
+            answer.task.cancel()
+            answer.refused = self._refusal()  # a task that never began does not say so itself
+            answer.accepted.set()
+
     def _find(self, request: Request) -> Place:
-        tools = tools_digest(request.tools)
+        tools = self._tools_digest(request)
         place = self.tree.find(request.entries, tools)
         if not self.options.sticky_tools or request.tools or place.parent is not None:
             return place
@@ -303,7 +333,13 @@ class Session:
         self.log.note("audit", kind=kind, node=node.index, **texts)
 
     def _head(self, request: Request) -> Head:
-        return Head(tuple(request.tools), tools_digest(request.tools), request.branch)
+        return Head(tuple(request.tools), self._tools_digest(request), request.branch)
+
+    def _tools_digest(self, request: Request) -> Digest:
+        """The digest of the request's tools. Most requests have the tools of the one before."""
+        if self._tools[0] != request.tools:
+            self._tools = (request.tools, tools_digest(request.tools))
+        return self._tools[1]
 
     def _check_open(self) -> None:
         if self._closed is not None or self.ended.is_set():

@@ -191,8 +191,8 @@ class Tree:
             digests.append(digest)
             if entry.role == "assistant":
                 if name and any(cursor.node is name and cursor.start == i for cursor in cursors):
-                    cursors = [replace(cursor, start=i + 1) for cursor in cursors if cursor.node is name]
-                    continue  # one reply told in two messages
+                    cursors = [_told_more(cursor, entry, i + 1) for cursor in cursors if cursor.node is name]
+                    continue
                 if matched := [
                     _Cursor(node, i + 1, START, None, (*cursor.told, (node, entry)))
                     for cursor in cursors
@@ -272,7 +272,7 @@ class Tree:
                 known[i] = reply
         rest = None
         if node is not None and node.sent is not None and named[-1] is node and start == len(entries):
-            rest = missing(node.sent, entries[-1])
+            rest = missing(node.sent, cursor.told[-1][1])
         return Place(
             node,
             tuple(entries[start:]),
@@ -290,6 +290,14 @@ def _is(node: Node, entry: Entry, digest: Digest) -> bool:
     if node.sent is None or node.lean != digest:
         return False
     return not entry.reasoning or entry.reasoning.strip() == (node.sent.reasoning or "").strip()
+
+
+def _told_more(cursor: _Cursor, entry: Entry, start: int) -> _Cursor:
+    """The cursor behind another message that tells the same reply."""
+    node, before = cursor.told[-1]
+    text, reasoning = "\n".join(filter(None, [before.text, entry.text])), before.reasoning or entry.reasoning
+    whole = replace(before, text=text, reasoning=reasoning, calls=(*before.calls, *entry.calls))
+    return replace(cursor, start=start, told=(*cursor.told[:-1], (node, whole)))
 
 
 def _index(cursor: _Cursor) -> int:

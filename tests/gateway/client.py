@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl import EpisodeOptions, Limits, Trajectory
+from agentrl import EpisodeOptions, Limits, SamplingParams, Trajectory
 from agentrl.engine import Generation, ScriptedEngine
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Call, Entry, Exchange, RefusedError, Reply, Request
@@ -14,7 +15,11 @@ from agentrl.gateway.session import Session
 
 FIND = {
     "type": "function",
-    "function": {"name": "find", "parameters": {"type": "object", "properties": {"what": {"type": "string"}}}},
+    "function": {
+        "name": "find",
+        "description": "Look it up.",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string"}}},
+    },
 }
 SYSTEM, ASK = Entry("system", "You find things."), Entry("user", "Capital of France?")
 
@@ -26,8 +31,14 @@ class Recorder(ScriptedEngine):
         super().__init__(*args, **kwargs)
         self.answers: list[tuple[list[int], list[int]]] = []
         self.session_ids: list[str] = []
+        self.params: list[SamplingParams] = []
+        self.gate = asyncio.Event()
+        """While it is not set, requests wait."""
+        self.gate.set()
 
     async def generate(self, input_ids, sampling_params, *, session_id="", rid="") -> Generation:
+        self.params.append(sampling_params)
+        await self.gate.wait()
         found = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
         self.answers.append((list(input_ids), list(found.tokens)))
         self.session_ids.append(session_id)
@@ -51,7 +62,7 @@ class Talk:
         self.renderer, self.aborted = renderer, aborted
         self.engine = Recorder(script, renderer, **engine)
         self.session = Session("key", options=options)
-        self.episode = EpisodeOptions(limits=limits or Limits(turns=1000))
+        self.episode = EpisodeOptions(limits=limits or Limits(turns=1000), sampling_params={"sampling_seed": 7})
         if play:
             self.play()
 
@@ -109,13 +120,13 @@ def check(trajectory: Trajectory, engine: Recorder) -> None:
             found.append((segment.tokens[:start], segment.tokens[start:end]))
             ends = end - segment.prompt_length
         assert sum(len(segment.tokens_of(i)) for i in range(len(segment.turns))) == segment.ledger.sampled
-    assert joined(answers) == sorted(found)
+    assert joined(answers) == joined(sorted(found))
     again = Trajectory.from_json(trajectory.to_json())
     assert again.to_json() == trajectory.to_json()
 
 
 def joined(answers: Sequence[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
-    """Generations with those that went on with them after an abort."""
+    """Generations with those that went on with the same turn."""
     made: list[tuple[list[int], list[int]]] = []
     for sent, got in answers:
         open_turn = next((i for i, (s, g) in enumerate(made) if s + g == sent), None)
