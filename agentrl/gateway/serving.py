@@ -1,0 +1,188 @@
+"""An HTTP server for three wires: it reads a request, finds who answers it, and sends the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from agentrl.gateway.answering import json_response, respond
+from agentrl.gateway.request import Asked, Exchange, RefusedError
+from agentrl.gateway.wires import reading
+from agentrl.gateway.wires.base import Wire
+from agentrl.gateway.wires.chat import Chat
+from agentrl.gateway.wires.messages import Messages
+from agentrl.gateway.wires.responses import Responses
+from agentrl.types import JSON
+
+_log = logging.getLogger(__name__)
+
+_BODY_BYTES = 64 << 20
+CLOSE_S = 5.0
+
+_MESSAGES, _RESPONSES, _CHAT = Messages(), Responses(), Chat()
+_REPLIES: dict[str, Wire] = {"/v1/messages": _MESSAGES, "/v1/responses": _RESPONSES, "/v1/chat/completions": _CHAT}
+_COUNTS: dict[str, Wire] = {"/v1/messages/count_tokens": _MESSAGES, "/v1/responses/input_tokens": _RESPONSES}
+
+
+class DeniedError(Exception):
+    """A request that may not be answered, with the status that says so."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class WireServer:
+    """Answers on three wires.
+
+    `find` gives who answers a request, by the key in its path ("" if there is none). It raises RefusedError or
+    DeniedError. `model` is the name under which the model is listed; a request may name any.
+    """
+
+    def __init__(self, find: Callable[[str, web.BaseRequest], Asked], model: str) -> None:
+        self._find = find
+        self._model = model
+        self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._runner = web.ServerRunner(_Connections(self._answer, self._connection_lost), shutdown_timeout=CLOSE_S)
+        self._last: dict[RequestHandler, Exchange] = {}
+        """The last answer sent on each connection, until another request comes. A reset of the connection loses it."""
+
+    async def listen(self, host: str, port: int) -> int:
+        """Listen at an address; port 0 takes a free one. Returns the port. Raises OSError."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        return int(self._runner.addresses[-1][1])
+
+    async def listen_at(self, socket: Path) -> None:
+        """Listen at a Unix socket, behind `listen`. Raises OSError."""
+        await web.UnixSite(self._runner, socket).start()
+
+    async def close(self) -> None:
+        """Answer what waits with 503, and close all connections."""
+        if not self._closing.done():
+            self._closing.set_result(None)
+        await self._runner.cleanup()
+
+    def _connection_lost(self, connection: RequestHandler, error: BaseException | None) -> None:
+        exchange = self._last.pop(connection, None)
+        if exchange is not None and error is not None:  # reset, so there was something that the client did not read
+            exchange.lost()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._last.pop(request.protocol, None)
+        key, path = _split(request.path)
+        wire = _wire(path, request)
+        try:
+            return await self._dispatch(request, key, path, wire)
+        except RefusedError as refused:
+            return json_response(wire.error(refused.status, str(refused), refused.kind), refused.status)
+        except DeniedError as denied:
+            return json_response(wire.error(denied.status, str(denied)), denied.status)
+        except web.HTTPRequestEntityTooLarge:
+            return json_response(wire.error(413, f"the body has more than {_BODY_BYTES} bytes"), 413)
+        except ConnectionError:  # nobody reads the answer
+            return web.Response()
+        except Exception as exc:  # noqa: BLE001 - the boundary of a request: it must not harm other requests
+            _log.exception("%s", request.path)
+            return json_response(wire.error(500, f"{type(exc).__name__}: {exc}"), 500)
+
+    async def _dispatch(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
+        method = request.method
+        if path in ("/", "/health") and method in ("HEAD", "GET"):
+            return web.Response()
+        if path == "/v1/models" or path.startswith("/v1/models/"):
+            self._found(key, request)
+            return json_response(_models(path, self._model, anthropic=wire is _MESSAGES))
+        if method == "POST" and path in _REPLIES:
+            return await self._reply(request, key, path, wire)
+        if method == "POST" and path in _COUNTS:
+            return await self._count(request, key, path, wire)
+        served = ", ".join((*_REPLIES, *_COUNTS, "/v1/models"))
+        return json_response(wire.error(404, f"{method} {path} is not served here; these are: {served}"), 404)
+
+    async def _reply(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
+        session = self._found(key, request)
+        raw = await request.read()
+        answer = wire.read(reading.read_body(raw), request.headers, _digest(path, raw))
+        exchange = session.ask(answer.request)
+        response = await respond(request, answer, exchange, self._closing)
+        self._last[request.protocol] = exchange
+        return response
+
+    async def _count(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
+        session = self._found(key, request)
+        raw = await request.read()
+        answer = wire.read(reading.read_body(raw), request.headers, _digest(path, raw))
+        kind = {} if wire is _MESSAGES else {"object": "response.input_tokens"}
+        return json_response({"input_tokens": session.count(answer.request), **kind})
+
+    def _found(self, key: str, request: web.BaseRequest) -> Asked:
+        if self._closing.done():
+            raise RefusedError("unavailable", "the gateway is closing; ask again later")
+        return self._find(key, request)
+
+
+class _Connections(web.Server):
+    """aiohttp's server without routes. It tells how each connection ends."""
+
+    def __init__(self, handler: Any, lost: Any) -> None:
+        # Cancelling the handler tells at once that a client has gone.
+        super().__init__(handler, request_factory=_request, handler_cancellation=True, access_log=None)
+        self._lost = lost
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._lost(handler, exc)
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=_BODY_BYTES)
+
+
+def _split(path: str) -> tuple[str, str]:
+    """The key in a path, and the rest of it."""
+    if not path.startswith("/s/"):
+        return "", path
+    key, _, rest = path[3:].partition("/")
+    return key, f"/{rest}"
+
+
+def _wire(path: str, request: web.BaseRequest) -> Wire:
+    """The wire whose words an answer has."""
+    if path.startswith("/v1/messages") or "anthropic-version" in request.headers:
+        return _MESSAGES
+    return _RESPONSES if path.startswith("/v1/responses") else _CHAT
+
+
+def keys(key: str, request: web.BaseRequest) -> Iterator[str]:
+    """The keys that a request brings: `key` stood in its path."""
+    headers = request.headers
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    yield from filter(None, (key, bearer, headers.get("x-api-key"), headers.get("x-goog-api-key")))
+
+
+def _digest(path: str, raw: bytes) -> str:
+    return hashlib.blake2b(path.encode() + b"\n" + raw, digest_size=16).hexdigest()
+
+
+def _models(path: str, listed: str, *, anthropic: bool) -> JSON:
+    name = path.removeprefix("/v1/models").strip("/")
+    model: dict[str, JSON] = {"id": name or listed}
+    if anthropic:
+        model |= {"type": "model", "display_name": model["id"], "created_at": "2026-01-01T00:00:00Z"}
+        model |= {"lifecycle": "active"}
+        page = {"has_more": False, "first_id": listed, "last_id": listed}
+    else:
+        model |= {"object": "model", "created": 0, "owned_by": "agentrl"}
+        page = {"object": "list"}
+    return model if name else {"data": [model], **page}
