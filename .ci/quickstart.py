@@ -1,4 +1,4 @@
-"""README's quickstart, verbatim: its files are written and its commands run in an empty folder.
+"""README's quickstart and the guide's episode, verbatim: their files are written and run in an empty folder.
 
 .venv/bin/python .ci/quickstart.py
 """
@@ -14,7 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
 PROMISED_S = 180
 """What README means by two minutes, on two quiet cores. Told, not enforced: machines are noisy."""
 GAIN = 0.2
@@ -27,7 +29,7 @@ def main() -> None:
         file, source = re.search(r"```python\n# (\w+\.py)\n(.*?)```", README, re.DOTALL).groups()
         Path(folder, file).write_text(source, encoding="utf-8")
         commands = re.search(r"```bash\n(.*?)```", README, re.DOTALL)[1]
-        in_python = re.search(r"## In Python\n\n```python\n(.*?)```", README, re.DOTALL)[1]
+        in_python = re.search(r"## Episodes in Python\n.*?```python\n(.*?)```", GUIDE, re.DOTALL)[1]
         for command in (*commands.replace("\\\n", " ").splitlines(), None):
             print(f"\n$ {command or 'python one_episode.py'}", flush=True)
             if command is None:

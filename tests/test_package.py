@@ -66,8 +66,17 @@ async def test_readmes_env_and_the_episode_shown_under_it(weather, tmp_path):
     assert [line.strip() for line in promised if line.strip() not in map(str.strip, shown)] == []
 
 
-def test_readmes_episode_in_python(weather, capsys):
-    code = re.search(r"## In Python\n\n```python\n(.*?)```", README, re.DOTALL)[1]
+async def test_readmes_agent_is_played_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "assistant.py").write_text(re.search(r"already have\n\n```python\n(.*?)```", README, re.DOTALL)[1])
+    monkeypatch.chdir(tmp_path)
+    assistant = load_object("assistant.py:Assistant")
+    trajectory = await rollout(assistant(), agentrl.Task(prompt="Weather in Paris?", label="rainy"), ["rainy"])
+    assert (trajectory.reward, trajectory.stop, len(trajectory.turns)) == (1.0, agentrl.StopReason.DONE, 1)
+    assert trajectory.ledger.trained == trajectory.ledger.sampled > 0
+
+
+def test_the_guides_episode_in_python(weather, capsys):
+    code = re.search(r"## Episodes in Python\n.*?```python\n(.*?)```", GUIDES, re.DOTALL)[1]
     exec(code.replace("runs/first/model", "tiny"), {})
     assert re.search(r"<Trajectory .*sampled.*>", capsys.readouterr().out)
 
