@@ -48,7 +48,7 @@ class Waiting:
         note: Callable[[Literal["delivered", "lost"], Answer], None],
     ) -> None:
         self._answer, self._closed, self._note = answer, closed, note
-        self._waits = True
+        self._state: Literal["waits", "delivered", "lost"] = "waits"
         answer.waiting += 1
         for node in answer.nodes:
             node.lost = False
@@ -71,26 +71,27 @@ class Waiting:
             raise RefusedError(refused.kind, str(refused)) from None
 
     def delivered(self) -> None:
-        if self._leave():
-            self._answer.delivered = True
-            for node in self._answer.nodes:
-                node.delivered = True
-            self._note("delivered", self._answer)
+        if self._state != "waits":
+            return
+        self._state = "delivered"
+        self._answer.waiting -= 1
+        self._answer.delivered = True
+        for node in self._answer.nodes:
+            node.delivered = True
+        self._note("delivered", self._answer)
 
     def lost(self) -> None:
-        if self._leave():
-            for node in self._answer.nodes:
-                node.lost = not self._answer.waiting
-            self._note("lost", self._answer)
-        elif self._answer.delivered:  # it was sent, so it is trained; but it may not have been read
-            self._answer.delivered = False
-            self._note("lost", self._answer)
-
-    def _leave(self) -> bool:
-        """End the wait; False if it has ended before."""
-        waited, self._waits = self._waits, False
-        self._answer.waiting -= waited
-        return waited
+        """It may follow `delivered`: then the client did not read what was sent, after all."""
+        before, self._state = self._state, "lost"
+        answer = self._answer
+        if before == "lost":
+            return
+        answer.waiting -= before == "waits"
+        answer.delivered = False
+        for node in answer.nodes:
+            node.lost = not answer.waiting
+            node.delivered = node.told
+        self._note("lost", answer)
 
 
 class Refused:

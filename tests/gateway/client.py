@@ -35,11 +35,19 @@ class Recorder(ScriptedEngine):
         self.gate = asyncio.Event()
         """While it is not set, requests wait."""
         self.gate.set()
+        self._cut: int | None = None
+
+    def aborts(self, tokens: int) -> None:
+        """End the next generation after some tokens, as an abort does."""
+        self._cut = tokens
 
     async def generate(self, input_ids, sampling_params, *, session_id="", rid="") -> Generation:
         self.params.append(sampling_params)
         await self.gate.wait()
         found = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+        if (cut := self._cut) is not None:
+            self._cut = None
+            found = Generation(found.tokens[:cut], found.log_probs[:cut], "abort")
         self.answers.append((list(input_ids), list(found.tokens)))
         self.session_ids.append(session_id)
         return found
