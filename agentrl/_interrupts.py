@@ -87,3 +87,18 @@ def raising_at_once() -> Iterator[None]:
     finally:
         for number, handler in zip(taken, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextmanager
+def stopping() -> Iterator[asyncio.Event]:
+    """In here, Ctrl-C and SIGTERM set an event, for a server that ends as it is meant to. Needs the main thread."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -1,17 +1,20 @@
-"""`agentrl serve`: a model behind SGLang's HTTP endpoints, on this machine."""
+"""`agentrl serve`: a model behind SGLang's HTTP endpoints, or behind those of OpenAI and Anthropic, on this machine."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, TypeAlias
 
 import typer
 
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.models import import_slow, open_model
-from agentrl.cli.options import Device, DeviceName, ModelName
+from agentrl.cli.episodes import EpisodeConfig
+from agentrl.cli.models import OpenModel, import_slow, open_model
+from agentrl.cli.options import Device, DeviceName, EngineName, ModelName
 from agentrl.errors import ConfigError
 
+WIRES = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/models")
 ENDPOINTS = ("/generate", "/health", "/model_info", "/server_info", "/workers", "/v1/loads", "/abort_request")
 
 
@@ -28,8 +31,20 @@ def serve(
             show_envvar=True,
         ),
     ] = None,
+    openai: Annotated[
+        bool, typer.Option("--openai", help="Serve the APIs of OpenAI and Anthropic instead, for their clients.")
+    ] = False,
+    engine: EngineName = "local",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="engine_config.KEY=VALUE or limits.context=TOKENS."),
+    ] = None,
 ) -> None:
     """Serve a model with SGLang's HTTP protocol, until Ctrl-C.
+
+    With --openai it serves Chat Completions, Responses and Anthropic's
+    Messages instead, as an agent meets them in training: each request stands
+    alone, streamed or not, with tools and reasoning.
 
     Without a key, everyone who reaches the port may use it: generate, abort,
     change the weights. By default that is this machine's users.
@@ -42,24 +57,60 @@ def serve(
         from agentrl.engine.sglang.access import Access  # aiohttp takes 0.2 s to import
 
         Access(host, api_key)  # refuses wrong options before a model is loaded
-        import_slow(weights=True)
-        run(_serve(model, host, port, device, api_key))
+        config = EpisodeConfig.parse(settings or (), with_engine=True)
+        import_slow(weights=engine == "local")
+        run(_serve(model, host, port, device, engine, config, _openai if openai else _sglang, api_key))
 
 
-async def _serve(model: str, host: str, port: int, device: DeviceName, api_key: str | None) -> None:
-    from agentrl.engine.sglang.server import serve as serve_engine
+_Serve: TypeAlias = "Callable[[OpenModel, str, str, int, EpisodeConfig, str | None], Awaitable[None]]"
 
-    async with open_model(model, device) as opened:
+
+async def _serve(
+    model: str,
+    host: str,
+    port: int,
+    device: DeviceName,
+    engine: str,
+    config: EpisodeConfig,
+    serve_with: _Serve,
+    api_key: str | None,
+) -> None:
+    async with open_model(model, device, engine, config.engine_config) as opened:
         try:
-            await serve_engine(
-                opened.engine,
-                host,
-                port,
-                model_name=model,
-                encode=lambda text: opened.tokenizer.encode(text, add_special_tokens=False),
-                decode=opened.renderer.decode,
-                api_key=api_key,
-                on_ready=lambda url: typer.echo(f"{model} at {url}, Ctrl-C ends it: {' '.join(ENDPOINTS)}"),
-            )
+            await serve_with(opened, model, host, port, config, api_key)
         except OSError as exc:
             raise ConfigError(f"cannot listen at {host}:{port}: {exc.strerror}; choose another --port") from exc
+
+
+async def _sglang(
+    opened: OpenModel, model: str, host: str, port: int, config: EpisodeConfig, api_key: str | None
+) -> None:
+    from agentrl.engine.sglang.server import serve as serve_engine
+
+    await serve_engine(
+        opened.engine,
+        host,
+        port,
+        model_name=model,
+        encode=lambda text: opened.tokenizer.encode(text, add_special_tokens=False),
+        decode=opened.renderer.decode,
+        api_key=api_key,
+        on_ready=lambda url: _ready(model, url, ENDPOINTS),
+    )
+
+
+async def _openai(
+    opened: OpenModel, model: str, host: str, port: int, config: EpisodeConfig, api_key: str | None
+) -> None:
+    from agentrl._interrupts import stopping
+    from agentrl.gateway.standalone import Standalone, running_server
+
+    answering = Standalone(opened.engine, opened.renderer, config.limits)
+    with stopping() as stop:
+        async with running_server(answering, host, port, model_name=model, api_key=api_key) as url:
+            _ready(model, url, WIRES)
+            await stop.wait()
+
+
+def _ready(model: str, url: str, endpoints: Sequence[str]) -> None:
+    typer.echo(f"{model} at {url}, Ctrl-C ends it: {' '.join(endpoints)}")

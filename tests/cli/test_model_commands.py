@@ -9,6 +9,7 @@ import re
 import signal
 import urllib.request
 
+import openai
 import pytest
 import yaml
 
@@ -175,6 +176,26 @@ def test_serve_speaks_sglangs_protocol_until_interrupted_and_warns_where_others_
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 0
     assert re.fullmatch(r"listening at 0\.0\.0\.0 without a key: .*--api-key.*\n", stderr), "and nothing else"
+
+
+def test_serve_speaks_to_the_clients_of_openai_and_anthropic(start):
+    process = start("serve", "--model", "tiny", "--openai", "--port", "0", "--device", "cpu", "--api-key", "secret")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"tiny at (http://127\.0\.0\.1:\d+), .*/v1/chat/completions /v1/responses /v1/messages", line)
+    assert found, line
+    with openai.OpenAI(base_url=f"{found[1]}/v1", api_key="secret") as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4, "temperature": 0}
+        whole = client.chat.completions.create(**ask)
+        assert 0 < whole.usage.completion_tokens <= 4
+        streamed = "".join(
+            chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**ask, stream=True)
+        )
+        assert streamed == whole.choices[0].message.content
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class Access:
         """The status and reason if a request is refused. None if it is allowed."""
         if request.path in _PUBLIC_PATHS:
             return None
-        reason = self._refuse_page(request) if self.api_key is None else self._stranger(request, self.api_key)
+        reason = self.refuse_page(request) if self.api_key is None else self._stranger(request, self.api_key)
         if reason is None and request.path in _WEIGHTS and request.content_type != "application/json":
             reason = 415, "a request that changes weights needs the Content-Type application/json"
         return reason
@@ -53,8 +53,8 @@ class Access:
             "SGLangEngine(api_key=...) or the environment variable AGENTRL_API_KEY names"
         )
 
-    def _refuse_page(self, request: web.Request) -> tuple[int, str] | None:
-        """Refuse web pages: a page in a local browser reaches servers that its author cannot reach."""
+    def refuse_page(self, request: web.BaseRequest) -> tuple[int, str] | None:
+        """The status and reason if a web page asks, which reaches servers that its author cannot reach; else None."""
         host = request.headers.get("Host")
         if host is not None and not self._is_own_name(host):
             return 403, (
@@ -77,12 +77,12 @@ class Access:
         return _is_address(name) or name in {"localhost", self.host.lower(), own, own.partition(".")[0]} - {""}
 
 
-def exposure(host: str, api_key: str | None) -> str | None:
-    """A warning if people other than this machine's users can use the server. None if not."""
+def exposure(host: str, api_key: str | None, may: str = "generate, abort and change the weights") -> str | None:
+    """A warning if people other than this machine's users can use the server. None if not. `may`: what they can do."""
     if api_key is not None or host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
         return None
     return (
-        f"listening at {host} without a key: everybody who reaches it may generate, abort and change the weights; "
+        f"listening at {host} without a key: everybody who reaches it may {may}; "
         "give it an --api-key, or keep the port behind a firewall"
     )
 

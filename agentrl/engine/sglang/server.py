@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
+from agentrl._interrupts import stopping
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.engine.sglang.access import Access, Handler, exposure, guard
 from agentrl.engine.sglang.bodies import GenerateBody, UpdateBody, read_json
@@ -371,17 +371,9 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or cancellation. Needs the main thread. Calls `on_ready` with the URL."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
     serving = running_server(engine, host, port, model_name=model_name, encode=encode, decode=decode, api_key=api_key)
-    try:
+    with stopping() as stop:
         async with serving as url:
             if on_ready is not None:
                 on_ready(url)
             await stop.wait()
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)

@@ -1,0 +1,153 @@
+"""The wires in front of an engine, without an episode: each request stands alone, and nothing is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import cast
+
+from aiohttp import web
+
+from agentrl.engine.base import Engine, SamplingParams
+from agentrl.engine.sglang.access import Access, exposure
+from agentrl.gateway.exchange import Refused
+from agentrl.gateway.options import SessionOptions
+from agentrl.gateway.request import Exchange, RefusedError, Reply, Request
+from agentrl.gateway.serving import DeniedError, WireServer, keys
+from agentrl.gateway.session import Session
+from agentrl.options import EpisodeOptions
+from agentrl.render.base import Renderer
+from agentrl.types import JSON, Limits
+
+_log = logging.getLogger(__name__)
+
+_OBEYED = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "seed": "sampling_seed"}
+_NEUTRAL: Mapping[str, JSON] = {
+    "min_p": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+}
+"""Parameters that no engine here obeys, with the values that change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standalone:
+    """Answers each request by a session of its own. What a client asks of the sampling is obeyed."""
+
+    engine: Engine
+    renderer: Renderer
+    limits: Limits = Limits()  # noqa: RUF009 - immutable
+
+    def ask(self, request: Request) -> Exchange:
+        """Attach a request. Never raises: the exchange does."""
+        try:
+            session = self._session(request)
+        except RefusedError as refused:
+            return Refused(refused)
+        # Without the digest: the same request again is another one.
+        return _Alone(session.ask(replace(request, digest="", retried=False)), session)
+
+    def count(self, request: Request) -> int:
+        """The tokens of the request's whole prompt. Raises RefusedError if the template cannot write it."""
+        return self._session(request).count(request)
+
+    def _session(self, request: Request) -> Session:
+        options = SessionOptions()
+        session = Session("", options=options)
+        limits = replace(self.limits, turns=options.most_replies)
+        episode = EpisodeOptions(limits=limits, sampling_params=_sampling(request.asked))
+        session.play(self.engine, self.renderer, episode, None, _conversation(request))
+        return session
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """An exchange whose client is the only one. If it goes, the engine stops."""
+
+    exchange: Exchange
+    session: Session
+
+    async def accepted(self) -> None:
+        await self.exchange.accepted()
+
+    async def replies(self) -> Sequence[Reply]:
+        try:
+            return await self.exchange.replies()
+        except RefusedError:
+            if self.session.error is not None:
+                _log.error("a request failed", exc_info=self.session.error)
+            raise
+
+    def delivered(self) -> None:
+        self.exchange.delivered()
+
+    def lost(self) -> None:
+        self.exchange.lost()
+        self.session.close("the client has gone")
+
+
+def _sampling(asked: Mapping[str, JSON]) -> SamplingParams:
+    """The sampling that a client asks for. Raises RefusedError for what cannot be obeyed."""
+    for name, neutral in _NEUTRAL.items():
+        if asked.get(name, neutral) != neutral:
+            raise RefusedError("invalid", f"{name}: this server does not sample with it; leave it out")
+    for name in _OBEYED:
+        value = asked.get(name, 0)
+        kinds = int if name in ("top_k", "seed") else (int, float)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise RefusedError("invalid", f"{name} must be a number, not {value!r:.80}")
+    return cast(SamplingParams, {ours: asked[theirs] for theirs, ours in _OBEYED.items() if theirs in asked})
+
+
+def _conversation(request: Request) -> str:
+    """A name for the engine's prefix cache: equal in all turns of one conversation."""
+    hashed = hashlib.blake2b(digest_size=8)
+    for entry in request.entries:
+        hashed.update(f"{entry.role}\n{entry.text}\n".encode())
+        if entry.role == "user":
+            break
+    return hashed.hexdigest()
+
+
+@asynccontextmanager
+async def running_server(
+    answering: Standalone, host: str = "127.0.0.1", port: int = 0, *, model_name: str, api_key: str | None = None
+) -> AsyncIterator[str]:
+    """Serve the wires while the context is open, and yield the server's URL. Port 0 picks a free port.
+
+    Raises OSError for a taken port, ConfigError for an invalid host or key.
+    """
+    access = Access(host, api_key)
+
+    def find(key: str, request: web.BaseRequest) -> Standalone:
+        _check(access, key, request)
+        return answering
+
+    if warning := exposure(host, api_key, "generate"):
+        _log.warning("%s", warning)
+    server = WireServer(find, model_name)
+    try:
+        port = await server.listen(host, port)
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        await server.close()
+
+
+def _check(access: Access, key: str, request: web.BaseRequest) -> None:
+    """The rules of `Access`, where the key may stand wherever the vendors' clients put it. Raises DeniedError."""
+    if access.api_key is None:
+        denied = access.refuse_page(request)
+        if denied is not None:
+            raise DeniedError(*denied)
+        return
+    given = [
+        hmac.compare_digest(one.encode(errors="surrogateescape"), access.api_key.encode()) for one in keys(key, request)
+    ]
+    if not any(given):
+        raise DeniedError(401, "this server wants its API key as Bearer token, as x-api-key or in /s/KEY/v1")
