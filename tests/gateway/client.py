@@ -41,6 +41,9 @@ class Recorder(ScriptedEngine):
         """End the next generation after some tokens, as an abort does."""
         self._cut = tokens
 
+    def unaborted(self) -> None:
+        self._cut = None
+
     async def generate(self, input_ids, sampling_params, *, session_id="", rid="") -> Generation:
         self.params.append(sampling_params)
         await self.gate.wait()
