@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +14,7 @@ from agentrl.errors import CallError, leaves
 from agentrl.sandbox import Sandbox, SandboxKilledError, Snapshot
 from agentrl.tool_calls import exec_own_tool
 from agentrl.types import JSON, ToolCall, ToolSpec
-from agentrl_envs.coding.grading import grade
+from agentrl_envs.coding.grading import grade, total
 from agentrl_envs.coding.problem import Grade, Problem, load_problem
 from agentrl_envs.coding.tools import Tools
 from agentrl_envs.coding.work import prepare
@@ -165,7 +164,7 @@ class CodingEnv(Env):
                 return Reward(0.0)
         trajectory.info["sandbox_s"] = round(self.sandbox_s, 3)
         trajectory.info["grading"] = "\n".join(made.log for made in self.grades)[-_LOG:]
-        return self._total()
+        return total(self.problem, self.grades, partial=self.config.partial)
 
     async def snapshot(self) -> tuple[Snapshot, ShellState, list[Grade], float]:
         """Files, working directory and environment; no processes."""
@@ -225,15 +224,6 @@ class CodingEnv(Env):
         clean = {"task": None, "clean": True, "same": False}[self.config.grading]
         steps = self.problem.steps[: len(self.grades) + 1]
         return await grade(self.box, steps, pool=self.shared, spec=self.spec, clean=clean)
-
-    def _total(self) -> Reward:
-        missing = len(self.problem.steps) - len(self.grades)
-        scores = [made.parts.get("tests", made.score) if self.config.partial else made.score for made in self.grades]
-        scores += [0.0] * missing
-        parts = [part for made in self.grades for part in made.parts.items()]
-        names = dict.fromkeys(name for name, _ in parts)
-        means = {name: fmean([value for other, value in parts if other == name]) for name in names}
-        return Reward(scores[-1] if self.problem.total == "final" else fmean(scores), means)
 
     def _ended(self, exc: BaseException) -> StepResult:
         """The answer to commands that ended the sandbox. Any other error is raised."""

@@ -6,10 +6,12 @@ import asyncio
 import os
 from collections.abc import Sequence
 from shlex import quote
+from statistics import fmean
 
+from agentrl import Reward
 from agentrl.errors import InfraError
 from agentrl.sandbox import Sandbox, SandboxKilledError
-from agentrl_envs.coding.problem import Grade, Step
+from agentrl_envs.coding.problem import Grade, Problem, Step
 from agentrl_envs.coding.work import WorkError, carry, prepare
 from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
@@ -73,6 +75,19 @@ async def grade(
         except WorkError as exc:
             return Grade(0.0, log=str(exc))
         return await _result(step, second)
+
+
+def total(problem: Problem, grades: Sequence[Grade], *, partial: bool = False) -> Reward:
+    """The reward of a problem whose first steps have these grades: a step without one scores 0.
+
+    `partial` takes the share of a step's tests that passed, where its grader tells it.
+    """
+    scores = [made.parts.get("tests", made.score) if partial else made.score for made in grades]
+    scores += [0.0] * (len(problem.steps) - len(grades))
+    parts = [part for made in grades for part in made.parts.items()]
+    names = dict.fromkeys(name for name, _ in parts)
+    means = {name: fmean([value for other, value in parts if other == name]) for name in names}
+    return Reward(scores[-1] if problem.total == "final" else fmean(scores), means)
 
 
 async def _result(step: Step, box: Sandbox) -> Grade:

