@@ -1,0 +1,117 @@
+"""What networks and servers do to real clients: nothing is sampled twice, nothing is lost, the client goes on or ends.
+
+How each client takes a fault was measured: all ask again, but for Claude Code 2.1.197, which ends at a cut.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.clients import said
+from tests.gateway.clients.faults import Cut, Dropped, Stall, Status
+from tests.gateway.clients.installed import ALL, slow
+from tests.gateway.clients.playing import play
+from tests.gateway.clients.said import Say, Script
+from tests.gateway.clients.starts import starter
+
+pytestmark = pytest.mark.timeout(250)
+
+_STALL_S = 60.0 if ALL else 4.0
+_FAULTY = 2
+"""The number of the request that meets the fault."""
+_CUTS = {
+    "claude-code": b"event: content_block_stop",
+    "claude-code-2.1.197": b"event: content_block_stop",
+    "codex": b"event: response.output_item.done",
+    "qwen-code": b"reasoning",
+}
+CLIS = ["claude-code", "codex", *(["claude-code-2.1.197", "mini-swe-agent", "qwen-code", "opencode"] if ALL else [])]
+
+
+def turns(client: str) -> list[Say]:
+    shell = {"codex": said.EXEC, "mini-swe-agent": said.MINI, "qwen-code": said.QWEN, "opencode": said.OPENCODE}
+    run = shell.get(client, said.BASH).run
+    last = Say("Done.", (run("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),))
+    ends = last if client == "mini-swe-agent" else Say("All done.", (), "\nit is over\n")
+    return [Say(f"Step {i}.", (run(f"echo {i}"),), f"\nthought {i}\n") for i in range(1, 4)] + [ends]
+
+
+def options(client: str) -> list[str]:
+    return ["chat"] if client == "opencode" else []
+
+
+async def played_with(client: str, fault, **more):
+    said_turns = turns(client)
+    titles = {"opencode": {"title": [Say("A title.")] * 3}}.get(client, {})
+    script = Script(said_turns, openings=titles)
+    return said_turns, await play(script, starter(client, *options(client)), faults={_FAULTY: fault}, **more)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Dropped(), Status(529), Status(503), Stall(_STALL_S), Cut(b"")],
+    ids=["dropped", "529", "503", "stall", "headers"],
+)
+@pytest.mark.parametrize("client", [client for client in CLIS if client != "opencode"])
+async def test_asks_again(client, fault):
+    """The faults after which each client goes on: one sample, and each turn sampled once."""
+    if client == "mini-swe-agent" and isinstance(fault, Cut):
+        pytest.skip("it does not stream")
+    said_turns, played = await played_with(client, fault)
+    assert len(played.engine.calls) == len(said_turns)
+    assert len(played.trajectory.segments) == 1
+    assert len(played.proxy.seen) == len(said_turns) + (0 if isinstance(fault, Stall) else 1)
+    if not isinstance(fault, Stall):
+        again = played.proxy.seen[_FAULTY - 1 : _FAULTY + 1]
+        assert again[0].body == again[1].body
+
+
+@pytest.mark.parametrize("client", [client for client in CLIS if client in _CUTS])
+async def test_cut_in_the_answer(client):
+    """The connection is reset when a part of the answer was read: its thoughts, or its first event."""
+    ends = client in ("claude-code-2.1.197", "qwen-code")
+    said_turns, played = await played_with(client, Cut(_CUTS[client]), fails=ends)
+    if ends:
+        assert (len(played.engine.calls), played.ended[0].exit_code) == (_FAULTY, 1)
+    else:
+        assert len(played.engine.calls) == len(said_turns)
+    assert len(played.trajectory.segments) == 1
+    again = played.proxy.seen[_FAULTY - 1 : _FAULTY + 1]
+    if client == "codex":  # it asks for the rest: the thoughts that it has read stand in the request
+        assert b"thought 2" not in again[0].body
+        assert b"thought 2" in again[1].body
+
+
+@pytest.mark.parametrize("client", [client for client in CLIS if client != "opencode"])
+async def test_wrong_key(client):
+    """A wrong key is refused with 400, and the client ends."""
+    import time
+
+    def start(endpoint):
+        from dataclasses import replace
+
+        return starter(client, *options(client))(replace(endpoint, key="sk-of-nobody"))
+
+    began = time.monotonic()
+    played = await play(Script(turns(client)), start, fails=True)
+    assert time.monotonic() - began < (15 if client != "mini-swe-agent" else 60)
+    assert played.engine.calls == []
+    assert {seen.status for seen in played.proxy.seen} <= {400}
+
+
+@pytest.mark.parametrize(("client", "wire"), [("openai-agents", "responses"), ("openai-agents", "chat")])
+async def test_library_asks_again(client, wire):
+    """OpenAI's own client asks again after a drop, a 503 and a 529; each turn is sampled once."""
+    calls = [Say(f"Step {i}.", (said.SEARCH.run(f"{i}"),), f"\nthought {i}\n") for i in range(1, 4)]
+    faults = {2: Dropped(), 4: Status(503), 6: Status(529)}
+    played = await play(Script([*calls, Say("All done.")]), starter(client, wire, "whole"), faults=faults)
+    assert (len(played.engine.calls), len(played.trajectory.segments)) == (4, 1)
+    assert len(played.proxy.seen) == 7
+
+
+async def test_opencode_goes_on():
+    slow()
+    for fault in (Dropped(), Status(529), Stall(_STALL_S)):
+        said_turns, played = await played_with("opencode", fault)
+        assert len(played.engine.calls) == len(said_turns) + 1  # the title
+        assert len(played.trajectory.segments) == 2
