@@ -7,7 +7,7 @@ STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test soak soak-sandbox check bench bench-exact bench-demo bench-retriever gpu gpu-wheels clean
+.PHONY: demo test soak soak-sandbox check bench bench-exact bench-demo bench-retriever gateway-clients gpu gpu-wheels clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -25,6 +25,9 @@ soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/p
 soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers, 20 times, and the suite of back ends over hosted machines; the engine is started from nothing (Debian or Ubuntu, root).
 	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py
 	AGENTRL_REQUIRE=hosted .ci/docker.sh tests/sandbox/backends -k hosted
+
+gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions (ten minutes; 3 GB in .cache).
+	.ci/clients.sh .cache/clients all
 
 check: $(STAMP)  ## Check lint, format and types.
 	$(BIN)/ruff check .

@@ -54,7 +54,14 @@ def _from_npm(target: Path, packages: tuple[str, ...]) -> None:
     node = wheel / "bin" / "node"
     env = {**os.environ, "PATH": f"{node.parent}:{os.environ['PATH']}"}
     (target / "package.json").write_text('{"private": true}')
-    npm = [node, wheel / "lib/node_modules/npm/bin/npm-cli.js", "install", "--no-audit", "--no-fund", "--loglevel=error"]
+    npm = [
+        node,
+        wheel / "lib/node_modules/npm/bin/npm-cli.js",
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--loglevel=error",
+    ]
     subprocess.run([*npm, *packages], cwd=target, env=env, check=True, stdout=subprocess.DEVNULL)
     for script in ("install.cjs", "postinstall.mjs"):
         for found in target.glob(f"node_modules/*/{script}"), target.glob(f"node_modules/@*/*/{script}"):

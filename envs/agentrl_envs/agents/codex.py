@@ -12,7 +12,7 @@ _KEY = "AGENTRL_KEY"
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "codex") -> Start:
     """Codex on one instruction, with a model provider of its own: `options` stand behind `exec`."""
-    provider = {
+    provider: dict[str, str | int] = {
         "name": "agentrl",
         "base_url": endpoint.openai,
         "env_key": _KEY,

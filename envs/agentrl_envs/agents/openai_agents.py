@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from agentrl import AgentEnv, Endpoint, Task
-from agentrl.types import JSON
+from agentrl.types import JSON, Raw
 from agentrl_envs.agents.start import PATIENCE_S
 from agentrl_envs.agents.versions import CLIENTS
 
@@ -44,4 +44,6 @@ def asked(task: Task) -> str:
     """The task's prompt as text."""
     if isinstance(task.prompt, str):
         return task.prompt
+    if isinstance(task.prompt, Raw):
+        return task.prompt.text
     return "\n\n".join(str(message.get("content", "")) for message in task.prompt)

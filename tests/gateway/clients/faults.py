@@ -77,6 +77,8 @@ class Proxy:
             seen.status = fault.code
             return web.json_response(_said(request.path, fault.code), status=fault.code)
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP}
+        if isinstance(fault, Cut | Dropped):
+            return await self._break(request, headers, body, fault)
         async with (
             ClientSession(timeout=ClientTimeout(total=None), connector=TCPConnector(force_close=True)) as session,
             session.request(
@@ -84,40 +86,46 @@ class Proxy:
             ) as answer,
         ):
             seen.status = answer.status
-            return await self._pass_on(request, answer, fault)
+            if isinstance(fault, Stall):
+                await asyncio.sleep(fault.seconds)
+            kept = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP}
+            out = web.StreamResponse(status=answer.status, headers=kept)
+            await out.prepare(request)
+            async for piece in answer.content.iter_any():
+                await out.write(piece)
+            await out.write_eof()
+            return out
 
-    async def _pass_on(self, request: web.Request, answer: Any, fault: Fault | None) -> web.StreamResponse:
-        headers = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP}
-        out = web.StreamResponse(status=answer.status, headers=headers)
-        if isinstance(fault, Stall):
-            await asyncio.sleep(fault.seconds)
-        if isinstance(fault, Dropped):
-            await answer.content.readany()
-            _reset(answer.connection.transport if answer.connection else None)
-            _reset(request.transport)
-            raise ConnectionResetError
-        await out.prepare(request)
-        so_far = b""
-        async for piece in answer.content.iter_any():
-            so_far += piece
-            if isinstance(fault, Cut) and fault.mark in so_far:
-                end = len(piece) - (len(so_far) - so_far.index(fault.mark) - len(fault.mark))
-                await out.write(piece[: max(end, 0)] + b"\n\n")
+    async def _break(
+        self, request: web.Request, headers: Mapping[str, str], body: bytes, fault: Cut | Dropped
+    ) -> web.StreamResponse:
+        """Read the answer's bytes only up to the fault, then reset both connections."""
+        assert request.transport is not None
+        given = {**headers, "Host": "gateway", "Content-Length": str(len(body))}
+        lines = [f"{request.method} {request.path_qs} HTTP/1.1", *(f"{key}: {value}" for key, value in given.items())]
+        loop, (host, port) = asyncio.get_running_loop(), self.target.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as there:
+            there.setblocking(False)
+            there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            await loop.sock_sendall(there, "\r\n".join([*lines, "", ""]).encode() + body)
+            so_far = await loop.sock_recv(there, 1)
+            if isinstance(fault, Cut):
+                while not _ends(so_far, fault.mark):
+                    piece = await loop.sock_recv(there, 1)
+                    assert piece, f"the answer has no {fault.mark!r}"
+                    so_far += piece
+                request.transport.write(so_far)
                 await asyncio.sleep(0.2)  # a reset overtakes what the client has not read
-                _reset(answer.connection.transport if answer.connection else None)
-                _reset(request.transport)
-                raise ConnectionResetError
-            await out.write(piece)
-        await out.write_eof()
-        return out
+        own = request.transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        request.transport.abort()
+        return web.Response()
 
 
-def _reset(transport: Any) -> None:
-    if transport is not None:
-        own = transport.get_extra_info("socket")
-        if own is not None:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        transport.abort()
+def _ends(so_far: bytes, mark: bytes) -> bool:
+    """The bytes end with the event that holds the mark, or for an empty one with the headers."""
+    rest = so_far.partition(b"\r\n\r\n")[2]
+    return so_far.endswith(b"\r\n\r\n") if not mark else mark in rest and so_far.endswith(b"\n\n")
 
 
 def _said(path: str, code: int) -> Mapping[str, object]:

@@ -18,10 +18,15 @@ _COMMANDS = {"claude-code": "claude", "claude-code-2.1.197": "claude", "qwen-cod
 
 
 def path_of(client: str) -> str:
-    """The client's program, or of a library the Python that has it. Skips the test, or fails it where it is required."""
+    """The client's program, or of a library the Python that has it.
+
+    If it is missing, the test skips, or fails where `AGENTRL_REQUIRE` names clients.
+    """
     folder = FOLDER / client
     if not (folder / "installed.txt").exists():
-        why = f"{client} is not installed: .ci/clients.sh {'FOLDER' if CLIENTS[client].quick else 'FOLDER all'} does that"
+        why = (
+            f"{client} is not installed: .ci/clients.sh {'FOLDER' if CLIENTS[client].quick else 'FOLDER all'} does that"
+        )
         if REQUIRED and (CLIENTS[client].quick or ALL):
             pytest.fail(why)
         pytest.skip(why)

@@ -53,7 +53,9 @@ class ScriptEngine(ScriptedEngine):
         self.delay: Callable[[int], float] = lambda number: 0.0
         """Seconds that a turn takes, by its number from 1."""
 
-    async def generate(self, input_ids: Any, sampling_params: Any, *, session_id: str = "", rid: str = "") -> Generation:
+    async def generate(
+        self, input_ids: Any, sampling_params: Any, *, session_id: str = "", rid: str = ""
+    ) -> Generation:
         await asyncio.sleep(self.delay(len(self.calls) + 1))
         made = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
         self.calls.append((list(input_ids), list(made.tokens)))

@@ -1,4 +1,4 @@
-"""A ReAct agent of LangChain and LangGraph with one tool: with_langgraph.py (chat|responses|messages) (stream|whole) PROMPT."""
+"""A LangGraph agent with one tool: with_langgraph.py (chat|responses|messages) (stream|whole) PROMPT."""
 
 import asyncio
 import os
