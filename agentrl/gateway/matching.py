@@ -28,12 +28,8 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 def digest_of(*parts: str) -> Digest:
     """A digest of texts. Their borders count."""
-    made = blake2b(digest_size=_SIZE)
-    for part in parts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        made.update(b"%d:" % len(encoded))
-        made.update(encoded)
-    return made.digest()
+    whole = "".join([f"{len(part)}:{part}" for part in parts])
+    return blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
 
 
 def chained(before: Digest, entry: Digest) -> Digest:

@@ -139,7 +139,7 @@ class Place:
     """Of the new material."""
     known: Mapping[int, Node]
     told: Sequence[tuple[Node, Entry]]
-    """Each reply above, and how the client told it."""
+    """The replies above that the client tells for the first time, and how it does."""
     grown_from: Prompt | None
     prompt: Prompt | None
     """The same prompt, if it was asked before."""
@@ -147,15 +147,28 @@ class Place:
     """What the client has not got of the parent, if it tells a beginning of it only."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Cursor:
     """A way through the tree that matches the entries so far."""
 
     node: Node | None
     start: int
-    digest: Digest
+    digest: Digest = START
     grown_from: Prompt | None = None
-    told: tuple[tuple[Node, Entry], ...] = ()
+    entry: Entry | None = None
+    """What told the node."""
+    before: _Cursor | None = None
+    """The way up to the node's prompt."""
+
+    @property
+    def told(self) -> list[tuple[Node, Entry]]:
+        """The replies on this way that were not told before."""
+        found, cursor = list[tuple[Node, Entry]](), self
+        while cursor.node is not None and cursor.entry is not None and not cursor.node.told:
+            found.append((cursor.node, cursor.entry))
+            assert cursor.before is not None
+            cursor = cursor.before
+        return found[::-1]
 
 
 class Tree:
@@ -184,24 +197,17 @@ class Tree:
 
     def find(self, entries: Sequence[Entry], tools: Digest) -> Place:
         """Where the entries belong: behind the deepest reply that they tell, the latest of twins."""
-        cursors, digests = [_Cursor(None, 0, START)], list[Digest]()
+        cursors = [_Cursor(None, 0)]
         named = [self.named(entry) if entry.role == "assistant" else None for entry in entries]
         for i, (entry, name) in enumerate(zip(entries, named, strict=True)):
             digest = digest_of("reply", name.id) if name else entry_digest(entry)
-            digests.append(digest)
-            if entry.role == "assistant":
-                if name and any(cursor.node is name and cursor.start == i for cursor in cursors):
-                    cursors = [_told_more(cursor, entry, i + 1) for cursor in cursors if cursor.node is name]
-                    continue
-                if matched := [
-                    _Cursor(node, i + 1, START, None, (*cursor.told, (node, entry)))
-                    for cursor in cursors
-                    for node in self._replies(cursor, tools)
-                    if (node is name if name else _is(node, entry, digest))
-                ]:
-                    cursors = matched
-                    continue
-            cursors = [self._grown(cursor, digest, tools) for cursor in cursors]
+            found = self._behind(cursors, entry, name, digest, tools, i) if entry.role == "assistant" else None
+            if found:
+                cursors = found
+                continue
+            for cursor in cursors:
+                cursor.grown_from = self._prompt(cursor, tools) or cursor.grown_from
+                cursor.digest = chained(cursor.digest, digest)
         best = max(cursors, key=lambda cursor: (cursor.node is not None and cursor.node.delivered, _index(cursor)))
         return self._place(best, entries, named, tools)
 
@@ -249,10 +255,20 @@ class Tree:
         """The digest of the tools of each root, latest first."""
         return iter(dict.fromkeys(tools for tools, _ in reversed(self._roots)))
 
-    def _grown(self, cursor: _Cursor, digest: Digest, tools: Digest) -> _Cursor:
-        """The cursor behind one more entry of material."""
-        grown_from = self._prompt(cursor, tools) or cursor.grown_from
-        return replace(cursor, digest=chained(cursor.digest, digest), grown_from=grown_from)
+    def _behind(
+        self, cursors: Sequence[_Cursor], entry: Entry, name: Node | None, digest: Digest, tools: Digest, at: int
+    ) -> list[_Cursor]:
+        """The ways on which an assistant's entry tells a reply, behind that reply."""
+        for cursor in cursors:
+            if name and cursor.node is name and cursor.start == at:  # one reply told in two messages
+                cursor.start, cursor.entry = at + 1, _whole(cursor.entry, entry)
+                return [cursor]
+        return [
+            _Cursor(node, at + 1, entry=entry, before=cursor)
+            for cursor in cursors
+            for node in self._replies(cursor, tools)
+            if (node is name if name else _is(node, entry, digest))
+        ]
 
     def _prompt(self, cursor: _Cursor, tools: Digest) -> Prompt | None:
         if cursor.node is None:
@@ -271,8 +287,8 @@ class Tree:
             if entry.role == "assistant" and (reply := reply or self._alike.get(entry_digest(entry))) is not None:
                 known[i] = reply
         rest = None
-        if node is not None and node.sent is not None and named[-1] is node and start == len(entries):
-            rest = missing(node.sent, cursor.told[-1][1])
+        if node is not None and node.sent is not None and cursor.entry is not None and start == len(entries):
+            rest = missing(node.sent, cursor.entry) if named[-1] is node else None
         return Place(
             node,
             tuple(entries[start:]),
@@ -292,12 +308,12 @@ def _is(node: Node, entry: Entry, digest: Digest) -> bool:
     return not entry.reasoning or entry.reasoning.strip() == (node.sent.reasoning or "").strip()
 
 
-def _told_more(cursor: _Cursor, entry: Entry, start: int) -> _Cursor:
-    """The cursor behind another message that tells the same reply."""
-    node, before = cursor.told[-1]
+def _whole(before: Entry | None, entry: Entry) -> Entry:
+    """Two entries that tell one reply, as one."""
+    if before is None:
+        return entry
     text, reasoning = "\n".join(filter(None, [before.text, entry.text])), before.reasoning or entry.reasoning
-    whole = replace(before, text=text, reasoning=reasoning, calls=(*before.calls, *entry.calls))
-    return replace(cursor, start=start, told=(*cursor.told[:-1], (node, whole)))
+    return replace(before, text=text, reasoning=reasoning, calls=(*before.calls, *entry.calls))
 
 
 def _index(cursor: _Cursor) -> int:
