@@ -201,6 +201,10 @@ class Env:
         """Play the whole episode within `left` seconds. Only an Env that is an agent does: see `agentrl.gateway`."""
         raise NotImplementedError
 
+    def _agentrl_read(self) -> str | None:
+        """What an agent has told its model last, as text, for a player that speaks in the model's place."""
+        return None
+
     @classmethod
     def _agentrl_check(cls) -> None:
         """Raises ConfigError if the class cannot play an episode. For Envs that are agents."""

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from itertools import takewhile
 
 from agentrl.engine.scripted import ScriptedEngine, Turn
-from agentrl.env import Env, runtime
+from agentrl.env import Env, plays_itself, runtime
 from agentrl.episode import run_episode
 from agentrl.loading import cause
 from agentrl.options import EpisodeOptions, Host
@@ -53,7 +53,8 @@ async def rollout(
         raise TypeError(f"rollout: {name} is a function; call it with the task: {name}(task)")
     renderer = renderer or tiny_renderer()
     answered = _Answered()
-    engine, options = ScriptedEngine(turns, renderer, reads=answered.read), EpisodeOptions(limits=limits or Limits())
+    reads = env._agentrl_read if plays_itself(type(env)) else answered.read
+    engine, options = ScriptedEngine(turns, renderer, reads=reads), EpisodeOptions(limits=limits or Limits())
     host = Host(on_turn=answered.note)
     trajectory = await run_episode(env, task, engine=engine, renderer=renderer, options=options, host=host)
     failure = trajectory.failure

@@ -73,6 +73,9 @@ class AgentEnv(Env):
                 self._playing = await self._begin()
         return await self._playing.go_on(episode, left)
 
+    def _agentrl_read(self) -> str | None:
+        return None if self._playing is None else self._playing.read
+
     async def _begin(self) -> Playing:
         """Take a place at this event loop's gateway."""
         from agentrl.gateway.server import loop_gateway  # aiohttp is imported only if it is used

@@ -34,6 +34,13 @@ class Playing:
         self._running: asyncio.Task[JSON] | None = None
         self._paused = False
 
+    @property
+    def read(self) -> str | None:
+        """What the agent told its model last: the text of its newest messages."""
+        prompts = self._session.tree.prompts
+        told = [message for message in prompts[-1].messages if message["role"] != "assistant"] if prompts else []
+        return "\n".join(str(message["content"]) for message in told) or None
+
     async def go_on(self, episode: Episode, left: float | None) -> StopReason:
         """Let the agent play, until it or its session ends, `left` seconds are over or the host aborts.
 

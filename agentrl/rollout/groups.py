@@ -186,8 +186,9 @@ def _zero_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
 
 
 def _was_answered(trajectory: Trajectory) -> bool:
-    """Whether `Env.step` has seen a turn. Calls that cannot be read never reach it."""
-    return any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
+    """Whether `Env.step` has seen a turn, or an agent. Calls that cannot be read never reach `step`."""
+    answered = any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
+    return answered or "agent" in trajectory.info
 
 
 async def _play_with_retry(

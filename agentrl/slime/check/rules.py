@@ -96,6 +96,8 @@ def reward(setup: Setup) -> Iterator[Finding]:
         yield error(f"two give the reward: {owner} and {' and '.join(foreign)}, which {asked}; remove one of them")
     elif owner and args.group_rm and args.custom_rm_path != REWARD:
         yield error(f"--group-rm takes the reward from {owner}; remove it, or add --custom-rm-path {REWARD}")
+    elif setup.agent and not owner and not foreign:
+        yield error(f"{setup.agent.__name__} writes no score: every episode has the reward 0; write score(trajectory)")
     elif setup.env and not owner and not foreign:
         yield note(
             f"{setup.env.__name__} writes no score: rewards come from its steps and tools alone, "
@@ -128,9 +130,10 @@ def resuming(setup: Setup) -> Iterator[Finding]:
         return
     how = resume_method(setup.env)
     if how == "alive" and setup.config.park_s == 0:
+        remedy = "set park_s" if setup.agent else "write snapshot and restore, or set park_s"
         yield warning(
             f"{setup.env.__name__} can neither be restored nor replayed, and park_s is 0: an aborted episode restarts "
-            "from nothing; write snapshot and restore, or set park_s"
+            f"from nothing; {remedy}"
         )
     elif setup.agent is not None:
         yield note(
