@@ -19,7 +19,7 @@ from agentrl.testing import call, rollout
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = README + "".join(
-    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("training.md", "environments.md")
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("training.md", "environments.md", "agents.md")
 )
 HEAVY = {"torch", "ray", "aiodocker", "sglang", "transformers", "aiohttp", "numpy"}
 

@@ -51,7 +51,9 @@ class Gateway:
         try:
             self._port = await self._server.listen(self._host, self._port)
             await self._server.listen_at(self.socket_path)
-            self.socket_path.chmod(0o666)  # a sandbox mounts it for a user of its own; the folder keeps others out
+            # A sandbox mounts it for a user of its own, and as one. Like the port, it answers nobody without a key.
+            self._folder.chmod(0o711)
+            self.socket_path.chmod(0o666)
         except BaseException:
             await self.__aexit__()
             raise

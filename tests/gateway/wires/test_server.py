@@ -235,7 +235,7 @@ async def test_the_socket_for_sandboxes(gateway, session):
     mode = os.stat(gateway.socket_path)
     assert stat.S_ISSOCK(mode.st_mode)
     assert stat.S_IMODE(mode.st_mode) == 0o666
-    assert stat.S_IMODE(os.stat(gateway.socket_path.parent).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(gateway.socket_path.parent).st_mode) == 0o711
     connector = aiohttp.UnixConnector(str(gateway.socket_path))
     async with (
         aiohttp.ClientSession(connector=connector, headers={"x-api-key": session.key}) as client,

@@ -1,0 +1,123 @@
+"""docs/agents.md: its code, exactly as it stands there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl import EnvFactory, SessionOptions, StopReason, Task
+from agentrl.testing import rollout
+from agentrl_sandbox.owners import current
+from tests.sandbox.engine import entered
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+MY_AGENT = """
+import json
+
+LOOKUP = {"type": "function", "function": {"name": "lookup", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}}}}
+
+
+async def answer(question, client):
+    messages = [{"role": "user", "content": question}]
+    while True:
+        made = await client.chat.completions.create(model="any", messages=messages, tools=[LOOKUP])
+        said = made.choices[0].message
+        messages.append(said)
+        if not said.tool_calls:
+            return said.content
+        for call in said.tool_calls:
+            city = json.loads(call.function.arguments)["city"]
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{city} is foggy"})
+"""
+PROGRAM = """
+import json, os, sys, urllib.request
+
+asked = {"model": "any", "messages": [{"role": "user", "content": open("task.txt").read()}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(asked).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+)
+said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+open("answer.txt", "w").write(said)
+"""
+
+
+def block(beginning: str) -> str:
+    return next(block for block in BLOCKS if block.startswith(beginning))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "my_agent.py").write_text(MY_AGENT)
+    (tmp_path / "my_env.py").write_text(block("# my_env.py"))
+    yield tmp_path
+    for name in ("my_agent", "my_env"):
+        sys.modules.pop(name, None)
+
+
+def test_each_block_is_tested_here():
+    assert [b.splitlines()[0] for b in BLOCKS] == [
+        "# my_env.py",
+        "class OneLine(MyAgent):",
+        "# coder.py",
+        "import asyncio",
+    ]
+
+
+def test_the_guides_test_of_the_guides_agent(folder):
+    namespace: dict[str, object] = {}
+    exec(block("import asyncio"), namespace)
+    namespace["test_asks_and_answers"]()
+
+
+async def test_an_option_of_the_session(folder):
+    async with EnvFactory(f"{folder}/my_env.py:MyAgent") as envs:
+        namespace = {"MyAgent": envs.cls, "SessionOptions": SessionOptions}
+        exec(block("class OneLine"), namespace)
+        played = await rollout(namespace["OneLine"](), Task(prompt="Weather in Rome?", label="foggy"), ["foggy"])
+    assert played.reward == 1.0
+
+
+@pytest.fixture(params=["local", "bubblewrap", "docker"])
+async def backend(request):
+    async with entered(request.param) as backend:
+        yield request.param
+        assert [found for found in await backend.list() if found.owner == current()] == []
+
+
+async def test_a_program_in_a_sandbox(folder, backend):
+    (folder / "coder.py").write_text(block("# coder.py"))
+    config = {"backend": backend, "command": f"python3 -c '{PROGRAM}'"}
+    task = Task(prompt="What is 6 times 7?", label="42")
+    async with EnvFactory(f"{folder}/coder.py:Coder", config) as envs:
+        won, lost = await asyncio.gather(*(rollout(envs.make(), task, [said]) for said in ("42", "41")))
+        assert (won.reward, won.stop, lost.reward) == (1.0, StopReason.DONE, 0.0), (won.failure, won.info)
+        assert won.info["result"] == 0
+        hung = {**config, "command": f"{config['command']}; sleep 1000 & touch begun; wait"}
+    async with EnvFactory(f"{folder}/coder.py:Coder", hung) as envs:
+        env = envs.make()
+        episode = asyncio.create_task(rollout(env, task, ["42"]))
+        async with asyncio.timeout(30):
+            while not (hasattr(env, "box") and (await env.box.exec("test -e begun")).exit_code == 0):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        episode.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await episode
+
+
+async def test_a_sandbox_without_the_socket_is_told_what_it_lacks(folder, backend):
+    if backend == "local":
+        pytest.skip("its commands run on this machine, where the gateway is")
+    code = block("# coder.py").replace(", sockets=endpoint.sockets", "")
+    (folder / "coder.py").write_text(code)
+    async with EnvFactory(f"{folder}/coder.py:Coder", {"backend": backend}) as envs:
+        with pytest.raises(Exception, match=r"cannot reach the gateway: .*sockets=endpoint.sockets"):
+            await rollout(envs.make(), Task(prompt="x", label="y"), ["42"])
