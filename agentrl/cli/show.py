@@ -16,6 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from agentrl.cli._errors import one_line_errors
+from agentrl.cli._session import session_tree, visible
 from agentrl.cli.models import open_renderer, run_config, weights_of
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.segment import Segment
@@ -43,10 +44,6 @@ _LOOKS: dict[Role, _Look] = {
 }
 _MARK_WIDTH = max(len(look.mark) for look in _LOOKS.values())
 
-# A tool's output may hold escape sequences, which must not reach the terminal: controls are drawn as pictures.
-_PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
-_PICTURES |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
-
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
@@ -66,6 +63,9 @@ class TrajectoryView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         plain = console.no_color or console.color_system is None or not console.is_terminal
         yield Rule(_title(self.trajectory), align="left", style="dim")
+        if self.trajectory.session is not None:
+            yield from session_tree(self.trajectory, options.max_width)
+            yield Rule(style="dim")
         pieces = [piece for segment in self.trajectory.segments for piece in _pieces(segment, self.decode)]
         unread = _unread(self.trajectory)
         if plain:
@@ -84,28 +84,24 @@ def render_trajectory(trajectory: Trajectory, decode: Decode) -> TrajectoryView:
 
 def _pieces(segment: Segment, decode: Decode) -> Iterator[_Piece]:
     at, tokens = segment.prompt_length, segment.tokens
-    yield _Piece("prompt", _visible(decode(tokens[:at])))
+    yield _Piece("prompt", visible(decode(tokens[:at])))
     for role, spans in groupby(segment.spans, key=_role):
         start = at
         for span in spans:
             at += span.stop - span.start
-        yield _Piece(role, _visible(decode(tokens[start:at])))
+        yield _Piece(role, visible(decode(tokens[start:at])))
 
 
 def _unread(trajectory: Trajectory) -> list[_Piece]:
     """The last messages of the episode, if the model has not read them."""
     messages = trajectory.messages[len(trajectory.messages) - trajectory.unread :]
-    return [_Piece("unread", _visible(f"{m.get('role')}: {m.get('content')}")) for m in messages]
+    return [_Piece("unread", visible(f"{m.get('role')}: {m.get('content')}")) for m in messages]
 
 
 def _role(span: Span) -> Role:
     if span.author == "model":
         return "trained" if span.masked is None else "masked"
     return span.author
-
-
-def _visible(text: str) -> str:
-    return text.translate(_PICTURES)
 
 
 def _title(trajectory: Trajectory) -> Text:
@@ -115,7 +111,7 @@ def _title(trajectory: Trajectory) -> Text:
         parts.insert(0, f"task {trajectory.task.id}")
     if trajectory.failure is not None:
         parts.append(f"{trajectory.failure.boundary}: {trajectory.failure.error}")
-    return Text(_visible(", ".join(parts)))
+    return Text(visible(", ".join(parts)))
 
 
 def _marked(pieces: Sequence[_Piece], console: Console, width: int) -> Iterator[Text]:
@@ -179,9 +175,19 @@ def load_trajectory(file: Path, index: int = 0) -> Trajectory:
         raise ConfigError(f"--index {index}: {file} holds {len(lines)} trajectories, counted from 0")
     number, line = lines[index]
     try:
-        return Trajectory.from_json(json.loads(line))
+        data = json.loads(line)
+        return _of_log(lines) if "event" in data else Trajectory.from_json(data)
     except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
         raise ConfigError(f"{file}:{number}: not a trajectory ({type(exc).__name__}: {exc}); record it again") from exc
+
+
+def _of_log(lines: Sequence[tuple[int, str]]) -> Trajectory:
+    """What the log of an agent's session tells, whose process may have died."""
+    from agentrl.gateway.session import Session
+
+    trajectory = Trajectory()
+    Session.replay(line for _, line in lines).write(trajectory)
+    return trajectory
 
 
 def _newest(run: Path) -> Path:

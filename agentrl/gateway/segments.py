@@ -50,15 +50,16 @@ class Line:
 def lines_of(tree: Tree) -> list[Line]:
     """All replies in lines, in the order in which the lines began, but the main line last.
 
-    A line goes on behind a reply with its deepest child, the latest of them if there are several.
+    A line goes on behind a reply with its deepest child, the latest of them if there are several. A reply that the
+    client never got comes after those that it got.
     """
-    heirs, depths = dict[Node, Node](), dict[Node, int]()
+    heirs, depths = dict[Node, Node](), dict[Node, float]()
     sampled = [node for node in tree.nodes if node.turn.turns]
     for node in reversed(sampled):  # children come later than their parents
-        depths.setdefault(node, 0)
+        depth = depths.setdefault(node, 1.0 if node.claimed else 0.5)
         parent = node.prompt.parent
-        if parent is not None and depths[node] + 1 > depths.get(parent, 0):
-            heirs[parent], depths[parent] = node, depths[node] + 1
+        if parent is not None and depth + 1 > depths.get(parent, 1.0):
+            heirs[parent], depths[parent] = node, depth + 1
     inherited = set(heirs.values())
     lines = [Line(tuple(_line(node, heirs))) for node in sampled if node not in inherited]
     main = _main(lines)
@@ -76,7 +77,7 @@ def _main(lines: Sequence[Line]) -> Line | None:
     """The line in which the agent's main conversation ended."""
     work = main_work(lines)
     own = [line for line in lines if line.top in work[-1:]]
-    return max(own, key=lambda line: (line.depth, line.nodes[-1].index), default=None)
+    return max(own, key=lambda line: (line.nodes[-1].claimed, line.depth, line.nodes[-1].index), default=None)
 
 
 def main_work(lines: Sequence[Line]) -> list[Prompt]:
@@ -110,7 +111,7 @@ def masked_for(
     node: Node, line: Line, work: Sequence[Prompt], options: SessionOptions, *, closed: bool
 ) -> MaskReason | None:
     """Why a reply is not trained; None if it is."""
-    if (closed and node.action is None) or (node.lost and not node.delivered):
+    if (closed and node.action is None) or not node.claimed:
         return "undelivered"
     if line.main:
         return None
@@ -143,10 +144,11 @@ def write(
     segments, messages = list[Segment](), list[Message]()
     for line in lines:
         segment = line.segment()
+        kind = "main" if line.main else "side" if _is_side(line, work) else "earlier"
         for turn, node in enumerate(line.nodes):
             if (reason := masked_for(node, line, work, options, closed=closed)) is not None:
                 segment.mask(reason, turn=turn)
-            nodes.append(_node_json(node, line, len(segments), turns + turn, reason))
+            nodes.append(_node_json(node, kind, len(segments), turns + turn, reason))
             messages += [*node.prompt.messages, *node.messages]
         turns += len(line.nodes)
         segments.append(segment)
@@ -178,13 +180,13 @@ def write(
     }
 
 
-def _node_json(node: Node, line: Line, segment: int, turn: int, masked: str | None) -> JSON:
+def _node_json(node: Node, kind: str, segment: int, turn: int, masked: str | None) -> JSON:
     prompt = node.prompt
     return {
         "id": node.index,
         "parent": None if prompt.parent is None else prompt.parent.index,
         "prompt": prompt.index,
-        "main": line.main,
+        "line": kind,
         "branch": prompt.head.branch,
         "segment": segment,
         "turn": turn,

@@ -15,15 +15,16 @@ It knows no HTTP. Requests are matched with the tree as they arrive, and sampled
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
-from dataclasses import replace
-from typing import Literal
+from dataclasses import asdict, replace
+from typing import Literal, Self
 
 from agentrl._concurrency import gather
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine
 from agentrl.errors import ConfigError, Failure, TemplateError
+from agentrl.gateway import replaying
 from agentrl.gateway.exchange import Answer, Refused, Waiting
 from agentrl.gateway.log import SessionLog
 from agentrl.gateway.matching import START, Digest, canonical, telling, tools_digest
@@ -89,7 +90,7 @@ class Session:
         self._on_turn, self._context = on_turn, copy_context()
         self._sampler.play(engine, renderer, options, aborted, session_id)
         self.log.name(session_id)
-        self.log.note("play", session=session_id)
+        self.log.note("play", session=session_id, tag=self.tree.tag, options=asdict(self.options))
 
     def hold(self) -> None:
         """Sample nothing new; requests wait. What the engine samples now ends, and is gone on with at the next play."""
@@ -119,8 +120,23 @@ class Session:
 
         Raises LedgerError if a token that the engine returned is not in exactly one of them.
         """
-        exact = None if self.failure or self.error else self._sampler.returned - self._sampler.unkept
+        unknown = self.failure or self.error or not self._sampler.started
+        exact = None if unknown else self._sampler.returned - self._sampler.unkept
         write(trajectory, self.tree, self.options, self.log.lines, closed=self._closed is not None, sampled=exact)
+
+    @classmethod
+    def replay(cls, lines: Iterable[str]) -> Self:
+        """A session made again from the file of its log, closed, to be written or looked at.
+
+        Raises ValueError or KeyError if the lines are no such log.
+        """
+        read = replaying.read(lines)
+        played = next(line for line in read if line["event"] == "play")
+        self = cls("", options=SessionOptions(**played["options"]))
+        self.tree = replaying.tree_of(read, played["tag"], as_sent=self.options.echo == "as_sent")
+        self.log.lines = read
+        self.close("it was played before")
+        return self
 
     # The client's side
 
@@ -139,7 +155,9 @@ class Session:
         if not self._sampler.started:
             raise RefusedError("unavailable", "this session has not begun; ask again")
         place = self._find(request)
-        prompt = place.prompt or Prompt(-1, place.parent, place.entries, place.known, self._head(request), 0)
+        prompt = place.prompt or Prompt(
+            -1, place.parent, place.entries, place.digest, place.known, self._head(request), 0
+        )
         try:
             self._sampler.render(prompt, request)
         except TemplateError as exc:
@@ -166,7 +184,7 @@ class Session:
         prompt = self.tree.attach(place, self._head(request))
         if (again := self._unclaimed(prompt, request)) is not None:
             return again
-        return self._begin(prompt, request, place)
+        return self._begin(prompt, request)
 
     def _repeated(self, request: Request) -> Answer | None:
         """The answer to an earlier request of the same body, unless its client has got it and wants another."""
@@ -202,13 +220,11 @@ class Session:
         self.log.note("rest", request=answer.number, node=node.index)
         return answer
 
-    def _begin(self, prompt: Prompt, request: Request, place: Place) -> Answer:
+    def _begin(self, prompt: Prompt, request: Request) -> Answer:
         """Sample replies to a prompt."""
-        before = self._by_prompt.setdefault(prompt, [])
-        for dropped in [*prompt.replies, *(prompt.grown_from.replies if prompt.grown_from else ())]:
-            dropped.asked_again = True
+        prompt.ask_again()
         answer = self._new_answer(request, prompt)
-        before.append(answer)
+        self._by_prompt.setdefault(prompt, []).append(answer)
         answer.task = asyncio.get_running_loop().create_task(self._answer(answer, request), context=self._context)
         answer.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self.log.note(
@@ -260,11 +276,13 @@ class Session:
         prompt = answer.prompt
         await self._sampler.ready()
         self._sampler.bind(prompt.head)
-        try:
-            with at_boundary("render"):
-                self._sampler.render(prompt, request)
-        except TemplateError as exc:
-            raise RefusedError("invalid", str(exc)) from exc
+        if not prompt.length:
+            try:
+                with at_boundary("render"):
+                    self._sampler.render(prompt, request)
+            except TemplateError as exc:
+                raise RefusedError("invalid", str(exc)) from exc
+            self.log.note("prompt", lambda: replaying.of_prompt(prompt), prompt=prompt.index, tokens=prompt.length)
         self._sampler.check_fits(prompt)
         self._take_turns(request.n)
         first = len(prompt.replies)
@@ -277,7 +295,8 @@ class Session:
         reply, ids = reply_of(node, action, answer.request.stop)
         self.tree.commit(node, action, reply, ids)
         node.lost = not answer.waiting and not answer.delivered
-        self.log.note("reply", node=node.index, request=answer.number, stop=reply.stop)
+        more = {"node": node.index, "prompt": node.prompt.index, "request": answer.number, "stop": reply.stop}
+        self.log.note("reply", lambda: replaying.of_reply(node), **more)
         for call in action.calls:
             if call.error is not None:
                 self._audit("unreadable_call", node, stored=call.raw, why=call.error)
@@ -375,4 +394,4 @@ def _shown(entry: Entry) -> str:
     """An assistant's entry as one text."""
     thought = [] if entry.reasoning is None else [f"<think>{entry.reasoning}</think>"]
     calls = [f"{call.name}({canonical(call.arguments)})" for call in entry.calls]
-    return "\n".join([*thought, entry.text, *calls])
+    return "\n".join([*thought, *([entry.text] if entry.text else []), *calls])

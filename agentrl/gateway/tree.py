@@ -26,6 +26,8 @@ class Prompt:
     parent: Node | None
     entries: tuple[Entry, ...]
     """The new material."""
+    digest: Digest
+    """Of the new material."""
     known: Mapping[int, Node]
     """Replies of this session that stand in the material: index of the entry -> the reply."""
     head: Head
@@ -52,6 +54,11 @@ class Prompt:
         while prompt.parent is not None:
             prompt = prompt.parent.prompt
         return prompt
+
+    def ask_again(self) -> None:
+        """The client asks for replies here: those that it had here, or at a beginning of this prompt, were dropped."""
+        for node in (*self.replies, *(self.grown_from.replies if self.grown_from else ())):
+            node.asked_again = True
 
     def line(self) -> list[Node]:
         """The replies above it, from the root on."""
@@ -121,6 +128,11 @@ class Node:
     @property
     def children(self) -> Iterator[Node]:
         return (node for prompt in self.prompts.values() for node in prompt.replies)
+
+    @property
+    def claimed(self) -> bool:
+        """The client got it, or may still get it."""
+        return self.delivered or not self.lost
 
     @property
     def dropped(self) -> bool:
@@ -222,15 +234,19 @@ class Tree:
             number = grown_from.number
         else:
             number, self._numbers = self._numbers, self._numbers + 1
-        prompt = Prompt(len(self.prompts), above, place.entries, place.known, head, number, grown_from)
-        self.prompts.append(prompt)
-        if above is None:
-            self._roots[head.digest, place.digest] = prompt
-        else:
-            above.prompts[place.digest] = prompt
-        for node in place.known.values():
-            node.reused = True
+        prompt = Prompt(len(self.prompts), above, place.entries, place.digest, place.known, head, number, grown_from)
+        self.keep(prompt)
         return prompt
+
+    def keep(self, prompt: Prompt) -> None:
+        """Put a prompt in its place."""
+        self.prompts.append(prompt)
+        if prompt.parent is None:
+            self._roots[prompt.head.digest, prompt.digest] = prompt
+        else:
+            prompt.parent.prompts[prompt.digest] = prompt
+        for node in prompt.known.values():
+            node.reused = True
 
     def add(self, prompt: Prompt) -> Node:
         """A new reply, which is not sampled yet."""
@@ -243,6 +259,10 @@ class Tree:
     def commit(self, node: Node, action: Action, reply: Reply, call_ids: Mapping[str, str]) -> None:
         """A reply is whole: from now on requests can be matched with it."""
         node.turn.drop_prompt()
+        self.settle(node, action, reply, call_ids)
+
+    def settle(self, node: Node, action: Action, reply: Reply, call_ids: Mapping[str, str]) -> None:
+        """What follows from a reply."""
         calls = tuple(Call(call.id, call.name, call.arguments) for call in reply.calls)
         node.action, node.reply, node.call_ids = action, reply, call_ids
         node.sent = Entry("assistant", reply.content, reply.reasoning, calls, (reply.id, reply.receipt))

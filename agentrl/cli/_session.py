@@ -1,0 +1,80 @@
+"""An agent's session as a tree: its replies, and how the agent told them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.style import Style
+from rich.text import Text
+
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON
+
+_DIM, _TRAINED, _MASKED, _AUDIT = Style(dim=True), Style(color="green"), Style(color="red"), Style(color="yellow")
+
+# A tool's output may hold escape sequences, which must not reach the terminal: controls are drawn as pictures.
+_PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
+_PICTURES |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
+
+
+def visible(text: str) -> str:
+    return text.translate(_PICTURES)
+
+
+def session_tree(trajectory: Trajectory, width: int) -> Iterator[Text]:
+    """A line for each reply: those of one segment below each other, what branches off deeper."""
+    session = trajectory.session or {}
+    nodes: Sequence[Mapping[str, JSON]] = session.get("nodes", ())
+    below: dict[int | None, list[Mapping[str, JSON]]] = {}
+    for node in nodes:
+        below.setdefault(node["parent"], []).append(node)
+    audits: dict[int, list[Mapping[str, JSON]]] = {}
+    for audit in session.get("audits", ()):
+        audits.setdefault(audit["node"], []).append(audit)
+    waiting, begun = [(root, 0) for root in reversed(below.get(None, []))], set[int]()
+    while waiting:
+        node, depth = waiting.pop()
+        mark = "  " if node["segment"] in begun else "- "
+        begun.add(node["segment"])
+        yield _line(node, trajectory, "  " * depth + mark, width)
+        yield from (_audit(audit, depth, width) for audit in audits.get(node["id"], ()))
+        children = below.get(node["id"], [])
+        same = [child for child in children if child["segment"] == node["segment"]]
+        other = [child for child in children if child["segment"] != node["segment"]]
+        waiting += [(child, depth) for child in same]  # the line goes on behind what branches off
+        waiting += [(child, depth + 1) for child in reversed(other)]
+
+
+def _line(node: Mapping[str, JSON], trajectory: Trajectory, mark: str, width: int) -> Text:
+    said = _said(trajectory, node["turn"])
+    kind = "dropped" if node["dropped"] else node["line"]
+    branch = f" {node['branch']}" if node["branch"] else ""
+    known = f", tells {', '.join(f'#{known}' for known in node['known'])}" if node["known"] else ""
+    head = f"#{node['id']} {kind}{branch}: {node['prompt_tokens']} + {node['sampled_tokens']} tokens"
+    masked = f", masked {node['masked']}" if node["masked"] else ""
+    line = Text(mark)
+    line.append(visible(head), _MASKED if masked else _TRAINED)
+    line.append(visible(f"{masked}{known}"))
+    line.append(visible(f"  {said}"), _DIM)
+    return _cut(line, width)
+
+
+def _said(trajectory: Trajectory, turn: int) -> str:
+    """The text of a turn in one line; nothing if it is not whole."""
+    at = turn
+    for segment in trajectory.segments:
+        if at < len(segment.turns):
+            return repr(segment.said[at].text) if at < len(segment.said) else "(not whole)"
+        at -= len(segment.turns)
+    return ""
+
+
+def _audit(audit: Mapping[str, JSON], depth: int, width: int) -> Text:
+    texts = {name: text for name, text in audit.items() if name not in ("at", "event", "kind", "node")}
+    said = ", ".join(f"{name} {text!r:.120}" for name, text in texts.items())
+    return _cut(Text(visible(f"{'  ' * depth}      {audit['kind'].replace('_', ' ')}: {said}"), _AUDIT), width)
+
+
+def _cut(line: Text, width: int) -> Text:
+    line.truncate(max(width, 40), overflow="ellipsis")
+    return line

@@ -1,0 +1,106 @@
+"""The tree of a session in the file of its log, and out of it."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+
+from agentrl.gateway.matching import tools_digest
+from agentrl.gateway.request import Call, Entry, Reply, ReplyCall, Usage
+from agentrl.gateway.tree import Head, Node, Prompt, Tree
+from agentrl.render.base import Rendered, RenderedSpan
+from agentrl.segment import Segment
+from agentrl.types import JSON
+
+
+def of_prompt(prompt: Prompt) -> dict[str, JSON]:
+    """A prompt as JSON: its material, and its tokens."""
+    rendered = prompt.rendered
+    return {
+        "parent": None if prompt.parent is None else prompt.parent.index,
+        "entries": [asdict(entry) for entry in prompt.entries],
+        "digest": prompt.digest.hex(),
+        "known": [[at, node.index] for at, node in prompt.known.items()],
+        "head": None if prompt.parent else {"tools": list(prompt.head.tools), "branch": prompt.head.branch},
+        "number": prompt.number,
+        "grown_from": None if prompt.grown_from is None else prompt.grown_from.index,
+        "rendered": {**asdict(rendered), "tokens": list(rendered.tokens)},
+        "messages": list(prompt.messages),
+    }
+
+
+def of_reply(node: Node) -> dict[str, JSON]:
+    """A reply as JSON: its tokens, and how it was sent."""
+    assert node.reply is not None
+    return {"id": node.id, "sampled": node.turn.to_json(), "reply": asdict(node.reply), "calls": dict(node.call_ids)}
+
+
+def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> Tree:
+    """The tree that the lines of a log tell of. Replies that were not whole are not in it."""
+    tree, prompts = Tree(as_sent=as_sent, tag=tag), dict[int, Prompt]()
+    nodes, answers = dict[int, Node](), dict[int, list[Node]]()
+    for line in lines:
+        if line["event"] == "prompt":
+            prompts[line["prompt"]] = _prompt(line, prompts, nodes)
+            tree.keep(prompts[line["prompt"]])
+        elif line["event"] == "reply":
+            node = nodes[line["node"]] = _node(line, prompts[line["prompt"]], tree)
+            answers.setdefault(line["request"], []).append(node)
+        elif line["event"] == "request" and line["prompt"] in prompts:
+            prompts[line["prompt"]].ask_again()
+        elif line["event"] in ("delivered", "lost"):
+            for node in answers.get(line["request"], ()):
+                node.delivered, node.lost = line["event"] == "delivered", line["event"] == "lost"
+    return tree
+
+
+def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapping[int, Node]) -> Prompt:
+    parent = None if line["parent"] is None else nodes[line["parent"]]
+    if parent is not None:
+        parent.told = parent.delivered = True
+    head, rendered = line["head"], line["rendered"]
+    tools = tuple(head["tools"]) if head else ()
+    prompt = Prompt(
+        line["prompt"],
+        parent,
+        tuple(_entry(entry) for entry in line["entries"]),
+        bytes.fromhex(line["digest"]),
+        {at: nodes[node] for at, node in line["known"]},
+        parent.prompt.head if parent else Head(tools, tools_digest(tools), head["branch"]),
+        line["number"],
+        prompts.get(line["grown_from"]),
+    )
+    spans = tuple(RenderedSpan(**span) for span in rendered["spans"])
+    prompt.rendered = Rendered(array("i", rendered["tokens"]), spans, rendered["thinking"], rendered["cut"])
+    prompt.messages, prompt.length = line["messages"], line["tokens"]
+    prompt.ask_again()
+    return prompt
+
+
+def _node(line: Mapping[str, JSON], prompt: Prompt, tree: Tree) -> Node:
+    told = line["reply"]
+    reply = Reply(**{**told, "calls": tuple(ReplyCall(**c) for c in told["calls"]), "usage": Usage(**told["usage"])})
+    turn = Segment.from_json(line["sampled"])
+    node = Node(line["node"], prompt, line["id"], turn)
+    tree.nodes.append(node)
+    prompt.replies.append(node)
+    tree.settle(node, turn.said[-1], reply, line["calls"])
+    return node
+
+
+def _entry(data: Mapping[str, JSON]) -> Entry:
+    lists = {name: tuple(data[name]) for name in ("receipts", "loads")}
+    return Entry(**{**data, **lists, "calls": tuple(Call(**call) for call in data["calls"])})
+
+
+def read(lines: Iterable[str]) -> list[dict[str, JSON]]:
+    """The lines of a log. The last one is left out if its process died over it."""
+    found = list[dict[str, JSON]]()
+    *whole, last = [line for line in lines if line.strip()] or [""]
+    found += map(json.loads, whole)
+    with suppress(ValueError):
+        found.append(json.loads(last))
+    return found
