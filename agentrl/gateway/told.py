@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.gateway.request import Call, Entry
+from agentrl.plain import plain, text
 from agentrl.types import Message, ToolSpec
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -21,113 +22,156 @@ BLANK = "\n\n"
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-@dataclass(slots=True)
-class Told:
-    """Messages in the making: add the entries one by one. `root`: the conversation begins here."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forms:
+    """How entries become messages of one template."""
 
     capabilities: Mapping[str, bool]
-    deferred: Mapping[str, ToolSpec]
+    """Of the certificate."""
+    deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
+    """Tools that a result may load, by name."""
+    careful: bool = False
+    """Only roles and places that every template carries, where the certificate speaks of others than these."""
+
+    def carries(self, capability: str) -> bool:
+        return self.capabilities.get(capability, False)
+
+
+def told(
+    entries: Sequence[Entry],
+    forms: Forms,
+    ids: Mapping[str, str],
+    *,
+    root: bool = False,
+    calls: Mapping[str, str] | None = None,
+) -> list[Message]:
+    """The entries as messages.
+
+    `ids` maps the id of a call on the wire to the one that it has in the tokens. `calls` are ids and names of the calls
+    of the turn before. `root`: the conversation begins here.
+    """
+    making = _Told(forms, ids, root, dict(calls or {}))
+    for entry in entries:
+        making.add(entry)
+    making.end_calls()
+    return list(making.messages)
+
+
+@dataclass(slots=True)
+class _Told:
+    """Messages in the making."""
+
+    forms: Forms
     ids: Mapping[str, str]
-    """The id of a call on the wire -> the id that it has in the tokens."""
     root: bool
-    calls: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, str]
     """Ids and names of the calls that a result may answer."""
     messages: list[dict[str, Any]] = field(default_factory=list)
-    _heading: bool = True
+    heading: bool = True
     """Only instructions came so far."""
+    asked: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Calls of a turn, by id, that are written one by one, each before its result: the template takes no two."""
 
     def add(self, entry: Entry) -> None:
-        """Raises TemplateError for what no message can hold."""
         if entry.role in ("system", "developer"):
             self._instruct(entry)
             return
-        self._heading = False
+        self.heading = False
         if entry.role == "assistant":
             self._assistant(entry)
         elif entry.role == "tool":
             self._result(entry)
         else:
-            self._user(entry.text, entry.joined)
+            self._user(text(entry.text), entry.joined)
 
     def _instruct(self, entry: Entry) -> None:
-        if not entry.text.strip():
+        said = text(entry.text)
+        if not said.strip():
             return
-        if not (self.root and self._heading):
-            self._user(REMINDER.format(entry.text), joined=False)
+        if not (self.root and self.heading and self.forms.carries("system")):
+            self._user(REMINDER.format(said))
         elif self.messages:
-            self._append(BLANK + entry.text)
-        elif self.capabilities.get("system", False):
-            self.messages.append({"role": "system", "content": entry.text})
+            self.messages[-1]["content"] += BLANK + said
         else:
-            self._user(REMINDER.format(entry.text), joined=False)
+            self.messages.append({"role": "system", "content": said})
 
-    def _user(self, text: str, joined: bool) -> None:
+    def _user(self, said: str, joined: bool = False) -> None:
+        self.end_calls()
+        if not self._joins(joined):
+            self.messages.append({"role": "user", "content": said})
+        else:
+            parts = (self.messages[-1]["content"], said)
+            self.messages[-1]["content"] = BLANK.join(filter(None, parts))
+
+    def _joins(self, joined: bool) -> bool:
+        """Whether a user's text is added to the message before it: it is a part of it, or cannot stand behind it."""
         before = self.messages[-1]["role"] if self.messages else ""
-        within = before == "user" and (joined or not self.capabilities.get("users_in_a_row", False))
-        if within or (before == "tool" and not self.capabilities.get("user_after_tool", False)):
-            self._append(BLANK + text if text and self.messages[-1]["content"] else text)
-        else:
-            self.messages.append({"role": "user", "content": text})
-
-    def _append(self, text: str) -> None:
-        self.messages[-1]["content"] += text
+        if before == "user":
+            return joined or self.forms.careful or not self.forms.carries("users_in_a_row")
+        return before == "tool" and not self.forms.carries("user_after_tool")
 
     def _result(self, entry: Entry) -> None:
-        shown = [json.dumps(self._loaded(name), ensure_ascii=False) for name in entry.loads]
-        text = BLANK.join(filter(None, [entry.text, "\n".join(shown)]))
-        made = self.ids.get(entry.call_id, entry.call_id)
-        answers = made if made in self.calls else plain_id(made)
-        known = answers in self.calls
-        if not self.capabilities.get("tool_results", False) or not (known or self._orphans()):
-            self._user(text, joined=False)
+        loaded = [json.dumps(self._loaded(name), ensure_ascii=False) for name in entry.loads]
+        said = BLANK.join(filter(None, [text(entry.text), "\n".join(loaded)]))
+        wire = self.ids.get(entry.call_id, entry.call_id)
+        call_id = wire if wire in self.calls else plain_id(wire)
+        if not self._may_answer(call_id):
+            self._user(said)
             return
-        name = self.calls.get(answers, "unknown")
-        self.messages.append({"role": "tool", "tool_call_id": answers, "name": name, "content": text})
+        if call_id in self.asked:
+            self._ask(self.asked.pop(call_id))
+        name = self.calls.get(call_id, "unknown")
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": said})
 
-    def _orphans(self) -> bool:
-        """Whether a result may stand here that answers no call."""
-        return not self.calls or self.capabilities.get("orphan_tool", False)
+    def _may_answer(self, call_id: str) -> bool:
+        """Whether a result of this call may stand here as one; else the user says it."""
+        if not self.forms.carries("tool_results"):
+            return False
+        if not self.forms.careful:
+            return call_id in self.calls or self.forms.carries("orphan_tool")
+        behind = self.messages[-1]["role"] if self.messages else "assistant"
+        return call_id in self.calls and behind != "user"
 
     def _loaded(self, name: str) -> ToolSpec:
-        return self.deferred.get(name, {"name": name})
+        return self.forms.deferred.get(name, {"name": name})
 
     def _assistant(self, entry: Entry) -> None:
+        self.end_calls()
         message = spoken(entry, self.ids)
-        self.calls = {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
-        self.messages.append(message)
+        calls = message.get("tool_calls", [])
+        self.calls = {call["id"]: call["function"]["name"] for call in calls}
+        if len(calls) < 2 or self.forms.carries("parallel_calls"):
+            self.messages.append(message)
+            return
+        self.asked = {call["id"]: call for call in calls}
+        if message["content"]:
+            self.messages.append({key: value for key, value in message.items() if key != "tool_calls"})
+
+    def _ask(self, call: Mapping[str, Any]) -> None:
+        self.messages.append({"role": "assistant", "content": "", "tool_calls": [dict(call)]})
+
+    def end_calls(self) -> None:
+        """Write the calls that have no result so far."""
+        for call in self.asked.values():
+            self._ask(call)
+        self.asked = {}
 
 
 def spoken(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
     """An assistant's entry as a message."""
-    message: dict[str, Any] = {"role": "assistant", "content": entry.text}
+    message: dict[str, Any] = {"role": "assistant", "content": text(entry.text)}
     if entry.reasoning is not None:
-        message["reasoning_content"] = entry.reasoning
+        message["reasoning_content"] = text(entry.reasoning)
     if entry.calls:
         message["tool_calls"] = [
             {
                 "id": plain_id(ids.get(call.id, call.id)),
                 "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call)},
+                "function": {"name": text(call.name), "arguments": _arguments(call)},
             }
             for call in entry.calls
         ]
     return message
-
-
-def told(
-    entries: Sequence[Entry],
-    capabilities: Mapping[str, bool],
-    ids: Mapping[str, str],
-    deferred: Mapping[str, ToolSpec],
-    *,
-    root: bool,
-    calls: Mapping[str, str],
-) -> list[Message]:
-    """The entries as messages. `calls`: ids and names of the calls of the turn before."""
-    making = Told(capabilities, deferred, ids, root, dict(calls))
-    for entry in entries:
-        making.add(entry)
-    return list(making.messages)
 
 
 def plain_id(call_id: str) -> str:
@@ -142,8 +186,8 @@ def plain_id(call_id: str) -> str:
     return "".join(digits)
 
 
-def _arguments(call: Call) -> dict[str, Any]:
+def _arguments(call: Call) -> Any:
     """A template writes an object. What is none stands in one, under a name that says so."""
     if isinstance(call.arguments, str):
-        return {"unreadable": call.arguments} if call.arguments.strip() else {}
-    return dict(call.arguments)
+        return {"unreadable": text(call.arguments)} if call.arguments.strip() else {}
+    return plain(call.arguments, f"the arguments of {call.name}")

@@ -1,15 +1,21 @@
-"""From what a client tells to tokens: prompts, and what stands behind a sampled turn."""
+"""From what a client tells to tokens: prompts, and what stands behind a sampled turn.
+
+Whatever form is chosen for a text, its words are looked for in the tokens. If they are not there, the next form is
+tried; if there is none left, TemplateError says what would have been lost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from agentrl.errors import TemplateError
+from agentrl.gateway.lost import lost
 from agentrl.gateway.request import Entry
-from agentrl.gateway.told import plain_id, spoken, told
+from agentrl.gateway.told import Forms, plain_id, spoken, told
 from agentrl.render.base import Rendered, RenderedSpan, Renderer
 from agentrl.trajectory import assistant_message
 from agentrl.types import Action, Message, Raw, ToolCall, ToolSpec
@@ -42,21 +48,24 @@ class Writer:
         `ids` maps the id of a call on the wire to the id that its action has; `action` is the turn before the entries.
         With `root` the conversation begins here: instructions at its head are its system message.
         """
-        calls = {call.id: call.name for call in (action.calls if action else ())}
-        return told(entries, self.renderer.certificate.capabilities, ids, self.deferred, root=root, calls=calls)
+        return told(entries, self._forms(), ids, root=root, calls=_names(action))
 
     def prompt(self, entries: Sequence[Entry], known: Known = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
         """The prompt of a new root.
 
         Without `known` it is the template's own render of all messages. With it, everything behind the first known
-        reply is added piece by piece, so that each known reply stands there with the tokens that were sampled.
+        reply is added piece by piece, so that each known reply stands there with the tokens that were sampled. The same
+        is done behind the first assistant's entry that the template cannot carry.
         """
         first = min(known, default=len(entries))
-        messages = self.messages(entries[:first], ids, root=True)
-        rendered = self.renderer.prompt(messages)
-        if first == len(entries):
-            return rendered
-        return self._pieces(_Piece(rendered, messages), entries, first, known, ids)
+        try:
+            head = self._head(entries[:first], ids)
+        except TemplateError:
+            first = _assistant(entries)
+            if first >= min(known, default=len(entries)):
+                raise
+            head = self._head(entries[:first], ids)
+        return head.rendered if first == len(entries) else self._pieces(head, entries, first, known, ids)
 
     def bridge(
         self,
@@ -72,12 +81,9 @@ class Writer:
 
         `budget` bounds the tokens of the messages before the next assistant's.
         """
-        first = next((i for i, entry in enumerate(entries) if entry.role == "assistant"), len(entries))
-        messages = self.messages(entries[:first], ids, action=action)
-        rendered = self.renderer.bridge(history, action, messages, budget=budget)
-        if first == len(entries):
-            return rendered
-        return self._pieces(_Piece(rendered, [*history, *messages]), entries, first, known, ids)
+        first = _assistant(entries)
+        piece = self._behind(history, action, entries[:first], ids, budget)
+        return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, known, ids)
 
     def opened(self, rendered: Rendered, text: str) -> Rendered:
         """A prompt, and text with which the assistant's next turn begins: the model goes on behind it."""
@@ -89,6 +95,42 @@ class Writer:
             (*rendered.tokens, *added.tokens), (*rendered.spans, *spans), added.thinking, rendered.cut + added.cut
         )
 
+    def _forms(self, careful: bool = False) -> Forms:
+        return Forms(capabilities=self.renderer.certificate.capabilities, deferred=self.deferred, careful=careful)
+
+    def _head(self, entries: Sequence[Entry], ids: Mapping[str, str]) -> _Piece:
+        """The template's own render. Instructions alone, which some templates refuse or drop, may be the user's."""
+
+        def attempt(careful: bool, root: bool = True) -> _Piece:
+            messages = told(entries, self._forms(careful), ids, root=root)
+            return self._whole(self.renderer.prompt(messages), messages, messages)
+
+        attempts = [lambda: attempt(False), lambda: attempt(True)]
+        if all(entry.role in ("system", "developer") for entry in entries):
+            attempts.append(lambda: attempt(True, root=False))
+        return _first(attempts)
+
+    def _behind(
+        self,
+        history: Sequence[Message],
+        action: Action,
+        entries: Sequence[Entry],
+        ids: Mapping[str, str],
+        budget: int | None = None,
+    ) -> _Piece:
+        """The bridge to entries none of which is an assistant's. A template may refuse calls without their results:
+        to it, such a turn is text."""
+
+        def attempt(careful: bool, action: Action) -> _Piece:
+            messages = told(entries, self._forms(careful), ids, calls=_names(action))
+            rendered = self.renderer.bridge(history, action, messages, budget=budget)
+            return self._whole(rendered, messages, [*history, *messages])
+
+        attempts = [lambda: attempt(False, action), lambda: attempt(True, action)]
+        if action.calls:
+            attempts.append(lambda: attempt(True, replace(action, calls=())))
+        return _first(attempts)
+
     def _pieces(
         self, piece: _Piece, entries: Sequence[Entry], first: int, known: Known, ids: Mapping[str, str]
     ) -> Rendered:
@@ -98,27 +140,48 @@ class Writer:
         for at, end in pairwise([*turns, len(entries)]):
             action, sampled = known.get(at) or self._said(entries[at], ids, last)
             ids = {**ids, **_paired(entries[at], action, ids)}
-            history = [*last.history, assistant_message(action)]
-            messages = self.messages(entries[at + 1 : end], ids, action=action)
-            rendered = self.renderer.bridge(history, action, messages)
-            tokens += [*sampled, *rendered.tokens]
-            cut += rendered.cut
-            last = _Piece(rendered, [*history, *messages])
+            last = self._behind([*last.history, assistant_message(action)], action, entries[at + 1 : end], ids)
+            tokens += [*sampled, *last.rendered.tokens]
+            cut += last.rendered.cut
         return Rendered(tuple(tokens), _spans(piece.rendered, len(tokens), last.rendered), last.rendered.thinking, cut)
 
     def _said(self, entry: Entry, ids: Mapping[str, str], before: _Piece) -> tuple[Action, Sequence[int]]:
         """An assistant's entry that nobody sampled, as a model would have sampled it."""
         written = spoken(entry, ids)
-        tokens = self.renderer.encode(written)
         calls = [
             ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
             for call in written.get("tool_calls", ())
         ]
+        tokens = self._encoded(written)
+        if tokens[-1:] and tokens[-1] not in self.renderer.stop_token_ids:
+            return Action(entry.text, entry.text, None, (), "length", None, tuple(tokens)), tokens
         turn = sum(message["role"] == "assistant" for message in before.history)
         read = self.renderer.parse(tokens, "stop", tokens[-1], thinking=before.rendered.thinking, turn=turn)
         if [call.name for call in read.calls] == [call.name for call in calls]:
             return read, tokens  # under the ids that the template writes
         return replace(read, content=entry.text, calls=tuple(calls)), tokens
+
+    def _encoded(self, message: Message) -> list[int]:
+        """The message's tokens. Where the template leaves text out, it stands before the calls as it is."""
+        try:
+            tokens = self.renderer.encode(message)
+            if lost([message], self.renderer.decode(tokens)) is None:
+                return tokens
+        except TemplateError:
+            if not message["content"]:
+                raise
+        text = self.renderer.prompt(Raw(message["content"])).tokens
+        return [*text, *(self.renderer.encode({**message, "content": ""}) if message.get("tool_calls") else ())]
+
+    def _whole(self, rendered: Rendered, messages: Sequence[Message], history: Sequence[Message]) -> _Piece:
+        """Raises TemplateError if a part of a message is not in the tokens."""
+        at = None if rendered.cut else lost(messages, self.renderer.decode(rendered.tokens))
+        if at is not None:
+            role, content = messages[at]["role"], messages[at]["content"]
+            raise TemplateError(
+                f"the chat template leaves out what the {role} says, message {at + 1} of {len(messages)}: {content!r:.80}"
+            )
+        return _Piece(rendered, history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +190,27 @@ class _Piece:
 
     rendered: Rendered
     history: Sequence[Message]
+
+
+def _first(attempts: Iterable[Callable[[], _Piece]]) -> _Piece:
+    """The first attempt that the template takes. Raises what the first of all raised, if it takes none."""
+    failure: TemplateError | None = None
+    for attempt in attempts:
+        try:
+            return attempt()
+        except TemplateError as exc:
+            failure = failure or exc
+    assert failure is not None
+    raise failure
+
+
+def _assistant(entries: Sequence[Entry]) -> int:
+    """The index of the first assistant's entry; the length if there is none."""
+    return next((i for i, entry in enumerate(entries) if entry.role == "assistant"), len(entries))
+
+
+def _names(action: Action | None) -> dict[str, str]:
+    return {call.id: call.name for call in action.calls} if action is not None else {}
 
 
 def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, str]:
