@@ -6,7 +6,7 @@ tried; if there is none left, TemplateError says what would have been lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl.errors import TemplateError
 from agentrl.gateway.lost import lost
+from agentrl.gateway.places import prove_places
 from agentrl.gateway.request import Entry
 from agentrl.gateway.told import Forms, plain_id, spoken, told
 from agentrl.render.base import Rendered, RenderedSpan, Renderer
@@ -28,12 +29,18 @@ _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes the conversations of one root. Methods raise TemplateError where the template cannot carry one."""
+    """Writes the conversations of one root. Methods raise TemplateError where the template cannot carry one.
+
+    The first Writer of a template proves that it loses nothing. It raises TemplateError where a role is lost.
+    """
 
     renderer: Renderer
     """Bound to the root's tools."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
     """Tools that are shown where a result loads them, by name: `Request.deferred`."""
+
+    def __post_init__(self) -> None:
+        prove_places(self)
 
     def messages(
         self,
@@ -55,15 +62,15 @@ class Writer:
 
         Without `known` it is the template's own render of all messages. With it, everything behind the first known
         reply is added piece by piece, so that each known reply stands there with the tokens that were sampled. The same
-        is done behind the first assistant's entry that the template cannot carry.
+        is done from the first assistant's entry on that the template cannot carry.
         """
-        first = min(known, default=len(entries))
+        first = min([*known, *self._moved(entries)], default=len(entries))
         try:
             head = self._head(entries[:first], ids)
         except TemplateError:
-            first = _assistant(entries)
-            if first >= min(known, default=len(entries)):
+            if _assistant(entries) >= first:
                 raise
+            first = _assistant(entries)
             head = self._head(entries[:first], ids)
         return head.rendered if first == len(entries) else self._pieces(head, entries, first, known, ids)
 
@@ -97,6 +104,11 @@ class Writer:
 
     def _forms(self, careful: bool = False) -> Forms:
         return Forms(capabilities=self.renderer.certificate.capabilities, deferred=self.deferred, careful=careful)
+
+    def _moved(self, entries: Sequence[Entry]) -> Iterator[int]:
+        """Assistants' entries whose text the template leaves out, or writes behind their calls."""
+        if not self.renderer.certificate.capabilities.get("text_with_calls", False):
+            yield from (i for i, entry in enumerate(entries) if entry.text and entry.calls)
 
     def _head(self, entries: Sequence[Entry], ids: Mapping[str, str]) -> _Piece:
         """The template's own render. Instructions alone, which some templates refuse or drop, may be the user's."""
@@ -179,7 +191,8 @@ class Writer:
         if at is not None:
             role, content = messages[at]["role"], messages[at]["content"]
             raise TemplateError(
-                f"the chat template leaves out what the {role} says, message {at + 1} of {len(messages)}: {content!r:.80}"
+                f"the chat template of {self.renderer.certificate.template} leaves out what the {role} says, "
+                f"message {at + 1} of {len(messages)}: {content!r:.80}"
             )
         return _Piece(rendered, history)
 

@@ -43,9 +43,12 @@ class Certificate:
     proved: tuple[str, ...] = ()
     departures: tuple[str, ...] = ()
     milliseconds: float = 0.0
+    template: str = ""
+    """What error messages call it: the tokenizer's folder or name."""
     capabilities: dict[str, bool] = field(default_factory=dict)
     """What the template can carry: system, tools (it shows them), calls (it writes them, and they can be read back),
-    parallel_calls, tool_results, orphan_tool (a result without a call), user_after_tool, text_with_calls, thinking."""
+    parallel_calls, tool_results, orphan_tool (a result without a call), user_after_tool, text_with_calls, thinking,
+    developer (in the place of the system message), later_system (behind anything), users_in_a_row."""
 
 
 class Renderer(Protocol):

@@ -12,7 +12,7 @@ from agentrl.render.cache import Cache, fingerprint, key_of
 from agentrl.render.learn.probe import QUESTION
 from agentrl.render.prove.proof import Proof, hint_of, proof_of
 from agentrl.render.read.parse import began_thinking
-from agentrl.render.template import Template
+from agentrl.render.template import Template, with_named_ids
 from agentrl.render.turns import spans
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, ToolSpec
 
@@ -71,6 +71,8 @@ class TemplateRenderer:
             thinking = observation.text.rstrip().endswith(opening)  # a mention of the marker opens nothing
             return Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking)
         messages = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+        if template.forms.name_in_id:
+            messages = with_named_ids(messages)
         text = template.render(messages, generation_prompt=True)
         bare = template.render(messages)
         asked = text[len(bare) :] if text.startswith(bare) else ""

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any
 
 from agentrl.gateway.request import Call, Entry
+from agentrl.types import Action, Raw
 
 WORD = re.compile(r"zq\d+(?!\d)")
 LONG = 20_000
@@ -84,16 +85,16 @@ S, D, U, A, T = (
 
 ROOTS: Mapping[str, list[Entry]] = {
     "a user": [U()],
-    "Claude Code begins": [S(), S("x", joined=True), S("long", joined=True), U(), U("x", joined=True), S("long")],
+    "Claude Code begins": [S(), S("x", joined=True), U(), U("x", joined=True), S("long")],
     "Codex begins": [D("long"), D(), U(), U()],
-    "system and developer": [S("long"), D("long"), U()],
-    "only a system message": [S("long")],
-    "only a developer message": [D("long")],
+    "system and developer": [S(), D(), U()],
+    "only a system message": [S()],
+    "only a developer message": [D()],
     "users in a row": [U(), U(), U()],
-    "a later system message": [U(), S("long"), A(), U()],
-    "a later developer message": [S(), U(), A(), U(), D("long")],
+    "a later system message": [U(), S(), A(), U()],
+    "a later developer message": [S(), U(), A(), U(), D()],
     "examples": [S(), U(), A(), U(), A(), U()],
-    "got it": [S("long"), U(), A(), U(), U()],
+    "got it": [S(), U(), A(), U(), U()],
     "assistants in a row": [U(), A(), A(), U()],
     "it ends in an assistant": [U(), A()],
     "the assistant begins": [S(), A(), U()],
@@ -101,34 +102,43 @@ ROOTS: Mapping[str, list[Entry]] = {
     "calls beside text": [U(), A("x", "toolu_1"), T("toolu_1"), U()],
     "two calls": [U(), A("", "call_a", "call_b"), T("call_a"), T("call_b"), A(), U()],
     "two calls, another order": [U(), A("x", "call_a", "call_b"), T("call_b"), T("call_a")],
-    "reminders behind a result": [S(), U(), A("", "c1"), T("c1", "long"), S("long"), D()],
-    "a reminder between results": [U(), A("", "c1", "c2"), T("c1"), S("long"), T("c2")],
-    "a user behind a result": [U(), A("", "c1"), T("c1"), U("long"), U("x", joined=True)],
-    "a call without a result": [U(), A("", "c1"), U("long"), A(), U()],
-    "a result without a call": [U(), A(), T("c1", "long")],
-    "a result at the head": [S(), T("c1", "long"), U()],
-    "a result behind a user": [U(), T("c1", "long")],
-    "a result of another call": [U(), A("", "c1"), T("c1"), T("c9", "long")],
+    "reminders behind a result": [S(), U(), A("", "c1"), T("c1"), S("long"), D()],
+    "a reminder between results": [U(), A("", "c1", "c2"), T("c1"), S(), T("c2")],
+    "a user behind a result": [U(), A("", "c1"), T("c1"), U(), U("x", joined=True)],
+    "a call without a result": [U(), A("", "c1"), U(), A(), U()],
+    "a result without a call": [U(), A(), T("c1", "x")],
+    "a result at the head": [S(), T("c1", "x"), U()],
+    "a result behind a user": [U(), T("c1", "x")],
+    "a result of another call": [U(), A("", "c1"), T("c1"), T("c9", "x")],
     "empty texts": [S(""), U(), A("", "c1"), T("c1", ""), U("")],
-    "a summary": [S("long"), U("long"), A("", "c1"), T("c1"), S("long")],
+    "a summary": [S(), U(), A("", "c1"), T("c1"), S()],
 }
 
 
-def known_at(entries: Sequence[Entry]) -> list[int]:
-    return [i for i, entry in enumerate(entries) if entry.role == "assistant"]
+def behind_a_reply(entries: Sequence[Entry], at: int, text: str, *, head_again: bool = False) -> str:
+    """As `misplaced`, of the tokens that were added behind the reply at `at`."""
+    heading = next((i for i, e in enumerate(entries) if e.role not in ("system", "developer")), len(entries))
+    known = set(_words(entries[:heading])) if head_again else set[str]()
+    added = " ".join(word for word in WORD.findall(text) if word not in known)
+    return misplaced([E("user", ""), *entries[at + 1 :]], added)
 
 
-def replies(renderer: Any, entries: Sequence[Entry], places: Iterable[int]) -> dict[int, Any]:
-    """These entries as sampled replies, their tokens such that no render of theirs would be equal."""
-    found = {}
-    for at in places:
-        calls = [
-            {"id": f"k{at:04}{i:04}", "type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
-            for i, c in enumerate(entries[at].calls)
-        ]
-        message: dict[str, Any] = {"role": "assistant", "content": "" if calls else entries[at].text}
-        if calls:
-            message["tool_calls"] = calls[:1] if not renderer.certificate.capabilities["parallel_calls"] else calls
-        tokens = renderer.encode(message)
-        found[at] = (renderer.parse(tokens, "stop", tokens[-1]), tokens)
-    return found
+def reply(renderer: Any, entry: Entry) -> tuple[Action, list[int], dict[str, str]]:
+    """The entry as a sampled reply: its action, its tokens, and its ids on the wire -> those of the action.
+
+    Its tokens are not those that its text would be encoded to.
+    """
+    calls = [
+        {"id": f"k0000000{i}", "type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
+        for i, c in enumerate(entry.calls)
+    ]
+    if not renderer.certificate.capabilities["parallel_calls"]:
+        calls = calls[:1]
+    said: dict[str, Any] = {"role": "assistant", "content": entry.text}
+    if calls:
+        said = {"role": "assistant", "content": "", "tool_calls": calls}
+    tokens = renderer.encode(said)
+    for letter in reversed(entry.text if calls else ""):
+        tokens = [*renderer.prompt(Raw(letter)).tokens, *tokens]
+    action = renderer.parse(tokens, "stop", tokens[-1])
+    return action, tokens, {c.id: made.id for c, made in zip(entry.calls, action.calls, strict=False)}

@@ -12,6 +12,7 @@ from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
 from agentrl.render.prove.cases import CASES, SAYS, THOUGHT, Case
 from agentrl.render.prove.reading import Reading
+from agentrl.render.prove.roles import roles_carried
 from agentrl.render.read.thinking import shared
 from agentrl.render.template import Template, with_named_ids
 from agentrl.render.turns import CONTEXTS, Turns
@@ -80,6 +81,7 @@ def certify(turns: Turns, reading: Reading) -> tuple[Turns, Certificate]:
             proved=tuple(found.proved),
             departures=tuple(found.departures),
             milliseconds=(time.perf_counter() - started) * 1000,
+            template=turns.template.name,
             capabilities=found.capabilities,
         )
     assert failure is not None
@@ -99,6 +101,7 @@ def _walked(turns: Turns, reading: Reading, renders: _Renders) -> _Findings:
     found.departures += _remarks(turns, reading, shown)
     for case in CASES:
         _certify(turns, case, found, renders)
+    found.capabilities |= roles_carried(template, results=found.capabilities["tool_results"])
     return found
 
 

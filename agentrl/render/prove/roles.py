@@ -1,0 +1,43 @@
+"""Roles and places that clients use and an Env does not: whether the template itself carries them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from agentrl.render.learn.probe import ASKED, QUESTION, assistant
+from agentrl.render.template import Template
+from agentrl.types import Message
+
+_WORD = re.compile(r"zqrole\d")
+_TWICE: Sequence[Message] = ({"role": "user", "content": "zqrole3"}, {"role": "user", "content": "zqrole4"})
+
+
+def roles_carried(template: Template, *, results: bool) -> dict[str, bool]:
+    """What the template writes where it stands, of instructions at unusual places and users who speak twice.
+
+    A template that drops such a message says nothing: so every message is a word, and all words are looked for.
+    """
+    begins, answers = _says("user", 0), _says("assistant", 1)
+    result = {"role": "tool", "tool_call_id": "call00000", "name": "lookup", "content": "result"}
+    asks = [QUESTION, assistant("", [ASKED]), result, _says("system", 0)]
+    later = [
+        [begins, _says("system", 1), _says("assistant", 2), _says("user", 3), _says("system", 4)],
+        [begins, answers, _says("system", 2)],
+        *([asks] if results else ()),
+    ]
+    return {
+        "developer": _carries(template, [_says("developer", 0), _says("user", 1), _says("assistant", 2)]),
+        "later_system": all(_carries(template, messages) for messages in later),
+        "users_in_a_row": _carries(template, [begins, _says("user", 1), _says("assistant", 2), *_TWICE]),
+    }
+
+
+def _says(role: str, number: int) -> Message:
+    return {"role": role, "content": f"zqrole{number}"}
+
+
+def _carries(template: Template, messages: Sequence[Message]) -> bool:
+    text = template.try_render(messages, generation_prompt=True) or ""
+    words = [word for message in messages for word in _WORD.findall(message["content"] or "")]
+    return _WORD.findall(text) == words
