@@ -32,17 +32,17 @@ def certify(
     with one_line_errors():
         tokenizer, source = _tokenizer(model), _source(template)
         try:
-            certificate, refused = _certificate(tokenizer, source)
+            certificate, refused, lost = _certificate(tokenizer, source)
         except TemplateError as exc:
             typer.echo(json.dumps({"level": "refused", "reason": str(exc)}) if as_json else f"refused: {exc}")
             raise typer.Exit(REFUSED) from exc
-        found = {**dataclasses.asdict(certificate), "tools_refused": refused}
-        typer.echo(json.dumps(found) if as_json else _line(certificate, refused))
+        found = {**dataclasses.asdict(certificate), "tools_refused": refused, "agents_refused": lost}
+        typer.echo(json.dumps(found) if as_json else _line(certificate, refused, lost))
         if tools and refused:
             raise typer.Exit(NO_TOOLS)
 
 
-def _line(certificate: Certificate, refused: str) -> str:
+def _line(certificate: Certificate, refused: str, lost: str) -> str:
     carried = [name for name, carries in certificate.capabilities.items() if carries]
     lacking = [name for name, carries in certificate.capabilities.items() if not carries]
     parts = [
@@ -52,6 +52,7 @@ def _line(certificate: Certificate, refused: str) -> str:
         f"not {', '.join(lacking)}" if lacking else "",
         f"{certificate.milliseconds:.0f} ms",
         f"no tools: {refused}" if refused else "",
+        f"no AgentEnv: {lost}" if lost else "",
     ]
     return "; ".join(filter(None, parts))
 
@@ -79,13 +80,20 @@ def _source(template: Path | None) -> str | None:
         raise ConfigError(f"--template {template}: {exc}") from exc
 
 
-def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str]:
-    """The certificate, and why no tools can be offered; empty if they can."""
+def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str, str]:
+    """The certificate, and why no tools can be offered, and no agents of others be served; empty if they can."""
+    from agentrl.gateway.writing import Writer
     from agentrl.render import PROBE_TOOL, load_renderer
 
     renderer = load_renderer(tokenizer, chat_template=source)
     try:
-        renderer.bind([PROBE_TOOL])
+        offering = renderer.bind([PROBE_TOOL])
     except TemplateError as exc:
-        return renderer.certificate, str(exc)
-    return renderer.certificate, ""
+        offering, refused = renderer, str(exc)
+    else:
+        refused = ""
+    try:
+        Writer(offering)
+    except TemplateError as exc:
+        return renderer.certificate, refused, str(exc)
+    return renderer.certificate, refused, ""

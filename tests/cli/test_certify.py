@@ -23,7 +23,9 @@ def model(tmp_path: Path) -> Path:
 
 def test_one_line_for_a_sound_template(agentrl, model):
     assert agentrl("certify", model) == 0
-    assert re.fullmatch(r"exact: \d+ cases proved; carries calls, tools, .*; not thinking; \d+ ms\n", agentrl.stdout)
+    assert re.fullmatch(
+        r"exact: \d+ cases proved; carries calls, tools, .*; not thinking, developer; \d+ ms\n", agentrl.stdout
+    )
     assert agentrl.stderr == ""
 
 
@@ -32,6 +34,9 @@ def test_json_holds_the_whole_certificate(agentrl, model):
     found = json.loads(agentrl.stdout)
     assert found["level"] == "exact"
     assert found["capabilities"]["parallel_calls"] is True
+    roles = {name: found["capabilities"][name] for name in ("developer", "later_system", "users_in_a_row")}
+    assert roles == {"developer": False, "later_system": True, "users_in_a_row": True}
+    assert found["agents_refused"] == ""
     assert "a tool result after a call" in found["proved"]
 
 
@@ -106,3 +111,16 @@ def test_a_folder_that_cannot_be_proved_stops_other_commands_first(agentrl, fold
     (model / "chat_template.jinja").write_text(COUNTED)
     assert agentrl(*command, "my_env.py:Capitals", "--model", model, "--data", "tasks.jsonl") == 2, agentrl.exception
     assert "cannot be continued exactly" in agentrl.stderr, agentrl.exception
+
+
+def test_a_template_that_loses_reminders_is_not_for_agents_of_others(agentrl, model, tmp_path):
+    said = "m.role + '\n' + m.content"
+    assert said in CHATML_TOOLS
+    file = tmp_path / "deaf.jinja"
+    file.write_text(
+        CHATML_TOOLS.replace(said, "m.role + '\n' + (m.content if 'system-reminder' not in m.content else '')")
+    )
+    assert agentrl("certify", model, "--template", file) == 0
+    assert agentrl.stdout.startswith("exact: ")
+    assert "; no AgentEnv: the chat template of " in agentrl.stdout
+    assert "what a system says behind a user would be lost" in agentrl.stdout

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.errors import TemplateError
-from agentrl.gateway.request import Entry
+from agentrl.gateway.request import Call, Entry
 from agentrl.gateway.writing import Writer
 from agentrl.render import load_renderer
 from tests.gateway.told_oracle import ROOTS, behind_a_reply, misplaced, reply, spelled
-from tests.render.conftest import LOOKUP
+from tests.render.conftest import CHATML_TOOLS, LOOKUP, chatml_tokenizer
 from tests.render.markers import HERE, made_files, template_files, tokenizer_of
 
 SOAK = bool(os.environ.get("AGENTRL_SOAK"))
@@ -59,3 +62,74 @@ def check_bridge(writer: Writer, entries: list[Entry], at: int, again: bool) -> 
     history = [*writer.messages(entries[:at], root=True), {"role": "assistant", "content": "x"}]
     rendered = writer.bridge(history, action, entries[at + 1 :], ids=ids)
     assert behind_a_reply(entries, at, writer.renderer.decode(rendered.tokens), head_again=again) == ""
+
+
+def test_a_template_that_loses_a_role_is_refused_at_start() -> None:
+    said = "m.role + '\n' + m.content"
+    deaf = CHATML_TOOLS.replace(said, "m.role + '\n' + (m.content if 'system-reminder' not in m.content else '')")
+    assert deaf != CHATML_TOOLS
+    tokenizer = chatml_tokenizer(template=deaf)
+    tokenizer.name_or_path = "models/deaf"
+    renderer = load_renderer(tokenizer)
+    with pytest.raises(TemplateError, match=r"models/deaf .* what a system says behind a user would be lost"):
+        Writer(renderer)
+
+
+@pytest.mark.parametrize(
+    ("drop", "lacking"),
+    [("loop.previtem.role != 'user'", "users_in_a_row"), ("loop.previtem.role != 'tool'", "user_after_tool")],
+)
+def test_what_a_template_drops_is_written_in_another_form(drop: str, lacking: str) -> None:
+    whole = "m.role == 'user' or not loop.first"
+    assert whole in CHATML_TOOLS
+    kept = f"(m.role == 'user' and (loop.first or {drop})) or (m.role != 'user' and not loop.first)"
+    renderer = load_renderer(chatml_tokenizer(template=CHATML_TOOLS.replace(whole, kept)), tools=[LOOKUP])
+    assert not renderer.certificate.capabilities[lacking]
+    writer = Writer(renderer)
+    for name in ("Claude Code begins", "users in a row", "a user behind a result", "reminders behind a result"):
+        entries = spelled(ROOTS[name])
+        assert misplaced(entries, renderer.decode(writer.prompt(entries).tokens)) == ""
+
+
+def test_the_oracle_sees_what_is_lost_doubled_or_moved() -> None:
+    entries = spelled([Entry("system", "x"), Entry("user", "x"), Entry("assistant", "x"), Entry("user", "long")])
+    texts = [entry.text for entry in entries]
+    assert misplaced(entries, " ".join(texts)) == ""
+    assert misplaced(entries, " ".join([*texts[1:], texts[0]])) == ""  # a head may stand anywhere
+    assert "words lost" in misplaced(entries, " ".join(texts)[:-6])
+    assert misplaced(entries, " ".join([texts[0], *texts]))
+    assert misplaced(entries, " ".join([texts[0], texts[0], *texts]), head_again=True) == ""
+    assert misplaced(entries, " ".join([*texts, texts[1]]))
+    assert misplaced(entries, " ".join([texts[0], texts[2], texts[1], texts[3]]))
+
+
+# Clients say anything, anywhere.
+
+WORDS = st.sampled_from(["x", "x", "x", ""])
+OTHERS = st.one_of(
+    st.builds(Entry, st.sampled_from(["system", "developer", "user"]), WORDS, joined=st.booleans()),
+    st.builds(Entry, st.just("tool"), WORDS, call_id=st.sampled_from(["c1", "c2", "c3"])),
+)
+CALLS = st.lists(st.sampled_from(["c1", "c2", "c3"]), max_size=2, unique=True).map(
+    lambda ids: tuple(Call(i, "lookup", {"query": f"for {i}"}) for i in ids)
+)
+TURNS = st.builds(Entry, st.just("assistant"), st.just("x"), calls=CALLS)
+SHAPES = st.lists(st.one_of(OTHERS, TURNS), max_size=8)
+ODD = ["Mistral-Small-3.2-24B-Instruct-2506", "openai-gpt-oss-120b", "Qwen-Qwen3-0.6B", "GLM-4.6"]
+
+
+@pytest.mark.parametrize("name", ODD)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(shape=SHAPES, data=st.data())
+def test_whatever_clients_say(name: str, shape: list[Entry], data: Any) -> None:
+    writer = writer_of(next(path for path in template_files() if path.stem == name), True)
+    assert writer is not None
+    entries = spelled([Entry("user", "x"), *shape, Entry("user", "x")])
+    assert misplaced(entries, writer.renderer.decode(writer.prompt(entries).tokens)) == ""
+    turns = [i for i, entry in enumerate(entries) if entry.role == "assistant"]
+    if turns:
+        at = data.draw(st.sampled_from(turns))
+        action, tokens, ids = reply(writer.renderer, entries[at])
+        rendered = writer.prompt(entries, {at: (action, tokens)}, ids)
+        assert misplaced(entries, writer.renderer.decode(rendered.tokens)) == ""
+        assert " ".join(map(str, tokens)) in " ".join(map(str, rendered.tokens))
