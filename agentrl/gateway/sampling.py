@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from agentrl.boundary import at_boundary
 from agentrl.conversation import Conversation
 from agentrl.engine.base import Engine, Generation, SamplingParams
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EngineError
 from agentrl.gateway.request import RefusedError, Request
 from agentrl.gateway.tree import Head, Node, Prompt
 from agentrl.gateway.writing import Writer
@@ -71,7 +73,7 @@ class Sampler:
         """Sample nothing new, and ask the engine to end what runs. Turns stay open."""
         self._playing.clear()
         for talk in self._running.values():
-            abort = asyncio.get_running_loop().create_task(talk.engine.abort(talk.rid))
+            abort = asyncio.get_running_loop().create_task(_abort(talk))
             self._aborts.add(abort)
             abort.add_done_callback(self._aborts.discard)
 
@@ -82,14 +84,15 @@ class Sampler:
             await asyncio.wait(self._aborts)
 
     async def ready(self) -> None:
-        """Wait until sampling may go on."""
+        """Wait until sampling may go on. Raises FailedError if the engine breaks."""
         await self._playing.wait()
         while self._aborted():
             await asyncio.sleep(_LOOK_S)
             await self._playing.wait()
         if not self._context:
             assert self._engine is not None
-            self._context = self.options.limits.context or await self._engine.context_length()
+            with at_boundary("engine"):
+                self._context = self.options.limits.context or await self._engine.context_length()
 
     def render(self, prompt: Prompt, request: Request) -> None:
         """Write a prompt's tokens, unless they are there. Raises TemplateError if the template cannot carry them."""
@@ -123,11 +126,20 @@ class Sampler:
 
     def check_fits(self, prompt: Prompt) -> None:
         """Raises RefusedError if no token could be sampled behind a prompt."""
-        bounds = [self._context]
-        if self.options.limits.tokens is not None:
-            bounds.append(prompt.top.length + self.options.limits.tokens)
-        if prompt.length >= min(bounds):
-            raise RefusedError("context_full", f"prompt is too long: {prompt.length} tokens > {min(bounds)} maximum")
+        bound, _ = self._bound(prompt)
+        if prompt.length >= bound:
+            raise RefusedError("context_full", f"prompt is too long: {prompt.length} tokens > {bound} maximum")
+
+    def full(self, prompt: Prompt) -> StopReason | None:
+        """The limit that a prompt does not fit into; None if it fits."""
+        bound, reason = self._bound(prompt)
+        return reason if prompt.length >= bound else None
+
+    def _bound(self, prompt: Prompt) -> tuple[int, StopReason]:
+        tokens = self.options.limits.tokens
+        if tokens is not None and prompt.top.length + tokens < self._context:
+            return prompt.top.length + tokens, StopReason.MAX_TOKENS
+        return self._context, StopReason.CONTEXT_FULL
 
     async def sample(self, node: Node, request: Request, number: int) -> Action:
         """Sample a reply to its end, over as many plays as it takes. `number` counts the replies to one prompt.
@@ -226,6 +238,12 @@ class _Counted:
 def wishes_of(request: Request) -> TurnOptions:
     """What a client may choose of a turn. Raises ConfigError where it makes no sense."""
     return TurnOptions(stop=request.stop, max_tokens=request.max_tokens)
+
+
+async def _abort(talk: Conversation) -> None:
+    """Ask the engine to end a request. If it does not answer, the request ends by itself."""
+    with suppress(EngineError):
+        await talk.engine.abort(talk.rid)
 
 
 def _whole(node: Node) -> Action:

@@ -134,8 +134,10 @@ def write(
     *,
     closed: bool,
     sampled: int | None,
-) -> None:
-    """Write the tree into a trajectory. `sampled`: tokens that must stand there; None if nobody knows.
+) -> Node | None:
+    """Write the tree into a trajectory, and return the main line's last reply.
+
+    `sampled`: tokens that must stand there; None if nobody knows.
 
     Raises LedgerError if they do not.
     """
@@ -178,6 +180,7 @@ def write(
         "refused": sum(line["event"] == "refused" for line in log),
         "audits": len(audits),
     }
+    return lines[-1].nodes[-1] if lines else None
 
 
 def _node_json(node: Node, kind: str, segment: int, turn: int, masked: str | None) -> JSON:

@@ -118,11 +118,16 @@ class Session:
     def write(self, trajectory: Trajectory) -> None:
         """Write all that was sampled as the trajectory's segments, main line last.
 
+        If the main line ended because its next prompt was too long, `stop` says so from now on.
+
         Raises LedgerError if a token that the engine returned is not in exactly one of them.
         """
         unknown = self.failure or self.error or not self._sampler.started
         exact = None if unknown else self._sampler.returned - self._sampler.unkept
-        write(trajectory, self.tree, self.options, self.log.lines, closed=self._closed is not None, sampled=exact)
+        end = write(trajectory, self.tree, self.options, self.log.lines, closed=self._closed is not None, sampled=exact)
+        if end is not None and self.stop is None and self._closed is not None:
+            behind = [answer.prompt for answer in self._answers if answer.prompt.parent is end and answer.refused]
+            self.stop = next((stop for prompt in behind if (stop := self._sampler.full(prompt))), None)
 
     @classmethod
     def replay(cls, lines: Iterable[str]) -> Self:

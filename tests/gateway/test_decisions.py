@@ -381,5 +381,16 @@ async def test_a_full_context_is_said_in_words_that_clients_know(renderer):
     with pytest.raises(RefusedError, match=r"^prompt is too long: \d+ tokens > 120 maximum$") as refused:
         await talk.ask(SYSTEM, ASK, told(one), Entry("user", "x" * 300), tools=()).accepted()
     assert (refused.value.kind, refused.value.status) == ("context_full", 400)
-    await talk.says(SYSTEM, Entry("user", "Summary."), tools=())
+    await talk.says(SYSTEM, Entry("user", f"Summary: {one.content}"), tools=())
     assert len(talk.end().segments) == 2
+
+
+async def test_a_client_that_ends_at_a_full_context(renderer):
+    for limits, stop in ((Limits(context=120), "context_full"), (Limits(tokens=60), "max_tokens")):
+        talk = Talk(renderer, numbered, limits=limits)
+        one = await talk.says(SYSTEM, ASK, tools=())
+        refused = talk.ask(SYSTEM, ASK, told(one), Entry("user", "x" * 300), tools=())
+        with pytest.raises(RefusedError, match="prompt is too long"):
+            await refused.replies()
+        talk.end()
+        assert talk.session.stop == stop
