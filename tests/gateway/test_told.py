@@ -15,6 +15,7 @@ from agentrl.errors import TemplateError
 from agentrl.gateway.request import Call, Entry
 from agentrl.gateway.writing import Writer
 from agentrl.render import load_renderer
+from agentrl.types import Action
 from tests.gateway.told_oracle import ROOTS, behind_a_reply, misplaced, reply, spelled
 from tests.render.conftest import CHATML_TOOLS, LOOKUP, chatml_tokenizer
 from tests.render.markers import HERE, made_files, template_files, tokenizer_of
@@ -133,3 +134,24 @@ def test_whatever_clients_say(name: str, shape: list[Entry], data: Any) -> None:
         rendered = writer.prompt(entries, {at: (action, tokens)}, ids)
         assert misplaced(entries, writer.renderer.decode(rendered.tokens)) == ""
         assert " ".join(map(str, tokens)) in " ".join(map(str, rendered.tokens))
+
+
+EXACT = ["Qwen-Qwen2.5-7B-Instruct", "ByteDance-Seed-OSS", "Qwen3-Coder"]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_pieces_are_the_templates_own_render_where_it_is_exact(name: str) -> None:
+    writer = writer_of(next(path for path in template_files() if path.stem == name), True)
+    assert writer is not None
+    assert writer.renderer.certificate.level == "exact"
+    for shape in ROOTS.values():
+        entries = [entry for entry in spelled(shape) if entry.text or entry.calls]
+        known = {i: as_written(writer, entry) for i, entry in enumerate(entries) if entry.role == "assistant" and i}
+        assert writer.prompt(entries, known).tokens == writer.prompt(entries).tokens
+
+
+def as_written(writer: Writer, entry: Entry) -> tuple[Action, list[int]]:
+    """The entry as the template writes it, in the place of what was sampled."""
+    (message,) = writer.messages([entry])
+    tokens = writer.renderer.encode(message)
+    return writer.renderer.parse(tokens, "stop", tokens[-1]), tokens
