@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agentrl.gateway.request import RefusedError, Reply, Request
@@ -28,6 +28,11 @@ class Answer:
     delivered: bool = False
 
     @property
+    def got(self) -> bool:
+        """The client got it: it said so, or went on behind it."""
+        return self.delivered or (bool(self.nodes) and all(node.delivered for node in self.nodes))
+
+    @property
     def replayable(self) -> bool:
         """Whether the same request again may get this answer, now or later."""
         return self.refused is None and (self.task is None or not self.task.cancelled())
@@ -36,6 +41,51 @@ class Answer:
         """Whether another request asks the same of the prompt."""
         mine = self.request
         return (mine.n, mine.max_tokens, mine.stop) == (request.n, request.max_tokens, request.stop)
+
+
+class Answers:
+    """All answers of a session. It knows which request asks for one of them again."""
+
+    def __init__(self) -> None:
+        self._all: list[Answer] = []
+        self._by_body: dict[str, Answer] = {}
+        self._by_prompt: dict[Prompt, list[Answer]] = {}
+
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self._all)
+
+    def add(self, request: Request, prompt: Prompt, *, whole: bool = True) -> Answer:
+        """A new answer. One that is not whole tells the rest of a reply only: no other body gets it."""
+        answer = Answer(replace(request, entries=(), tools=(), deferred={}), prompt, len(self._all))
+        self._all.append(answer)
+        if whole:
+            self._by_prompt.setdefault(prompt, []).append(answer)
+        self._note(request, answer)
+        return answer
+
+    def repeated(self, request: Request) -> Answer | None:
+        """The answer to an earlier request of the same body, unless its client has got it and wants another."""
+        answer = self._by_body.get(request.digest) if request.digest else None
+        if answer is None or not answer.replayable or (answer.got and not request.retried):
+            return None
+        return answer
+
+    def unclaimed(self, prompt: Prompt, request: Request) -> Answer | None:
+        """An answer of the same prompt that no client waits for or has got."""
+        for answer in reversed(self._by_prompt.get(prompt, ())):
+            unclaimed = not answer.got and not answer.waiting
+            if answer.replayable and answer.is_like(request) and (unclaimed or request.retried):
+                self._note(request, answer)
+                return answer
+        return None
+
+    def behind(self, node: Node) -> Iterator[Answer]:
+        """The answers to requests that went on behind a reply."""
+        return (answer for prompt in node.prompts.values() for answer in self._by_prompt.get(prompt, ()))
+
+    def _note(self, request: Request, answer: Answer) -> None:
+        if request.digest:
+            self._by_body[request.digest] = answer
 
 
 class Waiting:

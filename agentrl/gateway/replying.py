@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.gateway.request import Reply, ReplyCall, Usage
+from agentrl.gateway.matching import canonical
+from agentrl.gateway.request import Entry, Reply, ReplyCall, Usage
 from agentrl.gateway.tree import Node
 from agentrl.types import Action
 
@@ -32,3 +33,10 @@ def reply_of(node: Node, action: Action, stop: Sequence[str]) -> tuple[Reply, di
         matched,
         Usage(prompt, min(turn.cached_tokens, prompt), turn.sampled_tokens),
     ), ids
+
+
+def shown(entry: Entry) -> str:
+    """An assistant's entry as one text."""
+    thought = [] if entry.reasoning is None else [f"<think>{entry.reasoning}</think>"]
+    calls = [f"{call.name}({canonical(call.arguments)})" for call in entry.calls]
+    return "\n".join([*thought, *([entry.text] if entry.text else []), *calls])

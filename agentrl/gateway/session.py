@@ -25,11 +25,11 @@ from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine
 from agentrl.errors import ConfigError, Failure, TemplateError
 from agentrl.gateway import replaying
-from agentrl.gateway.exchange import Answer, Refused, Waiting
+from agentrl.gateway.exchange import Answer, Answers, Refused, Waiting
 from agentrl.gateway.log import SessionLog
-from agentrl.gateway.matching import START, Digest, canonical, telling, tools_digest
+from agentrl.gateway.matching import START, Digest, telling, tools_digest
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.replying import reply_of
+from agentrl.gateway.replying import reply_of, shown
 from agentrl.gateway.request import Entry, Exchange, RefusedError, Reply, Request
 from agentrl.gateway.sampling import Sampler, wishes_of
 from agentrl.gateway.segments import write
@@ -62,9 +62,7 @@ class Session:
         self.error: Exception | None = None
         """What must end the run: a wrong configuration, or a bug in agentrl."""
         self._sampler = Sampler()
-        self._answers: list[Answer] = []
-        self._by_body: dict[str, Answer] = {}
-        self._by_prompt: dict[Prompt, list[Answer]] = {}
+        self._answers = Answers()
         self._tools: tuple[Sequence[ToolSpec], Digest] = ((), START)
         self._closed: RefusedError | None = None
         self._on_turn: Callable[[Trajectory], None] | None = None
@@ -126,8 +124,8 @@ class Session:
         exact = None if unknown else self._sampler.returned - self._sampler.unkept
         end = write(trajectory, self.tree, self.options, self.log.lines, closed=self._closed is not None, sampled=exact)
         if end is not None and self.stop is None and self._closed is not None:
-            behind = [answer.prompt for answer in self._answers if answer.prompt.parent is end and answer.refused]
-            self.stop = next((stop for prompt in behind if (stop := self._sampler.full(prompt))), None)
+            refused = [answer.prompt for answer in self._answers.behind(end) if answer.refused]
+            self.stop = next((stop for prompt in refused if (stop := self._sampler.full(prompt))), None)
 
     @classmethod
     def replay(cls, lines: Iterable[str]) -> Self:
@@ -172,6 +170,20 @@ class Session:
     def _attach(self, request: Request) -> Answer:
         """The answer to a request: a new one, or that of an earlier request which this one repeats."""
         self._check_open()
+        self._check(request)
+        if (again := self._answers.repeated(request)) is not None:
+            return self._joined(again)
+        place = self._find(request)
+        self._note_told(place)
+        if place.rest is not None and place.parent is not None:
+            return self._rest(place.parent, place.rest, request)
+        prompt = self.tree.attach(place, self._head(request))
+        if (again := self._answers.unclaimed(prompt, request)) is not None:
+            return self._joined(again)
+        return self._begin(prompt, request)
+
+    def _check(self, request: Request) -> None:
+        """Raises RefusedError for a request that makes no sense."""
         if not request.entries:
             raise RefusedError("invalid", "the request holds no messages; send at least one")
         if not 1 <= request.n <= self.options.most_replies:
@@ -180,33 +192,6 @@ class Session:
             wishes_of(request)
         except ConfigError as exc:
             raise RefusedError("invalid", str(exc)) from exc
-        if (again := self._repeated(request)) is not None:
-            return again
-        place = self._find(request)
-        self._note_told(place)
-        if place.rest is not None and place.parent is not None:
-            return self._rest(place.parent, place.rest, request)
-        prompt = self.tree.attach(place, self._head(request))
-        if (again := self._unclaimed(prompt, request)) is not None:
-            return again
-        return self._begin(prompt, request)
-
-    def _repeated(self, request: Request) -> Answer | None:
-        """The answer to an earlier request of the same body, unless its client has got it and wants another."""
-        answer = self._by_body.get(request.digest) if request.digest else None
-        if answer is None or not answer.replayable or (answer.delivered and not request.retried):
-            return None
-        return self._joined(answer)
-
-    def _unclaimed(self, prompt: Prompt, request: Request) -> Answer | None:
-        """An answer of the same prompt that no client waits for or has got."""
-        for answer in reversed(self._by_prompt.get(prompt, ())):
-            unclaimed = not answer.delivered and not answer.waiting
-            if answer.replayable and answer.is_like(request) and (unclaimed or request.retried):
-                if request.digest:
-                    self._by_body[request.digest] = answer
-                return self._joined(answer)
-        return None
 
     def _joined(self, answer: Answer) -> Answer:
         done = answer.task is not None and answer.task.done()
@@ -218,7 +203,7 @@ class Session:
         assert node.reply is not None
         calls = node.reply.calls if rest.calls else ()
         reply = replace(node.reply, content=rest.text, calls=calls, without_reasoning=True)
-        answer = self._new_answer(request, node.prompt)
+        answer = self._answers.add(request, node.prompt, whole=False)
         answer.nodes.append(node)
         answer.accepted.set()
         answer.task = asyncio.get_running_loop().create_task(_given([reply]))
@@ -228,8 +213,7 @@ class Session:
     def _begin(self, prompt: Prompt, request: Request) -> Answer:
         """Sample replies to a prompt."""
         prompt.ask_again()
-        answer = self._new_answer(request, prompt)
-        self._by_prompt.setdefault(prompt, []).append(answer)
+        answer = self._answers.add(request, prompt)
         answer.task = asyncio.get_running_loop().create_task(self._answer(answer, request), context=self._context)
         answer.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self.log.note(
@@ -245,13 +229,6 @@ class Session:
             max_tokens=request.max_tokens,
             asked=dict(request.asked),
         )
-        return answer
-
-    def _new_answer(self, request: Request, prompt: Prompt) -> Answer:
-        answer = Answer(replace(request, entries=(), tools=(), deferred={}), prompt, len(self._answers))
-        self._answers.append(answer)
-        if request.digest:
-            self._by_body[request.digest] = answer
         return answer
 
     async def _answer(self, answer: Answer, request: Request) -> Sequence[Reply]:
@@ -351,7 +328,7 @@ class Session:
             node.told = node.delivered = place.rest is None or node is not place.parent
             how = telling(node.sent, entry)
             if node.told and how != "verbatim":
-                self._audit(f"told_in_another_{how}", node, stored=_shown(node.sent), told=_shown(entry))
+                self._audit(f"told_in_another_{how}", node, stored=shown(node.sent), told=shown(entry))
 
     def _audit(self, kind: str, node: Node, **texts: str) -> None:
         self.log.note("audit", kind=kind, node=node.index, **texts)
@@ -393,10 +370,3 @@ def _line(node: Node) -> Trajectory:
     found.segments = [Segment()]
     found.segment.turns = [turn for each in (*node.prompt.line(), node) for turn in each.turn.turns]
     return found
-
-
-def _shown(entry: Entry) -> str:
-    """An assistant's entry as one text."""
-    thought = [] if entry.reasoning is None else [f"<think>{entry.reasoning}</think>"]
-    calls = [f"{call.name}({canonical(call.arguments)})" for call in entry.calls]
-    return "\n".join([*thought, *([entry.text] if entry.text else []), *calls])

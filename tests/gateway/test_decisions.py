@@ -177,6 +177,7 @@ async def test_a_part_of_a_reply_gets_its_rest_and_nothing_is_sampled(renderer):
     thought = Entry("assistant", reasoning=one.reasoning, receipts=(one.receipt,))
     rest = await talk.says(SYSTEM, ASK, thought, wire="responses", digest="b")
     assert (rest.without_reasoning, rest.calls, rest.id) == (True, one.calls, one.id)
+    assert await talk.says(SYSTEM, ASK, thought, wire="responses", digest="b", retried=True) == rest
     assert len(talk.engine.requests) == 1
     await talk.says(SYSTEM, ASK, told(one), *results(one, "Paris."), wire="responses")
     t = talk.end()
