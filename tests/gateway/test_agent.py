@@ -19,12 +19,15 @@ from agentrl import (
     Limits,
     StopReason,
     Task,
+    TemplateError,
+    load_renderer,
     run_episode,
     tool,
 )
 from agentrl.engine import ScriptedEngine
 from agentrl.testing import call, rollout
 from tests.gateway.agents import Adder, RefusedByGateway, ask, doing
+from tests.render.conftest import CHATML_TOOLS, chatml_tokenizer
 
 TASK = Task(prompt="Add up.", label=3)
 SCRIPT = [call("add", n=1), call("add", n=2), "It is 3."]
@@ -265,3 +268,12 @@ async def test_a_wrong_session_is_refused():
 async def test_a_tasks_own_tools_are_the_agents_business():
     async with EnvFactory(Adder) as envs:
         envs.check(Task(prompt="x", tools=[{"name": "look"}]))
+
+
+async def test_a_template_that_would_lose_a_role_ends_the_run_before_any_request():
+    said = "m.role + '\n' + m.content"
+    deaf = CHATML_TOOLS.replace(said, "m.role + '\n' + (m.content if 'system-reminder' not in m.content else '')")
+    assert deaf != CHATML_TOOLS
+    renderer = load_renderer(chatml_tokenizer(template=deaf))
+    with pytest.raises(TemplateError, match="what a system says behind a user would be lost"):
+        await rollout(Adder(), TASK, SCRIPT, renderer=renderer)
