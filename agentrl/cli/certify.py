@@ -82,16 +82,18 @@ def _source(template: Path | None) -> str | None:
 
 def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str, str]:
     """The certificate, and why no tools can be offered, and no agents of others be served; empty if they can."""
-    from agentrl.gateway.writing import prove_for_agents
+    from agentrl.gateway.writing import Writer
     from agentrl.render import PROBE_TOOL, load_renderer
 
-    renderer, refused, lost = load_renderer(tokenizer, chat_template=source), "", ""
+    renderer = load_renderer(tokenizer, chat_template=source)
     try:
-        renderer.bind([PROBE_TOOL])
+        offering = renderer.bind([PROBE_TOOL])
     except TemplateError as exc:
-        refused = str(exc)
+        offering, refused = renderer, str(exc)
+    else:
+        refused = ""
     try:
-        prove_for_agents(renderer)
+        Writer(offering)
     except TemplateError as exc:
-        lost = str(exc)
-    return renderer.certificate, refused, lost
+        return renderer.certificate, refused, str(exc)
+    return renderer.certificate, refused, ""

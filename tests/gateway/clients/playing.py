@@ -61,8 +61,12 @@ class ScriptEngine(ScriptedEngine):
         self.calls.append((list(input_ids), list(made.tokens)))
         return made
 
+    def read(self, tokens: Any) -> str:
+        """Tokens as text."""
+        return str(self._tokenizer.decode(tokens))
+
     def _say(self, input_ids: Any) -> Generation:
-        raw = self.script.next(self._tokenizer.decode(input_ids)).raw()
+        raw = self.script.next(self.read(input_ids)).raw()
         tokens = [*self._tokenizer.encode(raw, add_special_tokens=False), self._tokenizer.eos_token_id]
         return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
 
@@ -84,7 +88,7 @@ class Played:
     @property
     def texts(self) -> list[str]:
         """Each segment as text."""
-        return [self.engine._tokenizer.decode(segment.tokens) for segment in self.trajectory.segments]
+        return [self.engine.read(segment.tokens) for segment in self.trajectory.segments]
 
     def audits(self) -> list[str]:
         return [str(line["kind"]) for line in self.session.log.lines if line["event"] == "audit"]
