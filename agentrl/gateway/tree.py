@@ -264,7 +264,7 @@ class Tree:
     def settle(self, node: Node, action: Action, reply: Reply, call_ids: Mapping[str, str]) -> None:
         """What follows from a reply."""
         calls = tuple(Call(call.id, call.name, call.arguments) for call in reply.calls)
-        node.action, node.reply, node.call_ids = action, reply, call_ids
+        node.action, node.reply, node.call_ids = replace(action, tokens=()), reply, call_ids
         node.sent = Entry("assistant", reply.content, reply.reasoning, calls, (reply.id, reply.receipt))
         node.messages = (assistant_message(action),)
         node.lean = entry_digest(node.sent)

@@ -34,6 +34,7 @@ MOVES = [
     "compact",
     "pause",
     "several",
+    "parallel",
     "cut",
     "rest",
 ]
@@ -132,6 +133,21 @@ class Client:
         (first,), (again,) = await self.says(line, digest=digest), await self.says(line, digest=digest, retried=True)
         self.whole += 1
         assert first == again
+
+    async def parallel(self, line) -> None:
+        """Several lines at once, and a pause in the middle."""
+        lines = list({id(one): one for one in (line, *self.lines[-2:])}.values())
+        self.talk.engine.gate.clear()
+        asked = [self.talk.ask(*one, digest=self.body()) for one in lines]
+        await asked[0].accepted()
+        self.talk.session.hold()
+        self.talk.engine.gate.set()
+        self.talk.play()
+        for one, exchange in zip(lines, asked, strict=True):
+            (reply,) = await self.talk.replies(exchange)
+            exchange.delivered()
+            self.whole += 1
+            one += [self.told(reply), *self.after(reply)]
 
     async def twice(self, line) -> None:
         digest = self.body()
