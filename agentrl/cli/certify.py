@@ -82,18 +82,16 @@ def _source(template: Path | None) -> str | None:
 
 def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str, str]:
     """The certificate, and why no tools can be offered, and no agents of others be served; empty if they can."""
-    from agentrl.gateway.writing import Writer
+    from agentrl.gateway.writing import prove_for_agents
     from agentrl.render import PROBE_TOOL, load_renderer
 
-    renderer = load_renderer(tokenizer, chat_template=source)
+    renderer, refused, lost = load_renderer(tokenizer, chat_template=source), "", ""
     try:
-        offering = renderer.bind([PROBE_TOOL])
+        renderer.bind([PROBE_TOOL])
     except TemplateError as exc:
-        offering, refused = renderer, str(exc)
-    else:
-        refused = ""
+        refused = str(exc)
     try:
-        Writer(offering)
+        prove_for_agents(renderer)
     except TemplateError as exc:
-        return renderer.certificate, refused, str(exc)
-    return renderer.certificate, refused, ""
+        lost = str(exc)
+    return renderer.certificate, refused, lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agentrl.boundary import FailedError, at_boundary
@@ -57,17 +58,21 @@ class Playing:
         if stop is None and not running.done():  # the session has ended; the agent reads so from its next request
             await asyncio.wait({running}, timeout=episode.talk.options.limits.close_s)
         await self.end()
-        await self._session.quiet()
         self._session.write(trajectory)
         _mask_malformed(episode)
         return self._outcome(running, trajectory, stop)
 
     async def end(self) -> None:
         """End the session, and the agent if it has not ended. After a pause its client is told to come later, first."""
+        self._session.hold()  # what the agent has left behind leaves the engine
+        with suppress(TimeoutError):
+            async with asyncio.timeout(runtime(self._env).limits.close_s):
+                await self._session.quiet()
         if self._paused:
             self._session.close("the episode was not gone on with; it begins anew", unavailable=True)
         else:
             self._session.close("the episode is over")
+        self._leave()
         running = self._running
         if running is not None and not running.done():
             if self._paused:
@@ -76,15 +81,11 @@ class Playing:
             await asyncio.wait({running})
         if running is not None and not running.cancelled():
             running.exception()  # it is looked at elsewhere, or by nobody
-        self._leave()
 
     def _start_or_resume(self, episode: Episode) -> asyncio.Task[JSON]:
         """Begin to sample, and start the agent the first time."""
         env, talk, trajectory = self._env, episode.talk, episode.state.trajectory
-        if self._running is None:
-            run = runtime(env).hook(env.run, trajectory.task, self._endpoint)
-            self._running = asyncio.create_task(run, name=f"agent {type(env).__name__}")
-        elif self._running.done() and (error := _error(self._running)) is not None:
+        if self._running is not None and self._running.done() and (error := _error(self._running)) is not None:
             raise ResumeError(f"the agent ended while it waited: {told(error)}")
         for reason in _masked_by_host(trajectory):
             self._session.mask(reason)
@@ -97,6 +98,9 @@ class Playing:
             trajectory.session_id,
             on_turn=episode.host.on_turn,
         )
+        if self._running is None:
+            run = runtime(env).hook(env.run, trajectory.task, self._endpoint)
+            self._running = asyncio.create_task(run, name=f"agent {type(env).__name__}")
         return self._running
 
     async def _wait(
@@ -145,7 +149,7 @@ class Playing:
             self._env.result = result
             if result is not None:
                 trajectory.info["result"] = result
-        if not trajectory.turns:
+        if not trajectory.said:
             why = (
                 f"{name} ended without a reply of the model; let the agent ask {self._endpoint.openai} "
                 "(or endpoint.url, for Anthropic's API) with the key of its endpoint"
@@ -159,9 +163,15 @@ def _error(task: asyncio.Task[JSON]) -> BaseException | None:
 
 
 def _masked_by_host(trajectory: Trajectory) -> Sequence[MaskReason]:
-    """The reasons for which the host has masked all that was sampled before the pause."""
+    """The reasons for which the host has masked all that was sampled before the pause.
+
+    Raises ResumeError if it has masked a part of it.
+    """
     reasons = {span.masked for span in trajectory.spans if span.kind == "sampled"}
-    return [reason for reason in ("off_policy", "host") if reasons == {reason}]
+    found: list[MaskReason] = [reason for reason in ("off_policy", "host") if reason in reasons]
+    if found and None in reasons:
+        raise ResumeError("the host has masked a part of what was sampled, and an agent is masked as a whole")
+    return found
 
 
 def _mask_malformed(episode: Episode) -> None:

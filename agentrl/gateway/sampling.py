@@ -14,7 +14,7 @@ from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.errors import ConfigError, EngineError
 from agentrl.gateway.request import RefusedError, Request
 from agentrl.gateway.tree import Head, Node, Prompt
-from agentrl.gateway.writing import Writer
+from agentrl.gateway.writing import Writer, prove_for_agents
 from agentrl.options import EpisodeOptions
 from agentrl.render.base import Rendered, Renderer
 from agentrl.trajectory import Trajectory
@@ -53,12 +53,16 @@ class Sampler:
         aborted: Callable[[], bool] | None,
         session_id: str,
     ) -> None:
-        """Sampling may go on, with this engine. Raises ConfigError for options that a session cannot obey."""
+        """Sampling may go on, with this engine.
+
+        Raises ConfigError for options that a session cannot obey, TemplateError for a template that would lose a role.
+        """
         if options.thinking == "strip":
             raise ConfigError(
                 'thinking "strip" is not for agents that play by themselves: their clients decide what stays in the '
                 'history; set thinking to "keep"'
             )
+        prove_for_agents(renderer)
         self._engine, self._renderer, self.options = engine, renderer, options
         self._aborted, self._session_id = aborted or (lambda: False), session_id
         self._renderers.clear()

@@ -18,6 +18,7 @@ from agentrl.gateway.places import prove_places
 from agentrl.gateway.request import Entry
 from agentrl.gateway.told import Forms, plain_id, spoken, told
 from agentrl.render.base import Rendered, RenderedSpan, Renderer
+from agentrl.render.learn.probe import TOOL as PROBE_TOOL
 from agentrl.trajectory import assistant_message
 from agentrl.types import Action, Message, Raw, ToolCall, ToolSpec
 
@@ -195,6 +196,16 @@ class Writer:
                 f"message {at + 1} of {len(messages)}: {content!r:.80}"
             )
         return _Piece(rendered, history)
+
+
+def prove_for_agents(renderer: Renderer) -> None:
+    """Raises TemplateError if a role that clients use would be lost at some place, with tools or without.
+
+    Costs some 0.2 s the first time that a process sees a template.
+    """
+    Writer(renderer)
+    if renderer.certificate.capabilities.get("calls", False):
+        Writer(renderer.bind([PROBE_TOOL]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,15 @@ from agentrl import (
     Limits,
     StopReason,
     Task,
+    TemplateError,
+    load_renderer,
     run_episode,
     tool,
 )
 from agentrl.engine import ScriptedEngine
 from agentrl.testing import call, rollout
 from tests.gateway.agents import Adder, RefusedByGateway, ask, doing
+from tests.render.conftest import CHATML_TOOLS, chatml_tokenizer
 
 TASK = Task(prompt="Add up.", label=3)
 SCRIPT = [call("add", n=1), call("add", n=2), "It is 3."]
@@ -192,6 +195,47 @@ async def test_a_plain_run_plays_in_a_thread(renderer):
     assert (played.reward, threads) == (1.0, [False])
 
 
+class Device(ScriptedEngine):
+    """A request ends when it is aborted, not when nobody waits for it any more; then half of it is there."""
+
+    busy = 0
+
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
+        self.busy += 1
+        said = super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+        running = asyncio.create_task(said)
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)
+
+    def _ended(self, task):
+        self.busy -= 1
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_what_an_agent_leaves_behind_leaves_the_engine(renderer, cancelled):
+    """Else a lockstep would begin on an engine that is not idle, and the weights would change below a request."""
+    engine = Device(lambda ids: "A long answer.", renderer, seconds=0.2)
+
+    async def run(env, task, endpoint):
+        await ask(endpoint, USER)
+        abandoned = asyncio.create_task(ask(endpoint, [{"role": "user", "content": "And you?"}]))
+        abandoned.add_done_callback(lambda task: task.exception())
+        await asyncio.sleep(0.1)
+        if cancelled:
+            episode.cancel()
+            await asyncio.Event().wait()
+
+    env = doing(run)()
+    episode = asyncio.create_task(run_episode(env, TASK, engine=engine, renderer=renderer))
+    await asyncio.wait([episode])
+    assert engine.busy == 0
+    if not cancelled:
+        played = episode.result()
+        assert (played.stop, played.reward, len(played.segments)) == (StopReason.DONE, 1.0, 2)
+        undelivered = played.segments[0].ledger
+        assert undelivered.masked == {"undelivered": undelivered.sampled}
+
+
 async def test_the_engine_is_asked_in_the_episodes_context(renderer):
     member, seen = ContextVar("member"), []
 
@@ -265,3 +309,12 @@ async def test_a_wrong_session_is_refused():
 async def test_a_tasks_own_tools_are_the_agents_business():
     async with EnvFactory(Adder) as envs:
         envs.check(Task(prompt="x", tools=[{"name": "look"}]))
+
+
+async def test_a_template_that_would_lose_a_role_ends_the_run_before_any_request():
+    said = "m.role + '\n' + m.content"
+    deaf = CHATML_TOOLS.replace(said, "m.role + '\n' + (m.content if 'system-reminder' not in m.content else '')")
+    assert deaf != CHATML_TOOLS
+    renderer = load_renderer(chatml_tokenizer(template=deaf))
+    with pytest.raises(TemplateError, match="what a system says behind a user would be lost"):
+        await rollout(Adder(), TASK, SCRIPT, renderer=renderer)

@@ -88,6 +88,16 @@ async def test_tokens_that_the_host_masked_stay_masked(renderer):
     assert played.ledger.trained == played.ledger.sampled - before > 0
 
 
+async def test_a_mask_over_a_part_begins_anew(renderer):
+    host = Rollouts(renderer)
+    async with closing(Adder()) as env:
+        played = await host.play(env, 0.25)
+        assert len(played.turns) > 1
+        played.mask("host", turn=0)
+        with pytest.raises(ResumeError, match="masked a part"):
+            await host.play(env)
+
+
 async def test_an_agent_that_has_not_asked_yet_waits_too(renderer):
     go = asyncio.Event()
 

@@ -395,3 +395,50 @@ async def test_a_client_that_ends_at_a_full_context(renderer):
             await refused.replies()
         talk.end()
         assert talk.session.stop == stop
+
+
+async def test_ids_that_a_client_writes_into_the_text_are_known(renderer):
+    talk = Talk(renderer, [call("find", what="France"), "Paris"])
+    one = await talk.says(SYSTEM, ASK)
+    text = f"Calling tools:\n[{{'id': '{one.calls[0].id}', 'function': {{'name': 'find'}}}}]"
+    await talk.says(SYSTEM, ASK, Entry("assistant", text), Entry("user", "Observation: Paris"))
+    assert lengths(talk.end()) == [2]
+
+
+async def test_of_twins_the_one_that_the_client_got_goes_on(renderer):
+    talk = Talk(renderer, lambda ids: "Paris")
+    one = await talk.says(SYSTEM, ASK, digest="a")
+    lost = talk.ask(SYSTEM, ASK, digest="b")
+    await talk.replies(lost)
+    lost.lost()
+    await talk.says(SYSTEM, ASK, Entry("assistant", "Paris"), SURE)
+    t = talk.end()
+    assert lengths(t) == [1, 2]
+    assert t.segments[0].ledger.masked == {"undelivered": one.usage.sampled}
+
+
+async def test_equal_sub_agents_at_once_are_siblings(renderer):
+    talk = Talk(renderer, iter_of("one", "two"))
+    talk.engine.gate.clear()
+    asked = [talk.ask(SYSTEM, ASK, digest=name, branch=name) for name in ("a", "b")]
+    talk.engine.gate.set()
+    replies = [(await talk.replies(each))[0] for each in asked]
+    for each in asked:
+        each.delivered()
+    assert [reply.content for reply in replies] == ["one", "two"]
+    assert lengths(talk.end()) == [1, 1]
+
+
+async def test_a_past_that_the_client_changed_begins_a_branch_with_known_replies(renderer):
+    talk = Talk(renderer, [call("find", what="France"), "Paris", "Yes."])
+    one = await talk.says(SYSTEM, ASK)
+    line = [SYSTEM, ASK, told(one), *results(one, "It is Paris. " * 9)]
+    two = await talk.says(*line)
+    cleared = [SYSTEM, ASK, told(one), *results(one, "[cleared]"), told(two), SURE]
+    await talk.says(*cleared)
+    t = talk.end()
+    assert lengths(t) == [1, 2]
+    assert "[cleared]" in renderer.decode(t.tokens)
+    sampled = talk.engine.answers[1][1]
+    assert any(t.tokens[i : i + len(sampled)] == sampled for i in range(t.length)), "as it was sampled"
+    assert t.ledger.sampled == one.usage.sampled + len(talk.engine.answers[2][1]), "but not trained here"

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from agentrl.engine import ScriptedEngine
 from agentrl.env import load_env
 from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.contract.test_aborts import PARTIAL, Held, until
 
+ROOT = Path(__file__).parents[3]
 AGENT = {"env": f"{Path(__file__).parents[1] / 'asking_env.py'}:Asking", "park_s": 60}
 LISTS = {"custom_reward_post_process_path": "agentrl.slime.post_process_rewards"}
 REWARDS = [1.0] * 4 + [0.0] * 2 + [1.0] * 2
@@ -150,3 +152,30 @@ def test_evaluation_and_a_broken_world(host, start, rows, ended):
     failed = [s for s in samples if s.status is host.Status.FAILED]
     assert {s.metadata["agentrl"]["failure"]["boundary"] for s in failed} == {"run"}
     assert [sum(s.loss_mask) for s in failed] == [0, 0]
+
+
+@pytest.mark.path("an agent: an openai-agents program plays the demo's task")
+def test_an_openai_agents_program(host, start, renderer):
+    pytest.importorskip("agents", reason="examples/agents_sdk needs openai-agents")
+    fact_search = pytest.importorskip("agentrl_envs.fact_search")
+    tasks = fact_search.make_tasks("train", 4)
+
+    def play(input_ids: Any) -> Any:
+        text = renderer.decode(input_ids)
+        task = next(task for task in tasks if task.prompt in text)
+        return list(fact_search.gold(task))[text.count("<tool_response>")]
+
+    run = start(
+        [{"prompt": t.prompt, "label": t.label, "metadata": t.metadata} for t in tasks],
+        engine=ScriptedEngine(play, renderer, context_length=400),
+        agentrl={"env": f"{ROOT / 'examples' / 'agents_sdk' / 'env.py'}:Assistant", "limits": {"turns": 4}},
+    )
+    samples, data, _ = run.train()
+    assert data["raw_reward"] == [1.0] * 8
+    turns = [len(task.metadata["searches"]) + 1 for task in tasks for _ in range(2)]
+    assert [s.metadata["agentrl"]["turns"] for s in samples] == turns
+    asked = {tuple(ids) for ids in run.engine.requests}
+    for sample, count in zip(samples, turns, strict=True):
+        assert sum(sample.tokens[: len(ids)] == list(ids) for ids in asked) == count
+        assert sum(sample.loss_mask) == ledger(sample)["sampled"] > 0
+    assert run.evaluate()["rewards"] == [1.0] * 8
