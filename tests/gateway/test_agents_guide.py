@@ -102,6 +102,10 @@ async def test_a_program_in_a_sandbox(folder, backend):
         assert (won.reward, won.stop, lost.reward) == (1.0, StopReason.DONE, 0.0), (won.failure, won.info)
         assert won.info["result"] == 0
         hung = {**config, "command": f"{config['command']}; sleep 1000 & touch begun; wait"}
+    killed = {**config, "command": f"{config['command']}; kill -9 $$"}
+    async with EnvFactory(f"{folder}/coder.py:Coder", killed) as envs:
+        ended = await rollout(envs.make(), task, ["42"])
+        assert (ended.reward, ended.failure, ended.info["result"]) == (1.0, None, 137)
     async with EnvFactory(f"{folder}/coder.py:Coder", hung) as envs:
         env = envs.make()
         episode = asyncio.create_task(rollout(env, task, ["42"]))
