@@ -176,7 +176,9 @@ def load_trajectory(file: Path, index: int = 0) -> Trajectory:
     number, line = lines[index]
     try:
         data = json.loads(line)
-        return _of_log(lines) if "event" in data else Trajectory.from_json(data)
+        trajectory = _of_log(lines) if "event" in data else Trajectory.from_json(data)
+        list(session_tree(trajectory, 80))  # what an agent's session holds is read here, not while it is printed
+        return trajectory
     except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
         raise ConfigError(f"{file}:{number}: not a trajectory ({type(exc).__name__}: {exc}); record it again") from exc
 

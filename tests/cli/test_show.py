@@ -195,6 +195,14 @@ def test_what_is_no_text_is_named(tmp_path):
         load_trajectory(tmp_path / "missing.jsonl")
 
 
+def test_a_session_of_another_form_is_named(tmp_path):
+    trajectory = {**Trajectory().to_json(), "session": {"nodes": [{"id": 0}]}}
+    file = tmp_path / "t.jsonl"
+    file.write_text(json.dumps(trajectory))
+    with pytest.raises(ConfigError, match=r"t.jsonl:1: not a trajectory \(KeyError: 'parent'\)"):
+        load_trajectory(file)
+
+
 async def test_what_an_episode_ended_with_is_shown_though_no_model_read_it(renderer):
     class Judge(Env):
         def step(self, action):
