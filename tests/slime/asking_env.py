@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from agentrl import AgentEnv, Endpoint, InfraError, Task, Trajectory
-from tests.gateway.agents import ask
+from tests.gateway.agents import Adder, ask
 
 CAPITALS = {"France": "Paris", "Spain": "Madrid"}
 LOOK = {
@@ -48,3 +48,11 @@ class Asking(AgentEnv):
 
     def score(self, trajectory: Trajectory) -> float:
         return float(self.result == self.task.label)
+
+
+class AddingAgent(Adder):
+    """Adds up the numbers that the model says, each slowly."""
+
+    async def run(self, task: Task, endpoint: Endpoint) -> Any:
+        self.tool_s = task.metadata.get("slow", 0.0)
+        return await super().run(task, endpoint)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 
 import pytest
 
 from agentrl import ConfigError, adapt
+from agentrl.hosting import loop_resources
 from tests.slime.test_adapt import PARAMS
+from tests.slime.test_partial import Accounted, Slime, account, check, script
 
 AGENT = f"{Path(__file__).parent / 'asking_env.py'}:Asking"
 
@@ -63,3 +66,27 @@ async def test_thoughts_of_an_agent_cannot_be_stripped(numbered, serve, make_arg
     async with serve() as (_, url):
         with pytest.raises(ConfigError, match='thinking "strip" is not for agents'):
             await adapt(make_args(url, env=AGENT, thinking="strip"), question(numbered), PARAMS)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+async def test_storm(make_args, host, renderer, serve, masked):
+    """Aborted at random moments, five times over: each token once, whatever was under way."""
+    chance, turns = random.Random(7), 8
+    engine = Accounted(script(turns), renderer, seconds=0.06)
+    engine.queue_s = 0.06
+    flags = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": masked}
+    async with serve(engine) as (_, url):
+        env = AGENT.replace(":Asking", ":AddingAgent")
+        slime = Slime(host, make_args(url, env=env, args=flags), engine)
+        samples = [slime.sample(i, turns, slow=0.06) for i in range(12)]
+        for _ in range(5):
+            assert len(await slime.rollout(samples, chance.uniform(0.1, 0.25))) == 12
+        last = str(engine.version)
+        assert await slime.rollout(samples) == []
+        await loop_resources.loop_resources().close()
+    for sample in samples:
+        check(slime, sample)
+        assert "restarts" not in account(sample), account(sample)["restart_reason"]
+        said = engine.handed_out[sample.session_id]
+        late = sum(len(one.tokens) for one in said if not masked or one.weight_version == last)
+        assert sum(sample.loss_mask) == late > 0
