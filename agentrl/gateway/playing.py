@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.1
 """Seconds between two looks at the host's flag."""
+_STILL_S = 5.0
+"""Seconds that the engine has to end what the agent has left behind."""
 _LAST_WORDS_S = 1.0
 """Seconds that an agent has to end by itself once a pause was too long for its episode."""
 
@@ -66,7 +68,7 @@ class Playing:
         """End the session, and the agent if it has not ended. After a pause its client is told to come later, first."""
         self._session.hold()  # what the agent has left behind leaves the engine
         with suppress(TimeoutError):
-            async with asyncio.timeout(runtime(self._env).limits.close_s):
+            async with asyncio.timeout(min(_STILL_S, runtime(self._env).limits.close_s / 2)):
                 await self._session.quiet()
         if self._paused:
             self._session.close("the episode was not gone on with; it begins anew", unavailable=True)

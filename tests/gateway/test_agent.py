@@ -236,6 +236,33 @@ async def test_what_an_agent_leaves_behind_leaves_the_engine(renderer, cancelled
         assert undelivered.masked == {"undelivered": undelivered.sampled}
 
 
+async def test_an_engine_that_never_ends_holds_up_no_episode(renderer):
+    class Stuck(Device):
+        async def abort(self, rid=None):
+            pass
+
+    ended = asyncio.Event()
+
+    async def run(env, task, endpoint):
+        await ask(endpoint, USER)
+        abandoned = asyncio.create_task(ask(endpoint, [{"role": "user", "content": "And you?"}]))
+        abandoned.add_done_callback(lambda task: task.exception())
+        await asyncio.sleep(0.05)
+        engine._seconds = 60
+        try:
+            await ask(endpoint, [{"role": "user", "content": "Still there?"}])
+        finally:
+            ended.set()
+
+    engine = Stuck(lambda ids: "A long answer.", renderer, seconds=0.01)
+    options = EpisodeOptions(limits=Limits(episode_s=0.3, close_s=0.4))
+    async with asyncio.timeout(5):
+        played = await run_episode(doing(run)(), TASK, engine=engine, renderer=renderer, options=options)
+    assert (played.stop, played.reward) == (StopReason.DEADLINE, 1.0)
+    assert ended.is_set()
+    await ScriptedEngine.abort(engine)
+
+
 async def test_the_engine_is_asked_in_the_episodes_context(renderer):
     member, seen = ContextVar("member"), []
 
