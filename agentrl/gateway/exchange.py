@@ -71,10 +71,10 @@ class Answers:
         return answer
 
     def unclaimed(self, prompt: Prompt, request: Request) -> Answer | None:
-        """An answer of the same prompt that no client waits for or has got."""
+        """An answer of the same prompt that no client has got or, unless this one asks again, waits for."""
         for answer in reversed(self._by_prompt.get(prompt, ())):
-            unclaimed = not answer.got and not answer.waiting
-            if answer.replayable and answer.is_like(request) and (unclaimed or request.retried):
+            unclaimed = not answer.got and (request.retried or not answer.waiting)
+            if unclaimed and answer.replayable and answer.is_like(request):
                 self._note(request, answer)
                 return answer
         return None

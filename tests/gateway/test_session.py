@@ -237,8 +237,9 @@ async def test_stop_strings_are_obeyed_and_not_told(renderer):
 
 async def test_tokens_are_counted_as_they_will_be_sent(renderer):
     talk = Talk(renderer, lambda ids: f"reply {len(ids)}")
-    assert talk.session.count(request(SYSTEM, ASK)) == (await talk.says(SYSTEM, ASK)).usage.prompt
-    one = await talk.says(SYSTEM, ASK, retried=True)
+    count = talk.session.count(request(SYSTEM, ASK))
+    one = await talk.says(SYSTEM, ASK)
+    assert one.usage.prompt == count
     behind = (SYSTEM, ASK, told(one), ASK)
     count = talk.session.count(request(*behind))
     assert (await talk.says(*behind)).usage.prompt == count
@@ -261,3 +262,15 @@ async def test_all_sampled_so_far_can_be_masked(renderer):
     two = await talk.says(SYSTEM, ASK, told(one), ASK)
     t = talk.end()
     assert (t.ledger.masked, t.ledger.trained) == ({"off_policy": one.usage.sampled}, two.usage.sampled)
+
+
+async def test_tokens_behind_a_stop_string_that_the_engine_missed_are_in_no_turn(renderer):
+    talk = Talk(renderer, lambda ids: "vation: a long rest" if talk.engine.answers else "Paris Obser")
+    talk.engine.aborts(len(renderer.encode({"role": "assistant", "content": "Paris Obser"})) - 1)
+    one = await talk.says(SYSTEM, ASK, stop=("Observation:",))
+    assert (one.content, one.stop) == ("Paris ", "stop_sequence")
+    returned = sum(len(got) for _, got in talk.engine.answers)
+    talk.session.close("done")
+    t = Trajectory()
+    talk.session.write(t)
+    assert t.ledger.sampled == one.usage.sampled < returned
