@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.gateway.request import Call, Entry
@@ -53,7 +53,6 @@ def told(
     making = _Told(forms, ids, root, dict(calls or {}))
     for entry in entries:
         making.add(entry)
-    making.end_calls()
     return list(making.messages)
 
 
@@ -69,8 +68,6 @@ class _Told:
     messages: list[dict[str, Any]] = field(default_factory=list)
     heading: bool = True
     """Only instructions came so far."""
-    asked: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Calls of a turn, by id, that are written one by one, each before its result: the template takes no two."""
 
     def add(self, entry: Entry) -> None:
         if entry.role in ("system", "developer"):
@@ -96,7 +93,6 @@ class _Told:
             self.messages.append({"role": "system", "content": said})
 
     def _user(self, said: str, joined: bool = False) -> None:
-        self.end_calls()
         if not self._joins(joined):
             self.messages.append({"role": "user", "content": said})
         else:
@@ -118,8 +114,6 @@ class _Told:
         if not self._may_answer(call_id):
             self._user(said)
             return
-        if call_id in self.asked:
-            self._ask(self.asked.pop(call_id))
         name = self.calls.get(call_id, "unknown")
         self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": said})
 
@@ -136,25 +130,31 @@ class _Told:
         return self.forms.deferred.get(name, {"name": name})
 
     def _assistant(self, entry: Entry) -> None:
-        self.end_calls()
         message = spoken(entry, self.ids)
-        calls = message.get("tool_calls", [])
-        self.calls = {call["id"]: call["function"]["name"] for call in calls}
-        if len(calls) < 2 or self.forms.carries("parallel_calls"):
-            self.messages.append(message)
-            return
-        self.asked = {call["id"]: call for call in calls}
-        if message["content"]:
-            self.messages.append({key: value for key, value in message.items() if key != "tool_calls"})
+        self.calls = {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        self.messages.append(message)
 
-    def _ask(self, call: Mapping[str, Any]) -> None:
-        self.messages.append({"role": "assistant", "content": "", "tool_calls": [dict(call)]})
 
-    def end_calls(self) -> None:
-        """Write the calls that have no result so far."""
-        for call in self.asked.values():
-            self._ask(call)
-        self.asked = {}
+def one_by_one(entries: Sequence[Entry], known: Container[int] = ()) -> Iterator[tuple[int | None, Entry]]:
+    """The entries for a template that takes one call a turn: each call stands right before its result.
+
+    Each comes with its place among `entries`; None for a call that was taken out of its turn. What is `known` stays.
+    """
+    waiting = dict[str, Call]()
+    for at, entry in enumerate(entries):
+        if entry.role == "tool" and entry.call_id in waiting:
+            yield None, Entry("assistant", calls=(waiting.pop(entry.call_id),))
+            yield at, entry
+            continue
+        yield from ((None, Entry("assistant", calls=(call,))) for call in waiting.values())
+        waiting = {}
+        if entry.role == "assistant" and len(entry.calls) > 1 and at not in known:
+            waiting = {call.id: call for call in entry.calls}
+            if entry.text:
+                yield at, replace(entry, calls=())
+        else:
+            yield at, entry
+    yield from ((None, Entry("assistant", calls=(call,))) for call in waiting.values())
 
 
 def spoken(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from agentrl.errors import TemplateError
 from agentrl.gateway.lost import lost
 from agentrl.gateway.places import prove_places
 from agentrl.gateway.request import Entry
-from agentrl.gateway.told import Forms, plain_id, spoken, told
+from agentrl.gateway.told import Forms, one_by_one, plain_id, spoken, told
 from agentrl.render.base import Rendered, RenderedSpan, Renderer
 from agentrl.render.learn.probe import TOOL as PROBE_TOOL
 from agentrl.trajectory import assistant_message
@@ -56,6 +56,7 @@ class Writer:
         `ids` maps the id of a call on the wire to the id that its action has; `action` is the turn before the entries.
         With `root` the conversation begins here: instructions at its head are its system message.
         """
+        entries, _ = self._apart(entries, _NONE)
         return told(entries, self._forms(), ids, root=root, calls=_names(action))
 
     def prompt(self, entries: Sequence[Entry], known: Known = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
@@ -65,6 +66,7 @@ class Writer:
         reply is added piece by piece, so that each known reply stands there with the tokens that were sampled. The same
         is done from the first assistant's entry on that the template cannot carry.
         """
+        entries, known = self._apart(entries, known)
         first = min([*known, *self._moved(entries)], default=len(entries))
         try:
             head = self._head(entries[:first], ids)
@@ -89,6 +91,7 @@ class Writer:
 
         `budget` bounds the tokens of the messages before the next assistant's.
         """
+        entries, known = self._apart(entries, known)
         first = _assistant(entries)
         piece = self._behind(history, action, entries[:first], ids, budget)
         return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, known, ids)
@@ -105,6 +108,15 @@ class Writer:
 
     def _forms(self, careful: bool = False) -> Forms:
         return Forms(capabilities=self.renderer.certificate.capabilities, deferred=self.deferred, careful=careful)
+
+    def _apart(self, entries: Sequence[Entry], known: Known) -> tuple[Sequence[Entry], Known]:
+        """The entries, parallel calls that nobody sampled told one by one where the template takes one a turn."""
+        if self.renderer.certificate.capabilities.get("parallel_calls", False):
+            return entries, known
+        apart = list(one_by_one(entries, known))
+        return [entry for _, entry in apart], {
+            i: known[at] for i, (at, _) in enumerate(apart) if at is not None and at in known
+        }
 
     def _moved(self, entries: Sequence[Entry]) -> Iterator[int]:
         """Assistants' entries whose text the template leaves out, or writes behind their calls."""

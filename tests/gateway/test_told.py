@@ -17,7 +17,7 @@ from agentrl.gateway.writing import Writer
 from agentrl.render import load_renderer
 from agentrl.types import Action
 from tests.gateway.told_oracle import ROOTS, behind_a_reply, misplaced, reply, spelled
-from tests.render.conftest import CHATML_TOOLS, LOOKUP, chatml_tokenizer
+from tests.render.conftest import CHATML_TOOLS, LOOKUP, chatml_tokenizer, llama_tokenizer
 from tests.render.markers import HERE, made_files, template_files, tokenizer_of
 
 SOAK = bool(os.environ.get("AGENTRL_SOAK"))
@@ -39,7 +39,14 @@ def test_nothing_is_lost(path: Path, tools: bool) -> None:
     writer = writer_of(path, tools)
     if writer is None:
         pytest.skip("this template is refused")
-    again = path.stem in REPEATS_ITS_HEAD
+    check_all(writer, again=path.stem in REPEATS_ITS_HEAD)
+
+
+def test_nothing_is_lost_where_a_turn_holds_one_call() -> None:
+    check_all(Writer(load_renderer(llama_tokenizer(), tools=[LOOKUP])))
+
+
+def check_all(writer: Writer, again: bool = False) -> None:
     for name, shape in ROOTS.items():
         entries = spelled(shape)
         text = writer.renderer.decode(writer.prompt(entries).tokens)

@@ -102,6 +102,7 @@ ROOTS: Mapping[str, list[Entry]] = {
     "calls beside text": [U(), A("x", "toolu_1"), T("toolu_1"), U()],
     "two calls": [U(), A("", "call_a", "call_b"), T("call_a"), T("call_b"), A(), U()],
     "two calls, another order": [U(), A("x", "call_a", "call_b"), T("call_b"), T("call_a")],
+    "two calls behind a turn": [U(), A(), U(), A("x", "c1", "c2"), T("c1"), T("c2"), A("", "c3", "c4"), U()],
     "reminders behind a result": [S(), U(), A("", "c1"), T("c1"), S("long"), D()],
     "a reminder between results": [U(), A("", "c1", "c2"), T("c1"), S(), T("c2")],
     "a user behind a result": [U(), A("", "c1"), T("c1"), U(), U("x", joined=True)],
