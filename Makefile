@@ -26,8 +26,8 @@ soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers, 20 times, and th
 	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py
 	AGENTRL_REQUIRE=hosted .ci/docker.sh tests/sandbox/backends -k hosted
 
-gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions (ten minutes; 3 GB in .cache).
-	.ci/clients.sh .cache/clients all
+gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions; coding agents in Docker (Debian or Ubuntu, root; half an hour; 3 GB in .cache).
+	.ci/docker.sh -- .ci/clients.sh .cache/clients all
 
 check: $(STAMP)  ## Check lint, format and types.
 	$(BIN)/ruff check .
