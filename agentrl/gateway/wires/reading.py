@@ -135,7 +135,7 @@ def arguments(value: JSON) -> Mapping[str, JSON] | str:
     if not value.strip():
         return {}
     try:
-        read = json.loads(value, parse_constant=_no_number)
+        read = _ARGUMENTS.decode(value)
     except (ValueError, RecursionError):
         return value
     return read if isinstance(read, dict) else value
@@ -143,6 +143,9 @@ def arguments(value: JSON) -> Mapping[str, JSON] | str:
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
+
+
+_ARGUMENTS = json.JSONDecoder(parse_constant=_no_number)
 
 
 def function(name: JSON, description: JSON, parameters: JSON, where: str) -> ToolSpec:
