@@ -58,11 +58,11 @@ async def _stream(
         pass
     await response.prepare(request)
     await response.write(answer.opening())
-    waiting = asyncio.ensure_future(_replies(exchange, closing))
+    waiting = asyncio.ensure_future(exchange.replies())
     try:
-        while not (await asyncio.wait((waiting,), timeout=PROGRESS_S))[0]:
+        while not (await _first(waiting, closing, PROGRESS_S)):
             await response.write(answer.progress())
-        body, end = answer.closing(waiting.result())
+        body, end = answer.closing(_result(waiting))
     except RefusedError as refused:
         await response.write_eof(answer.failure(refused))
         return response
@@ -79,14 +79,26 @@ async def _stream(
 
 
 async def _replies(exchange: Exchange, closing: asyncio.Future[None]) -> Sequence[Reply]:
-    """The replies. Raises RefusedError, also if the gateway closes first."""
     waiting = asyncio.ensure_future(exchange.replies())
     try:
-        await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            return waiting.result()
+        await _first(waiting, closing, None)
+        return _result(waiting)
     finally:
         waiting.cancel()
+
+
+async def _first(
+    waiting: asyncio.Future[Sequence[Reply]], closing: asyncio.Future[None], timeout: float | None
+) -> bool:
+    """Wait until the replies are there, or the gateway closes. False if neither came in so many seconds."""
+    done, _ = await asyncio.wait((waiting, closing), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
+
+
+def _result(waiting: asyncio.Future[Sequence[Reply]]) -> Sequence[Reply]:
+    """The replies. Raises RefusedError, also if the gateway closes first."""
+    if waiting.done():
+        return waiting.result()
     raise RefusedError("unavailable", "the gateway is closing; ask again later")
 
 

@@ -172,7 +172,9 @@ class Sampler:
     def _talk(self, node: Node, number: int) -> Conversation:
         assert self._engine is not None
         prompt, limits = node.prompt, self.options.limits
-        options = replace(self.options, sampling_params=_for(number, self.options.sampling_params))
+        options, params = self.options, _for(number, self.options.sampling_params)
+        if params is not options.sampling_params:
+            options = replace(options, sampling_params=params)
         if limits.tokens is not None:
             left = prompt.top.length + limits.tokens - prompt.length
             options = replace(options, limits=replace(limits, tokens=left))

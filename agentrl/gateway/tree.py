@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -195,17 +194,22 @@ class Tree:
         self._roots: dict[tuple[Digest, Digest], Prompt] = {}
         self._alike: dict[Digest, Node] = {}
         """The latest reply of each normal form."""
-        self._id = re.compile(f"{self.tag}n([0-9]{{5}})")
         self._numbers = 0
 
     def named(self, entry: Entry) -> Node | None:
         """The reply that the ids in an entry name."""
         for text in (*entry.receipts, *(call.id for call in entry.calls), *(() if entry.receipts else (entry.text,))):
-            if (found := self._id.search(text)) and int(found[1]) < len(self.nodes):
-                node = self.nodes[int(found[1])]
+            number = self._number_in(text)
+            if number is not None and number < len(self.nodes):
+                node = self.nodes[number]
                 if node.sent is not None and not (self._as_sent and telling(node.sent, entry) == "meaning"):
                     return node
         return None
+
+    def _number_in(self, text: str) -> int | None:
+        """The number of the reply that an id names."""
+        digits = text.partition(f"{self.tag}n")[2][:5]
+        return int(digits) if len(digits) == 5 and digits.isascii() and digits.isdigit() else None
 
     def find(self, entries: Sequence[Entry], tools: Digest) -> Place:
         """Where the entries belong: behind the deepest reply that they tell, the latest of twins."""
