@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from agentrl.render.template import Template
 
@@ -88,6 +89,7 @@ def literals(marker: str) -> list[str]:
     return [part for part in re.split(f"[{ID}{NUMBER}{NAME}{TYPE}]", marker) if part]
 
 
+@lru_cache(maxsize=4096)
 def loose(marker: str, captured: str = "") -> str:
     """A regular expression for the marker with any whitespace, or none, between and around its pieces.
 
