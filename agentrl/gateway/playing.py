@@ -138,26 +138,31 @@ class Playing:
         stop = session.stop or stop
         if session.failure is not None:
             raise FailedError(session.failure)
-        name = f"{type(self._env).__name__}.run"
         try:
             with at_boundary("run"):
-                ended_first = running.cancelled() and stop is not None
-                result = None if ended_first else plain(running.result(), name)
+                self._keep_result(running, trajectory, stop)
         except FailedError as failed:
-            if stop is None:
+            if stop is None and (trajectory.said or not self._too_long()):
                 raise
             trajectory.info["agent_error"] = failed.failure.error
-        else:
-            self._env.result = result
-            if result is not None:
-                trajectory.info["result"] = result
         if not trajectory.said:
-            why = (
-                f"{name} ended without a reply of the model; let the agent ask {self._endpoint.openai} "
-                "(or endpoint.url, for Anthropic's API) with the key of its endpoint"
-            )
-            raise FailedError(Failure.of(InfraError(why), "run"))
+            why = self._too_long() or f"let the agent ask {self._endpoint.openai} with the key of its endpoint"
+            error = InfraError(f"{type(self._env).__name__}.run ended without a reply of the model: {why}")
+            raise FailedError(Failure.of(error, "run"))
         return stop or StopReason.DONE
+
+    def _keep_result(self, running: asyncio.Task[JSON], trajectory: Trajectory, stop: StopReason | None) -> None:
+        """Keep what `run` returned, or raise what it raised. Nothing, if the episode has ended it."""
+        if running.cancelled() and stop is not None:
+            return
+        self._env.result = plain(running.result(), f"{type(self._env).__name__}.run")
+        if self._env.result is not None:
+            trajectory.info["result"] = self._env.result
+
+    def _too_long(self) -> str:
+        """By how much a request was too long; "" if none was."""
+        refused = [line for line in self._session.log.lines if line.get("kind") == "context_full"]
+        return str(refused[-1]["message"]) if refused else ""
 
 
 def _error(task: asyncio.Task[JSON]) -> BaseException | None:

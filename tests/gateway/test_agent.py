@@ -125,6 +125,37 @@ async def test_the_bound_on_turns_ends_the_session_and_is_scored():
     assert "result" not in played.info
 
 
+async def test_a_full_context_ends_an_agent_that_cannot_shorten_its_history():
+    async def run(env, task, endpoint):
+        messages = list(USER)
+        while True:
+            messages += [await ask(endpoint, messages), {"role": "user", "content": "x" * 50}]
+
+    played = await rollout(doing(run)(), TASK, ["Hi."] * 30, limits=Limits(turns=30, context=300))
+    assert (played.stop, played.reward, played.failure) == (StopReason.CONTEXT_FULL, 1.0, None)
+    assert "prompt is too long" in played.info["agent_error"]
+    assert 2 < len(played.turns) < 6
+    assert played.ledger.trained == played.ledger.sampled
+
+
+async def test_a_full_context_is_an_agents_own_business_if_it_goes_on():
+    async def run(env, task, endpoint):
+        said = [await ask(endpoint, USER)]
+        with pytest.raises(RefusedByGateway, match="too long"):
+            await ask(endpoint, [*USER, said[0], {"role": "user", "content": "x" * 500}])
+        return (await ask(endpoint, [*USER, said[0], {"role": "user", "content": "In short?"}]))["content"]
+
+    played = await rollout(doing(run)(), TASK, ["Hi.", "Yes."], limits=Limits(context=200))
+    assert (played.stop, played.info["result"]) == (StopReason.DONE, "Yes.")
+
+
+async def test_a_task_that_is_too_long_is_no_bug():
+    task = Task(prompt="x" * 500, label=1)
+    played = await rollout(Adder(), task, ["Hi."], limits=Limits(context=200))
+    assert (played.failure.kind, played.failure.boundary) == ("environment", "run")
+    assert "prompt is too long" in played.failure.error
+
+
 async def test_an_agent_that_ignores_the_end_of_its_session_is_ended():
     ended = []
 
