@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from agentrl.types import Message
 
+_LONG = 64
+"""Characters of a text that stands nowhere by chance."""
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
 """What stands for a line break, say, where a template writes text as JSON: its letter belongs to no word."""
@@ -18,8 +20,15 @@ def lost(messages: Sequence[Message], text: str) -> int | None:
 
     Words of Latin letters and digits are compared: quoting, trimming and a tokenizer's normal form leave them alone.
     """
-    words = _words(text)
-    return next((at for at, message in enumerate(messages) if _words(message.get("content") or "") - words), None)
+    words: set[str] | None = None
+    for at, message in enumerate(messages):
+        content = message.get("content") or ""
+        if len(content) >= _LONG and content.strip() in text:
+            continue
+        words = _words(text) if words is None else words
+        if _words(content) - words:
+            return at
+    return None
 
 
 def _words(text: str) -> set[str]:

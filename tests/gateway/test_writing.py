@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.gateway.lost import lost
 from agentrl.gateway.request import Call, Entry
 from agentrl.gateway.writing import Writer
 from agentrl.render import Renderer, load_renderer
@@ -73,3 +74,27 @@ def test_a_turn_that_the_client_began(writer: Writer) -> None:
     opened = writer.opened(rendered, "Well, ")
     assert text(writer, opened.tokens) == text(writer, rendered.tokens) + "Well, "
     assert opened.spans[-1].stop == len(opened.tokens)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("two words", "user: two words"),
+        (" two\nwords\n", "user: two words"),
+        ('a "quoted"\nline', 'user: "a \\"quoted\\"\\nline"'),
+        ("caf\u00e9, na\u00efve", 'user: "caf\\u00e9, na\\u00efve"'),
+        ("long " * 40, "user: " + "long " * 40),
+        ("long\n" * 40, "user: " + "long\\n" * 40),
+        ("nai\u0308ve", "user: na\u00efve"),
+        ("", ""),
+    ],
+)
+def test_words_are_found_however_a_template_writes_them(said: str, text: str) -> None:
+    assert lost([{"role": "user", "content": said}], text) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "text"), [("two words", "two"), ("zq1", "zq12"), ("n", "\\n"), ("long " * 40, "long " * 40 + "er")]
+)
+def test_a_word_that_is_only_a_part_of_another_is_lost(said: str, text: str) -> None:
+    assert lost([{"role": "user", "content": "x"}, {"role": "user", "content": f"{said}y"}], f"x {text}") == 1
