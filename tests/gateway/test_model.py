@@ -27,6 +27,13 @@ Item: TypeAlias = "str | int"
 Home: TypeAlias = "tuple[Item, ...]"
 
 
+@dataclass(frozen=True)
+class Like:
+    """A reply that is told by its words alone."""
+
+    reply: int
+
+
 @dataclass
 class Model:
     """Replies by number: their homes, and their words."""
@@ -35,9 +42,22 @@ class Model:
     words: list[tuple[str, ...]] = field(default_factory=list)
     unread: set[int] = field(default_factory=set)
 
-    def belongs(self, head: str, told: Sequence[Item]) -> Home:
-        """The home of a reply to what is told: what is behind the last reply that is at home is new there."""
-        return (head, *told)
+    def belongs(self, head: str, told: Sequence[Item | Like]) -> Home:
+        """The home of a reply to what is told. Of twins that words cannot tell apart, the latest one read is meant."""
+        homes: list[Home] = [(head,)]
+        for item in told:
+            if isinstance(item, Like):
+                alike = [i for i, words in enumerate(self.words) if words == self.words[item.reply]]
+                fitting = [(*home, i) for home in homes for i in alike if self.homes[i] == home]
+                homes = fitting or [(*home, item.reply) for home in homes]
+            else:
+                fitting = [home for home in homes if isinstance(item, int) and self.homes[item] == home]
+                homes = [(*home, item) for home in fitting or homes]
+        return max(homes, key=self._latest)
+
+    def _latest(self, home: Home) -> tuple[bool, int]:
+        parent = self.parent(home)
+        return (False, -1) if parent is None else (parent not in self.unread, parent)
 
     def sampled(self, home: Home, words: tuple[str, ...]) -> int:
         self.homes.append(home)
@@ -68,7 +88,7 @@ class Told:
 
     head: str
     entries: list[Entry]
-    items: list[Item]
+    items: list[Item | Like]
 
     def copy(self) -> Told:
         return Told(self.head, [*self.entries], [*self.items])
@@ -79,6 +99,7 @@ class Client:
         self.pick = random.Random(seed)
         self.numbers, self.bodies = count(1), count(1)
         self.model = Model()
+        self.last: Any = None
         self.talk = Talk(renderer, lambda ids: self.speaks())
         self.lines = [self.root()]
 
@@ -86,6 +107,12 @@ class Client:
         return f"zq{next(self.numbers)}"
 
     def speaks(self) -> Any:
+        if self.last is not None and self.pick.random() < 0.1:
+            return self.last  # the same again
+        self.last = self.something()
+        return self.last
+
+    def something(self) -> Any:
         text = self.pick.choice([self.word(), self.word(), ""])
         if text and self.pick.random() < 0.4:
             return text
@@ -102,7 +129,7 @@ class Client:
         return line
 
     @staticmethod
-    def adds(line: Told, entry: Entry, item: Item) -> None:
+    def adds(line: Told, entry: Entry, item: Item | Like) -> None:
         line.entries.append(entry)
         line.items.append(item)
 
@@ -117,21 +144,30 @@ class Client:
 
     def hears(self, line: Told, reply: Reply, number: int) -> None:
         """The client adds a reply to its history in one of its ways, and says something behind it."""
-        line.entries.append(self.tells(reply))
-        line.items.append(number)
+        entry, named = self.tells(reply)
+        line.entries.append(entry)
+        line.items.append(number if named else Like(number))
         for asked in reply.calls:
             self.adds(line, *self.entry("tool", call_id=asked.id))
         for role in self.pick.choice([["user"], ["system"], ["user", "system"], [] if reply.calls else ["user"]]):
             self.adds(line, *self.entry(role))
 
-    def tells(self, reply: Reply) -> Entry:
-        entry = told(reply)
-        if self.pick.random() < 0.4:
+    def tells(self, reply: Reply) -> tuple[Entry, bool]:
+        """A reply in one of the ways in which clients tell them, and whether an id names it."""
+        entry, chance = told(reply), self.pick.random
+        calls = entry.calls
+        if chance() < 0.4:
             entry = replace(entry, receipts=())
-        if self.pick.random() < 0.3:
+            if chance() < 0.4:
+                calls = tuple(replace(asked, id="") for asked in calls)
+        named = bool(entry.receipts or any(asked.id for asked in calls))
+        if named and chance() < 0.3:
+            calls = tuple(replace(asked, arguments={"also": 1, **asked.arguments}) for asked in calls)
+        elif named and chance() < 0.2:
+            entry, calls = replace(entry, text="Something else."), tuple(replace(c, arguments={}) for c in calls)
+        if chance() < 0.3:
             entry = replace(entry, text=f"{entry.text} \n")
-        filled = tuple(replace(c, arguments={"also": 1, **c.arguments}) for c in entry.calls)
-        return replace(entry, calls=filled) if self.pick.random() < 0.3 else entry
+        return replace(entry, calls=calls), named
 
     # What clients do
 
@@ -187,12 +223,20 @@ class Client:
         self.lines.append(self.root())
         await self.grows(self.lines[-1])
 
+    async def edits_the_past(self, line: Told) -> None:
+        said = [i for i, entry in enumerate(line.entries) if entry.role == "user"]
+        line = line.copy()
+        self.lines.append(line)
+        at = self.pick.choice(said)
+        line.entries[at], line.items[at] = self.entry("user", joined=line.entries[at].joined)
+        await self.grows(line)
+
     async def compacts(self, line: Told) -> None:
         """A summary is asked for behind the history. Work goes on behind that, the last exchange as it was."""
         summing = line.copy()
         self.adds(summing, *self.entry("user", joined=summing.entries[-1].role == "user"))
         await self.asks(summing)
-        turns = [i for i, item in enumerate(line.items) if isinstance(item, int)]
+        turns = [i for i, item in enumerate(line.items) if not isinstance(item, str)]
         kept = turns[-1] if turns and self.pick.random() < 0.7 else len(line.items)
         made = self.root()
         made.head = line.head
@@ -221,7 +265,7 @@ class Client:
 
 MOVES = ["grows"] * 5 + [
     *("forks", "drops", "wants_several", "asks_again", "goes_away"),
-    *("begins_another", "compacts", "asks_twice_at_once"),
+    *("begins_another", "edits_the_past", "compacts", "asks_twice_at_once"),
 ]
 
 
