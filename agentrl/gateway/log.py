@@ -23,6 +23,7 @@ class SessionLog:
 
     def __init__(self) -> None:
         self.lines: list[dict[str, JSON]] = []
+        self._folder = os.environ.get(_FOLDER)
         self._path: Path | None = None
         self._waiting: list[str] = []
 
@@ -30,16 +31,16 @@ class SessionLog:
         """Add a line. `more` makes what is only written to the file."""
         line = {"at": round(time.time(), 3), "event": event, **given}
         self.lines.append(line)
-        if os.environ.get(_FOLDER):
+        if self._folder:
             full = {**line, **(more() if more else {})}
             self._waiting.append(json.dumps(shown(full), ensure_ascii=False) + "\n")
             self._flush()
 
     def name(self, session_id: str) -> None:
         """The session is known by this name: its file can be written."""
-        if folder := os.environ.get(_FOLDER):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self._path = Path(folder) / f"{session_id}.jsonl"
+        if self._folder:
+            Path(self._folder).mkdir(parents=True, exist_ok=True)
+            self._path = Path(self._folder) / f"{session_id}.jsonl"
             self._flush()
 
     def _flush(self) -> None:

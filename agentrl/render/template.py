@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
@@ -18,6 +19,9 @@ from agentrl.types import JSON, Message, ToolSpec
 RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 """What a template in trouble raises: its own raise_exception, the sandbox, or Python inside an expression."""
 
+
+_RUST = ("transformers.tokenization_utils_tokenizers", "transformers.tokenization_utils_fast")
+"""Where the library keeps the tokenizers that are written in Rust."""
 
 _SHORT, _SHORT_KEPT = 64, 256
 """Characters of a text that is short, and how many such texts are remembered."""
@@ -135,7 +139,11 @@ class Template:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        ids = list(tokens)
+        if _decodes_plainly(self.tokenizer.__class__):
+            text: str = self.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
+        else:
+            text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def special_in(self, text: str) -> tuple[str, int] | None:
@@ -208,6 +216,13 @@ def with_named_ids(messages: Sequence[Message]) -> list[Message]:
         for i, call in enumerate(message.get("tool_calls") or ()):
             ids[call.get("id") or ""] = named_id((call.get("function") or call)["name"], i)
     return [_renamed(message, ids) for message in messages]
+
+
+@cache
+def _decodes_plainly(tokenizer: Hashable) -> bool:
+    """Whether `decode` is the library's own, which looks at each id in Python before its tokenizer in Rust decodes."""
+    own = [getattr(getattr(tokenizer, name, None), "__module__", "") for name in ("decode", "_decode")]
+    return own[0] == "transformers.tokenization_utils_base" and own[1] in _RUST
 
 
 def _without_nulls(value: Any) -> Any:
