@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from agentrl.plain import shown
 from agentrl.types import JSON
+
+log = logging.getLogger("agentrl")
 
 _FOLDER = "AGENTRL_SESSION_LOGS"
 
@@ -33,18 +36,24 @@ class SessionLog:
         self.lines.append(line)
         if self._folder:
             full = {**line, **(more() if more else {})}
-            self._waiting.append(json.dumps(shown(full), ensure_ascii=False) + "\n")
+            self._waiting.append(json.dumps(full, default=str) + "\n")
             self._flush()
 
     def name(self, session_id: str) -> None:
         """The session is known by this name: its file can be written."""
         if self._folder:
-            Path(self._folder).mkdir(parents=True, exist_ok=True)
-            self._path = Path(self._folder) / f"{session_id}.jsonl"
+            self._path = Path(self._folder) / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', session_id)}.jsonl"
             self._flush()
 
     def _flush(self) -> None:
-        if self._path is not None and self._waiting:
+        """Write what waits. A disk that is full ends the file, not the session."""
+        if self._path is None or not self._waiting:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(self._waiting)
-            self._waiting.clear()
+        except OSError as exc:
+            log.warning("%s=%s: %s; the session's log ends here", _FOLDER, self._folder, exc.strerror)
+            self._folder = None
+        self._waiting.clear()

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from agentrl import Trajectory
 from agentrl.cli.show import load_trajectory, render_trajectory
+from agentrl.gateway.log import SessionLog
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.session import Session
 from agentrl.testing import call
@@ -118,3 +119,23 @@ async def test_show_prints_a_session_as_a_tree(renderer):
 def test_what_is_no_log_of_a_session(tmp_path):
     with pytest.raises((ValueError, KeyError, StopIteration)):
         Session.replay(['{"event": "request"}'])
+
+
+def test_a_file_holds_prompts_of_any_length_and_names_of_any_kind(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENTRL_SESSION_LOGS", str(tmp_path))
+    log = SessionLog()
+    log.note("prompt", lambda: {"tokens": [*range(150_000)], "text": "half a \ud83d"})
+    log.name("group/1")
+    line = json.loads((tmp_path / "group_1.jsonl").read_text())
+    assert (len(line["tokens"]), line["text"]) == (150_000, "half a \ud83d")
+
+
+def test_a_disk_that_takes_no_more_ends_the_file_and_not_the_session(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AGENTRL_SESSION_LOGS", str(tmp_path / "file"))
+    log = SessionLog()
+    log.name("s")
+    log.note("play")
+    log.note("hold")
+    assert [line["event"] for line in log.lines] == ["play", "hold"]
+    assert caplog.text.count("the session's log ends here") == 1
