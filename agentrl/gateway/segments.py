@@ -93,18 +93,20 @@ def main_work(lines: Sequence[Line]) -> list[Prompt]:
         return []
     work, nodes = [first], [node for line in lines for node in line.nodes]
     for root in roots:
-        same = (root.head.branch, root.head.digest) == (first.head.branch, first.head.digest)
-        if root.index > first.index and same and _goes_on(root, work, nodes):
+        if root.index > first.index and root.head.branch == first.head.branch and _goes_on(root, work, nodes):
             work.append(root)
     return work
 
 
 def _goes_on(root: Prompt, work: Sequence[Prompt], nodes: Sequence[Node]) -> bool:
-    if root.grown_from in work or any(node.prompt.top in work for node in root.known.values()):
-        return True
+    """Whether a root tells replies of the main conversation, or a summary of it. One without tools makes a summary."""
+    alike = root.head.digest == work[0].head.digest
+    if any(node.prompt.top in work for node in root.known.values()):
+        return alike or bool(root.head.tools)
     before = [node.sent.text for node in nodes if node.sent and node.prompt.index < root.index]
     said = [text for text in before if len(text) >= _QUOTED]
-    return any(text in entry.text for entry in root.entries if entry.role != "assistant" for text in said)
+    quoted = any(text in entry.text for entry in root.entries if entry.role != "assistant" for text in said)
+    return alike and (root.grown_from in work or quoted)
 
 
 def masked_for(

@@ -14,7 +14,7 @@ from agentrl.gateway.session import Session
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.testing import call
-from tests.gateway.client import ASK, SYSTEM, Talk, results, told
+from tests.gateway.client import ASK, FIND, SYSTEM, Talk, results, told
 from tests.test_thinking import TEMPLATE
 
 SURE, REALLY = Entry("user", "Are you sure?"), Entry("user", "Really?")
@@ -442,3 +442,12 @@ async def test_a_past_that_the_client_changed_begins_a_branch_with_known_replies
     sampled = talk.engine.answers[1][1]
     assert any(t.tokens[i : i + len(sampled)] == sampled for i in range(t.length)), "as it was sampled"
     assert t.ledger.sampled == one.usage.sampled + len(talk.engine.answers[2][1]), "but not trained here"
+
+
+async def test_tools_that_change_in_the_middle_begin_a_root_that_is_the_main_line(renderer):
+    talk = Talk(renderer, numbered)
+    one = await talk.says(SYSTEM, ASK)
+    two = await talk.says(SYSTEM, ASK, told(one), SURE, tools=(FIND, {**FIND, "function": {"name": "more"}}))
+    t = talk.end()
+    assert (lengths(t), t.answer) == ([1, 1], two.content)
+    assert [node["line"] for node in t.session["nodes"]] == ["earlier", "main"]
