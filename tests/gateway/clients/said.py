@@ -102,6 +102,7 @@ def odd(shell: Shell, *, more: Sequence[Say] = (), last: Say | None = None, unkn
         Say("", (shell.twice("echo twice"),)),
         Say("Large.", (shell.run("seq 1 27000"),)),
         Say(" ", (shell.run("echo last"),)),
+        Say("", (shell.run("echo 'no thought'"),), ""),
         *([Say("An unknown tool.", (("no_such_tool", '{"x": 1}'),))] if unknown else []),
         *more,
     ]

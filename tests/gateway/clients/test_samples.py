@@ -5,6 +5,9 @@ The expected numbers are those of the survey of clients, in which each client's 
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from tests.gateway.clients import said
@@ -57,3 +60,24 @@ async def test_library(client, wire, how):
     played = await play(Script(turns), starter(client, wire, how))
     assert "42" in played.output
     assert (len(played.engine.calls), len(played.trajectory.segments)) == (len(turns), 1)
+
+
+async def test_defaults_that_a_client_fills_in():
+    """Claude Code tells its `Edit` with the keys in the schema's order and a default more."""
+
+    def turns(number, prompt):
+        folder = re.search(r"working directory: (\S+)", prompt)[1]
+        edit = {"new_string": "a = 2", "old_string": "a = 1", "file_path": f"{folder}/f.py"}
+        calls = [
+            said.BASH.run("echo 'a = 1' > f.py"),
+            ("Read", json.dumps({"file_path": f"{folder}/f.py"})),
+            ("Edit", json.dumps(edit)),
+            ("Bash", "{}"),
+        ]
+        return Say(f"Step {number}.", (calls[number - 1],)) if number <= len(calls) else DONE
+
+    played = await play(Script(turns), starter("claude-code"))
+    assert (len(played.engine.calls), len(played.trajectory.segments)) == (5, 1)
+    assert b"replace_all" in played.proxy.seen[-1].body.partition(b"Step 3.")[2]
+    assert played.audits() == ["told_in_another_spelling"]
+    assert "replace_all" not in played.texts[0].partition("Step 3.")[2]  # the tokens are those that were sampled
