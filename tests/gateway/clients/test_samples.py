@@ -11,7 +11,7 @@ import re
 import pytest
 
 from tests.gateway.clients import said
-from tests.gateway.clients.installed import ALL
+from tests.gateway.clients.installed import ALL, slow
 from tests.gateway.clients.playing import play
 from tests.gateway.clients.said import Say, Script
 from tests.gateway.clients.starts import starter
@@ -51,6 +51,9 @@ MORE = [
     ("langgraph", "chat", "whole"),
     ("strands-agents", "messages", "stream"),
     ("strands-agents", "responses", "stream"),
+    ("pydantic-ai", "chat", "whole"),
+    ("pydantic-ai", "responses", "whole"),
+    ("pydantic-ai", "messages", "whole"),
 ]
 
 
@@ -60,6 +63,17 @@ async def test_library(client, wire, how):
     played = await play(Script(turns), starter(client, wire, how))
     assert "42" in played.output
     assert (len(played.engine.calls), len(played.trajectory.segments)) == (len(turns), 1)
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+async def test_opencode(wire):
+    """It asks for a title first, which is a line of its own."""
+    slow()
+    turns = said.odd(said.OPENCODE, last=DONE)
+    script = Script(turns, openings={"title": [Say("A title.")]})
+    played = await play(script, starter("opencode", wire))
+    assert (len(played.engine.calls), len(played.trajectory.segments)) == (len(turns) + 1, 2)
+    assert "told_in_another_meaning" in played.audits()  # a call of an unknown tool comes back as `invalid`
 
 
 async def test_defaults_that_a_client_fills_in():
