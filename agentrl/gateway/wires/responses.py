@@ -178,8 +178,10 @@ class _Turn:
     receipts: list[str] = field(default_factory=list)
 
     def takes(self, kind: str) -> bool:
-        """Whether an item of this kind can belong to the same reply. Only calls stand side by side, and a message behind
-        one that is the reply's thought, as pydantic-ai tells it."""
+        """Whether an item of this kind can belong to the same reply.
+
+        Only calls stand side by side. A message may follow one that is the reply's thought: pydantic-ai tells it so.
+        """
         rank = _RANKS[kind]
         if self.rank is None or rank > self.rank:
             return True
