@@ -17,6 +17,7 @@ from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("system", "developer", "user", "assistant")
 _ITEM_ID = re.compile("^(msg|rs|fc|ctc)_")
+_THOUGHTS = re.compile(r"\s*<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
 """The order of the items of one reply."""
 _CALLS = ("function_call", "custom_tool_call")
@@ -137,7 +138,7 @@ def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
     turn = _Turn(tools)
     for index, item in enumerate(reading.sequence(sent, "input")):
         where = f"input[{index}]"
-        item = reading.mapping(item, where)
+        item = _retold(reading.mapping(item, where))
         kind = item.get("type") or "message"
         said = kind in _RANKS and (kind != "message" or item.get("role") == "assistant")
         if turn.rank is not None and not (said and turn.takes(kind)):
@@ -149,6 +150,18 @@ def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
             yield from _other(kind, item, where)
     if turn.rank is not None:
         yield turn.entry()
+
+
+def _retold(item: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Thoughts that a client tells as an assistant message of their own, as the item that they were."""
+    if item.get("role") != "assistant":
+        return item
+    content = item.get("content")
+    text = content[0].get("text") if isinstance(content, list) and content and isinstance(content[0], dict) else content
+    found = _THOUGHTS.fullmatch(text) if isinstance(text, str) else None
+    if found is None or (isinstance(content, list) and len(content) > 1):
+        return item
+    return {"type": "reasoning", "id": item.get("id"), "summary": [{"type": "summary_text", "text": found[1]}]}
 
 
 def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:

@@ -148,6 +148,16 @@ def test_the_items_of_one_reply_are_one_entry():
     )
 
 
+def test_thoughts_told_as_a_message_of_their_own_belong_to_the_reply():
+    """As pydantic-ai tells them."""
+    sent = [said("<think>\nHm.\n</think>"), said("I look."), called("c1"), said("<think>\nOh.\n</think>"), said("Yes.")]
+    call = Call("c1", "look", {"at": 1})
+    assert read("responses", input=sent).entries == (
+        Entry("assistant", "I look.", "Hm.", (call,), ("c1",)),
+        Entry("assistant", "Yes.", "Oh."),
+    )
+
+
 def function(name):
     return {"type": "function", "name": name, "parameters": {"type": "object"}}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -12,12 +11,10 @@ import openai
 import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError, EngineError
 from agentrl.gateway.standalone import Standalone, running_server
-from agentrl.testing import call, rollout
+from agentrl.testing import call
 from agentrl.types import Limits
-from agentrl_envs.fact_search import FactSearch, gold, make_tasks
 from tests.gateway.wires.fakes import TOOLS
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Go."}]}
@@ -136,35 +133,3 @@ async def test_others_who_reach_it_are_warned_of(renderer, says, caplog):
     with pytest.raises(ConfigError, match="every address"):
         async with serving(renderer, says, host=""):
             pass
-
-
-async def play_by_hand(client, prompt, tools, search):
-    """An agent's loop as anybody writes it. Its answer."""
-    messages = [{"role": "user", "content": prompt}]
-    while True:
-        asked = {"model": "m", "messages": messages, "tools": tools}
-        message = (await client.chat.completions.create(**asked)).choices[0].message
-        messages.append(message.model_dump(exclude_none=True))
-        for one in message.tool_calls or ():
-            found = await search(**json.loads(one.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": one.id, "content": found})
-        if not message.tool_calls:
-            return message.content
-
-
-async def test_an_env_played_by_a_plain_client_is_the_same_to_the_token(renderer):
-    """The engine is sent the same prompts as in an episode, so a policy scores the same."""
-    async with EnvFactory(FactSearch) as envs:
-        search = envs.make().search
-        for task in make_tasks("eval", 2):
-            turns = list(gold(task))
-            episode = await rollout(envs.make(), task, turns, renderer=renderer)
-            async with (
-                serving(renderer, turns, limits=Limits()) as (engine, url),
-                openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as client,
-            ):
-                answer = await play_by_hand(client, task.prompt, list(episode.tools), search)
-            (segment,) = episode.segments
-            assert (answer, len(engine.requests)) == (f"Answer: {task.label}", len(segment.turns))
-            for prompt in engine.requests:
-                assert list(segment.ids[: len(prompt)]) == prompt
