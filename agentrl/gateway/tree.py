@@ -131,7 +131,7 @@ class Node:
     @property
     def claimed(self) -> bool:
         """The client got it, or may still get it."""
-        return self.delivered or not self.lost
+        return self.delivered or self.reused or not self.lost
 
     @property
     def dropped(self) -> bool:
