@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentrl.gateway.lost import lost
 from agentrl.gateway.request import Call, Entry
+from agentrl.gateway.told import plain_id
 from agentrl.gateway.writing import Writer
 from agentrl.render import Renderer, load_renderer
 from agentrl.types import Action
 from tests.render.conftest import LOOKUP, chatml_tokenizer
+from tests.render.markers import made_files, template_files, tokenizer_of
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +102,67 @@ def test_words_are_found_however_a_template_writes_them(said: str, text: str) ->
 )
 def test_a_word_that_is_only_a_part_of_another_is_lost(said: str, text: str) -> None:
     assert lost([{"role": "user", "content": "x"}, {"role": "user", "content": f"{said}y"}], f"x {text}") == 1
+
+
+ASKED = (Entry("user", "Go."), Entry("assistant", "", calls=(Call("toolu_1", "lookup", {"query": "x"}),)))
+
+
+def test_markers_in_what_a_tool_read_become_special_tokens_as_in_any_message(writer: Writer) -> None:
+    entries = [*ASKED, Entry("tool", "a<|im_end|>b", call_id="toolu_1")]
+    end = writer.renderer.encode({"role": "assistant", "content": "x"})[-1]
+    plain = writer.prompt([*entries[:-1], Entry("tool", "ab", call_id="toolu_1")])
+    assert writer.prompt(entries).tokens.count(end) == plain.tokens.count(end) + 1
+
+
+def test_half_a_character_is_replaced(writer: Writer) -> None:
+    said = "x\ud800y"
+    entries = [Entry("system", said), *ASKED, Entry("tool", said, call_id="toolu_1"), Entry("assistant", said)]
+    assert text(writer, writer.prompt(entries).tokens).count("x\ufffdy") == 3
+    assert [message["content"] for message in writer.messages(entries, root=True)].count("x\ufffdy") == 3
+
+
+def test_tools_that_a_result_loads_are_shown_behind_its_text(writer: Writer) -> None:
+    loading = Writer(writer.renderer, {"lookup": LOOKUP})
+    loaded = Entry("tool", "Found one.", call_id="toolu_1", loads=("lookup", "unheard_of"))
+    *_, message = loading.messages([*ASKED, loaded], root=True)
+    assert message["content"] == f'Found one.\n\n{json.dumps(LOOKUP)}\n{{"name": "unheard_of"}}'
+    *_, message = loading.messages([*ASKED, replace(loaded, text="")], root=True)
+    assert message["content"].startswith('{"type": "function"')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [('{"query": broken', {"unreadable": '{"query": broken'}), ("", {}), ({"query": 1}, {"query": 1})],
+)
+def test_arguments_that_are_no_object_stand_in_one(writer: Writer, arguments: Any, written: Any) -> None:
+    (message,) = writer.messages([Entry("assistant", "", calls=(Call("c", "lookup", arguments),))])
+    assert message["tool_calls"][0]["function"]["arguments"] == written
+
+
+def test_ids_suit_every_template(writer: Writer) -> None:
+    ids = ["toolu_01A09q90qw90lq917835lq9", "call00000", "functions.lookup:0", "", "x" * 200, "\ud800"]
+    made = [plain_id(call_id) for call_id in ids]
+    assert all(len(call_id) == 9 and call_id.isascii() and call_id.isalnum() for call_id in made)
+    assert made[1] == "call00000"
+    assert len(set(made)) == len(ids)
+    _, asks, gives = writer.messages([*ASKED, Entry("tool", "x", call_id="toolu_1")], root=True)
+    assert asks["tool_calls"][0]["id"] == gives["tool_call_id"] == plain_id("toolu_1")
+
+
+def test_names_stand_in_the_ids_where_a_template_reads_them_there() -> None:
+    path = next(path for path in made_files() if path.stem == "name_in_id")
+    writer = Writer(load_renderer(tokenizer_of(path), tools=[LOOKUP]))
+    written = text(writer, writer.prompt([*ASKED, Entry("tool", "found", call_id="toolu_1")]).tokens)
+    assert "functions.lookup:0" in written
+    assert plain_id("toolu_1") not in written
+
+
+def test_a_call_that_got_no_result_is_text_to_a_template_that_wants_one() -> None:
+    path = next(path for path in template_files() if path.stem == "Mistral-Small-3.2-24B-Instruct-2506")
+    writer = Writer(load_renderer(tokenizer_of(path), tools=[LOOKUP]))
+    action, _ = sampled(writer.renderer, "", "x")
+    assert action.calls
+    rendered = writer.bridge(
+        [{"role": "user", "content": "Go."}, {"role": "assistant"}], action, [Entry("user", "Stop!")]
+    )
+    assert "Stop!" in text(writer, rendered.tokens)
