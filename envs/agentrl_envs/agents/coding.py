@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +15,7 @@ from agentrl_envs.agents.start import Start
 from agentrl_envs.coding.grading import grade, total
 from agentrl_envs.coding.problem import Grade, Problem, load_problem
 from agentrl_envs.coding.work import prepare
+from agentrl_sandbox.needs import needs
 from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -57,6 +59,10 @@ class CodingAgent(AgentEnv):
     @classmethod
     def share(cls, config: CodingAgentConfig) -> SandboxPool:
         return SandboxPool(config.backend, config.spec, size=config.size)
+
+    @classmethod
+    def needs(cls, config: CodingAgentConfig, episodes: int) -> Sequence[str]:
+        return needs(config.backend, config.spec, episodes, config.size)
 
     def start(self, endpoint: Endpoint, instruction: str) -> Start:
         """The program's command line. `endpoint` is as the sandbox sees it."""

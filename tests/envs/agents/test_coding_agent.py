@@ -1,0 +1,99 @@
+"""Programs that are coding agents: their sandbox, their steps, and the grade of what they leave."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from agentrl import Endpoint, EnvFactory, Limits, StopReason, Task
+from agentrl.testing import call, rollout
+from agentrl_envs.agents.coding import CodingAgent
+from agentrl_envs.agents.start import Start
+from agentrl_envs.coding.problem import Grade, Problem, Step
+
+PROGRAM = Path(__file__).with_name("small_agent.py")
+
+
+class Small(CodingAgent):
+    program = sys.executable
+    tested = ()
+
+    def start(self, endpoint, instruction):
+        return Start([self.path, str(PROGRAM), instruction], endpoint.variables())
+
+
+class Holds:
+    """Grades by the words of a file."""
+
+    def __init__(self, name: str, words: str) -> None:
+        self.name, self.words = name, words
+
+    async def grade(self, box):
+        held = await box.exec(f"cat {self.name}")
+        return Grade(float(held.stdout.strip() == self.words), log=f"{self.name} holds {held.stdout!r}")
+
+
+def load(task):
+    steps = [
+        Step(f"Write {words} into {name}.", Holds(name, words), name=name, min_score=1.0)
+        for name, words in task.metadata["files"].items()
+    ]
+    return Problem(tuple(steps), spec={"memory_mb": 4096})
+
+
+def task(**files: str) -> Task:
+    return Task(prompt="Write.", metadata={"format": f"{__file__}:load", "files": files})
+
+
+def write(name: str, words: str):
+    return [call("bash", command=f"echo {words} > {name}"), "It is written."]
+
+
+async def played(task, turns, limits=None, **config):
+    async with EnvFactory(Small, {"backend": "local", "size": 1, **config}) as factory:
+        return await rollout(factory.make(), task, turns, limits=limits)
+
+
+async def test_what_it_leaves_is_graded():
+    right = await played(task(a="one"), write("a", "one"))
+    assert (right.reward, right.stop, right.failure) == (1.0, StopReason.DONE, None)
+    assert right.ledger.sampled == right.ledger.trained > 0
+    assert right.info["result"] == {"exit_code": 0, "output": "It is written.\n"}
+    assert "holds 'one" in right.info["grading"]
+    wrong = await played(task(a="one"), write("a", "two"))
+    assert (wrong.reward, wrong.failure) == (0.0, None)
+
+
+async def test_each_step_is_a_start_of_its_own():
+    both = [call("bash", command="echo one > a; echo two > b"), "It is written."]  # each conversation plays it
+    done = await played(task(a="one", b="two"), both)
+    assert (done.reward, len(done.segments), len(done.turns)) == (1.0, 2, 4)
+    failed = await played(task(a="wrong", b="two"), both)
+    assert (failed.reward, failed.stop, len(failed.segments)) == (0.0, StopReason.DONE, 1)
+
+
+async def test_a_limit_ends_it_and_its_work_is_graded():
+    turns = [call("bash", command="echo one > a"), call("bash", command="true"), call("bash", command="true")]
+    cut = await played(task(a="one"), turns, Limits(turns=2, close_s=5.0))
+    assert (cut.reward, cut.stop) == (1.0, StopReason.MAX_TURNS)
+
+
+async def test_a_program_that_is_too_slow_is_ended():
+    turns = [call("bash", command="echo one > a; sleep 60"), "never"]
+    slow = await played(task(a="one"), turns, agent_s=2.0)
+    assert (slow.reward, slow.stop) == (1.0, StopReason.DONE)
+    assert slow.info["result"]["exit_code"] != 0
+
+
+@pytest.mark.parametrize("module", ["claude_code", "codex", "mini_swe_agent"])
+def test_command_lines_name_the_model_and_are_patient(module):
+    endpoint = Endpoint(key="sk-x", url="http://127.0.0.1:1", socket="/s")
+    start = import_module(f"agentrl_envs.agents.{module}").command(endpoint, "Do it; 'now'.")
+    whole = " ".join([*start.argv, *(f"{key}={value}" for key, value in start.env.items())])
+    assert "Do it; 'now'." in start.argv
+    assert "3600" in whole
+    assert "sk-x" in start.env.values()
+    assert "http://127.0.0.1:1" in whole
