@@ -20,7 +20,6 @@ _ITEM_ID = re.compile("^(msg|rs|fc|ctc)_")
 _THOUGHTS = re.compile(r"\s*<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
 """The order of the items of one reply."""
-_CALLS = ("function_call", "custom_tool_call")
 _KEPT_BY_OPENAI = {
     "previous_response_id": "send the whole conversation as input",
     "conversation": "send the whole conversation as input",
@@ -191,14 +190,9 @@ class _Turn:
     receipts: list[str] = field(default_factory=list)
 
     def takes(self, kind: str) -> bool:
-        """Whether an item of this kind can belong to the same reply.
-
-        Only calls stand side by side. A message may follow one that is the reply's thought: pydantic-ai tells it so.
-        """
+        """Whether an item of this kind can belong to the same reply. Only calls stand side by side."""
         rank = _RANKS[kind]
-        if self.rank is None or rank > self.rank:
-            return True
-        return rank == self.rank and (kind in _CALLS or (kind == "message" and _is_thought("".join(self.texts))))
+        return self.rank is None or rank > self.rank or rank == _RANKS["function_call"] == self.rank
 
     def add(self, kind: str, item: Mapping[str, JSON], where: str) -> None:
         self.rank = _RANKS[kind]
@@ -224,11 +218,6 @@ class _Turn:
     def entry(self) -> Entry:
         reasoning = "".join(self.thoughts) if self.thoughts else None
         return Entry("assistant", "".join(self.texts), reasoning, tuple(self.calls), reading.unique(self.receipts))
-
-
-def _is_thought(text: str) -> bool:
-    text = text.strip()
-    return text.startswith("<think>") and text.endswith("</think>")
 
 
 def _thoughts(item: Mapping[str, JSON], where: str) -> str:

@@ -108,21 +108,6 @@ def called(call_id, **more):
     return item("function_call", call_id=call_id, name="look", arguments='{"at": 1}', **more)
 
 
-def test_a_thought_told_as_a_message_belongs_to_the_message_behind_it():
-    """pydantic-ai tells a reply of Responses so."""
-    sent = [
-        {"role": "user", "content": "Go."},
-        {"role": "assistant", "content": "<think>\nhm\n</think>"},
-        {"role": "assistant", "content": "Looking."},
-        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "seen"},
-        {"role": "assistant", "content": "One."},
-        {"role": "assistant", "content": "Another."},
-    ]
-    told = [entry.text for entry in read("responses", input=sent).entries if entry.role == "assistant"]
-    assert told == ["<think>\nhm\n</think>Looking.", "One.", "Another."]
-
-
 def test_the_items_of_one_reply_are_one_entry():
     sent = [
         item("message", role="developer", content=[{"type": "input_text", "text": "Rules."}]),
