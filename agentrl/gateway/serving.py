@@ -91,7 +91,7 @@ class WireServer:
         except ConnectionError:  # nobody reads the answer
             return web.Response()
         except Exception as exc:  # noqa: BLE001 - the boundary of a request: it must not harm other requests
-            _log.exception("%s", request.path)
+            _log.exception("%s", path)  # without the key
             return json_response(wire.error(500, f"{type(exc).__name__}: {exc}"), 500)
 
     async def _dispatch(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
@@ -110,16 +110,19 @@ class WireServer:
 
     async def _reply(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
         session = self._found(key, request)
-        raw = await request.read()
+        raw = await _body(request)
         answer = wire.read(reading.read_body(raw), request.headers, _digest(path, raw))
         exchange = session.ask(answer.request)
         response = await respond(request, answer, exchange, self._closing)
-        self._last[request.protocol] = exchange
+        if request.transport is None:
+            exchange.lost()
+        else:
+            self._last[request.protocol] = exchange
         return response
 
     async def _count(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
         session = self._found(key, request)
-        raw = await request.read()
+        raw = await _body(request)
         answer = wire.read(reading.read_body(raw), request.headers, _digest(path, raw))
         kind = {} if wire is _MESSAGES else {"object": "response.input_tokens"}
         return json_response({"input_tokens": session.count(answer.request), **kind})
@@ -146,6 +149,13 @@ class _Connections(web.Server):
 def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.BaseRequest:
     loop = asyncio.get_running_loop()
     return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=_BODY_BYTES)
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    """The body; clients that ask first whether to send it are told to."""
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return await request.read()
 
 
 def _split(path: str) -> tuple[str, str]:

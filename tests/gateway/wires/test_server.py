@@ -231,6 +231,25 @@ async def test_a_bug_in_a_session_harms_no_other(gateway, session, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
+async def test_a_client_that_asks_before_it_sends_its_body(gateway, session):
+    async with (
+        aiohttp.ClientSession(headers={"x-api-key": session.key}) as client,
+        client.post(f"{gateway.url}/v1/messages", json=BODIES["/v1/messages"], expect100=True) as answer,
+    ):
+        assert answer.status == 200
+
+
+async def test_a_key_in_a_path_is_not_logged(gateway, session, caplog):
+    session.answer = lambda _: ZeroDivisionError("bug")
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(f"{gateway.url}/s/{session.key}/v1/messages", json=BODIES["/v1/messages"]) as answer,
+    ):
+        assert answer.status == 500
+    assert "bug" in caplog.text
+    assert session.key not in caplog.text
+
+
 async def test_the_socket_for_sandboxes(gateway, session):
     mode = os.stat(gateway.socket_path)
     assert stat.S_ISSOCK(mode.st_mode)
