@@ -104,7 +104,9 @@ async def _openai(
 ) -> None:
     from agentrl._interrupts import stopping
     from agentrl.gateway.standalone import Standalone, running_server
+    from agentrl.gateway.writing import prove_for_agents
 
+    prove_for_agents(opened.renderer)
     answering = Standalone(opened.engine, opened.renderer, config.limits)
     with stopping() as stop:
         async with running_server(answering, host, port, model_name=model, api_key=api_key) as url:

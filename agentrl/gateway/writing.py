@@ -216,8 +216,11 @@ def prove_for_agents(renderer: Renderer) -> None:
     Costs some 0.2 s the first time that a process sees a template.
     """
     Writer(renderer)
-    if renderer.certificate.capabilities.get("calls", False):
-        Writer(renderer.bind([PROBE_TOOL]))
+    try:
+        offering = renderer.bind([PROBE_TOOL])
+    except TemplateError:  # an agent with tools is told so; others need none
+        return
+    Writer(offering)
 
 
 @dataclass(frozen=True, slots=True)

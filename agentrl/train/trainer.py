@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentrl._interrupts import run
 from agentrl.engine.base import TrainedEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
-from agentrl.env import EnvFactory
+from agentrl.env import EnvFactory, plays_itself
 from agentrl.errors import ConfigError, EngineError
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
@@ -163,6 +163,10 @@ class Trainer:
         renderer = load_renderer(self.tokenizer)
         if tools := [made.spec for made in envs.cls._agentrl_tools.values()]:
             renderer.bind(tools)  # refuses a template that cannot carry them, before the first episode
+        if plays_itself(envs.cls):
+            from agentrl.gateway.writing import prove_for_agents
+
+            prove_for_agents(renderer)
         self.engine = self._open_engine(renderer)
         self.handover = HandOver(self.engine, self.learner)
         self.rollout = Rollout(

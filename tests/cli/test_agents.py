@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import Trajectory
+from agentrl.models import load_tokenizer, tiny_model
 
 AGENT = '''
 from agentrl import AgentEnv
@@ -93,3 +94,17 @@ def test_an_agent_without_a_reward_cannot_be_trained(folder, agentrl):
     command = ("train", "my_agent.py:Unscored", "--data", "tasks.jsonl", "--out", "run", "--config", "small.yaml")
     assert agentrl(*command) == 2
     assert "Unscored gave no episode a reward" in agentrl.stderr
+
+
+def test_a_template_that_would_lose_reminders_is_refused_at_the_start(folder, agentrl):
+    pytest.importorskip("torch", reason="the embedded engine needs torch: pip install -e '.[train]'")
+    tokenizer = load_tokenizer("tiny")
+    said = "'<|im_start|>' + m.role + '\n' + (m.content if 'system-reminder' not in m.content else '') + '<|im_end|>\n'"
+    asks = "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+    tokenizer.chat_template = "{%- for m in messages -%}{{- " + said + " -}}{%- endfor -%}" + asks
+    tiny_model().save_pretrained("deaf")
+    tokenizer.save_pretrained("deaf")
+    train = ("train", "my_agent.py:Capitals", "--model", "deaf", "--data", "tasks.jsonl", "--out", "run")
+    for command in ((*train, "--config", "small.yaml"), ("serve", "--model", "deaf", "--openai", "--port", "0")):
+        assert agentrl(*command) == 2
+        assert "deaf is not for agents of others: what a system says behind a user would be lost" in agentrl.stderr
