@@ -18,6 +18,8 @@ def command(endpoint: Endpoint, instruction: str, *options: str, program: str = 
             "MSWEA_CONFIGURED": "true",
             "MSWEA_COST_TRACKING": "ignore_errors",  # the price of a model of one's own is not known
             "MSWEA_SILENT_STARTUP": "1",
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "3",  # of ten, it would ask for minutes after its session's end
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else each start looks for prices in the network first
         },
     )
 

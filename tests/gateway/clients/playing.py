@@ -20,7 +20,7 @@ from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
 from agentrl.sandbox import ExecResult
 from agentrl.segment import Segment
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Trajectory, total_ledger
 from agentrl.types import Limits
 from agentrl_envs.agents.start import Start
 from agentrl_sandbox.local.sandbox import LocalSandbox
@@ -120,7 +120,12 @@ async def playing(
 
 
 async def play(
-    script: Script, *starts: Callable[[Endpoint], Start], fails: bool = False, timeout: float = LIMIT_S, **more: Any
+    script: Script,
+    *starts: Callable[[Endpoint], Start],
+    fails: bool = False,
+    unclaimed: int = 0,
+    timeout: float = LIMIT_S,
+    **more: Any,
 ) -> Played:
     """A session of one client: each of `starts` is a process, one after the other, in the same folder and home."""
     async with (
@@ -136,15 +141,16 @@ async def play(
             played.ended.append(await said.run(box, timeout=timeout))
             assert not played.ended[-1].timed_out, played.output[-3000:]
             assert fails or played.ended[-1].exit_code == 0, played.output[-3000:]
-    check(played)
+    check(played, unclaimed)
     return played
 
 
-def check(played: Played) -> None:
+def check(played: Played, unclaimed: int = 0) -> None:
     """Nothing is lost and nothing is trained twice: the engine's own record is the oracle.
 
     Each call of the engine, prompt and answer, begins some segment, and its answer is trained there and nowhere else.
-    Each segment is what one call was sent and returned. Nothing is masked.
+    Each segment is what one call was sent and returned. Nothing is masked but the last `unclaimed` replies, of which a
+    client never got the whole.
     """
     segments, calls = played.trajectory.segments, played.engine.calls
     whole = [[*sent, *returned] for sent, returned in calls]
@@ -155,8 +161,12 @@ def check(played: Played) -> None:
         for number, (sent, returned) in enumerate(calls):
             if ids[: len(whole[number])] == whole[number]:
                 trained[number] += sum(mask[len(sent) : len(sent) + len(returned)]) == len(returned)
-    assert trained == [1] * len(calls), f"times that each of the engine's answers is trained: {trained}"
-    assert sum(sum(_mask(segment)) for segment in segments) == sum(len(returned) for _, returned in calls)
+    kept = len(calls) - unclaimed
+    expected = [1] * kept + [0] * unclaimed
+    assert trained == expected, f"times that each of the engine's answers is trained: {trained}"
+    assert sum(sum(_mask(segment)) for segment in segments) == sum(len(returned) for _, returned in calls[:kept])
+    lost = sum(len(returned) for _, returned in calls[kept:])
+    assert total_ledger(segments).masked == ({"undelivered": lost} if unclaimed else {})
 
 
 def _mask(segment: Segment) -> list[int]:

@@ -1,6 +1,7 @@
 """What networks and servers do to real clients: nothing is sampled twice, nothing is lost, the client goes on or ends.
 
-How each client takes a fault was measured: all ask again, but for Claude Code 2.1.197, which ends at a cut.
+How each client takes a fault was measured: all ask again, but Claude Code 2.1.197 ends at a cut in a text, and
+qwen-code at any. The reply of which they got a part is masked, as nobody acted on it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FAULTY = 2
 """The number of the request that meets the fault."""
 _CUTS = {
     "claude-code": b"event: content_block_stop",
-    "claude-code-2.1.197": b"event: content_block_stop",
+    "claude-code-2.1.197": b'"text_delta"',
     "codex": b"event: response.output_item.done",
     "qwen-code": b"reasoning",
 }
@@ -67,6 +68,8 @@ async def test_asks_again(client, fault):
     """The faults after which each client goes on: one sample, and each turn sampled once."""
     if client == "mini-swe-agent" and isinstance(fault, Cut):
         pytest.skip("it does not stream")
+    if client == "qwen-code" and isinstance(fault, Cut):
+        pytest.skip("it ends at any cut")
     if client == "claude-code" and isinstance(fault, Status | Dropped) and fault != Status(529):
         slow()
     said_turns, played = await played_with(client, fault)
@@ -83,7 +86,7 @@ async def test_asks_again(client, fault):
 async def test_cut_in_the_answer(client):
     """The connection is reset when a part of the answer was read: its thoughts, or its first event."""
     ends = client in ("claude-code-2.1.197", "qwen-code")
-    said_turns, played = await played_with(client, Cut(_CUTS[client]), fails=ends)
+    said_turns, played = await played_with(client, Cut(_CUTS[client]), fails=ends, unclaimed=int(ends))
     if ends:
         assert (len(played.engine.calls), played.ended[0].exit_code) == (_FAULTY, 1)
     else:
@@ -104,7 +107,7 @@ async def test_wrong_key(client):
 
     began = time.monotonic()
     played = await play(Script(turns(client)), start, fails=True)
-    assert time.monotonic() - began < (15 if client != "mini-swe-agent" else 60)
+    assert time.monotonic() - began < (15 if client != "mini-swe-agent" else 60)  # mini-swe-agent asks three times
     assert played.engine.calls == []
     assert {seen.status for seen in played.proxy.seen} <= {400}
 
