@@ -12,6 +12,7 @@ from agentrl import Endpoint, EnvFactory, Limits, StopReason, Task
 from agentrl.testing import call, rollout
 from agentrl_envs.agents.coding import CodingAgent
 from agentrl_envs.agents.start import Start
+from agentrl_envs.agents.versions import CLIENTS
 from agentrl_envs.coding.problem import Grade, Problem, Step
 
 PROGRAM = Path(__file__).with_name("small_agent.py")
@@ -97,3 +98,11 @@ def test_command_lines_name_the_model_and_are_patient(module):
     assert "3600" in whole
     assert "sk-x" in start.env.values()
     assert "http://127.0.0.1:1" in whole
+
+
+def test_the_guide_names_the_versions_that_are_pinned():
+    guide = (Path(__file__).parents[3] / "docs" / "harnesses.md").read_text()
+    harnesses = ["claude-code", "claude-code-2.1.197", "codex", "mini-swe-agent", "openai-agents", "strands-agents"]
+    assert [name for name in harnesses if CLIENTS[name].version not in guide] == []
+    npm = [package for client in ("claude-code", "codex") for package in CLIENTS[client].packages]
+    assert [package for package in npm if package not in guide] == []
