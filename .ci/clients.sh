@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Real agents against the gateway: installs them, then plays the sessions of tests/gateway/clients with each.
 #
-#   .ci/clients.sh FOLDER [all] [pytest arguments]      (default: tests/gateway/clients)
+#   .ci/clients.sh FOLDER [all] [pytest arguments]      (default: tests/gateway/clients -n 2)
 #
 # FOLDER keeps the clients, about a minute of installing, done once: two CLIs and three SDKs, or with "all" every one of
 # envs/agentrl_envs/agents/versions.py, which pins them, and the long sessions too (a stall of a minute). Needs a
@@ -20,7 +20,7 @@ if [ "${1:-}" = all ]; then
     which=all
     shift
 fi
-[ $# -ge 1 ] || set -- tests/gateway/clients
+[ $# -ge 1 ] || set -- tests/gateway/clients -n 2
 
 project=${VENV:-.venv}/bin/python
 "$project" .ci/clients.py "$folder" $which
