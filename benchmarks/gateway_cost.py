@@ -29,8 +29,8 @@ from typing import Any
 from aiohttp import ClientSession, TCPConnector, web
 
 from agentrl.engine.sglang import SGLangEngine
-from agentrl.gateway.server import Gateway
-from agentrl.gateway.session import Session
+from agentrl.gateway.serving.server import Gateway
+from agentrl.gateway.session.session import Session
 from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
 from agentrl.trajectory import Trajectory

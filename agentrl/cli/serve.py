@@ -103,8 +103,8 @@ async def _openai(
     opened: OpenModel, model: str, host: str, port: int, config: EpisodeConfig, api_key: str | None
 ) -> None:
     from agentrl._interrupts import stopping
-    from agentrl.gateway.standalone import Standalone, running_server
-    from agentrl.gateway.writing import prove_for_agents
+    from agentrl.gateway.serving.standalone import Standalone, running_server
+    from agentrl.gateway.writing.writer import prove_for_agents
 
     prove_for_agents(opened.renderer)
     answering = Standalone(opened.engine, opened.renderer, config.limits)

@@ -185,7 +185,7 @@ def load_trajectory(file: Path, index: int = 0) -> Trajectory:
 
 def _of_log(lines: Sequence[tuple[int, str]]) -> Trajectory:
     """What the log of an agent's session tells, whose process may have died."""
-    from agentrl.gateway.session import Session
+    from agentrl.gateway.session.session import Session
 
     trajectory = Trajectory()
     Session.replay(line for _, line in lines).write(trajectory)

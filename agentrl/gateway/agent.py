@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.gateway.endpoint import Endpoint
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.playing import Playing
-from agentrl.gateway.session import Session
+from agentrl.gateway.session.session import Session
 from agentrl.tools import is_tool
 from agentrl.types import JSON, MaybeAwait, StopReason, Task
 
@@ -78,7 +78,7 @@ class AgentEnv(Env):
 
     async def _begin(self) -> Playing:
         """Take a place at this event loop's gateway."""
-        from agentrl.gateway.server import loop_gateway  # aiohttp is imported only if it is used
+        from agentrl.gateway.serving.server import loop_gateway  # aiohttp is imported only if it is used
 
         if not isinstance(self.session, SessionOptions):
             raise ConfigError(f"{type(self).__name__}.session is {self.session!r:.80}; write SessionOptions(...)")

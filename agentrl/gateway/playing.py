@@ -11,7 +11,7 @@ from agentrl.boundary import FailedError, at_boundary
 from agentrl.env import runtime
 from agentrl.errors import Failure, InfraError, ResumeError, told
 from agentrl.gateway.endpoint import Endpoint
-from agentrl.gateway.session import Session
+from agentrl.gateway.session.session import Session
 from agentrl.plain import plain
 from agentrl.spans import MaskReason
 from agentrl.trajectory import Trajectory

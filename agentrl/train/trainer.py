@@ -164,7 +164,7 @@ class Trainer:
         if tools := [made.spec for made in envs.cls._agentrl_tools.values()]:
             renderer.bind(tools)  # refuses a template that cannot carry them, before the first episode
         if plays_itself(envs.cls):
-            from agentrl.gateway.writing import prove_for_agents
+            from agentrl.gateway.writing.writer import prove_for_agents
 
             prove_for_agents(renderer)
         self.engine = self._open_engine(renderer)

@@ -11,7 +11,7 @@ from agentrl import EpisodeOptions, Limits, SamplingParams, Trajectory
 from agentrl.engine import Generation, ScriptedEngine
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Call, Entry, Exchange, RefusedError, Reply, Request
-from agentrl.gateway.session import Session
+from agentrl.gateway.session.session import Session
 
 FIND = {
     "type": "function",

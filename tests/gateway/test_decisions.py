@@ -10,7 +10,7 @@ import pytest
 from agentrl import ConfigError, EpisodeOptions, Limits
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Call, Entry, RefusedError
-from agentrl.gateway.session import Session
+from agentrl.gateway.session.session import Session
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.testing import call
@@ -339,7 +339,7 @@ async def test_a_client_that_is_gone_leaves_a_reply_that_is_not_trained(renderer
 
 
 async def test_nobody_waits_for_ever_for_a_client_that_is_gone(renderer, monkeypatch):
-    monkeypatch.setattr("agentrl.gateway.session._ORPHAN_S", 0)
+    monkeypatch.setattr("agentrl.gateway.session.session._ORPHAN_S", 0)
     talk = Talk(renderer, numbered)
     talk.engine.gate.clear()
     asked = talk.ask(SYSTEM, ASK)

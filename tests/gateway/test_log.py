@@ -11,9 +11,9 @@ from rich.console import Console
 
 from agentrl import Trajectory
 from agentrl.cli.show import load_trajectory, render_trajectory
-from agentrl.gateway.log import SessionLog
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.session import Session
+from agentrl.gateway.session.log import SessionLog
+from agentrl.gateway.session.session import Session
 from agentrl.testing import call
 from agentrl.trajectory import total_ledger
 from tests.gateway.client import ASK, SYSTEM, Call, Entry, Talk, replace, results, told

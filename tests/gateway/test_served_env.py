@@ -11,7 +11,7 @@ import openai
 
 from agentrl import EnvFactory, EpisodeOptions, Limits, Task, run_episode
 from agentrl.engine import Engine, ScriptedEngine
-from agentrl.gateway.standalone import Standalone, running_server
+from agentrl.gateway.serving.standalone import Standalone, running_server
 from agentrl.testing import call
 from agentrl_envs.fact_search import FactSearch
 from agentrl_envs.fact_search.facts import Index, load_facts

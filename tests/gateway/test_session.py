@@ -205,7 +205,7 @@ async def test_what_the_template_cannot_carry_is_the_clients_to_mend(renderer, m
         raise TemplateError("no such role")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agentrl.gateway.writing.Writer.prompt", refuses)
+        patch.setattr("agentrl.gateway.writing.writer.Writer.prompt", refuses)
         with pytest.raises(RefusedError, match="no such role") as refused:
             await talk.ask(SYSTEM, ASK).accepted()
     assert refused.value.kind == "invalid"

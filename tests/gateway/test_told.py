@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import TemplateError
 from agentrl.gateway.request import Call, Entry
-from agentrl.gateway.writing import Writer
+from agentrl.gateway.writing.writer import Writer
 from agentrl.render import load_renderer
 from agentrl.types import Action
 from tests.gateway.told_oracle import ROOTS, behind_a_reply, misplaced, reply, spelled

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.gateway.lost import lost
 from agentrl.gateway.request import Call, Entry
-from agentrl.gateway.told import plain_id
-from agentrl.gateway.writing import Writer
+from agentrl.gateway.writing.lost import lost
+from agentrl.gateway.writing.told import plain_id
+from agentrl.gateway.writing.writer import Writer
 from agentrl.render import Renderer, load_renderer
 from agentrl.types import Action
 from tests.render.conftest import LOOKUP, chatml_tokenizer

@@ -14,8 +14,8 @@ from agentrl import Endpoint
 from agentrl.engine.base import Generation
 from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.server import Gateway
-from agentrl.gateway.session import Session
+from agentrl.gateway.serving.server import Gateway
+from agentrl.gateway.session.session import Session
 from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
 from agentrl.sandbox import ExecResult

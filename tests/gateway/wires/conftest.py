@@ -4,7 +4,7 @@ import anthropic
 import openai
 import pytest
 
-from agentrl.gateway.server import Gateway
+from agentrl.gateway.serving.server import Gateway
 from tests.gateway.wires.fakes import FakeSession
 
 

@@ -14,9 +14,9 @@ import aiohttp
 import openai
 import pytest
 
-from agentrl.gateway import answering
 from agentrl.gateway.request import RefusedError
-from agentrl.gateway.server import Gateway, loop_gateway
+from agentrl.gateway.serving import answering
+from agentrl.gateway.serving.server import Gateway, loop_gateway
 from tests.gateway.wires.fakes import PLAIN, FakeSession
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Go."}]}

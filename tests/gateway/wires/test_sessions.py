@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.gateway.server import Gateway
-from agentrl.gateway.session import Session
+from agentrl.gateway.serving.server import Gateway
+from agentrl.gateway.session.session import Session
 from agentrl.options import EpisodeOptions
 from agentrl.testing import call
 from agentrl.trajectory import Trajectory

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import ConfigError, EngineError
-from agentrl.gateway.standalone import Standalone, running_server
+from agentrl.gateway.serving.standalone import Standalone, running_server
 from agentrl.testing import call
 from agentrl.types import Limits
 from tests.gateway.wires.fakes import TOOLS

@@ -13,8 +13,8 @@ from agentrl.conversation import Conversation
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.errors import ConfigError, EngineError
 from agentrl.gateway.request import RefusedError, Request
-from agentrl.gateway.tree import Head, Node, Prompt
-from agentrl.gateway.writing import Writer, prove_for_agents
+from agentrl.gateway.session.tree import Head, Node, Prompt
+from agentrl.gateway.writing.writer import Writer, prove_for_agents
 from agentrl.options import EpisodeOptions
 from agentrl.render.base import Rendered, Renderer
 from agentrl.trajectory import Trajectory

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from agentrl.errors import TemplateError
-from agentrl.gateway.lost import lost
-from agentrl.gateway.places import prove_places
 from agentrl.gateway.request import Entry
-from agentrl.gateway.told import Forms, one_by_one, plain_id, spoken, told
+from agentrl.gateway.writing.lost import lost
+from agentrl.gateway.writing.places import prove_places
+from agentrl.gateway.writing.told import Forms, one_by_one, plain_id, spoken, told
 from agentrl.render.base import Rendered, RenderedSpan, Renderer
 from agentrl.render.learn.probe import TOOL as PROBE_TOOL
 from agentrl.trajectory import assistant_message

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agentrl.gateway.request import RefusedError, Reply, Request
-from agentrl.gateway.tree import Node, Prompt
+from agentrl.gateway.session.tree import Node, Prompt
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.tree import Node, Prompt, Tree
+from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.render.base import Rendered
 from agentrl.segment import Segment, require
 from agentrl.spans import MaskReason

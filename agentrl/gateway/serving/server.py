@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from aiohttp import web
 
 from agentrl.gateway.request import Asked, RefusedError
-from agentrl.gateway.serving import CLOSE_S, WireServer, keys
+from agentrl.gateway.serving.http import CLOSE_S, WireServer, keys
 
 _log = logging.getLogger(__name__)
 

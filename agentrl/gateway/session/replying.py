@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.gateway.matching import canonical
 from agentrl.gateway.request import Entry, Reply, ReplyCall, Usage
-from agentrl.gateway.tree import Node
+from agentrl.gateway.session.matching import canonical
+from agentrl.gateway.session.tree import Node
 from agentrl.types import Action
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from agentrl.gateway.answering import json_response, respond
 from agentrl.gateway.request import Asked, Exchange, RefusedError
+from agentrl.gateway.serving.answering import json_response, respond
 from agentrl.gateway.wires import reading
 from agentrl.gateway.wires.base import Wire
 from agentrl.gateway.wires.chat import Chat

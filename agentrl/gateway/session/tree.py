@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from agentrl.gateway.matching import START, Digest, chained, digest_of, entry_digest, missing, telling
 from agentrl.gateway.request import Call, Entry, Reply
+from agentrl.gateway.session.matching import START, Digest, chained, digest_of, entry_digest, missing, telling
 from agentrl.render.base import Rendered
 from agentrl.segment import Segment
 from agentrl.trajectory import assistant_message

@@ -24,16 +24,16 @@ from agentrl._concurrency import gather
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine
 from agentrl.errors import ConfigError, Failure, TemplateError
-from agentrl.gateway import replaying
-from agentrl.gateway.exchange import Answer, Answers, Refused, Waiting
-from agentrl.gateway.log import SessionLog
-from agentrl.gateway.matching import START, Digest, telling, tools_digest
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.replying import reply_of, shown
 from agentrl.gateway.request import Entry, Exchange, RefusedError, Reply, Request
-from agentrl.gateway.sampling import Sampler, wishes_of
-from agentrl.gateway.segments import write
-from agentrl.gateway.tree import Head, Node, Place, Prompt, Tree
+from agentrl.gateway.session import replaying
+from agentrl.gateway.session.exchange import Answer, Answers, Refused, Waiting
+from agentrl.gateway.session.log import SessionLog
+from agentrl.gateway.session.matching import START, Digest, telling, tools_digest
+from agentrl.gateway.session.replying import reply_of, shown
+from agentrl.gateway.session.sampling import Sampler, wishes_of
+from agentrl.gateway.session.segments import write
+from agentrl.gateway.session.tree import Head, Node, Place, Prompt, Tree
 from agentrl.options import EpisodeOptions
 from agentrl.render.base import Renderer
 from agentrl.segment import Segment

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from agentrl.errors import TemplateError
 from agentrl.gateway.request import Call, Entry
-from agentrl.gateway.told import spoken
+from agentrl.gateway.writing.told import spoken
 from agentrl.render.base import Rendered, Renderer
 from agentrl.render.cache import Cache
 from agentrl.types import Action
 
 if TYPE_CHECKING:
-    from agentrl.gateway.writing import Writer
+    from agentrl.gateway.writing.writer import Writer
 
 _WORD = re.compile(r"zqplace\d+")
 _CALL = Call("call00000", "lookup", {"query": "what"})

@@ -14,11 +14,11 @@ from aiohttp import web
 
 from agentrl.engine.base import Engine, SamplingParams
 from agentrl.engine.sglang.access import Access, exposure
-from agentrl.gateway.exchange import Refused
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Exchange, RefusedError, Reply, Request
-from agentrl.gateway.serving import DeniedError, WireServer, keys
-from agentrl.gateway.session import Session
+from agentrl.gateway.serving.http import DeniedError, WireServer, keys
+from agentrl.gateway.session.exchange import Refused
+from agentrl.gateway.session.session import Session
 from agentrl.options import EpisodeOptions
 from agentrl.render.base import Renderer
 from agentrl.types import JSON, Limits

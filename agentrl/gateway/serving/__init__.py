@@ -1,0 +1,1 @@
+"""The gateway's HTTP side. Only this folder and the wires import aiohttp."""

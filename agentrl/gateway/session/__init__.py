@@ -1,0 +1,1 @@
+"""One agent's session: requests become a tree of replies, and the tree becomes segments."""
