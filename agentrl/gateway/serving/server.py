@@ -43,7 +43,6 @@ class Gateway:
         self._host = host
         self._port = port
         self._sessions: dict[str, Asked] = {}
-        self._ended: set[str] = set()
 
     async def __aenter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="agentrl-gateway-"))
@@ -75,24 +74,21 @@ class Gateway:
 
     def add(self, session: Keyed) -> None:
         """Serve a session from now on."""
-        self._ended.discard(session.key)
         self._sessions[session.key] = session
 
     def remove(self, session: Keyed) -> None:
         """End a session: from now on its key is refused with 400."""
-        if self._sessions.pop(session.key, None) is not None:
-            self._ended.add(session.key)
+        self._sessions.pop(session.key, None)
 
     def _session(self, key: str, request: web.BaseRequest) -> Asked:
         """Raises RefusedError with status 400 for an unknown key: it is the only one on which all clients end."""
-        given = list(keys(key, request))
-        for one in given:
-            if one in self._sessions:
-                return self._sessions[one]
-        if self._ended.intersection(given):
-            raise RefusedError("closed", "this session has ended; the agent should end too")
+        for given in keys(key, request):
+            if given in self._sessions:
+                return self._sessions[given]
         raise RefusedError(
-            "closed", "no session has this key; send the session's own as Bearer token, as x-api-key or in /s/KEY/v1"
+            "closed",
+            "no session has this key: it has ended, or the key is not the one of its endpoint (as Bearer token, as "
+            "x-api-key or in /s/KEY/v1)",
         )
 
 
