@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -17,6 +18,12 @@ def pytest_configure():
     """A shell that runs the tests in its background has them ignore SIGINT; some send it to themselves."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """What is imported and collected lives to the end: tests that call `gc.collect` need not walk it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
