@@ -12,7 +12,8 @@ from agentrl_envs.agents.versions import CLIENTS
 REQUIRED = "clients" in os.environ.get("AGENTRL_REQUIRE", "").split(",")
 ALL = os.environ.get("AGENTRL_CLIENTS_PLAYED") == "all"
 """Every client, and sessions that take minutes."""
-FOLDER = Path(os.environ.get("AGENTRL_CLIENTS") or Path(__file__).parents[3] / ".cache" / "clients")
+FOLDER = Path(os.environ["AGENTRL_CLIENTS"]) if "AGENTRL_CLIENTS" in os.environ else None
+"""Set by `.ci/clients.sh`. What happens to be installed makes no difference to `make test`."""
 
 _COMMANDS = {"claude-code": "claude", "claude-code-2.1.197": "claude", "qwen-code": "qwen", "mini-swe-agent": "mini"}
 
@@ -22,11 +23,10 @@ def path_of(client: str) -> str:
 
     If it is missing, the test skips, or fails where `AGENTRL_REQUIRE` names clients.
     """
-    folder = FOLDER / client
-    if not (folder / "installed.txt").exists():
-        why = (
-            f"{client} is not installed: .ci/clients.sh {'FOLDER' if CLIENTS[client].quick else 'FOLDER all'} does that"
-        )
+    folder = FOLDER / client if FOLDER else None
+    if folder is None or not (folder / "installed.txt").exists():
+        by = ".ci/clients.sh FOLDER" if CLIENTS[client].quick else ".ci/clients.sh FOLDER all"
+        why = f"{client} is not installed: {by} does that, and plays it"
         if REQUIRED and (CLIENTS[client].quick or ALL):
             pytest.fail(why)
         pytest.skip(why)
