@@ -185,10 +185,11 @@ async def _log_without_traceback() -> None:
 async def _end_tasks() -> None:
     """What asyncio.run does at its end; a host's loop never ends.
 
-    A task that connects the pipes of a new process is left alone: it ends by itself, and cancelled it would keep what
-    waits for that process forever (CPython's issue 125502, not mended in 3.11).
+    Tasks that start a process and connect its pipes are left alone: they end by themselves, and cancelled they would
+    wait for that process forever (CPython's issue 125502, not mended in 3.11).
     """
-    tasks = {t for t in asyncio.all_tasks() if t.get_coro().__name__ != "_connect_pipes"} - {asyncio.current_task()}
+    starting = ("subprocess_exec", "_connect_pipes")
+    tasks = {t for t in asyncio.all_tasks() if t.get_coro().__name__ not in starting} - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     if tasks:
