@@ -38,6 +38,7 @@ from agentrl.types import (
 )
 
 if TYPE_CHECKING:
+    from agentrl.render.base import Renderer
     from agentrl.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -209,6 +210,12 @@ class Env:
     def _agentrl_check(cls) -> None:
         """Raises ConfigError if the class cannot play an episode. For Envs that are agents."""
 
+    @classmethod
+    def _agentrl_prove(cls, renderer: Renderer, /) -> None:
+        """Raises TemplateError for a template that cannot carry what the class will say, before the first episode."""
+        if tools := [made.spec for made in cls._agentrl_tools.values()]:
+            renderer.bind(tools)
+
     # For hooks to use
 
     async def run_tools(self, action: Action) -> StepResult:
@@ -343,6 +350,10 @@ class EnvFactory:
         """Raises ConfigError if nothing would execute the task's own tools."""
         if self.cls.tools is Env.tools and not plays_itself(self.cls):
             _refuse_unknown(self.cls, map(normal_spec, task.tools))
+
+    def prove(self, renderer: Renderer) -> None:
+        """Raises TemplateError if the template cannot carry the Env's own tools, or for an agent every role."""
+        self.cls._agentrl_prove(renderer)
 
     def make(self) -> Env:
         """An Env for one episode. Raises ConfigError if its `__init__` does not call Env's own."""

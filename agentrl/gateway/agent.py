@@ -12,6 +12,8 @@ from agentrl.gateway.endpoint import Endpoint
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.playing import Playing
 from agentrl.gateway.session.session import Session
+from agentrl.gateway.writing.writer import prove_for_agents
+from agentrl.render.base import Renderer
 from agentrl.tools import is_tool
 from agentrl.types import JSON, MaybeAwait, StopReason, Task
 
@@ -66,6 +68,10 @@ class AgentEnv(Env):
             raise ConfigError(
                 f"{cls.__name__} has no run; write `async def run(self, task, endpoint)`, which starts the agent"
             )
+
+    @classmethod
+    def _agentrl_prove(cls, renderer: Renderer, /) -> None:
+        prove_for_agents(renderer)
 
     async def _agentrl_play(self, episode: Any, left: float | None, /) -> StopReason:
         if self._playing is None:

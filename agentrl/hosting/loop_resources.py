@@ -1,5 +1,5 @@
-"""Renderers, Envs and engines for all episodes of one event loop. Each is made once on first use, and closed with the
-loop.
+"""Renderers, Envs, engines and the gateway for all episodes of one event loop. Each is made once on first use, and
+closed with the loop.
 
 slime only calls `adapt`. It has no start hook, so 256 first calls arrive at once, and it has no stop hook. Training and
 evaluation may run on two loops of one process at the same time.
@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -53,10 +53,12 @@ class LoopResources:
         return await self._once(("renderer", *key), lambda: asyncio.to_thread(_load_once, *key))
 
     async def envs(self, path: str, config: Mapping[str, JSON]) -> EnvFactory:
-        async def make() -> EnvFactory:
-            return await self._stack.enter_async_context(EnvFactory(path, config))
+        key = ("envs", path, json.dumps(config, sort_keys=True, default=str))
+        return await self.entered(key, lambda: EnvFactory(path, config))
 
-        return await self._once(("envs", path, json.dumps(config, sort_keys=True, default=str)), make)
+    async def entered(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """What the context manager of a key gives. It is made and entered on first use, and exited with the loop."""
+        return await self._once(key, lambda: self._stack.enter_async_context(make()))
 
     async def engine(self, url: str, extra: Mapping[str, JSON], *, model: str = "") -> Engine:
         """An engine at a URL. `extra` goes into each request (see SGLangEngine).

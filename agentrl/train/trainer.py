@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentrl._interrupts import run
 from agentrl.engine.base import TrainedEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
-from agentrl.env import EnvFactory, plays_itself
+from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError, EngineError
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
@@ -161,12 +161,7 @@ class Trainer:
                 self.learner.model, self.learner.masters, config.warm_start, config.optimizer
             )
         renderer = load_renderer(self.tokenizer)
-        if tools := [made.spec for made in envs.cls._agentrl_tools.values()]:
-            renderer.bind(tools)  # refuses a template that cannot carry them, before the first episode
-        if plays_itself(envs.cls):
-            from agentrl.gateway.writing.writer import prove_for_agents
-
-            prove_for_agents(renderer)
+        envs.prove(renderer)
         self.engine = self._open_engine(renderer)
         self.handover = HandOver(self.engine, self.learner)
         self.rollout = Rollout(

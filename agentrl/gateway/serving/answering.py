@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -51,11 +52,9 @@ async def _stream(
     request: web.BaseRequest, answer: Answer, exchange: Exchange, closing: asyncio.Future[None]
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers=_STREAM)
-    try:
+    with suppress(TimeoutError):  # the headers are sent all the same
         async with asyncio.timeout(ACCEPT_S):
             await exchange.accepted()
-    except TimeoutError:
-        pass
     await response.prepare(request)
     await response.write(answer.opening())
     waiting = asyncio.ensure_future(exchange.replies())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import atexit
-import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,9 +10,8 @@ from typing import Protocol, Self
 from aiohttp import web
 
 from agentrl.gateway.request import Asked, RefusedError
-from agentrl.gateway.serving.http import CLOSE_S, WireServer, keys
-
-_log = logging.getLogger(__name__)
+from agentrl.gateway.serving.http import WireServer, keys
+from agentrl.hosting.loop_resources import loop_resources
 
 MODEL = "agentrl"
 """The name under which the model is listed. A request may name any."""
@@ -92,46 +88,9 @@ class Gateway:
         )
 
 
-_gateways: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
-_ready: dict[asyncio.AbstractEventLoop, asyncio.Future[Gateway]] = {}
-
-
 async def loop_gateway() -> Gateway:
     """The one gateway of the running event loop. It starts on first use, and closes with the loop.
 
     Raises OSError if it cannot listen.
     """
-    loop = asyncio.get_running_loop()
-    if loop not in _ready:
-        _ready[loop] = loop.create_future()
-        _gateways[loop] = loop.create_task(_keep(_ready[loop]), name="agentrl gateway")
-    return await asyncio.shield(_ready[loop])
-
-
-async def _keep(ready: asyncio.Future[Gateway]) -> None:
-    """Serve until the loop ends. A loop cancels its tasks then: it is the only stop hook."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with Gateway() as gateway:
-            ready.set_result(gateway)
-            await asyncio.Event().wait()
-    except OSError as exc:
-        ready.set_exception(exc)
-    finally:
-        del _ready[loop], _gateways[loop]
-
-
-@atexit.register
-def _close_running_loops() -> None:
-    """Close the gateways of loops in daemon threads, which are never shut down."""
-    for loop, task in list(_gateways.items()):
-        if loop.is_running():
-            try:
-                asyncio.run_coroutine_threadsafe(_end(task), loop).result(2 * CLOSE_S)
-            except Exception:  # noqa: BLE001 - the end of the process: the other loops must be closed too
-                _log.warning("closing a gateway failed", exc_info=True)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait((task,))
+    return await loop_resources().entered("gateway", Gateway)

@@ -57,7 +57,7 @@ def template(setup: Setup) -> Iterator[Finding]:
 
 
 def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate:
-    """The certificate of the template, which is tried with the tools of the Env as well."""
+    """The certificate of the template, which is tried with what the Env will say as well."""
     from agentrl.models.tokenizer import load_tokenizer
     from agentrl.render import PROBE_TOOL, load_renderer
 
@@ -65,6 +65,8 @@ def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate
         load_tokenizer(str(folder), chat_template=config.template_text()),
         chat_template_kwargs=config.template_kwargs(setup.args),
     )
-    if setup.has_tools and setup.env is not None:
-        renderer.bind([made.spec for made in setup.env._agentrl_tools.values()] or [PROBE_TOOL])
+    if setup.env is not None:
+        setup.env._agentrl_prove(renderer)
+        if setup.has_tools and not setup.env._agentrl_tools:
+            renderer.bind([PROBE_TOOL])
     return renderer.certificate
