@@ -1,0 +1,105 @@
+"""What environments of coding tasks share: a task's sandbox, and the grade of what is left in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl import Env, Reward, Trajectory
+from agentrl.sandbox import Sandbox, SandboxKilledError
+from agentrl_envs.coding.grading import grade, total
+from agentrl_envs.coding.problem import Grade, Problem, load_problem
+from agentrl_sandbox.needs import needs
+from agentrl_sandbox.pool import SandboxPool
+from agentrl_sandbox.spec import SandboxSpec
+
+_LOG = 4000
+"""Characters of the tests' output that the trajectory keeps."""
+
+
+class GradedConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    backend: str = "auto"
+    """What runs the sandboxes: docker, bubblewrap, local (trusted code only), auto, or a dotted path."""
+    spec: SandboxSpec = SandboxSpec()
+    """What a sandbox is and may use. A task may change it."""
+    size: int | None = Field(None, gt=0)
+    """Sandboxes for episodes at a time; null: as many as the machine holds. Grading has its own beside them."""
+    grading: Literal["task", "clean", "same"] = "task"
+    """Where the tests run. clean: in a second sandbox that holds the agent's files alone. same: in the agent's own.
+    task: as the task's format says, which is clean unless its tests look at more than files."""
+    partial: bool = False
+    """Reward the share of tests that pass, not only all of them."""
+
+
+class GradedWork(Env):
+    """Steps of a task that are worked on in `self.box` and graded one after the other; `self.grades` so far.
+
+    If the work itself ends the sandbox (it uses up its memory, say), the reward is 0, and the trajectory's
+    `info["sandbox_killed"]` says why. Its `info["grading"]` has what the tests wrote, and `info["sandbox_s"]` the
+    seconds spent on sandboxes.
+    """
+
+    config: GradedConfig
+    shared: SandboxPool
+    problem: Problem
+    spec: SandboxSpec
+    box: Sandbox
+
+    @classmethod
+    def share(cls, config: GradedConfig) -> SandboxPool:
+        return SandboxPool(config.backend, config.spec, size=config.size)
+
+    @classmethod
+    def needs(cls, config: GradedConfig, episodes: int) -> Sequence[str]:
+        return needs(config.backend, config.spec, episodes, config.size)
+
+    async def load(self, grades: list[Grade]) -> None:
+        """Read the task, and what its sandbox must be. `grades` are those of the steps done before."""
+        self.problem = await self.call(load_problem, self.task)
+        changes = dict(self.problem.spec) | ({"image": self.problem.image} if self.problem.image else {})
+        self.spec = SandboxSpec.model_validate({**self.config.spec.model_dump(), **changes})
+        self.grades, self.sandbox_s, self.killed = grades, 0.0, ""
+
+    async def score(self, trajectory: Trajectory) -> Reward:
+        """The total of the steps' scores, and the share of tests that passed."""
+        killed = self.killed or trajectory.info.get("sandbox_killed")
+        if not killed and not self.over:
+            try:
+                with self.timed():
+                    await self.grade_step()
+            except SandboxKilledError as exc:
+                killed = str(exc)
+        if killed:
+            trajectory.info["sandbox_killed"] = killed
+            return Reward(0.0)
+        trajectory.info["sandbox_s"] = round(self.sandbox_s, 3)
+        trajectory.info["grading"] = "\n".join(made.log for made in self.grades)[-_LOG:]
+        return total(self.problem, self.grades, partial=self.config.partial)
+
+    @property
+    def over(self) -> bool:
+        """A step was not good enough for the next, or all are graded."""
+        graded = zip(self.problem.steps, self.grades, strict=False)
+        failed = any(step.min_score is not None and made.score < step.min_score for step, made in graded)
+        return failed or len(self.grades) == len(self.problem.steps)
+
+    async def grade_step(self) -> None:
+        """Grade the step that was worked on. Raises SandboxKilledError if its tests end the sandbox."""
+        clean = {"task": None, "clean": True, "same": False}[self.config.grading]
+        steps = self.problem.steps[: len(self.grades) + 1]
+        self.grades.append(await grade(self.box, steps, pool=self.shared, spec=self.spec, clean=clean))
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the seconds that this episode spends on its sandboxes."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.sandbox_s += time.monotonic() - began
