@@ -8,9 +8,11 @@ import json
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from agentrl.errors import ConfigError, InfraError, told
@@ -19,6 +21,27 @@ from agentrl.types import JSON
 _LARGE_BYTES = 1 << 20
 """aiohttp sends a larger body in pieces, between other work, and wants a stream for it."""
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
+_ASKS_TO_WAIT = {429, 503}
+_LONGEST_WAIT_S = 60.0
+"""Longer than that, no request waits at a time, whatever the server asks for."""
+_NO_MONEY = ("insufficient_quota", "billing_hard_limit", "insufficient balance")
+"""What a server says with HTTP 429 where no waiting helps."""
+
+
+class RefusedError(ConfigError):
+    """The server will always refuse this request."""
+
+    def __init__(self, message: str, status: int, words: str) -> None:
+        super().__init__(message)
+        self.status, self.words = status, words
+
+
+class _BusyError(InfraError):
+    """The server asks to wait."""
+
+    def __init__(self, message: str, seconds: float | None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 @dataclass(slots=True)
@@ -48,62 +71,82 @@ class Service:
     open_s: float = 30.0
     _loops: dict[asyncio.AbstractEventLoop, _OfLoop] = field(default_factory=dict, repr=False)
     _breaker: Breaker = field(default_factory=lambda: Breaker(), repr=False)
+    _pause: Pause = field(default_factory=lambda: Pause(), repr=False)
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"the URL {self.url!r} is none; write http://host:port/path")
 
-    async def post(self, body: JSON) -> JSON:
-        """The JSON that the server answers.
+    async def post(
+        self, body: JSON, *, headers: Mapping[str, str] | None = None, read: Callable[[JSON], Any] | None = None
+    ) -> Any:
+        """The JSON that the server answers, or what `read` makes of it.
 
-        Raises InfraError if it does not: it is down, too slow, or answers with an error. Raises ConfigError for a
-        request that it will always refuse: 400, 401, 403, 404, 405, 413, 422.
+        Raises InfraError if it does not: it is down, too slow, or answers with an error. Raises RefusedError, a
+        ConfigError, for a request that it will always refuse: 400, 401, 403, 404, 405, 413, 422. `read` may raise
+        both. No value of a header is in a message.
+
+        A server that asks to wait (Retry-After with 429 or 503) is asked nothing until then, by no request, for at most
+        a minute at a time.
         """
+        sent = {"Content-Type": "application/json", **self.headers, **(headers or {})}
         async with self._session() as session:
             self._breaker.check(self.url, self.open_s)
             try:
-                answer = await self._tried(session, body)
+                answer = await self._tried(session, body, sent, read or _as_it_is)
             except InfraError as exc:
                 self._breaker.failed(str(exc), self.trip, self.open_s)
                 raise
         self._breaker.worked()
         return answer
 
-    async def _tried(self, session: Any, body: JSON) -> JSON:
+    async def _tried(self, session: Any, body: JSON, headers: Mapping[str, str], read: Callable[[JSON], Any]) -> Any:
         last = "no answer"
         try:
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(self.seconds) as deadline:
                 for attempt in range(self.retries + 1):
                     if attempt:
                         await asyncio.sleep(min(0.1 * 4**attempt, 10.0) * random.uniform(0.5, 1.0))
+                    await self._pause.over(deadline)
                     try:
-                        return await self._once(session, body)
+                        return read(await self._once(session, body, headers))
                     except ConfigError:
                         raise
                     except (OSError, InfraError, ValueError, RecursionError) as exc:  # the latter two: no JSON
-                        last = told(exc)
+                        last = _hidden(told(exc), headers)
+                        self._pause.begin(exc.seconds if isinstance(exc, _BusyError) else None)
         except TimeoutError:
             raise InfraError(f"{self.url} did not answer within {self.seconds:g} s; the last error: {last}") from None
         raise InfraError(f"{self.url} failed {self.retries + 1} times; the last error: {last}")
 
-    async def _once(self, session: Any, body: JSON) -> JSON:
+    async def _once(self, session: Any, body: JSON, headers: Mapping[str, str]) -> JSON:
         import aiohttp
 
         try:
             raw = json.dumps(body).encode()
             data = io.BytesIO(raw) if len(raw) > _LARGE_BYTES else raw
-            headers = {"Content-Type": "application/json", **self.headers}
             async with session.post(self.url, data=data, headers=headers) as response:
-                if response.status in _RETRIED or response.status >= 500:
-                    raise InfraError(f"HTTP {response.status}: {(await response.text())[:200]}")
                 if response.status >= 400:
-                    raise ConfigError(
-                        f"{self.url} refuses the request with HTTP {response.status}: "
-                        f"{' '.join((await response.text())[:300].split())}; correct its address or its settings"
-                    )
+                    self._refuse(response.status, _hidden(await response.text(), headers), response.headers)
+                if response.content_type == "text/html":
+                    raise ConfigError(f"{self.url} answered with a web page; correct its address")
                 return await response.json(content_type=None)
         except aiohttp.ClientError as exc:
-            raise InfraError(told(exc)) from exc
+            raise InfraError(_hidden(told(exc), headers)) from None
+
+    def _refuse(self, status: int, said: str, headers: Mapping[str, str]) -> None:
+        """Raises what an answer with an error means."""
+        words = " ".join(said.split())
+        hopeless = status == 429 and any(mark in words.lower() for mark in _NO_MONEY)
+        if status in _ASKS_TO_WAIT and not hopeless:
+            raise _BusyError(f"HTTP {status}: {words[:200]}", retry_after(headers, datetime.now(UTC)))
+        if (status in _RETRIED or status >= 500) and not hopeless:
+            raise InfraError(f"HTTP {status}: {words[:200]}")
+        raise RefusedError(
+            f"{self.url} refuses the request with HTTP {status}: {words[:300]}; correct its address or its settings",
+            status,
+            words,
+        )
 
     @asynccontextmanager
     async def kept_open(self) -> AsyncIterator[None]:
@@ -141,6 +184,56 @@ class Service:
                     self._loops.pop(other, None)
             self._loops[loop] = _OfLoop(asyncio.Semaphore(self.concurrency))
         return self._loops[loop]
+
+
+def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Seconds until the server wants to be asked again: `retry-after-ms`, or `Retry-After` in seconds or as a date.
+
+    None if it does not say so in a form that can be read.
+    """
+    for name, unit in (("retry-after-ms", 0.001), ("Retry-After", 1.0)):
+        try:
+            return max(0.0, float(headers[name]) * unit)
+        except (KeyError, ValueError):
+            continue
+    try:
+        at = parsedate_to_datetime(headers["Retry-After"])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())
+
+
+def _as_it_is(answer: JSON) -> JSON:
+    return answer
+
+
+def _hidden(words: str, headers: Mapping[str, str]) -> str:
+    """The words without any secret of the headers: a server may say what it was sent."""
+    for name, value in headers.items():
+        if name.lower() not in ("content-type", "accept", "user-agent"):
+            for secret in (value, value.rpartition(" ")[2]):
+                words = words.replace(secret, "***") if len(secret) > 3 else words
+    return words
+
+
+class Pause:
+    """The time until which a server wants no request. It serves all event loops."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    def begin(self, seconds: float | None) -> None:
+        if seconds:
+            self._until = max(self._until, time.monotonic() + min(seconds, _LONGEST_WAIT_S))
+
+    async def over(self, deadline: asyncio.Timeout) -> None:
+        """Wait until the pause is over, and a little longer: not all may come at once. The deadline moves."""
+        left = self._until - time.monotonic()
+        if left > 0:
+            left += random.uniform(0.0, min(1.0, 0.2 * left))
+            when = deadline.when()
+            deadline.reschedule(None if when is None else when + left)
+            await asyncio.sleep(left)
 
 
 class Breaker:
