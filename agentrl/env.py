@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel
 
@@ -49,6 +49,7 @@ _HOOKS = frozenset(
         *(
             "share",
             "needs",
+            "tasks",
             "tools",
             "reset",
             "step",
@@ -144,6 +145,15 @@ class Env:
         """What a machine must have to play so many episodes at a time, a line each: "a retriever at port 8000".
 
         `agentrl slime check` prints it. It should start nothing. Default: nothing.
+        """
+        return ()
+
+    @classmethod
+    def tasks(cls, config: Any, split: Literal["train", "eval"], /) -> Iterable[Task]:
+        """The Env's own tasks, which need no data file: the same in the same order each time, and perhaps endless.
+
+        Those for train and for eval must differ. A task without an id is named by its number, a task without a seed
+        (or with seed 0) gets one from its id. Default: none.
         """
         return ()
 
@@ -403,8 +413,8 @@ def _refuse_names(cls: type[Env]) -> None:
 def _refuse_hook(cls: type[Env], name: str, value: object) -> None:
     if not callable(value) and not isinstance(value, staticmethod | classmethod):
         raise ConfigError(f"{cls.__name__}.{name} is {value!r}, but Env.{name} is a hook; choose another name")
-    if name == "share" and inspect.isfunction(value):
-        raise ConfigError(f"{cls.__name__}.share is called on the class: write @classmethod above it")
+    if name in ("share", "tasks") and inspect.isfunction(value):
+        raise ConfigError(f"{cls.__name__}.{name} is called on the class: write @classmethod above it")
 
 
 def _kind(setting: str) -> str:

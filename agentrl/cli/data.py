@@ -1,7 +1,8 @@
-"""`agentrl data`: rows for training, written from data in other formats."""
+"""`agentrl data`: rows for training, written from data in other formats, or by an Env that makes its own tasks."""
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,18 @@ from typing import Annotated
 import typer
 
 from agentrl.cli._errors import one_line_errors
+from agentrl.cli.episodes import EpisodeConfig
+from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings
+from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
 
-data = typer.Typer(help="Write rows for training from data in other formats.", no_args_is_help=True)
+data = typer.Typer(help="Write rows for training: from other formats, or an Env's own tasks.", no_args_is_help=True)
+
+
+class SplitName(StrEnum):
+    TRAIN = "train"
+    EVAL = "eval"
 
 
 class Form(StrEnum):
@@ -20,9 +29,28 @@ class Form(StrEnum):
     TOOLS = "tools"
 
 
-@data.callback()
-def _group() -> None:
-    """Keeps `search-r1` a command of its own while there is no other."""
+@data.command("tasks")
+def tasks(
+    env: EnvPath,
+    out: Annotated[Path, typer.Option(help="The file to write, such as tasks.jsonl.")],
+    episodes: Episodes = None,
+    split: Annotated[SplitName, typer.Option(help="Tasks to train on, or the held-out ones.")] = SplitName.TRAIN,
+    settings: EpisodeSettings = None,
+) -> None:
+    """Write the tasks that an environment makes by itself as a data file, for slime or to look at."""
+    from agentrl.rollout import tasks_of
+    from agentrl.rollout.own_tasks import row_of
+    from agentrl.train.files import write_atomically
+
+    with one_line_errors():
+        if out.exists():
+            raise ConfigError(f"--out {out} exists; name a new file")
+        config = EpisodeConfig.parse(settings or ())
+        envs = EnvFactory(env, config.env_config)
+        rows = [row_of(task) for task in tasks_of(envs, None, split.value, episodes=episodes)]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        typer.echo(f"{out}  {len(rows)} rows")
 
 
 @data.command("search-r1")

@@ -23,6 +23,14 @@ ModelName: TypeAlias = Annotated[
     typer.Option(help="tiny, smollm2-135m, a run's or model's folder, or a Hub name: Qwen/Qwen3-0.6B."),
 ]
 Data: TypeAlias = Annotated[Path, typer.Option(help="Tasks, one JSON object a line.")]
+Episodes: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Without --data: the first N tasks that the environment makes. Default: a list whole; of a generator, "
+        "1000 to train on or 200 held out.",
+        min=1,
+    ),
+]
 Limit: TypeAlias = Annotated[int | None, typer.Option(help="Only the first N tasks.", min=1)]
 Out: TypeAlias = Annotated[Path | None, typer.Option(help="Write the trajectories here, one a line.")]
 Device: TypeAlias = Annotated[DeviceName, typer.Option(help="Where the model runs; auto takes a GPU if there is one.")]

@@ -9,14 +9,14 @@ import typer
 
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.models import needs_torch
-from agentrl.cli.options import DeviceName
+from agentrl.cli.options import DeviceName, Episodes
 from agentrl.cli.settings import merge, parse_settings, read_yaml
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.train.config import TrainConfig
 
-_REQUIRED = {"env": "ENV", "data": "--data", "out": "--out"}
+_REQUIRED = {"env": "ENV", "out": "--out"}
 
 
 def train(
@@ -27,7 +27,8 @@ def train(
         str | None,
         typer.Option(help="tiny, smollm2-135m, a folder, or a Hub name: Qwen/Qwen3-0.6B.", show_default="tiny"),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Tasks to train on, one JSON object a line.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Tasks to train on, if the environment makes none.")] = None,
+    episodes: Episodes = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder: new, or an old one with --resume.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="Held-out tasks.")] = None,
     warm_start: Annotated[Path | None, typer.Option(help="Demonstrations to imitate first: see agentrl play.")] = None,
@@ -40,7 +41,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     accept_changed_data: Annotated[
-        bool, typer.Option("--accept-changed-data", help="Go on although rows of the data file have changed.")
+        bool, typer.Option("--accept-changed-data", help="Go on although tasks have changed.")
     ] = False,
 ) -> None:
     """Train a model in an environment by reinforcement learning.
@@ -56,6 +57,7 @@ def train(
         "env": env,
         "model": model,
         "data": data,
+        "episodes": episodes,
         "out": out,
         "eval_data": eval_data,
         "warm_start": warm_start and {"demonstrations": warm_start},
@@ -98,7 +100,8 @@ def build_config(file: Path | None, flags: dict[str, Any], *, resume: bool) -> T
 
 def _say_what_next(config: TrainConfig) -> None:
     data = config.eval_data or config.data
-    typer.echo(f"evaluate  agentrl eval {config.env} --model {config.out} --data {data}")
+    on = f" --data {data}" if data else ""
+    typer.echo(f"evaluate  agentrl eval {config.env} --model {config.out}{on}")
     typer.echo(f"look      agentrl show {config.out}")
     typer.echo(f"serve     agentrl serve --model {config.out}")
     if config.lora is not None:

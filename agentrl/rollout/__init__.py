@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl.monitor.canaries import Canaries, CanaryConfig
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout, run_groups
-from agentrl.rollout.tasks import TaskStream, load_tasks
+from agentrl.rollout.tasks import TaskStream, load_tasks, tasks_of
 
 __all__ = [
     "BugError",
@@ -17,4 +17,5 @@ __all__ = [
     "evaluate",
     "load_tasks",
     "run_groups",
+    "tasks_of",
 ]

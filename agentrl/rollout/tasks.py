@@ -1,19 +1,21 @@
-"""Tasks from a file, and the endless, resumable stream of them that training draws from."""
+"""Tasks from a file or from their Env, and the endless, resumable stream of them that training draws from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
+from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
+from agentrl.rollout.own_tasks import Check, Split, makes_tasks, own_tasks
 from agentrl.rollout.parquet import read_rows
 from agentrl.tools import normal_spec
 from agentrl.types import JSON, Task
@@ -31,9 +33,51 @@ _REMEDY = "give a JSONL file with one task a line"
 _PUBLISHED = "reward_model"
 
 
-def load_tasks(
-    path: str | Path, *, split: Literal["train", "eval"], check: Callable[[Task], None] | None = None
+def tasks_of(
+    envs: EnvFactory, data: Path | None, split: Split, *, episodes: int | None = None, check: Check | None = None
 ) -> list[Task]:
+    """The tasks of a command: those in `data`, or else the first `episodes` that the Env makes by itself.
+
+    Without `episodes`, a list of tasks is taken whole. Of a generator, which may be endless, 1000 tasks are taken to
+    train on, and 200 held out. `check` may raise ConfigError to refuse a task, beside the Env's own check.
+
+    Raises ConfigError if there are both or neither, if the Env makes fewer than `episodes`, and for any task that
+    cannot be used.
+    """
+    name = envs.cls.__name__
+    if data is not None:
+        if episodes is not None:
+            raise ConfigError(
+                f"--episodes is for tasks that {name} makes, and --data names a file; leave one of them out"
+            )
+        return load_tasks(data, split=split, check=_both(envs.check, check))
+    if not makes_tasks(envs.cls):
+        raise ConfigError(f"{name} makes no tasks of its own; name a file of tasks with --data, or write {name}.tasks")
+    tasks = own_tasks(envs, split, most=episodes, check=check)
+    if not tasks:
+        raise ConfigError(f"{name}.tasks gives no task for {split}; name a file of tasks with --data")
+    if episodes is not None and len(tasks) < episodes:
+        raise ConfigError(f"--episodes {episodes}: {name}.tasks gives {len(tasks)} for {split}; ask for no more")
+    return tasks
+
+
+def held_out_tasks(envs: EnvFactory, data: Path | None, most: int, *, own: bool) -> list[Task]:
+    """The first tasks of a file, else the Env's own if `own`. Empty if there are none. Raises ConfigError."""
+    if data is not None:
+        return load_tasks(data, split="eval", check=envs.check)[:most]
+    return own_tasks(envs, "eval", most=most) if own and makes_tasks(envs.cls) else []
+
+
+def _both(one: Check, other: Check | None) -> Check:
+    def check(task: Task) -> None:
+        one(task)
+        if other is not None:
+            other(task)
+
+    return check
+
+
+def load_tasks(path: str | Path, *, split: Split, check: Check | None = None) -> list[Task]:
     """Read one Task a line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
 
     A row with a `reward_model`, as Search-R1's and others in verl's format, is read as published: `reward_model` is the
@@ -59,7 +103,7 @@ def load_tasks(
     return tasks
 
 
-def _task(row: JSON, where: str, name: str, split: Literal["train", "eval"]) -> Task:
+def _task(row: JSON, where: str, name: str, split: Split) -> Task:
     if not isinstance(row, dict):
         raise ConfigError(f'{where}: {_kind(row)}, not an object; write {{"prompt": ...}}')
     row = _as_published(row) if _PUBLISHED in row else row
@@ -154,7 +198,7 @@ class TaskStream:
         changes = self._changes(state.get("rows"))
         if changes and not accept_changes:
             raise ConfigError(
-                f"{changes} since the run began; restore the data file, or add --accept-changed-data to go on with it "
+                f"{changes} since the run began; restore the data, or add --accept-changed-data to go on with it "
                 "as it is"
             )
         if state["seed"] != self._seed:
@@ -180,11 +224,11 @@ class TaskStream:
         old, new = ([rows[i : i + _DIGITS] for i in range(0, len(rows), _DIGITS)] for rows in (before, now))
         if len(old) != len(new):
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
-            return f"the data file had {len(old)} rows and has {len(new)}, other ones from row {same + 1} on,"
+            return f"the data had {len(old)} rows and has {len(new)}, other ones from row {same + 1} on,"
         changed = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
         named = ", ".join(f"{i + 1} (id {self._tasks[i].id})" for i in changed[:_NAMED])
         more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        return f"{len(changed)} of {len(new)} rows of the data file changed, row {named}{more},"
+        return f"{len(changed)} of {len(new)} rows of the data changed, row {named}{more},"
 
 
 _DIGITS, _NAMED = 8, 5

@@ -86,10 +86,13 @@ class TrainConfig(EpisodeKeys):
     gives engine_config, too: `{kind: sglang, url: http://127.0.0.1:30000}`."""
     engine_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine; local takes max_batch and max_context."""
-    data: Path
-    """JSONL of tasks to train on."""
+    data: Path | None = None
+    """JSONL of tasks to train on. null: the Env's own tasks, if it makes some."""
+    episodes: int | None = Field(None, gt=0)
+    """How many of the Env's own tasks to train on. null: all of a list, 1000 of a generator."""
     eval_data: Path | None = None
-    """JSONL of held-out tasks. Without it there is no evaluation."""
+    """JSONL of held-out tasks. Without it, a run on the Env's own tasks evaluates on the Env's own held-out ones, and a
+    run on `data` on none."""
     out: Path
     """The run folder."""
     seed: int = 0
@@ -159,7 +162,7 @@ class TrainConfig(EpisodeKeys):
     eval_every: int = Field(0, ge=0)
     """Steps between evaluations; 0: at the start, after the warm start and at the end only."""
     eval_tasks: int = Field(200, gt=0)
-    """Held-out tasks used, from the top of the file."""
+    """Held-out tasks used, the first ones."""
     checkpoint_every: int = Field(50, gt=0)
     """Steps between checkpoints; the last two are kept."""
     canaries: CanaryConfig | None = CanaryConfig()
@@ -216,6 +219,12 @@ class TrainConfig(EpisodeKeys):
         if values.get("lora") is None or not isinstance(values.get("warm_start"), Mapping):
             return values
         return {**values, "warm_start": {"optimizer": "adamw", **values["warm_start"]}}
+
+    @model_validator(mode="after")
+    def _check_data(self) -> Self:
+        if self.data is not None and self.episodes is not None:
+            raise ValueError("episodes counts the Env's own tasks, and data names a file: leave one out")
+        return self
 
     @model_validator(mode="after")
     def _check_credit(self) -> Self:

@@ -35,10 +35,10 @@ _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
-    "numerics", "data", "engine_config", "wandb",
+    "numerics", "data", "episodes", "engine_config", "wandb",
 }  # fmt: skip
 """Keys that may change between a run and its continuation: they change its length and output, not what it learns. The
-rows of `data` are compared, not its name."""
+tasks themselves are compared, not the name of `data`."""
 
 
 class RunFolder:

@@ -29,7 +29,7 @@ from agentrl.render import load_renderer
 from agentrl.render.base import Renderer
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout, run_groups
-from agentrl.rollout.tasks import TaskStream, load_tasks
+from agentrl.rollout.tasks import TaskStream, held_out_tasks, tasks_of
 from agentrl.train import lora
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
@@ -50,7 +50,6 @@ from agentrl.train.warm_start import (
     warm_start_schedule,
 )
 from agentrl.trajectory import Trajectory, total_ledger
-from agentrl.types import Task
 
 Groups = list[list[Trajectory]]
 
@@ -86,8 +85,8 @@ def train(
     Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
     not finite. Raises CanaryError if nothing can be learned, or if engine and trainer disagree. After such an error, or
     after a kill, `resume` continues from the last checkpoint. After Ctrl-C and SIGTERM it continues where the run was.
-    A run that fails before its first step leaves no folder. `accept_changed_data`: continue even if rows of the data
-    file have changed.
+    A run that fails before its first step leaves no folder. `accept_changed_data`: continue even if tasks have
+    changed.
     """
 
     async def whole() -> Summary:
@@ -148,8 +147,8 @@ class Trainer:
         check_wandb(config)
         envs = EnvFactory(config.env, config.env_config)
         reward = config.reward_function()
-        self.stream = TaskStream(load_tasks(config.data, split="train", check=envs.check), config.seed)
-        self.eval_tasks = _eval_tasks(config, envs)
+        self.stream = TaskStream(tasks_of(envs, config.data, "train", episodes=config.episodes), config.seed)
+        self.eval_tasks = held_out_tasks(envs, config.eval_data, config.eval_tasks, own=config.data is None)
         checkpoint = self._find_checkpoint() if self._resume else None
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
@@ -488,9 +487,3 @@ def _device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda was given, but torch sees no GPU; use cpu or auto")
     return name
-
-
-def _eval_tasks(config: TrainConfig, envs: EnvFactory) -> list[Task]:
-    if not config.eval_data:
-        return []
-    return load_tasks(config.eval_data, split="eval", check=envs.check)[: config.eval_tasks]

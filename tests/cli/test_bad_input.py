@@ -64,7 +64,7 @@ def bad(folder):
             ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "file/run"),
             "--out file/run cannot be made (Not a directory); choose a folder that you may write",
         ),
-        (("train",), "missing ENV, --data, --out"),
+        (("train",), "missing ENV, --out"),
         (("train", "--resume"), "--resume: name the run's folder with --out"),
         (("train", "--resume", "--out", "run"), "--resume: run holds no run; leave --resume out"),
         (("train", "--resume", "--out", "old", "--seed", "7"), "--resume: seed was 0 and is now 7; restore it"),

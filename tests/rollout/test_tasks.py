@@ -118,7 +118,7 @@ def test_says_which_rows_changed_and_goes_on_if_that_is_accepted():
     with pytest.raises(ConfigError) as error:
         stream.load_state_dict(state)
     assert str(error.value) == (
-        "2 of 9 rows of the data file changed, row 3 (id 2), 8 (id 7), since the run began; restore the data file, or "
+        "2 of 9 rows of the data changed, row 3 (id 2), 8 (id 7), since the run began; restore the data, or "
         "add --accept-changed-data to go on with it as it is"
     )
     stream.load_state_dict(state, accept_changes=True)
@@ -126,7 +126,7 @@ def test_says_which_rows_changed_and_goes_on_if_that_is_accepted():
 
     with pytest.raises(ConfigError, match=r"changed, row 1 .*, 5 .id 4. and 4 more, since"):
         TaskStream([replace(task, label="new") for task in tasks(9)], seed=0).load_state_dict(state)
-    with pytest.raises(ConfigError, match="the data file had 9 rows and has 3, other ones from row 4 on, since"):
+    with pytest.raises(ConfigError, match="the data had 9 rows and has 3, other ones from row 4 on, since"):
         TaskStream(tasks(3), seed=0).load_state_dict(state)
     fewer = TaskStream(tasks(3), seed=0)
     fewer.load_state_dict(state, accept_changes=True)
@@ -136,7 +136,7 @@ def test_says_which_rows_changed_and_goes_on_if_that_is_accepted():
 def test_refuses_other_data_and_another_seed():
     saved = TaskStream(tasks(3), seed=0).state_dict()
 
-    with pytest.raises(ConfigError, match="restore the data file"):
+    with pytest.raises(ConfigError, match="restore the data"):
         TaskStream(tasks(4), seed=0).load_state_dict(saved)
     with pytest.raises(ConfigError, match="seed 0, not 1"):
         TaskStream(tasks(3), seed=1).load_state_dict(saved)

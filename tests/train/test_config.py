@@ -68,7 +68,7 @@ def test_names_the_key_in_one_line(make_config, values, says):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("a: [", "not valid YAML"), ("- 1", "not a mapping"), ("env: x", "'data' is missing")]
+    ("text", "says"), [("a: [", "not valid YAML"), ("- 1", "not a mapping"), ("env: x", "'out' is missing")]
 )
 def test_names_the_file(tmp_path, text, says):
     (tmp_path / "c.yaml").write_text(text)

@@ -203,9 +203,7 @@ def test_changed_data_is_for_the_user_to_decide(make_config, tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text(file.read_text().replace('"prompt": "say 3"', '"prompt": "say three"'))
 
-    with pytest.raises(
-        ConfigError, match=r"1 of 10 rows of the data file changed, row 4 \(id 3\), since the run began"
-    ):
+    with pytest.raises(ConfigError, match=r"1 of 10 rows of the data changed, row 4 \(id 3\), since the run began"):
         train(make_config(steps=4), resume=True, console=quiet())
     train(make_config(steps=4), resume=True, accept_changed_data=True, console=quiet())
 

@@ -239,7 +239,7 @@ def test_resuming_with_other_data_is_refused(make_config, tmp_path):
     with (tmp_path / "tasks.jsonl").open("a") as file:
         file.write('{"prompt": "one more"}\n')
 
-    with pytest.raises(ConfigError, match="restore the data file"):
+    with pytest.raises(ConfigError, match="restore the data"):
         train(make_config(steps=4), resume=True, console=quiet())
 
 

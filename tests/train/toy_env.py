@@ -1,6 +1,8 @@
 """Worlds for the trainer's tests: a random model earns something in them, so rewards differ from the first step."""
 
-from agentrl import Env, InfraError, StepResult, TurnOptions, tool
+from itertools import count
+
+from agentrl import Env, InfraError, StepResult, Task, TurnOptions, tool
 
 
 class Toy(Env):
@@ -64,3 +66,14 @@ def same(trajectory):
 
 
 NOT_A_FUNCTION = 3
+
+
+class Own(Toy):
+    """Makes its own tasks, without end."""
+
+    said = "say"
+
+    @classmethod
+    def tasks(cls, config, split):
+        for number in count():
+            yield Task(prompt=f"{cls.said} {split} {number}", label=number / 100)

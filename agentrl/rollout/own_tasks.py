@@ -1,0 +1,119 @@
+"""The tasks that an Env makes by itself, checked as strictly as the rows of a data file."""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import replace
+from itertools import islice
+from typing import Literal, TypeAlias
+
+from agentrl.env import Env, EnvFactory
+from agentrl.errors import ConfigError
+from agentrl.loading import cause
+from agentrl.plain import plain
+from agentrl.types import JSON, Raw, Task
+
+Split: TypeAlias = Literal["train", "eval"]
+Check: TypeAlias = Callable[[Task], None]
+
+DEFAULT_EPISODES = {"train": 1000, "eval": 200}
+"""Tasks taken of a generator, which may be endless, where nobody says how many. A list is taken whole."""
+
+
+def makes_tasks(cls: type[Env]) -> bool:
+    """Whether the Env makes tasks of its own."""
+    return inspect.getattr_static(cls, "tasks") is not inspect.getattr_static(Env, "tasks")
+
+
+def own_tasks(envs: EnvFactory, split: Split, *, most: int | None = None, check: Check | None = None) -> list[Task]:
+    """The first `most` of the Env's own tasks, or fewer if it has fewer. An endless generator is not exhausted.
+
+    Raises ConfigError for what is no Task, for an id that stands twice, for an error of `Env.tasks` or of `check`, and
+    for held-out tasks that are tasks to train on.
+    """
+    tasks = list(_filled_in(envs, split, most))
+    where = f"{envs.cls.__name__}.tasks for {split}"
+    numbers: dict[str, int] = {}
+    for number, task in enumerate(tasks, 1):
+        if (first := numbers.setdefault(task.id, number)) != number:
+            raise ConfigError(f"{where}: tasks {first} and {number} have the same id, {task.id!r}; leave ids out")
+        _check(task, f"{where}: task {number}", (envs.check, check))
+    if split == "eval":
+        _refuse_the_same(envs)
+    return tasks
+
+
+def row_of(task: Task) -> dict[str, JSON]:
+    """A task as a row of a data file. Raises ConfigError, naming the task, for what a data file cannot hold."""
+    if isinstance(task.prompt, Raw) or not task.prompt:
+        what = "is raw text" if isinstance(task.prompt, Raw) else "is empty"
+        raise ConfigError(f"task {task.id}: its prompt {what}, which no data file holds; give it text or messages")
+    row = {"id": task.id, "prompt": task.prompt, "label": task.label, "metadata": task.metadata, "tools": task.tools}
+    try:
+        return {
+            **{key: plain(value, key) for key, value in row.items() if value not in (None, (), {})},
+            "seed": task.seed,
+        }
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"task {task.id}: {exc}; make it plain JSON") from exc
+
+
+def _check(task: Task, where: str, checks: Iterable[Check | None]) -> None:
+    try:
+        for check in checks:
+            if check is not None:
+                check(task)
+    except ConfigError as exc:
+        raise ConfigError(f"{where}: {exc}") from exc
+
+
+def _filled_in(envs: EnvFactory, split: Split, most: int | None) -> Iterator[Task]:
+    for number, task in enumerate(_given(envs, split, most), 1):
+        identity = task.id or f"{split}-{number}"
+        yield replace(task, id=identity, seed=task.seed or zlib.crc32(identity.encode()), split=split)
+
+
+def _given(envs: EnvFactory, split: Split, most: int | None) -> list[Task]:
+    """The tasks as the Env gives them."""
+    where = f"{envs.cls.__name__}.tasks for {split}"
+    try:
+        made = envs.cls.tasks(envs.config, split)
+        if not isinstance(made, Iterable) or isinstance(made, str | dict):
+            if inspect.iscoroutine(made):
+                made.close()
+            raise ConfigError(f"{where}: gave {_kind(made)}, nothing to go through; `yield` tasks, in a plain `def`")
+        if most is None and not isinstance(made, Sized):
+            most = DEFAULT_EPISODES[split]
+        given = list(islice(made, most))
+    except ConfigError:
+        raise
+    except Exception as exc:  # the boundary of `tasks`: any code may run in there
+        raise ConfigError(f"{where} failed: {cause(exc)}") from exc
+    for number, task in enumerate(given, 1):
+        if not isinstance(task, Task):
+            raise ConfigError(f"{where}: number {number} is {_kind(task)}, not a Task; yield Task(prompt=...)")
+    return given
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _refuse_the_same(envs: EnvFactory) -> None:
+    """Raises ConfigError if every held-out task is one to train on, too. A part of them may be so by chance.
+
+    Where many tasks are equal, the seeds that we give them make different worlds of them.
+    """
+    held_out, train = ([_content(task) for task in _given(envs, split, None)] for split in ("eval", "train"))
+    differ = len(set(held_out)) > len(held_out) / 2
+    if held_out and differ and set(train).issuperset(held_out):
+        raise ConfigError(
+            f"{envs.cls.__name__}.tasks gives the same tasks for train and eval; let them differ by `split`, such as "
+            "by Random(split)"
+        )
+
+
+def _content(task: Task) -> str:
+    return repr((task.prompt, task.label, task.metadata, task.tools, task.seed))
