@@ -18,6 +18,7 @@ from agentrl._resources import Resources
 from agentrl.env_config import validated_config
 from agentrl.errors import AgentRLError, BadCallPolicy, ConfigError, InfraError
 from agentrl.loading import cause, load_object
+from agentrl.registry import is_name, path_of
 from agentrl.runtime import Runtime
 from agentrl.tool_calls import exec_own_tool, run_calls
 from agentrl.tools import Tool, collect_tools, is_tool, normal_spec, tool_name
@@ -309,8 +310,9 @@ class EnvFactory:
         async with EnvFactory("my_env.py:Capitals", {"corpus": "facts.jsonl"}) as envs:
             trajectory = await run_episode(envs.make(), task, engine=engine, renderer=renderer)
 
-    `env` is a class, `file.py:Class` or `package.module:Class`. Raises ConfigError if it is not found, if it has
-    neither tools nor a step, if it has only one of `snapshot` and `restore`, or if it refuses its configuration.
+    `env` is a class, `file.py:Class`, `package.module:Class`, or a name that `agentrl envs` lists. Raises ConfigError
+    if it is not found, if it has neither tools nor a step, if it has only one of `snapshot` and `restore`, or if it
+    refuses its configuration.
     """
 
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
@@ -387,8 +389,11 @@ async def _sharing(cls: type[Env], config: Any) -> AsyncIterator[Any]:
 
 
 def load_env(path: str) -> type[Env]:
-    """The Env class at `file.py:Class` or `package.module:Class`. Raises ConfigError naming what is missing."""
-    found = load_object(path, Env)
+    """The Env class at `file.py:Class` or `package.module:Class`, or of an installed environment's name.
+
+    Raises ConfigError naming what is missing.
+    """
+    found = load_object(path_of(path) if is_name(path) else path, Env)
     if not (isinstance(found, type) and issubclass(found, Env)):
         raise ConfigError(f"{path} is {found!r}, not a subclass of agentrl.Env")
     return found

@@ -38,6 +38,17 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
         raise ConfigError(f"env_config of {cls.__name__}: {_problems(exc)}{_known(hint)}") from exc
 
 
+def required_keys(cls: type) -> list[str]:
+    """The keys of env_config that have no default. Raises ConfigError if the annotation cannot be checked."""
+    try:
+        validated_config(cls, None)
+    except ConfigError as exc:
+        if not isinstance(exc.__cause__, ValidationError):
+            raise
+        return [".".join(map(str, error["loc"])) for error in exc.__cause__.errors() if error["type"] == "missing"]
+    return []
+
+
 def _is_instance(config: object, hint: Any) -> bool:
     return isinstance(hint, type) and not is_typeddict(hint) and isinstance(config, hint)
 

@@ -310,7 +310,10 @@ def test_envs_are_found_in_files_and_modules(tmp_path, monkeypatch):
         ("agentrl.env:Nothing", "agentrl.env has no 'Nothing'"),
         ("agentrl.env:asyncio", "not a subclass of agentrl.Env"),
         ("no_such_package.env:X", "no module 'no_such_package.env'"),
-        ("Capitals", "does not name an object; write my_env.py:NAME"),
+        (
+            "Capitals",
+            "no installed environment has the name 'Capitals'; `agentrl envs` lists them, and a class of your own",
+        ),
         ("envs/my_env.py:", "does not name an object; write envs/my_env.py:NAME"),
         ("envs/my_env.py", "does not name an object; write envs/my_env.py:NAME"),
     ],

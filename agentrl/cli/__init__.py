@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from agentrl import __version__
 from agentrl.cli.certify import certify
 from agentrl.cli.data import data
+from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.merge import merge
 from agentrl.cli.play import play
@@ -34,6 +36,7 @@ app.command()(serve)
 app.command()(merge)
 app.command()(play)
 app.command()(show)
+app.command()(envs)
 app.command()(certify)
 app.command()(validate)
 app.add_typer(data, name="data")
@@ -57,6 +60,8 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+    elif context.invoked_subcommand != "slime" and (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # as `python -m` does, so that a package in this folder is found; slime runs elsewhere
 
 
 def main() -> None:

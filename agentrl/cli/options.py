@@ -16,7 +16,10 @@ class DeviceName(StrEnum):
 
 
 EnvPath: TypeAlias = Annotated[
-    str, typer.Argument(metavar="ENV", help="The environment: my_env.py:MyEnv or package.module:MyEnv.")
+    str,
+    typer.Argument(
+        metavar="ENV", help="The environment: my_env.py:MyEnv, package.module:MyEnv, or a name (agentrl envs)."
+    ),
 ]
 ModelName: TypeAlias = Annotated[
     str,

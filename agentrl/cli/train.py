@@ -21,7 +21,10 @@ _REQUIRED = {"env": "ENV", "out": "--out"}
 
 def train(
     env: Annotated[
-        str | None, typer.Argument(metavar="ENV", help="The environment: my_env.py:MyEnv or package.module:MyEnv.")
+        str | None,
+        typer.Argument(
+            metavar="ENV", help="The environment: my_env.py:MyEnv, package.module:MyEnv, or a name (agentrl envs)."
+        ),
     ] = None,
     model: Annotated[
         str | None,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from agentrl import Env, Trajectory, tool
+from agentrl import Env, Task, Trajectory, tool
 from agentrl_envs.fact_search.facts import Index, load_facts
+from agentrl_envs.fact_search.tasks import questions
 
 ANSWER = "Answer: "
 
@@ -23,6 +26,10 @@ class FactSearch(Env):
     config: FactSearchConfig
     shared: Index
     deterministic = True
+
+    @classmethod
+    def tasks(cls, config: FactSearchConfig, split: Literal["train", "eval"]) -> Iterable[Task]:
+        return questions(split)
 
     @classmethod
     def share(cls, config: FactSearchConfig) -> Index:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import count as numbers
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -15,15 +18,19 @@ SHARES = {"country": 0.46, "capital": 0.08, "two_hop": 0.46}
 
 
 def make_tasks(split: Literal["train", "eval"], count: int, *, seed: int = 0) -> list[Task]:
-    """Questions about entities of one split only; `metadata["searches"]` holds what a perfect player looks up."""
+    """The first `count` questions of a split."""
+    return list(islice(questions(split, seed=seed), count))
+
+
+def questions(split: Literal["train", "eval"], *, seed: int = 0) -> Iterator[Task]:
+    """Endless questions about entities of one split; `metadata["searches"]` holds what a perfect player looks up."""
     facts, rng = load_facts(), Random(f"{split}-{seed}")
     index = Index(facts.passages())
     asked = [place for place in facts.countries if _asked(place.name, place.passage, facts, index, split)]
     cities = [city for city in facts.cities if _asked(city.name, city.passage, facts, index, split)]
     # The second hop looks up the country by name, which must find it; it need not be of the split itself.
     through = [city for city in cities if index.search(city.country.name, 1) == (city.country.passage,)]
-    tasks = []
-    for i in range(count):
+    for i in numbers():
         kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
         if kind == "country":
             city = rng.choice(cities)
@@ -36,8 +43,7 @@ def make_tasks(split: Literal["train", "eval"], count: int, *, seed: int = 0) ->
             prompt = f"What is the capital of the country that {city.name} is in?"
             label, searches = city.country.capital, [city.name, city.country.name]
         metadata = {"kind": kind, "searches": searches}
-        tasks.append(Task(prompt=prompt, label=label, metadata=metadata, id=f"{split}-{i}", split=split))
-    return tasks
+        yield Task(prompt=prompt, label=label, metadata=metadata, id=f"{split}-{i}", split=split)
 
 
 def write_tasks(folder: Path, *, train: int = 6000, held_out: int = 300, seed: int = 0) -> tuple[Path, Path]:

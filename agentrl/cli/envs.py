@@ -1,0 +1,82 @@
+"""`agentrl envs`: the environments that are installed here, by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Annotated
+
+import typer
+
+from agentrl.cli._errors import one_line_errors
+from agentrl.env import EnvFactory, load_env, plays_itself
+from agentrl.env_config import required_keys
+from agentrl.errors import ConfigError
+from agentrl.loading import cause
+from agentrl.registry import Entry, entries
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An installed environment in words."""
+
+    name: str
+    path: str
+    package: str
+    what: str = ""
+    tools: list[str] = field(default_factory=list)
+    agent: bool = False
+    """Whether an agent with tools of its own plays it."""
+    needs: list[str] = field(default_factory=list)
+    """Keys of env_config that have to be given, and what a machine must have for one episode."""
+    broken: str = ""
+    """Why it cannot be used."""
+
+    def line(self) -> str:
+        if self.broken:
+            return f"broken: {self.broken}"
+        tools = "an agent's own" if self.agent else ", ".join(self.tools) or "none, or the task's"
+        needs = _short(self.needs[0]) if self.needs else "nothing"
+        return f"{_sentence(self.what)} [tools: {tools}; needs: {needs}]"
+
+
+def envs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with nothing left out.")] = False) -> None:
+    """List the installed environments: what each is, its tools, and whether it needs an engine, a key or a sandbox.
+
+    Each name stands for a class wherever a command or a configuration asks for an environment.
+    """
+    with one_line_errors():
+        found = [described(entry) for entry in entries()]
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found], indent=1))
+        return
+    width = max((len(one.name) for one in found), default=0)
+    for one in found:
+        typer.echo(f"{one.name:<{width}}  {one.line()}")
+    if not found:
+        typer.echo("no environment is installed; agentrl init makes one")
+
+
+def _sentence(text: str) -> str:
+    """The first sentence."""
+    return re.split(r"(?<=\.) ", text)[0]
+
+
+def _short(need: str) -> str:
+    """What is needed, without where, how much and what else would do."""
+    return re.split(r" at |[(,;]", need)[0].strip()
+
+
+def described(entry: Entry) -> Described:
+    """One entry; a broken one says why."""
+    try:
+        cls = load_env(entry.path)
+        what = (cls.__doc__ or "no docstring").strip().partition("\n")[0]
+        needs = [f"config: {key}" for key in required_keys(cls)] or [*map(str, cls.needs(EnvFactory(cls).config, 1))]
+    except ConfigError as exc:
+        return Described(entry.name, entry.path, entry.package, broken=str(exc))
+    except Exception as exc:  # noqa: BLE001 - the boundary of `needs`
+        return Described(entry.name, entry.path, entry.package, broken=f"needs failed: {cause(exc)}")
+    tools = [*cls._agentrl_tools]
+    return Described(entry.name, entry.path, entry.package, what, tools, plays_itself(cls), needs)
