@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,14 +19,23 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from agentrl.completions import Reply, read_reply, wire_message, wire_tool
-from agentrl.errors import ConfigError
+from agentrl.completions import Habits, Reply, read_reply, wire_message, wire_tool
+from agentrl.errors import ConfigError, ContextFullError, RequestError
 from agentrl.http import RefusedError, Service
 from agentrl.loading import load_object
 from agentrl.plain import plain
 from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 _PATH = "/chat/completions"
+_TOO_LONG = re.compile(
+    r"context[ _](length|size|window)|maximum context|prompt is too long|input token count|too large for model"
+    r"|reduce the length|exceed_context|too many tokens|inputs. tokens \+",
+    re.IGNORECASE,
+)
+"""How servers say that a conversation is longer than their model can read."""
+_FILTERED = re.compile(
+    r"content_filter|content management policy|content_policy|data_inspection|moderation", re.IGNORECASE
+)
 
 
 class Speaker(Protocol):
@@ -85,6 +95,7 @@ class ChatModel:
     """Added to each request: temperature, max_completion_tokens, ..."""
     usage: Usage = field(default_factory=Usage, compare=False)
     _service: Service = field(init=False, repr=False, compare=False)
+    _habits: Habits = field(init=False, repr=False, compare=False, default_factory=Habits)
 
     def __post_init__(self) -> None:
         service = Service(
@@ -103,28 +114,49 @@ class ChatModel:
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         return (await self.ask(messages, tools)).message
 
-    async def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), **options: JSON) -> Reply:
-        """The reply with what came beside the message. `options` are added to this request."""
-        body: dict[str, JSON] = {"model": self.model, "messages": [wire_message(message) for message in messages]}
+    async def ask(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, most: int | None = None, **options: JSON
+    ) -> Reply:
+        """The reply with what came beside the message. `options` are added to this request.
+
+        `most` bounds the answer in the model's tokens, under the name that the server takes. What else a server refuses
+        by name (the thoughts of earlier turns, say) is left out of later requests.
+
+        Raises ContextFullError where the conversation is longer than the model can read, RequestError where this
+        conversation is refused but others are answered, and as `reply` does.
+        """
+        sent = [wire_message(message) for message in messages]
+        body: dict[str, JSON] = {"model": self.model, "messages": sent}
         if tools:
             body["tools"] = [wire_tool(tool) for tool in tools]
-        body = plain({**body, **self.options, **options}, "the request")
         headers, url = self._headers(), self._service.url
-        try:
-            reply: Reply = await self._service.post(body, headers=headers, read=lambda answer: read_reply(answer, url))
-        except RefusedError as exc:
-            raise self._refused(exc, bool(headers)) from None
-        self.usage.add(reply.usage)
-        return reply
+        while True:
+            asked = self._habits.apply({**body, **self.options, **options}, most)
+            try:
+                reply: Reply = await self._service.post(
+                    plain(asked, "the request"), headers=headers, read=lambda answer: read_reply(answer, url)
+                )
+            except RefusedError as exc:
+                if self._habits.learn(asked, exc):
+                    continue
+                raise self._refused(exc, bool(headers)) from None
+            self.usage.add(reply.usage)
+            return reply
 
-    def _refused(self, exc: RefusedError, with_key: bool) -> ConfigError:
-        if exc.status not in (401, 403):
-            return exc
-        key = f"the key in ${self.key}" if with_key else f"a request without a key, as ${self.key} is not set"
-        return ConfigError(
-            f"{self._service.url} refuses {key} (HTTP {exc.status}: {exc.words[:200]}); "
-            "export the right key, or name another variable"
-        )
+    def _refused(self, exc: RefusedError, with_key: bool) -> Exception:
+        """What a refusal means: for this conversation, or for all of them."""
+        url, words = self._service.url, exc.words[:300]
+        if exc.status in (401, 403):
+            key = f"the key in ${self.key}" if with_key else f"a request without a key, as ${self.key} is not set"
+            return ConfigError(
+                f"{url} refuses {key} (HTTP {exc.status}: {words}); export the right key, or name another variable"
+            )
+        if exc.status in (400, 413, 422):
+            if _TOO_LONG.search(exc.words):
+                return ContextFullError(f"{url}: the conversation is too long (HTTP {exc.status}: {words})")
+            if _FILTERED.search(exc.words) or self.usage.requests:
+                return RequestError(f"{url} refuses this conversation (HTTP {exc.status}: {words})")
+        return exc
 
     @asynccontextmanager
     async def kept_open(self) -> AsyncIterator[Self]:

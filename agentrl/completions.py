@@ -6,10 +6,11 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from agentrl.errors import ConfigError, InfraError
+from agentrl.http import RefusedError
 from agentrl.tools import normal_spec
 from agentrl.types import JSON, Message, ToolSpec
 
@@ -18,6 +19,7 @@ Finish: TypeAlias = Literal["stop", "length", "filtered"]
 _CUT = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _FILTERED = {"content_filter", "safety", "refusal", "recitation", "prohibited_content", "blocklist", "sensitive"}
 _OWN = {"role", "content", "tool_calls", "function_call", "reasoning_content", "reasoning", "refusal"}
+_UNKNOWN = re.compile(r"unsupported|not supported|not permitted|extra|unexpected|unrecognized|unknown", re.IGNORECASE)
 _LATER = {408, 409, 425, 429}
 _THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)</think>\s*(.*)", re.DOTALL)
 
@@ -33,6 +35,60 @@ class Reply:
     finish: Finish
     usage: Mapping[str, float]
     """The fields of `chat.Usage` that the server told."""
+
+
+@dataclass(slots=True)
+class Habits:
+    """What a server has turned out to refuse by name."""
+
+    renamed: bool = False
+    """It wants max_completion_tokens, not max_tokens."""
+    without: set[str] = field(default_factory=set)
+    """Fields of messages that it does not take."""
+
+    def apply(self, body: Mapping[str, JSON], most: int | None) -> dict[str, JSON]:
+        """The request in a form that is not known to be refused."""
+        cap = {} if most is None else {"max_completion_tokens" if self.renamed else "max_tokens": most}
+        messages = (
+            [_without(message, self.without) for message in body["messages"]] if self.without else body["messages"]
+        )
+        return {**cap, **body, "messages": messages}
+
+    def learn(self, sent: Mapping[str, JSON], refused: RefusedError) -> bool:
+        """Whether another form of the same request may be taken."""
+        if refused.status not in (400, 422):
+            return False
+        if "max_completion_tokens" in refused.words and "max_tokens" in sent and "max_completion_tokens" not in sent:
+            self.renamed = True
+            return True
+        extra = {key for message in sent["messages"] for key in _extra(message)}
+        named = {key for key in extra if _names(refused.words, key)}
+        self.without |= named
+        return bool(named)
+
+
+def _extra(message: Message) -> set[str]:
+    """Fields that a server may not know."""
+    if message.get("role") == "tool":
+        return {"name"} & message.keys()
+    calls = message.get("tool_calls") or ()
+    own = {key for call in calls for key in call if key not in ("id", "type", "function")}
+    return own | {key for key in message if key not in ("role", "content", "tool_calls", "name")}
+
+
+def _names(words: str, key: str) -> bool:
+    """Whether a refusal is about a field of that name."""
+    found = re.search(rf"(?<![\w]){re.escape(key)}(?!\w)", words)
+    return found is not None and (key != "name" or _UNKNOWN.search(words) is not None)
+
+
+def _without(message: Message, keys: set[str]) -> Message:
+    if message.get("role") not in ("assistant", "tool"):
+        return message
+    kept = {key: value for key, value in message.items() if key not in keys or key == "role"}
+    if message.get("tool_calls"):
+        kept["tool_calls"] = [{k: v for k, v in call.items() if k not in keys} for call in message["tool_calls"]]
+    return kept
 
 
 def wire_message(message: Message) -> Message:

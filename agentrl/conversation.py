@@ -16,17 +16,18 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agentrl.boundary import at_boundary
-from agentrl.engine.base import Engine, Generation, SamplingParams
-from agentrl.errors import EngineError, LedgerError
+from agentrl.engine.base import Engine, Generation, MessageEngine, SamplingParams
+from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
 from agentrl.options import EpisodeOptions
 from agentrl.plain import plain, text
 from agentrl.render.base import Rendered, Renderer
 from agentrl.replies import messages_of
 from agentrl.segment import checked
+from agentrl.spoken import Spoken, as_user, cut_to
 from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
 from agentrl.types import Action, Observed, Raw, StopReason, ToolCall, ToolSpec, TurnOptions
@@ -67,6 +68,8 @@ class Conversation:
     """The request that the engine answers now."""
     unkept: int = 0
     """Tokens that the engine sampled behind a stop string, which it missed. They are in no turn."""
+    spoken: Spoken = field(default_factory=Spoken)
+    """What a MessageEngine said, in its own messages."""
 
     async def open(self) -> None:
         """Ask the engine for its longest sequence."""
@@ -101,8 +104,9 @@ class Conversation:
                 thinking=trajectory.thinking,
                 turn=self.turns_before + len(trajectory.said),
             )
-            action = _executable(action)
+            action = _executable(self.spoken.read(action, trajectory))
         trajectory.append_action(action)
+        self.spoken.keep(trajectory)
         return Sampled(action, stop)
 
     def observe(self, observed: Observed) -> StopReason | None:
@@ -140,7 +144,14 @@ class Conversation:
             budget, reason = self._budget(turn_options)
             if budget <= 0:
                 return reason
-            generation = await self._ask_engine(turn_options, budget)
+            if isinstance(self.engine, MessageEngine):
+                asked = await self._ask_speaker(self.engine, turn_options, budget)
+                if asked is None:
+                    return StopReason.CONTEXT_FULL
+                generation, cut = asked
+                reason = reason if cut else StopReason.TURN_MAX_TOKENS
+            else:
+                generation = await self._ask_engine(turn_options, budget)
             if generation.finish_reason == "length":
                 return reason
             if generation.finish_reason == "stop":
@@ -168,6 +179,37 @@ class Conversation:
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
         return generation
 
+    async def _ask_speaker(
+        self, engine: MessageEngine, turn_options: TurnOptions, budget: int
+    ) -> tuple[Generation, bool] | None:
+        """A turn, and whether it was cut to `budget`. None if the conversation is too long for the speaker."""
+        trajectory, started = self.trajectory, time.monotonic()
+        sent, cap = trajectory.length, min(self._caps(turn_options), default=None)
+        params = self._sampling_params(turn_options, cap or 0)
+        if cap is None:
+            del params["max_new_tokens"]
+        self.rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
+        with at_boundary("engine"):
+            try:
+                generation = await engine.answer(
+                    self.spoken.messages(trajectory, self.renderer),
+                    trajectory.tools,
+                    params,
+                    session_id=trajectory.session_id,
+                    rid=self.rid,
+                )
+            except ContextFullError as exc:
+                if not trajectory.turns:
+                    raise
+                trajectory.info["context_full"] = str(exc)
+                return None
+            _check(generation)
+        cut = len(generation.tokens) > budget
+        generation = cut_to(budget, generation) if cut else generation
+        self.spoken.heard(generation, trajectory)
+        trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
+        return generation, cut
+
     def _cut_at_split_stop(self, generation: Generation, stop: Sequence[str]) -> Generation:
         """End a turn at a stop string that the engine missed.
 
@@ -193,7 +235,15 @@ class Conversation:
             raise LedgerError("an observation answers an action, and there is none")
         if isinstance(observed, Raw):
             return self.renderer.text(observed, action, budget=budget)
-        return self.renderer.bridge(self.trajectory.messages, action, observed, budget=budget)
+        try:
+            return self.renderer.bridge(self.trajectory.messages, action, observed, budget=budget)
+        except TemplateError:
+            if not self.spoken.any:
+                raise
+            # The template cannot write what answers this turn; its speaker reads it all the same.
+            self.spoken.not_carried(self.trajectory, "the chat template refuses the answer to it")
+            plain_action = replace(action, calls=())
+            return self.renderer.bridge(self.trajectory.messages, plain_action, as_user(observed), budget=budget)
 
     def _read(self, rendered: Rendered) -> str:
         """What is left of Raw text that was cut: a passage behind the cut is not known to the model."""
@@ -206,9 +256,15 @@ class Conversation:
         budgets = [(self.context - trajectory.length, StopReason.CONTEXT_FULL)]
         if limits.tokens is not None:
             budgets.append((limits.tokens - trajectory.response_length, StopReason.MAX_TOKENS))
-        caps = (limits.turn_tokens, turn_options.max_tokens, self.options.sampling_params.get("max_new_tokens"))
-        budgets.extend((cap - spent, StopReason.TURN_MAX_TOKENS) for cap in caps if cap is not None)
+        if not isinstance(self.engine, MessageEngine):  # a speaker's turn is bounded in its own tokens
+            budgets.extend((cap - spent, StopReason.TURN_MAX_TOKENS) for cap in self._caps(turn_options))
         return min(budgets, key=lambda budget: budget[0])
+
+    def _caps(self, turn_options: TurnOptions) -> list[int]:
+        """Bounds of one turn, in tokens."""
+        given = self.options.sampling_params.get("max_new_tokens")
+        caps = (self.options.limits.turn_tokens, turn_options.max_tokens, given)
+        return [cap for cap in caps if cap is not None]
 
     def _sampling_params(self, turn_options: TurnOptions, budget: int) -> SamplingParams:
         given = self.options.sampling_params

@@ -8,6 +8,7 @@
     ├── InfraError        the world broke, not the policy
     │   ├── EngineError       the inference engine
     │   │   ├── RequestError      the engine will always refuse this request
+    │   │   │   └── ContextFullError  the conversation is longer than a model can read
     │   │   └── EngineLostError   the engine of a training run is gone: it ends the run
     │   └── SandboxError      a sandbox
     ├── CanaryError       a run cannot be learning; it is stopped early
@@ -67,6 +68,11 @@ class RequestError(EngineError):
 
     A server answers it with HTTP 400. Any other EngineError may blame the engine itself.
     """
+
+
+class ContextFullError(RequestError):
+    """The conversation is longer than the model can read. Behind the first turn it ends an episode as a full context
+    does."""
 
 
 class EngineLostError(EngineError):

@@ -5,18 +5,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrl.engine.base import Engine, Generation, SamplingParams, TrainedEngine
+from agentrl.engine.base import Engine, Generation, MessageEngine, Said, SamplingParams, TrainedEngine
 from agentrl.engine.scripted import ScriptedEngine, Turn
 
 if TYPE_CHECKING:
     from agentrl.engine.local import LocalEngine
+    from agentrl.engine.player import PlayerEngine
     from agentrl.engine.sglang import SGLangEngine
 
 __all__ = [
     "Engine",
     "Generation",
     "LocalEngine",
+    "MessageEngine",
+    "PlayerEngine",
     "SGLangEngine",
+    "Said",
     "SamplingParams",
     "ScriptedEngine",
     "TrainedEngine",
@@ -24,7 +28,11 @@ __all__ = [
 ]
 
 # Imported on use: aiohttp takes 0.2 s to import, torch more than a second.
-_LAZY = {"LocalEngine": "agentrl.engine.local", "SGLangEngine": "agentrl.engine.sglang"}
+_LAZY = {
+    "LocalEngine": "agentrl.engine.local",
+    "PlayerEngine": "agentrl.engine.player",
+    "SGLangEngine": "agentrl.engine.sglang",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypedDict, runtime_checkable
 
-from agentrl.types import FinishReason
+from agentrl.types import FinishReason, Message, ToolSpec
 
 
 class SamplingParams(TypedDict, total=False):
@@ -23,6 +23,20 @@ class SamplingParams(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     sampling_seed: int
     """With a seed, the only randomness of a token is a function of (seed, its position in the sequence)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn as somebody said it who speaks in messages, such as an API model. The tokens beside it are a copy."""
+
+    message: Message
+    """content, reasoning_content and tool_calls; see `agentrl.chat.Speaker`."""
+    sent_back: Message
+    """The same as the speaker wants to read it in its next turn."""
+    by: Mapping[str, str] = field(default_factory=dict)
+    """Who: the model and its host."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """What the answer took: tokens by the speaker's own count, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,8 @@ class Generation:
     earlier_versions: Sequence[tuple[str, int]] = ()
     """If the weights changed meanwhile: each version before `weight_version`, and the number of tokens that were
     sampled when it ended, in order."""
+    said: Said | None = None
+    """The turn in messages, from a MessageEngine."""
 
     def versions(self) -> Iterator[tuple[str | None, int, int]]:
         """Each version with the range of the tokens that it sampled, in order; at least one, which may be empty."""
@@ -80,6 +96,27 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release connections, threads and memory. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class MessageEngine(Engine, Protocol):
+    """An engine that is asked with messages, not with tokens: PlayerEngine. Nothing that it says can be trained."""
+
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+    ) -> Generation:
+        """The next assistant message in the renderer's tokens, with `said`.
+
+        `max_new_tokens`, if it is there, counts the speaker's tokens. Raises as `generate` does, and ContextFullError
+        where the speaker can read no longer conversation.
+        """
         ...
 
 

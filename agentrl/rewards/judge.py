@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 
-from agentrl.errors import ConfigError, InfraError
-from agentrl.http import Service
+from agentrl.chat import ChatModel
+from agentrl.errors import InfraError
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
 from agentrl.types import JSON
@@ -54,26 +53,25 @@ class LLMJudge(Grader):
         options: Mapping[str, JSON] | None = None,
     ) -> None:
         """`options` are added to the request: {"temperature": 0} by default. `seconds` is the deadline of a verdict."""
-        self.model, self.rubric = model, rubric
-        self.options = {"temperature": 0, **(options or {})}
-        token = os.environ.get(key, "")
-        self._service = Service(
-            url=f"{base_url.rstrip('/')}/chat/completions",
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+        self.rubric = rubric
+        self.model = ChatModel(
+            base_url=base_url,
+            model=model,
+            key=key,
             seconds=seconds,
             concurrency=concurrency,
             retries=retries,
+            options={"temperature": 0, **(options or {})},
         )
 
     async def grade(self, written: Written) -> float:
         if not written.answer or len(written.answer) > LONGEST:
             return 0.0
-        body = {**self.options, "model": self.model, "messages": [{"role": "user", "content": self.prompt(written)}]}
         for _ in range(_TWICE):
-            said = _said(await self._service.post(body), self._service.url)
+            said = (await self.model.reply([{"role": "user", "content": self.prompt(written)}]))["content"]
             if (score := verdict(said)) is not None:
                 return score
-        raise InfraError(f"the judge {self.model} gave no line SCORE: 0 to {_MOST}, but {said[-100:]!r}")
+        raise InfraError(f"the judge {self.model.model} gave no line SCORE: 0 to {_MOST}, but {said[-100:]!r}")
 
     def prompt(self, written: Written) -> str:
         """What the judge reads. The marks around the answer depend on it, so the answer cannot hold them."""
@@ -93,15 +91,6 @@ def verdict(said: str) -> float | None:
     found = _VERDICT.findall(said.rpartition("</think>")[2])
     score = float(found[-1]) if found else _MOST + 1.0
     return score / _MOST if score <= _MOST else None
-
-
-def _said(answer: JSON, url: str) -> str:
-    try:
-        return str(answer["choices"][0]["message"]["content"] or "")
-    except (KeyError, IndexError, TypeError):
-        raise ConfigError(
-            f"{url} answered {answer!r:.100}, which is no chat completion; is it OpenAI-compatible?"
-        ) from None
 
 
 def _question(prompt: JSON) -> str:

@@ -1,10 +1,4 @@
-"""For tests of an Env: play a script through the real episode loop. Needs no model, no download and no torch.
-
-async def test_finds_and_answers() -> None:
-    env = Capitals(shared=FakeIndex())
-    t = await rollout(env, Task(prompt="Capital of France?"), [call("search", query="France"), "Paris"])
-    assert (t.reward, t.stop, len(t.actions)) == (1.0, StopReason.DONE, 2)
-"""
+"""One episode with a script in the model's place."""
 
 from __future__ import annotations
 

@@ -1,0 +1,169 @@
+"""A server of chat completions that answers as a function says: for tests and guides of what asks a model's API.
+
+    def reply(messages, tools):
+        return "Paris"
+
+    with chat_server(reply) as server:
+        model = ChatModel(base_url=server.url, model="scripted")
+
+As a command: python -m agentrl.testing.chat_server my_model.py:reply --port 8000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeAlias
+
+from agentrl.completions import wire_message
+from agentrl.errors import ConfigError
+from agentrl.loading import load_object
+from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to the byte: whatever a server may send."""
+
+    body: JSON
+    """JSON, or text that is sent as it is."""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Replying: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwait[str | Message | Answer]]
+"""Text, an assistant message such as `call(...)` makes, a whole completion (with "choices"), or an Answer."""
+
+
+@dataclass(slots=True)
+class ChatServer:
+    """What a test sees of the server."""
+
+    url: str
+    """What clients call the base URL; it ends with /v1."""
+    requests: list[Mapping[str, JSON]] = field(default_factory=list)
+    """The bodies of all requests so far."""
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+
+
+@contextmanager
+def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> Iterator[ChatServer]:
+    """Serve POST /v1/chat/completions on 127.0.0.1 from a thread. Requests are answered at the same time.
+
+    Port 0 takes a free one. With a `key`, other keys get HTTP 401. Tokens are counted as words. What `reply` raises is
+    HTTP 500. Raises OSError for a port that is taken.
+    """
+    server = _Server(("127.0.0.1", port), _Handler)
+    server.reply, server.key = reply, key
+    server.seen = ChatServer(f"http://127.0.0.1:{server.server_port}/v1")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server.seen
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def completion(said: str | Message | Mapping[str, JSON], body: Mapping[str, JSON]) -> JSON:
+    """A whole chat completion around what was said in answer to `body`."""
+    if not isinstance(said, str) and "choices" in said:
+        return said
+    message = {"role": "assistant", "content": said} if isinstance(said, str) else wire_message(said)
+    calls = bool(message.get("tool_calls"))
+    prompt, answer = _words(body["messages"]), _words(message)
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": body.get("model", ""),
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer},
+    }
+
+
+def _words(said: JSON) -> int:
+    return len(json.dumps(said).split())
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    reply: Replying
+    key: str | None
+    seen: ChatServer
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has gone is no error."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        self.server.seen.requests.append(body)
+        self.server.seen.headers.append(dict(self.headers))
+        self._send(self._answer(body))
+
+    def _answer(self, body: Mapping[str, JSON]) -> Answer:
+        if self.server.key is not None and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+            return Answer({"error": {"message": "incorrect API key", "code": "invalid_api_key"}}, 401)
+        if self.path.partition("?")[0] != "/v1/chat/completions":
+            return Answer({"error": {"message": f"no such path: {self.path}"}}, 404)
+        try:
+            said = asyncio.run(_awaited(self.server.reply(body["messages"], body.get("tools") or ())))
+        except Exception as exc:  # noqa: BLE001 - the boundary of the user's function: its client reads the error
+            return Answer({"error": {"message": f"{type(exc).__name__}: {exc}"}}, 500)
+        return said if isinstance(said, Answer) else Answer(completion(said, body))
+
+    def _send(self, answer: Answer) -> None:
+        text = isinstance(answer.body, str)
+        data = (answer.body if text else json.dumps(answer.body)).encode()
+        self.send_response(answer.status)
+        headers = {"Content-Type": "text/plain" if text else "application/json", **answer.headers}
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None:
+        """Requests are in `ChatServer.requests`."""
+
+
+async def _awaited(said: MaybeAwait[str | Message | Answer]) -> str | Message | Answer:
+    return await said if inspect.isawaitable(said) else said
+
+
+def main() -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    parser = argparse.ArgumentParser(
+        prog="python -m agentrl.testing.chat_server", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("reply", help="A function of messages and tools: file.py:function or package.module:function.")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one.")
+    given = parser.parse_args()
+    try:
+        reply = load_object(given.reply)
+        with chat_server(reply, port=given.port) as server:
+            sys.stdout.write(f"{given.reply} at {server.url}, Ctrl-C ends it\n")
+            sys.stdout.flush()
+            threading.Event().wait()
+    except (ConfigError, OSError) as exc:
+        sys.exit(f"error: {exc}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
