@@ -95,6 +95,18 @@ class Conversation:
         stop = await self._generate(turn_options)
         if stop is StopReason.ABORTED or not trajectory.open:
             return Sampled(None, stop)
+        return Sampled(self._read_turn(), stop)
+
+    def say(self, generation: Generation) -> Action:
+        """Append a whole turn that is known already, such as an assistant's message of recorded chat, and parse it."""
+        with at_boundary("engine"):
+            _check(generation)
+        self.trajectory.append_model(generation)
+        return self._read_turn()
+
+    def _read_turn(self) -> Action:
+        """Parse the open turn and close it."""
+        trajectory = self.trajectory
         turn = trajectory.segment.turns[-1]
         with at_boundary("render"):
             action = self.renderer.parse(
@@ -107,7 +119,7 @@ class Conversation:
             action = _executable(self.spoken.read(action, trajectory))
         trajectory.append_action(action)
         self.spoken.keep(trajectory)
-        return Sampled(action, stop)
+        return action
 
     def observe(self, observed: Observed) -> StopReason | None:
         """Append the next observation. If no turn would fit after it, append nothing and return the reason to stop."""

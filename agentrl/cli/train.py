@@ -34,7 +34,9 @@ def train(
     episodes: Episodes = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder: new, or an old one with --resume.")] = None,
     eval_data: Annotated[Path | None, typer.Option(help="Held-out tasks.")] = None,
-    warm_start: Annotated[Path | None, typer.Option(help="Demonstrations to imitate first: see agentrl play.")] = None,
+    warm_start: Annotated[
+        Path | None, typer.Option(help="What to imitate first: episodes of agentrl play, or chat.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of reinforcement learning.", show_default="100")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same run.", show_default="0")] = None,
     device: Annotated[DeviceName | None, typer.Option(help="Where to train.", show_default="auto")] = None,

@@ -3,6 +3,7 @@
 config.yaml  metrics.jsonl  summary.json  reward.png  tensorboard/  wandb_id
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
 checkpoints/step_000050/      a Hugging Face folder, with optimizer.pt and state.json beside the weights
+skipped_rows.txt              rows of chat that the warm start left out, with the reason; absent if there are none
 model/                        the final weights
 reference/                    the weights at the start of RL, if KL is measured (not those of a new LoRA adapter)
 base/                         with LoRA, the weights under the adapters of tiny: with LoRA the folders of weights hold
@@ -115,6 +116,10 @@ class RunFolder:
                 path.unlink()
         if self._made:
             self.path.rmdir()
+
+    def write_skipped(self, rows: Iterable[str]) -> None:
+        """Keep why rows of chat were not learned from, one a line."""
+        write_atomically(self.path / "skipped_rows.txt", "".join(f"{row}\n" for row in rows))
 
     def append_metrics(self, metrics: Mapping[str, JSON]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:

@@ -45,8 +45,8 @@ from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
     demonstration_batches,
-    load_demonstrations,
     make_optimizers,
+    read_demonstrations,
     warm_start_schedule,
 )
 from agentrl.trajectory import Trajectory, total_ledger
@@ -153,13 +153,12 @@ class Trainer:
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
         self.warm_optimizers: list[Optimizer] = []
+        renderer = load_renderer(self.tokenizer)
         if config.warm_start is not None and not self.position.started:
-            vocabulary = self.learner.model.config.vocab_size
-            self.demonstrations = load_demonstrations(config.warm_start.demonstrations, vocabulary)
+            self.demonstrations = await read_demonstrations(config, self.learner.model.config, renderer, self.console)
             self.warm_optimizers = make_optimizers(
                 self.learner.model, self.learner.masters, config.warm_start, config.optimizer
             )
-        renderer = load_renderer(self.tokenizer)
         envs.prove(renderer)
         self.engine = self._open_engine(renderer)
         self.handover = HandOver(self.engine, self.learner)
@@ -176,6 +175,8 @@ class Trainer:
         self._note_step_end()
         self.folder.create(config)
         self._created = not self._resume
+        if self.warm_optimizers and self.demonstrations.skipped:
+            self.folder.write_skipped(self.demonstrations.skipped)
         if config.lora is not None and config.model == "tiny" and not self.folder.base.exists():
             self.folder.save_model(self.folder.base, 0, self._save_base)
         if self._resume:
@@ -223,7 +224,7 @@ class Trainer:
         await self.handover.rest()
         tokens, began, done = 0, time.monotonic(), self.position.warm_steps
         with Progress(self.console, "warm start", config.steps, done=done) as progress:
-            batches = demonstration_batches(self.demonstrations, config, self.config.seed)
+            batches = demonstration_batches(self.demonstrations.rows, config, self.config.seed)
             for step, rows in enumerate(islice(batches, done, None), done + 1):
                 for optimizer in self.warm_optimizers:
                     set_learning_rate(optimizer, warm_start_schedule(step, config.steps))

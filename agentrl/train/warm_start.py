@@ -1,32 +1,43 @@
-"""The supervised warm start: imitate recorded episodes, so that RL can find a reward."""
+"""The supervised warm start: imitate recorded episodes or chat, so that RL can find a reward."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 from torch.optim import Optimizer
 
 from agentrl.errors import ConfigError, LedgerError
-from agentrl.rollout.jsonl import read_jsonl
+from agentrl.render.base import Renderer
+from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat
+from agentrl.rollout.parquet import read_rows
 from agentrl.train.batch import Row
-from agentrl.train.config import OptimizerName, WarmStartConfig
+from agentrl.train.config import OptimizerName, TrainConfig, WarmStartConfig
 from agentrl.train.optimizers import make_adam
 from agentrl.trajectory import Trajectory
+from agentrl.types import JSON
 
 _WARMUP_STEPS = 30
 _FINAL_SHARE = 0.05
 _MUON_FACTOR = 5.0
 _ROUTER = re.compile(r"(^|\.)((\w+_)?router|router_gate|gate|shared_expert_gate|wg)$")
 """Names that transformers gives to modules that choose experts. `gate_proj` is not one."""
+_SHOWN = 20
+"""Skipped rows that are shown; a file in the run folder has all."""
+_PAUSE = 100
+_SAY_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +48,126 @@ class Demonstration:
     mask: Sequence[int]
 
 
-def load_demonstrations(path: Path, vocabulary: int) -> list[Demonstration]:
-    """Read trajectories, one a line. Raises ConfigError (`file:line: what and remedy`)."""
+@dataclass(slots=True)
+class Demonstrations:
+    """What a file gave."""
+
+    rows: list[Demonstration] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """Each row of chat that is not learned from: `file:line: reason: detail`."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """How many rows were skipped, by reason."""
+    chats: int = 0
+    """Rows of chat that are learned from."""
+    shortened: int = 0
+    """Those of them whose last turns are beyond the context, and so left out."""
+    seconds: float = 0.0
+
+    def report(self) -> list[str]:
+        """What to tell the user: nothing of trajectories, which are never skipped."""
+        if not self.chats:
+            return []
+        rate = (self.chats + len(self.skipped)) / max(self.seconds, 1e-9)
+        lines = [f"chat: {self.chats:,} rows to learn from, {len(self.skipped):,} skipped ({rate:,.0f} rows/s)"]
+        if self.shortened:
+            lines.append(f"chat: {self.shortened:,} rows end early: their last turns are beyond the context")
+        lines += [f"skipped {count:,}: {reason}" for reason, count in self.reasons.most_common()]
+        lines += self.skipped[:_SHOWN]
+        return lines
+
+
+async def read_demonstrations(config: TrainConfig, model: Any, renderer: Renderer, console: Console) -> Demonstrations:
+    """The demonstrations of a run, and a report of what was left out. `model` is the model's configuration.
+
+    Raises ConfigError (`file:line: what and remedy`).
+    """
+    assert config.warm_start is not None
+    holds = getattr(model, "max_position_embeddings", None) or 1 << 30
+    longest = min(holds, config.options().limits.context or holds, config.engine_config.get("max_context") or holds)
+    chats = ChatReader(renderer=renderer, context=longest, thinking=config.thinking)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    found = await load_demonstrations(config.warm_start.demonstrations, model.vocab_size, chats, say)
+    for line in found.report():
+        say(line)
+    return found
+
+
+async def load_demonstrations(
+    path: Path, vocabulary: int, chats: ChatReader, say: Callable[[str], None] = lambda line: None
+) -> Demonstrations:
+    """Read trajectories and rows of chat, one a line, or the rows of a Parquet file.
+
+    `say` is told now and then how far it is. Raises ConfigError (`file:line: what and remedy`) for a file that is
+    malformed, or holds nothing to learn.
+    """
+    _check_file(path)
+    found, began, said = Demonstrations(), time.monotonic(), time.monotonic()
+    for number, row in read_rows(path, "record some with agentrl play --out, or give chat as JSONL"):
+        _add(found, row, f"{path}:{number}", chats, vocabulary)
+        if number % _PAUSE == 0:
+            await asyncio.sleep(0)  # lets Ctrl-C in
+            if (now := time.monotonic()) - said >= _SAY_EVERY_S:
+                said = now
+                say(f"reading {path.name}: {number:,} rows, {number / (now - began):,.0f} rows/s")
+    found.seconds = time.monotonic() - began
+    if not found.rows:
+        raise ConfigError(_nothing(path, found))
+    return found
+
+
+def _check_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file of demonstrations; record some with agentrl play --out")
-    found: list[Demonstration] = []
-    for number, row in read_jsonl(path, "record some with agentrl play --out"):
-        try:
-            trajectory = Trajectory.from_json(row)
-        except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
-            reason = f"{type(exc).__name__}: {exc}"
-            raise ConfigError(f"{path}:{number}: not a trajectory ({reason}); record it again") from exc
-        highest = max((token for segment in trajectory.segments for token in segment.ids), default=0)
-        if highest >= vocabulary:
-            raise ConfigError(
-                f"{path}:{number}: token {highest} is beyond the model's {vocabulary}; "
-                "record it with this model's tokenizer"
-            )
-        for segment in trajectory.segments:
-            if segment.ledger.trained:
-                mask = [0] * segment.prompt_length + segment.loss_mask
-                found.append(Demonstration(segment.ids, mask))
-    if not found:
-        raise ConfigError(f"{path}: no demonstration with a token to imitate; record some")
-    return found
+
+
+def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabulary: int) -> None:
+    """Add what one line holds. Raises ConfigError if it is neither a trajectory nor chat."""
+    if not is_chat(row):
+        found.rows += _learned(_trajectory(row, where), where, vocabulary)
+        return
+    try:
+        chat = chats.read(row)
+    except SkippedError as exc:
+        found.skipped.append(f"{where}: {exc}")
+        found.reasons[exc.reason] += 1
+        return
+    except ConfigError as exc:
+        raise ConfigError(f"{where}: {exc}") from exc
+    found.chats += 1
+    found.shortened += chat.left_out > 0
+    found.rows += _learned(chat.trajectory, where, vocabulary)
+
+
+def _trajectory(row: JSON, where: str) -> Trajectory:
+    try:
+        return Trajectory.from_json(row)
+    except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
+        reason = f"{type(exc).__name__}: {exc}"
+        raise ConfigError(
+            f'{where}: neither chat (it has no "messages") nor a trajectory ({reason}); record it again'
+        ) from exc
+
+
+def _learned(trajectory: Trajectory, where: str, vocabulary: int) -> Iterator[Demonstration]:
+    """The segments with tokens to learn. Raises ConfigError for a token that the model does not have."""
+    highest = max((token for segment in trajectory.segments for token in segment.ids), default=0)
+    if highest >= vocabulary:
+        raise ConfigError(
+            f"{where}: token {highest} is beyond the model's {vocabulary}; record it with this model's tokenizer"
+        )
+    for segment in trajectory.segments:
+        if segment.ledger.trained:
+            yield Demonstration(segment.ids, bytes(segment.prompt_length) + bytes(segment.loss_mask))
+
+
+def _nothing(path: Path, found: Demonstrations) -> str:
+    if not found.skipped:
+        return f"{path}: no demonstration with a token to imitate; record some"
+    reasons = "; ".join(f"{count:,} of them: {reason}" for reason, count in found.reasons.most_common(3))
+    return f"{path}: all {len(found.skipped):,} rows were skipped ({reasons}); the first is {found.skipped[0]}"
 
 
 def demonstration_batches(

@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import pytest
@@ -5,25 +6,36 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.models import load_model, tiny_model
-from agentrl.train import WarmStartConfig
+from agentrl.rollout.chat_rows import ChatReader
+from agentrl.train import WarmStartConfig, train, warm_start
 from agentrl.train.batch import micro_batches
 from agentrl.train.learner import Learner
 from agentrl.train.warm_start import (
     Demonstration,
     demonstration_batches,
-    load_demonstrations,
     make_optimizers,
     warm_start_schedule,
     weighted_rows,
 )
 
 
+@pytest.fixture
+def load_demonstrations(renderer):
+    """Reads a file for the tiny model's template."""
+
+    def load(path, vocabulary=632, context=1024):
+        chats = ChatReader(renderer=renderer, context=context)
+        return asyncio.run(warm_start.load_demonstrations(path, vocabulary, chats))
+
+    return load
+
+
 def config(**values):
     return WarmStartConfig(**{"demonstrations": "d.jsonl", "steps": 3, "batch_size": 4, **values})
 
 
-def test_reads_what_the_player_wrote(demonstrations):
-    found = load_demonstrations(demonstrations, 632)
+def test_reads_what_the_player_wrote(demonstrations, load_demonstrations):
+    found = load_demonstrations(demonstrations).rows
 
     assert len(found) == 20
     first = json.loads(demonstrations.read_text().splitlines()[0])
@@ -32,7 +44,7 @@ def test_reads_what_the_player_wrote(demonstrations):
     assert len(found[0].mask) == len(found[0].tokens)
 
 
-def test_names_the_line_that_is_no_json(demonstrations):
+def test_names_the_line_that_is_no_json(demonstrations, load_demonstrations):
     with demonstrations.open("a") as file:
         file.write("{\n")
 
@@ -41,15 +53,17 @@ def test_names_the_line_that_is_no_json(demonstrations):
 
 
 @pytest.mark.parametrize("line", ["[]", '{"version": 1}', '{"version": 99}'])
-def test_names_the_line_that_is_no_trajectory(demonstrations, line):
+def test_names_the_line_that_is_no_trajectory(demonstrations, line, load_demonstrations):
     with demonstrations.open("a") as file:
         file.write(line + "\n")
 
-    with pytest.raises(ConfigError, match=r"demonstrations\.jsonl:21: not a trajectory \(.+\); record it again"):
+    with pytest.raises(
+        ConfigError, match=r"demonstrations\.jsonl:21: neither chat \(.+\) nor a trajectory \(.+\); record it again"
+    ):
         load_demonstrations(demonstrations, 632)
 
 
-def test_refuses_what_the_model_cannot_read(demonstrations, tmp_path):
+def test_refuses_what_the_model_cannot_read(demonstrations, tmp_path, load_demonstrations):
     with pytest.raises(ConfigError, match=r":1: token \d+ is beyond the model's 100"):
         load_demonstrations(demonstrations, 100)
     with pytest.raises(ConfigError, match="no such file"):
@@ -96,8 +110,8 @@ def test_the_schedule_rises_then_falls_to_a_twentieth():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_imitation_learns_the_demonstrations(make_config, small_model, demonstrations, optimizer):
-    given = load_demonstrations(demonstrations, 632)
+def test_imitation_learns_the_demonstrations(make_config, small_model, demonstrations, optimizer, load_demonstrations):
+    given = load_demonstrations(demonstrations).rows
     warm = config(steps=15, batch_size=10, optimizer=optimizer, learning_rate=1e-2)
     learner = Learner(load_model(str(small_model)), make_config())
     optimizers = make_optimizers(learner.model, learner.masters, warm)
@@ -147,3 +161,49 @@ def test_muon_leaves_embeddings_and_vectors_to_adamw():
     assert not ours & theirs
     assert ours | theirs == {id(p) for p in model.parameters()}
     assert id(model.get_input_embeddings().weight) in theirs
+
+
+def chat(*messages, **row):
+    roles = ("user", "assistant")
+    return json.dumps({"messages": [{"role": roles[i % 2], "content": m} for i, m in enumerate(messages)], **row})
+
+
+def test_chat_and_trajectories_may_stand_in_one_file(demonstrations, load_demonstrations, tokenizer):
+    with demonstrations.open("a") as file:
+        file.write(
+            chat("say 7", "so 7") + "\n" + chat("only a question") + "\n" + chat("a", "b", functions=[{}]) + "\n"
+        )
+    found = load_demonstrations(demonstrations)
+
+    assert (len(found.rows), found.chats) == (21, 1)
+    learned = [token for token, taught in zip(found.rows[20].tokens, found.rows[20].mask, strict=True) if taught]
+    assert tokenizer.decode(learned) == "so 7<|im_end|>"
+    assert found.skipped == [
+        f"{demonstrations}:22: no message of the assistant to learn, behind one of the user",
+        f"{demonstrations}:23: it has a key that is not served: functions",
+    ]
+    assert found.report()[0].startswith("chat: 1 rows to learn from, 2 skipped (")
+    assert "skipped 1: it has a key that is not served" in found.report()
+
+
+def test_rows_that_are_all_skipped_end_a_run_before_it_begins(tmp_path, load_demonstrations):
+    (tmp_path / "chat.jsonl").write_text(chat("a") + "\n" + chat("b") + "\n")
+
+    reason = "no message of the assistant to learn, behind one of the user"
+    with pytest.raises(ConfigError, match=rf"all 2 rows were skipped \(2 of them: {reason}\); the first is .*:1: "):
+        load_demonstrations(tmp_path / "chat.jsonl")
+
+
+def test_a_run_keeps_why_rows_were_skipped(make_config, tmp_path, capsys):
+    file = tmp_path / "chat.jsonl"
+    file.write_text(chat("say 1", "so 1") + "\n" + chat("say 2") + "\n" + chat("say 3", "x" * 500, "say 4") + "\n")
+    config = make_config(steps=0, warm_start={"demonstrations": file, "steps": 1, "batch_size": 1})
+
+    train(config)
+
+    kept = (config.out / "skipped_rows.txt").read_text().splitlines()
+    assert [line.partition(": ")[0] for line in kept] == [f"{file}:2", f"{file}:3"]
+    assert "longer than 200 tokens" in kept[1]
+    printed = capsys.readouterr().out
+    assert "chat: 1 rows to learn from, 2 skipped" in printed
+    assert kept[0] in printed

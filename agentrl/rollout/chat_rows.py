@@ -1,0 +1,295 @@
+"""Recorded chat as episodes: a row of messages and tools becomes the tokens that an episode with the same words has.
+
+The row is played again, through the Conversation of an episode. What it says for the assistant is written as the model
+would sample it, and read back. If it does not come back to the letter, the row is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
+from typing import Any
+
+from agentrl.boundary import FailedError
+from agentrl.conversation import Conversation
+from agentrl.engine.base import Generation
+from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
+from agentrl.errors import AgentRLError, ConfigError, TemplateError
+from agentrl.gateway.request import Entry, RefusedError
+from agentrl.gateway.wires.chat import Chat
+from agentrl.gateway.writing.lost import lost
+from agentrl.gateway.writing.told import Forms, plain_id, spoken, told
+from agentrl.options import EpisodeOptions, Thinking
+from agentrl.render.base import Renderer
+from agentrl.thoughts import Thoughts
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, Action, Message, Task, ToolSpec
+
+_INLINE = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
+"""A thought within the content, as data sets of reasoning models have it."""
+_OTHERWISE = ("functions", "function_call", "chat_template_kwargs")
+"""Keys of a row that would change its tokens, and are not served."""
+
+
+class SkippedError(AgentRLError):
+    """A row that is not learned from. `reason` is the same for all rows of its kind, `detail` is this row's."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRow:
+    """A row as an episode. The assistant's own tokens are trained, but not those of messages with `weight: 0`."""
+
+    trajectory: Trajectory
+    left_out: int = 0
+    """Assistant messages at its end that are beyond the context."""
+
+
+def is_chat(row: JSON) -> bool:
+    """Whether a row holds chat, rather than a recorded trajectory."""
+    return isinstance(row, dict) and "tokens" not in row and ("messages" in row or "completion" in row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReader:
+    """Reads rows for one chat template.
+
+    A row is `{"messages": [...], "tools": [...]}` in the form of OpenAI's chat completions, or `{"prompt": [...],
+    "completion": [...]}`, of which only the completion is trained. `tools` may be JSON text.
+    """
+
+    renderer: Renderer
+    context: int
+    """Tokens of the longest sequence. The assistant's turns that end behind it are left out, whole."""
+    thinking: Thinking = "keep"
+
+    def read(self, row: Mapping[str, JSON]) -> ChatRow:
+        """The row as an episode. Raises SkippedError, or ConfigError if it is no row of chat at all."""
+        chat = _Chat.of(row)
+        options = EpisodeOptions(thinking=self.thinking)
+        talk = Conversation(
+            ScriptedEngine((), self.renderer),
+            self.renderer,
+            Trajectory(Task(tools=chat.tools)),
+            options,
+            thoughts=Thoughts() if self.thinking == "strip" else None,
+            context=self.context,
+        )
+        with _template():
+            talk.use_tools(chat.tools)
+            return _Replay(talk, chat).play()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """The entries of a row, and which assistant entries are not trained."""
+
+    entries: Sequence[Entry]
+    tools: Sequence[ToolSpec]
+    untrained: frozenset[int]
+    """Indices of entries."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, JSON]) -> _Chat:
+        messages, given = _messages(row)
+        for key in _OTHERWISE:
+            if row.get(key):
+                raise SkippedError("it has a key that is not served", key)
+        try:
+            request = Chat().read({"messages": messages, "tools": _tools(row.get("tools"))}, {}, "").request
+        except RefusedError as exc:
+            raise SkippedError("it is no chat that can be read", str(exc)) from exc
+        if left_out := request.asked.get("tools_left_out"):
+            raise SkippedError("it is no chat that can be read", f"tools of the type {', '.join(left_out)}")
+        said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        places = [i for i, entry in enumerate(request.entries) if entry.role == "assistant"]
+        untrained = {place for i, place in zip(said, places, strict=True) if i < given or not _weight(messages[i])}
+        return cls(_identified(request.entries), request.tools, frozenset(untrained))
+
+
+@dataclass(slots=True)
+class _Replay:
+    """One row in the playing."""
+
+    talk: Conversation
+    chat: _Chat
+    ids: dict[str, str] = field(default_factory=dict)
+    """Ids of calls in the row -> those that the tokens have."""
+
+    def play(self) -> ChatRow:
+        entries = self.chat.entries
+        turns = _turns(entries)
+        if not set(turns) - self.chat.untrained:
+            raise SkippedError("no message of the assistant to learn, behind one of the user")
+        self._begin(entries[: turns[0]])
+        taken = 0
+        for at, end in pairwise([*turns, len(entries)]):
+            action = self._say(at)
+            taken += action is not None
+            if action is None or end == len(entries) or not self._observe(entries[at + 1 : end], action):
+                break
+        trajectory = self.talk.trajectory
+        if not any(segment.ledger.trained for segment in trajectory.segments):
+            raise SkippedError(f"longer than {self.talk.context:,} tokens before the first turn to learn ends")
+        return ChatRow(trajectory, len(turns) - taken)
+
+    def _begin(self, entries: Sequence[Entry]) -> None:
+        messages = told(entries, self._forms(), self.ids, root=True)
+        self.talk.begin(messages)
+        self._check(messages, self.talk.trajectory.tokens)
+
+    def _say(self, at: int) -> Action | None:
+        """Take the assistant's turn. None if it does not fit."""
+        talk, entry = self.talk, _with_thought(self.chat.entries[at], self._forms())
+        if any(isinstance(call.arguments, str) for call in entry.calls):
+            raise SkippedError("the arguments of a call are no JSON object", entry.calls[0].name)
+        tokens = talk.renderer.encode(spoken(entry, {}))
+        _check_end(tokens, talk.renderer)
+        if talk.trajectory.length + len(tokens) > talk.context:
+            return None
+        action = talk.say(Generation(tokens, list(map(scripted_log_prob, tokens)), "stop", tokens[-1]))
+        _check_letter(entry, action)
+        if at in self.chat.untrained:
+            talk.trajectory.mask("host", turn=len(talk.trajectory.turns) - 1)
+        made = {wire.id: call.id for wire, call in zip(entry.calls, action.calls, strict=True)}
+        self.ids |= made | {plain_id(wire): call for wire, call in made.items()}
+        return action
+
+    def _observe(self, entries: Sequence[Entry], action: Action) -> bool:
+        """Whether what is said behind the assistant's turn still fits."""
+        messages, before = self._told(entries, action), self.talk.trajectory.length
+        if self.talk.observe(messages) is not None:
+            return False
+        segment = self.talk.trajectory.segment
+        self._check(messages, segment.tokens[before:] if segment.turns else segment.tokens)
+        return True
+
+    def _told(self, entries: Sequence[Entry], action: Action) -> list[Message]:
+        """What stands behind the assistant's turn. A system message stays one where the template carries it."""
+        forms, names = self._forms(), {call.id: call.name for call in action.calls}
+        if not forms.carries("later_system"):
+            return told(entries, forms, self.ids, calls=names)
+        messages: list[Message] = []
+        for instructs, run in groupby(entries, lambda entry: entry.role in ("system", "developer")):
+            if instructs:
+                messages += [{"role": "system", "content": entry.text} for entry in run]
+            else:
+                messages += told(list(run), forms, self.ids, calls=names)
+        return messages
+
+    def _check(self, messages: Sequence[Message], tokens: Sequence[int]) -> None:
+        """Raises SkippedError if the tokens leave out what somebody says."""
+        at = lost(messages, self.talk.renderer.decode(tokens))
+        if at is not None:
+            role, content = messages[at]["role"], messages[at]["content"]
+            raise SkippedError(f"the chat template leaves out what the {role} says here", f"{content!r:.80}")
+
+    def _forms(self) -> Forms:
+        return Forms(capabilities=self.talk.renderer.certificate.capabilities)
+
+
+def _messages(row: Mapping[str, JSON]) -> tuple[list[Any], int]:
+    """The messages of a row, and how many of them are a prompt. Raises ConfigError for what is no chat."""
+    keys = ("messages",) if "messages" in row else ("prompt", "completion")
+    for key in keys:
+        sent = row.get(key)
+        if not isinstance(sent, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in sent):
+            raise ConfigError(f'"{key}" must be a list of messages with a role each, not {row.get(key)!r:.60}')
+    parts = [row[key] for key in keys]
+    return [message for part in parts for message in part], 0 if len(parts) == 1 else len(parts[0])
+
+
+def _tools(sent: JSON) -> JSON:
+    if not isinstance(sent, str):
+        return sent
+    try:
+        return json.loads(sent) if sent.strip() else None
+    except ValueError as exc:
+        raise SkippedError("it is no chat that can be read", f"tools is text, but no JSON ({exc})") from exc
+
+
+def _weight(message: Mapping[str, JSON]) -> bool:
+    """Whether a message is to be learned: OpenAI's `weight`, or slime's `step_loss_mask`. Raises SkippedError."""
+    for key in ("weight", "step_loss_mask"):
+        if message.get(key) not in (None, 0, 1):
+            raise SkippedError(f"the {key} of a message is neither 0 nor 1", f"{message[key]!r:.40}")
+    return 0 not in (message.get("weight"), message.get("step_loss_mask"))
+
+
+def _identified(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, the calls of each under ids that differ: some data has none, or one for all. Then order tells."""
+    made, waiting = list[Entry](), list[str]()
+    for at, entry in enumerate(entries):
+        if entry.role == "tool" and waiting:
+            entry = replace(entry, call_id=waiting.pop(0))
+        elif entry.role == "assistant":
+            ids, waiting = {call.id for call in entry.calls}, []
+            if len(ids) < len(entry.calls) or "" in ids:
+                waiting = [f"call {at} {number}" for number in range(len(entry.calls))]
+                calls = zip(entry.calls, waiting, strict=True)
+                entry = replace(entry, calls=tuple(replace(call, id=own) for call, own in calls))
+        made.append(entry)
+    return made
+
+
+def _turns(entries: Sequence[Entry]) -> list[int]:
+    """Indices of the assistant's entries behind the first of the user. A greeting before that is part of the prompt."""
+    asked = next((i for i, entry in enumerate(entries) if entry.role == "user"), len(entries))
+    return [i for i, entry in enumerate(entries) if entry.role == "assistant" and i > asked]
+
+
+def _with_thought(entry: Entry, forms: Forms) -> Entry:
+    """The entry with a thought that stands in its content as one. Raises SkippedError if it would be lost."""
+    inline = _INLINE.fullmatch(entry.text) if entry.reasoning is None else None
+    thinks = forms.carries("thinking")
+    if entry.reasoning and entry.reasoning.strip() and not thinks:
+        raise SkippedError("a thought, and the chat template writes none", f"{entry.reasoning!r:.60}")
+    return replace(entry, reasoning=inline[1].strip(), text=inline[2].strip()) if inline and thinks else entry
+
+
+def _check_end(tokens: Sequence[int], renderer: Renderer) -> None:
+    """Raises SkippedError unless the turn ends with its only stop token, as a sampled one does."""
+    if not tokens or tokens[-1] not in renderer.stop_token_ids:
+        raise SkippedError("the chat template does not end a turn of the assistant with a stop token")
+    if early := renderer.stop_token_ids.intersection(tokens[:-1]):
+        text = renderer.decode([min(early)])
+        raise SkippedError("what the assistant says would be cut at a stop token within it", repr(text))
+
+
+def _check_letter(entry: Entry, action: Action) -> None:
+    """Raises SkippedError unless the turn says what the entry does. Blanks at the ends are the template's own."""
+    said = [(call.name, _exact(call.arguments), None) for call in entry.calls]
+    read = [(call.name, _exact(call.arguments), call.error) for call in action.calls]
+    if said != read:
+        detail = next((f"{a!r:.60} became {b!r:.60}" for a, b in zip(said, read, strict=False) if a != b), "")
+        raise SkippedError(
+            "a call does not come back to the letter from the chat template",
+            detail or f"{len(said)} calls became {len(read)}",
+        )
+    thoughts = [(thought or "").strip() for thought in (entry.reasoning, action.reasoning)]
+    same = entry.text.strip() == action.content and thoughts[0] == thoughts[1]
+    if not same and not (entry.reasoning is None and not said and entry.text.strip() == action.text.strip()):
+        raise SkippedError(
+            "what the assistant says does not come back to the letter from the chat template",
+            f"{entry.text!r:.60} became {action.content!r:.60}",
+        )
+
+
+def _exact(arguments: Mapping[str, JSON] | str) -> str:
+    """Arguments in a form in which 1, 1.0 and true differ, whatever their order."""
+    return json.dumps(arguments, sort_keys=True)
+
+
+@contextmanager
+def _template() -> Iterator[None]:
+    try:
+        yield
+    except (FailedError, TemplateError) as exc:
+        raise SkippedError("the chat template refuses it", f"{exc!s:.200}") from exc
