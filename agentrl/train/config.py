@@ -26,8 +26,8 @@ class WarmStartConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     demonstrations: Path
-    """JSONL of trajectories, as `agentrl play` records them, or of chat: {"messages": [...], "tools": [...]}. Of these, the
-    assistant's own tokens are imitated."""
+    """JSONL of trajectories, as `agentrl play` records them, or of chat: {"messages": [...], "tools": [...]}, of which
+    the assistant's own tokens are imitated."""
     steps: int = Field(1000, gt=0)
     """Optimizer updates."""
     batch_size: int = Field(32, gt=0)
