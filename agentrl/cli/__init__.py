@@ -18,6 +18,7 @@ from agentrl.cli.play import play
 from agentrl.cli.retriever import retriever
 from agentrl.cli.sandbox import sandbox
 from agentrl.cli.serve import serve
+from agentrl.cli.sft import sft
 from agentrl.cli.show import show
 from agentrl.cli.slime import slime
 from agentrl.cli.train import train
@@ -31,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+app.command()(sft)
 app.command("eval")(evaluate)
 app.command()(serve)
 app.command()(merge)

@@ -33,7 +33,8 @@ class WarmStartConfig(BaseModel):
     batch_size: int = Field(32, gt=0)
     """Demonstrations a step, reshuffled each epoch."""
     learning_rate: float = Field(3e-3, gt=0)
-    """The peak. It is reached linearly over the first 30 steps, then falls along a cosine to a twentieth."""
+    """The peak; for another model than `tiny` 1e-5, and 1e-4 with LoRA. It is reached linearly over the first 30 steps,
+    then falls along a cosine to a twentieth."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the loss on prompt and observation tokens; 1 teaches a model made from scratch to read and copy."""
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -209,10 +210,13 @@ class TrainConfig(EpisodeKeys):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_learning_rate(cls, values: dict[str, Any]) -> dict[str, Any]:
-        lora = values.get("lora") is not None
+        lora, warm = values.get("lora") is not None, values.get("warm_start")
         if values.get("model", "tiny") == "tiny":
             return {"learning_rate": 3e-3, **values} if lora else values
-        return {"learning_rate": 1e-4 if lora else 1e-5, **values}
+        rate = 1e-4 if lora else 1e-5
+        if isinstance(warm, Mapping):
+            values = {**values, "warm_start": {"learning_rate": rate, **warm}}
+        return {"learning_rate": rate, **values}
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,49 @@
+"""Supervised training alone: a run that learns from recorded chat or episodes, and plays none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrl.env import Env
+from agentrl.errors import ConfigError
+from agentrl.rollout.parquet import read_rows
+from agentrl.train.config import TrainConfig, WarmStartConfig
+from agentrl.types import Action, StepResult, Task
+
+
+class NoEnv(Env):
+    """Stands in a run that plays no episode."""
+
+    @classmethod
+    def tasks(cls, config: Any, split: Literal["train", "eval"], /) -> Iterable[Task]:
+        return [Task(prompt=".")] if split == "train" else []
+
+    def step(self, action: Action, /) -> StepResult:
+        return StepResult(done=True)
+
+
+def sft_config(demonstrations: Path, epochs: float, values: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a run that is a warm start and nothing else. An epoch is as many rows as the file has.
+
+    Raises ConfigError.
+    """
+    rows = _count(demonstrations)
+    given: dict[str, Any] = {**(values.get("warm_start") or {}), "demonstrations": demonstrations}
+    batch = given.get("batch_size", WarmStartConfig.model_fields["batch_size"].default)
+    if isinstance(batch, int) and batch > 0:
+        given = {"steps": max(1, math.ceil(epochs * rows / batch)), **given}
+    env = f"{NoEnv.__module__}:{NoEnv.__qualname__}"
+    return TrainConfig.make(**{"env": env, **values, "steps": 0, "warm_start": given})
+
+
+def _count(path: Path) -> int:
+    remedy = 'give chat as JSONL: {"messages": [...]}'
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; {remedy}")
+    if path.suffix == ".parquet":
+        return sum(1 for _ in read_rows(path, remedy, columns=()))
+    with path.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
