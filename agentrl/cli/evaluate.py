@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
+from agentrl.cli.api import (
+    EPISODES,
+    Api,
+    ApiKey,
+    ApiUrl,
+    Concurrency,
+    Prices,
+    Samples,
+    Temperature,
+    Tokenizer,
+    api_of,
+    check_samples,
+    out_file,
+    play_all,
+    read_prices,
+    refuse_agents,
+)
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, refuse_all_failed, write_trajectories
+from agentrl.cli.figures import Told, report
 from agentrl.cli.models import import_slow, open_model, run_config
-from agentrl.cli.options import Data, Device, DeviceName, EngineName, EnvPath, EpisodeSettings, Limit, ModelName, Out
+from agentrl.cli.options import (
+    Device,
+    DeviceName,
+    EngineName,
+    EnvPath,
+    Episodes,
+    EpisodeSettings,
+    Limit,
+    MaybeData,
+    ModelName,
+    Out,
+)
+from agentrl.cli.results import Results
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
-from agentrl.monitor.by_key import Score, scores_by, value_of
+from agentrl.monitor.by_key import value_of
 from agentrl.options import EpisodeOptions
 
 if TYPE_CHECKING:
@@ -28,11 +56,12 @@ if TYPE_CHECKING:
     from agentrl.types import Task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     env: str
     model: str
-    data: Path
+    data: Path | None
+    episodes: int | None
     limit: int | None
     out: Path | None
     samples: int
@@ -48,11 +77,18 @@ class _Job:
 def evaluate(
     env: EnvPath,
     model: ModelName,
-    data: Data,
+    data: MaybeData = None,
+    episodes: Episodes = None,
     limit: Limit = None,
     out: Out = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
-    samples: Annotated[int, typer.Option(help="Episodes of each task.", min=1)] = 1,
+    api: ApiUrl = None,
+    api_key_env: ApiKey = "OPENAI_API_KEY",
+    tokenizer: Tokenizer = None,
+    concurrency: Concurrency = EPISODES,
+    prices: Prices = None,
+    temperature: Temperature = None,
+    samples: Samples = 1,
+    min_reward: Annotated[float, typer.Option(help="An episode with this reward passes, for pass@k.")] = 1.0,
     device: Device = DeviceName.AUTO,
     engine: EngineName = "local",
     settings: EpisodeSettings = None,
@@ -66,48 +102,80 @@ def evaluate(
 
     A run's folder brings the limits and `thinking` it was trained with and, for the Env it was trained in, its
     env_config and reward.
+
+    With --api a model behind an endpoint plays, and --out can be gone on with: what it holds is not played again. Such
+    episodes cannot be trained. docs/evaluating.md says more.
     """
-    with one_line_errors():
-        if samples > 1 and temperature == 0:
-            raise ConfigError(f"--samples {samples}: all samples are equal at --temperature 0; add --temperature 1")
-        trained_with = _trained_with(model, env)
+    temperature = 0.0 if api is None and temperature is None else temperature
+    with one_line_errors(lambda: out_file(out) if api else "nothing was written; run the command again"):
+        check_samples(samples, temperature)
+        title = f"{model} in {env} on {data or 'its own tasks'}"
+        told = Told(title=title, by=by, least=min_reward, prices=read_prices(prices), as_json=as_json)
+        trained_with = _trained_with(model, env) if api is None else {}
         reward, thinking = trained_with.pop("reward", None), trained_with.pop("thinking", "keep")
-        config = EpisodeConfig.parse(settings or (), trained_with, with_engine=True)
         job = _Job(
-            env,
-            model,
-            data,
-            limit,
-            out,
-            samples,
-            {"temperature": temperature},
-            device,
-            engine,
-            config,
-            reward,
-            thinking,
-            by,
+            env=env,
+            model=model,
+            data=data,
+            episodes=episodes,
+            limit=limit,
+            out=out,
+            samples=samples,
+            sampling_params={} if temperature is None else {"temperature": temperature},
+            device=device,
+            engine=engine,
+            config=EpisodeConfig.parse(settings or (), trained_with, with_engine=True),
+            reward=reward,
+            thinking=thinking,
+            by=by,
         )
-        prepared = _prepare(job)
-        import_slow(weights=engine == "local")
-        groups = run(_evaluate(job, *prepared))
-    _report(groups, f"{model} in {env} on {data}", by, as_json=as_json)
+        if api is None:
+            groups = _play(job)
+        else:
+            _refuse_engine(engine)
+            groups = _ask(job, api_of(api, model, api_key_env, tokenizer, concurrency, temperature, job.config))
+    report(groups, told)
     with one_line_errors(lambda: "mend that, and run the command again"):
         refuse_all_failed([trajectory for group in groups for trajectory in group])
 
 
+def _play(job: _Job) -> list[list[Trajectory]]:
+    """Episodes by task, played by a model that runs here."""
+    prepared = _prepare(job)
+    import_slow(weights=job.engine == "local")
+    return run(_evaluate(job, *prepared))
+
+
+def _refuse_engine(engine: str) -> None:
+    if engine != "local":
+        raise ConfigError(f"--api and --engine {engine}: one model plays at a time; leave one of them out")
+
+
+def _ask(job: _Job, api: Api) -> list[list[Trajectory]]:
+    """Episodes by task, those that --out holds among them. Raises as `play_all` does."""
+    envs, _, tasks = _prepare(job)
+    refuse_agents(envs)
+    results = Results(tasks, api.about(job.env), job.out)
+    results.load()
+    if results.found:
+        typer.echo(f"{job.out}: {results.found}", err=True)
+    import_slow(weights=False)
+    groups = run(play_all(api, envs, results, job.samples, "eval"))
+    results.write()
+    return groups
+
+
 def _prepare(job: _Job) -> tuple[EnvFactory, Any, list[Task]]:
     """The Env, the reward function and the tasks. Raises ConfigError. Nothing is written, and no model loaded."""
-    from agentrl.rollout import load_tasks
+    from agentrl.rollout import tasks_of
 
     envs, reward = EnvFactory(job.env, job.config.env_config), load_object(job.reward) if job.reward else None
 
     def check(task: Task) -> None:
-        envs.check(task)
         if job.by is not None:
             value_of(task, job.by)
 
-    tasks = load_tasks(job.data, split="eval", check=check)[: job.limit]
+    tasks = tasks_of(envs, job.data, "eval", episodes=job.episodes, check=check)[: job.limit]
     check_out(job.out, job.data)
     return envs, reward, tasks
 
@@ -140,64 +208,3 @@ def _trained_with(model: str, env: str) -> dict[str, Any]:
         return {}
     own = {"env_config": run.env_config, "reward": run.reward} if run.env == env else {}
     return {"limits": run.limits, "thinking": run.thinking, **own}
-
-
-def _report(groups: Sequence[Sequence[Trajectory]], title: str, by: str | None, *, as_json: bool) -> None:
-    figures = _figures(groups)
-    scores, average = scores_by(by, groups) if by is not None else ({}, None)
-    if not as_json:
-        _print_table(title, figures)
-        if by is not None and average is not None:
-            _print_scores(by, scores, average)
-        return
-    if average is not None:
-        of_values = {name: score.to_json() for name, score in scores.items()}
-        figures["by"] = {"key": by, "values": of_values, "average": average.to_json()}
-    typer.echo(json.dumps(figures))
-
-
-def _figures(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
-    from agentrl.rollout import Evaluation
-
-    samples = len(groups[0])
-    best = [max((t.reward for t in group if t.reward is not None), default=None) for group in groups]
-    scored = [reward for reward in best if reward is not None]
-    metrics = Evaluation.of([trajectory for group in groups for trajectory in group]).metrics.to_json()
-    return {
-        "reward_mean": metrics.pop("reward_mean"),
-        **({f"best_of_{samples}": fmean(scored)} if samples > 1 and scored else {}),
-        "failed": metrics.pop("failed_episodes"),
-        **{name: value for name, value in metrics.items() if name not in _TRAINING},
-    }
-
-
-_TRAINING = ("groups", "zero_advantage_groups", "samples", "resumes", "restarts")
-"""Metrics that say nothing about an evaluation."""
-
-
-def _print_table(title: str, figures: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "", show_header=False)
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            text = ", ".join(f"{key} {count}" for key, count in value.items()) or "none"
-        else:
-            text = f"{value:.3f}" if isinstance(value, float) else f"{value}"
-        table.add_row(name.replace("_", " "), text)
-    console = Console()
-    console.print(title, highlight=False, markup=False)
-    console.print(table)
-
-
-def _print_scores(key: str, scores: Mapping[str, Score], average: Score) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(key, "reward mean", "95 % interval", "tasks", "failed")
-    for name, score in (*scores.items(), ("average", average)):
-        mean, low, high = ("-" if value is None else f"{value:.3f}" for value in (score.mean, score.low, score.high))
-        table.add_row(name, mean, f"{low} to {high}", f"{score.tasks}", f"{score.failed}")
-    table.rows[-2].end_section = True
-    Console(markup=False).print(table)

@@ -26,6 +26,9 @@ ModelName: TypeAlias = Annotated[
     typer.Option(help="tiny, smollm2-135m, a run's or model's folder, or a Hub name: Qwen/Qwen3-0.6B."),
 ]
 Data: TypeAlias = Annotated[Path, typer.Option(help="Tasks, one JSON object a line.")]
+MaybeData: TypeAlias = Annotated[
+    Path | None, typer.Option("--data", help="Tasks, one JSON object a line, if the environment makes none.")
+]
 Episodes: TypeAlias = Annotated[
     int | None,
     typer.Option(

@@ -1,9 +1,11 @@
-"""`agentrl play`: episodes with a scripted player, recorded as demonstrations or to validate an Env."""
+"""`agentrl play`: episodes with a scripted player, an API's model or yourself in the model's place."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -13,6 +15,24 @@ import typer
 from agentrl._concurrency import gather
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
+from agentrl.cli.api import (
+    EPISODES,
+    Api,
+    ApiKey,
+    ApiUrl,
+    Concurrency,
+    Prices,
+    Samples,
+    Temperature,
+    Tokenizer,
+    api_of,
+    check_samples,
+    departures,
+    out_file,
+    play_all,
+    read_prices,
+    refuse_agents,
+)
 from agentrl.cli.episodes import (
     EpisodeConfig,
     OnEpisode,
@@ -21,8 +41,10 @@ from agentrl.cli.episodes import (
     refuse_all_failed,
     write_trajectories,
 )
+from agentrl.cli.figures import player_figures
 from agentrl.cli.models import open_renderer
-from agentrl.cli.options import Data, EnvPath, EpisodeSettings, Limit, ModelName, Out
+from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
+from agentrl.cli.results import Results
 from agentrl.engine.scripted import Turn
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
@@ -37,31 +59,101 @@ if TYPE_CHECKING:
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
 """Yields the turns of one episode. Each yield returns the environment's answer as text."""
 
+_API = "api"
+"""The name of the player that is a model behind an API."""
 _CONCURRENCY = 32
 """Episodes in flight: enough to hide the waiting of an environment, but not too many for any."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    env: str
+    data: Path | None
+    episodes: int | None
+    limit: int | None
+    out: Path | None
+    samples: int
+    min_reward: float | None
+    config: EpisodeConfig
+
+    def prepare(self) -> tuple[EnvFactory, list[Task]]:
+        """The Env and its tasks. Raises ConfigError. Nothing is written."""
+        from agentrl.rollout import tasks_of
+
+        envs = EnvFactory(self.env, self.config.env_config)
+        tasks = tasks_of(envs, self.data, "train", episodes=self.episodes)[: self.limit]
+        check_out(self.out, self.data)
+        return envs, tasks
+
+    def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Those that are good enough to be imitated."""
+        if self.min_reward is None:
+            return list(trajectories)
+        return [t for t in trajectories if t.is_valid and t.reward is not None and t.reward >= self.min_reward]
+
+
 def play(
     env: EnvPath,
-    data: Data,
-    player: Annotated[str, typer.Option(help="A generator function: file.py:function or package.module:function.")],
-    model: ModelName = "tiny",
+    data: MaybeData = None,
+    player: Annotated[
+        str | None,
+        typer.Option(
+            help="A generator function: file.py:function or package.module:function. Or: api. Without it, you play."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Whose tokens the episodes are written in; with --api, the model's name there."),
+    ] = None,
+    episodes: Episodes = None,
     limit: Limit = None,
+    samples: Samples = 1,
     out: Out = None,
+    min_reward: Annotated[float | None, typer.Option(help="Keep only episodes with this reward, or more.")] = None,
+    api: ApiUrl = None,
+    api_key_env: ApiKey = "OPENAI_API_KEY",
+    tokenizer: Tokenizer = None,
+    concurrency: Concurrency = EPISODES,
+    prices: Prices = None,
+    temperature: Temperature = None,
     settings: EpisodeSettings = None,
 ) -> None:
-    """Play episodes with a scripted player, and record them as demonstrations.
+    """Play episodes with a scripted player, a model behind an API, or yourself; record them as demonstrations.
 
     A player is a generator that takes a Task and yields the model's turns: text, or agentrl.testing.call(tool, ...).
     Each yield returns the environment's answer.
 
     A player that knows the answers and one that does nothing show whether an environment can be won, and only by
-    playing it. The model gives its tokenizer and chat template.
+    playing it. With --player api, a model behind --api plays: --min-reward keeps what it did well, for --warm-start.
     """
-    with one_line_errors():
-        config = EpisodeConfig.parse(settings or ())
-        trajectories = run(_play(env, data, player, model, limit, out, config))
-    _report(trajectories, out)
+    asked = api is not None or player == _API
+    with one_line_errors(lambda: _how_to_go_on(out, asked=asked)):
+        config = EpisodeConfig.parse(settings or (), with_engine=asked)
+        job = _Job(
+            env=env,
+            data=data,
+            episodes=episodes,
+            limit=limit,
+            out=out,
+            samples=samples,
+            min_reward=min_reward,
+            config=config,
+        )
+        if asked:
+            _refuse_scripted(player)
+            check_samples(samples, temperature)
+            told_prices = read_prices(prices)
+            made = api_of(api, model, api_key_env, tokenizer, concurrency, temperature, config)
+            trajectories = _play_api(job, made)
+        elif player is not None:
+            told_prices = None
+            trajectories = run(_play(job, load_player(player), tokenizer or model or "tiny"))
+        else:
+            from agentrl.cli.human import play_yourself
+
+            play_yourself(*job.prepare(), tokenizer or model or "tiny", config, out)
+            return
+    _report(trajectories, job.keep(trajectories), job, told_prices)
     with one_line_errors(lambda: "mend that, and run the command again"):
         refuse_all_failed(trajectories)
 
@@ -86,20 +178,49 @@ def load_player(path: str) -> Player:
     return start
 
 
-async def _play(
-    env: str, data: Path, player: str, model: str, limit: int | None, out: Path | None, config: EpisodeConfig
-) -> list[Trajectory]:
-    from agentrl.rollout import load_tasks
+def _refuse_scripted(player: str | None) -> None:
+    if player not in (None, _API):
+        raise ConfigError(f"--player {player} and --api: one of them plays; leave the other out")
 
-    envs, start = EnvFactory(env, config.env_config), load_player(player)
-    tasks = load_tasks(data, split="train", check=envs.check)[:limit]
-    check_out(out, data)
+
+def _how_to_go_on(out: Path | None, *, asked: bool) -> str:
+    if not asked:
+        return "nothing was written; run the command again"
+    return out_file(_unfinished(out))
+
+
+def _unfinished(out: Path | None) -> Path | None:
+    """Where all episodes are kept until those that are good enough are written to `out`."""
+    return None if out is None else out.with_name(f"{out.name}.unfinished")
+
+
+def _play_api(job: _Job, api: Api) -> list[Trajectory]:
+    """All episodes. Those to keep are written. Raises as `play_all` does; the command can then go on."""
+    envs, tasks = job.prepare()
+    refuse_agents(envs)
+    file = _unfinished(job.out)
+    results = Results(tasks, api.about(job.env), file)
+    results.load()
+    if results.found:
+        typer.echo(f"{file}: {results.found}", err=True)
+    groups = run(play_all(api, envs, results, job.samples, "playing", trained=True))
+    trajectories = [trajectory for group in groups for trajectory in group]
+    if job.out is not None:
+        write_trajectories(job.out, job.keep([t for t in trajectories if t.is_valid]))
+        if file is not None and all(t.is_valid for t in trajectories):
+            file.unlink(missing_ok=True)
+    return trajectories
+
+
+async def _play(job: _Job, player: Player, model: str) -> list[Trajectory]:
+    envs, tasks = job.prepare()
     renderer, _ = open_renderer(model)  # transformers takes seconds to import
+    tasks = [task for task in tasks for _ in range(job.samples)]
     async with envs:
         with progress("playing", len(tasks)) as on_episode:
-            trajectories = await _episodes(envs, start, tasks, renderer, config, on_episode)
-    if out is not None:
-        write_trajectories(out, trajectories)
+            trajectories = await _episodes(envs, player, tasks, renderer, job.config, on_episode)
+    if job.out is not None:
+        write_trajectories(job.out, job.keep(trajectories))
     return trajectories
 
 
@@ -132,11 +253,29 @@ async def _episodes(
     return await gather(episode(task) for task in tasks)
 
 
-def _report(trajectories: Sequence[Trajectory], out: Path | None) -> None:
-    rewards = [t.reward for t in trajectories if t.reward is not None]
-    typer.echo(f"episodes     {len(trajectories)}")
-    typer.echo(f"failed       {sum(t.failure is not None for t in trajectories)}")
+def _report(
+    played: Sequence[Trajectory], kept: Sequence[Trajectory], job: _Job, prices: tuple[float, float] | None
+) -> None:
+    rewards = [t.reward for t in played if t.reward is not None]
+    typer.echo(f"episodes     {len(played)}")
+    typer.echo(f"failed       {sum(t.failure is not None for t in played)}")
     typer.echo(f"mean reward  {f'{fmean(rewards):.3f}' if rewards else 'none: no episode was scored'}")
-    typer.echo(f"mean turns   {fmean(len(t.turns) for t in trajectories):.2f}")
-    if out is not None:
-        typer.echo(f"written to {out}; look at the first with: agentrl show {out}")
+    typer.echo(f"mean turns   {fmean(len(t.turns) for t in played):.2f}")
+    if job.min_reward is not None:
+        won = Counter(t.task.id for t in kept)
+        tasks = len({t.task.id for t in played})
+        typer.echo(f"kept         {len(kept)} of {len(played)} episodes, of {len(won)} of {tasks} tasks")
+    _report_api(played, kept, prices)
+    if job.out is not None:
+        typer.echo(f"written to {job.out}; look at the first with: agentrl show {job.out}")
+
+
+def _report_api(played: Sequence[Trajectory], kept: Sequence[Trajectory], prices: tuple[float, float] | None) -> None:
+    figures = player_figures(played, prices)
+    if not figures:
+        return
+    usage: Mapping[str, float] = figures["usage"]
+    typer.echo(f"player       {figures['player']}")
+    typer.echo("usage        " + ", ".join(f"{name.replace('_', ' ')} {count:.10g}" for name, count in usage.items()))
+    for reason, count in departures(kept).items():
+        typer.echo(f"masked       {count} episodes from the turn on that the tokens do not carry: {reason}")

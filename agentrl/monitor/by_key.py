@@ -48,6 +48,12 @@ def value_of(task: Task, key: str) -> str:
     raise ConfigError(f"--by {key}: the metadata of task {task.id!r} has {found}; its keys are: {keys}")
 
 
+def score_of(values: Sequence[float], failed: int = 0, *, seed: int = 0) -> Score:
+    """The mean of values, one for each task, and the middle 95 % of the means of tasks drawn anew."""
+    drawn = _drawn_means(values, (seed,))
+    return Score(*_mean_and_interval([fmean(values)] if values else [], drawn), len(values), failed)
+
+
 def scores_by(key: str, groups: Sequence[Sequence[Trajectory]], *, seed: int = 0) -> tuple[Mapping[str, Score], Score]:
     """The score of each value of the key, in the order of the tasks, and their average. `groups` are episodes by task,
     at least one of each.

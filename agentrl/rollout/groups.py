@@ -125,7 +125,7 @@ async def run_groups(
     groups = [list(group) for group in batched(played, group_size)]
     if isinstance(rollout.reward, GroupReward):
         await gather([_score_group(rollout.reward, group) for group in groups])
-    _zero_unscored(rollout, played)
+    zero_unscored(rollout, played)
     return groups
 
 
@@ -167,7 +167,7 @@ class _NoLockstep:
         pass
 
 
-def _zero_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
+def zero_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
     """Set missing rewards to 0, if other episodes got one or the Env could not give one.
 
     Raises ConfigError if the Env answered a turn, and no episode of the run has a reward so far.
@@ -189,6 +189,11 @@ def _was_answered(trajectory: Trajectory) -> bool:
     """Whether `Env.step` has seen a turn, or an agent. Calls that cannot be read never reach `step`."""
     answered = any(turn.env_s > 0 and turn.bad_call != "structural" for turn in trajectory.turns)
     return answered or "agent" in trajectory.info
+
+
+async def play_episode(rollout: Rollout, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
+    """One episode; if its environment fails, it is played once more. Raises BugError for a bug, and ConfigError."""
+    return await _play_with_retry(rollout, task, params, session_id, _NoLockstep())
 
 
 async def _play_with_retry(

@@ -1,0 +1,204 @@
+"""Episodes that a model behind an API plays: its options, and the episodes with their results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from agentrl._concurrency import gather
+from agentrl.cli.episodes import EpisodeConfig, progress
+from agentrl.cli.models import open_renderer
+from agentrl.cli.results import Results, Seat
+from agentrl.env import EnvFactory, plays_itself
+from agentrl.errors import ConfigError
+from agentrl.options import EpisodeOptions
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatModel
+    from agentrl.engine.base import SamplingParams
+    from agentrl.rollout.groups import Rollout
+    from agentrl.trajectory import Trajectory
+    from agentrl.types import Task
+
+ApiUrl: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--api", metavar="URL", help="An OpenAI-compatible endpoint plays: http://host/v1. --model names it."),
+]
+ApiKey: TypeAlias = Annotated[
+    str, typer.Option("--api-key-env", metavar="NAME", help="The environment variable that holds the API's key.")
+]
+Tokenizer: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="With --api: the local model in whose tokens the episodes are written. Default: tiny."),
+]
+Concurrency: TypeAlias = Annotated[int, typer.Option(help="With --api: episodes at a time.", min=1)]
+Prices: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="IN,OUT", help="With --api: prices of a million tokens, of prompts and of answers."),
+]
+Temperature: TypeAlias = Annotated[
+    float | None, typer.Option(help="0 is greedy. Default: 0; with --api, whatever the API takes by itself.", min=0.0)
+]
+Samples: TypeAlias = Annotated[int, typer.Option(help="Episodes of each task.", min=1)]
+
+EPISODES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """Which model plays, and how it is asked."""
+
+    url: str
+    model: str
+    key: str
+    tokenizer: str
+    concurrency: int
+    temperature: float | None
+    config: EpisodeConfig
+
+    def chat(self) -> ChatModel:
+        """Raises ConfigError."""
+        from agentrl.chat import ChatModel
+
+        options = self.config.engine_config
+        return ChatModel(
+            base_url=self.url, model=self.model, key=self.key, concurrency=self.concurrency, options=options
+        )
+
+    def about(self, env: str) -> Mapping[str, object]:
+        """What makes two episodes of a task comparable."""
+        limits = {name: getattr(self.config.limits, name) for name in self.config.limits.__slots__}
+        settings = {"env_config": self.config.env_config, "limits": limits, "engine_config": self.config.engine_config}
+        return {
+            "env": env,
+            "api": self.url.partition("?")[0],
+            "model": self.model,
+            "tokenizer": self.tokenizer,
+            "settings": {**settings, "temperature": self.temperature},
+        }
+
+
+def api_of(
+    url: str | None,
+    model: str | None,
+    key: str,
+    tokenizer: str | None,
+    concurrency: int,
+    temperature: float | None,
+    config: EpisodeConfig,
+) -> Api:
+    """The settings of the flags. Raises ConfigError for one that is missing."""
+    if url is None:
+        raise ConfigError("--player api needs --api http://host/v1, and --model with the model's name there")
+    if model is None:
+        raise ConfigError(f"--api {url} needs --model with the model's name there")
+    api = Api(
+        url=url,
+        model=model,
+        key=key,
+        tokenizer=tokenizer or "tiny",
+        concurrency=concurrency,
+        temperature=temperature,
+        config=config,
+    )
+    api.chat()
+    return api
+
+
+def refuse_agents(envs: EnvFactory) -> None:
+    """Raises ConfigError for an Env that is an agent."""
+    if plays_itself(envs.cls):
+        raise ConfigError(
+            f"{envs.cls.__name__} is an agent that asks its model itself: give its own client the API's address, "
+            "or evaluate an environment that is played turn by turn"
+        )
+
+
+def check_samples(samples: int, temperature: float | None) -> None:
+    """Raises ConfigError for several samples by greedy decoding."""
+    if samples > 1 and temperature == 0:
+        raise ConfigError(f"--samples {samples}: all samples are equal at --temperature 0; add --temperature 1")
+
+
+def read_prices(given: str | None) -> tuple[float, float] | None:
+    """Prices of a million tokens, of prompts and of answers. Raises ConfigError."""
+    if given is None:
+        return None
+    try:
+        prompt, answer = map(float, given.split(","))
+    except ValueError:
+        raise ConfigError(f"--prices {given}: write two numbers, such as 0.4,1.6") from None
+    return prompt, answer
+
+
+async def play_all(
+    api: Api, envs: EnvFactory, results: Results, samples: int, what: str, *, trained: bool = False
+) -> list[list[Trajectory]]:
+    """Play what `results` lacks, and return all episodes by task. Those of the API are never trained by reinforcement.
+
+    With `trained` they may be imitated, up to the first turn that the tokens do not carry. Raises as `play_episode`
+    does; what is finished by then is in the results.
+    """
+    from agentrl.engine.player import PlayerEngine
+    from agentrl.rollout.groups import Rollout, zero_unscored
+
+    renderer, _ = open_renderer(api.tokenizer)
+    async with envs, api.chat().kept_open() as chat:
+        options = EpisodeOptions(limits=api.config.limits)
+        rollout = Rollout(envs=envs, engine=PlayerEngine(chat, renderer), renderer=renderer, options=options)
+        with progress(what, len(results.tasks) * samples) as on_episode:
+            for episode in [episode for group in results.groups(samples) for episode in group]:
+                on_episode(episode)
+            slots = asyncio.Semaphore(api.concurrency)
+
+            async def play(task: Task, seat: Seat) -> None:
+                async with slots:
+                    episode = await _play(rollout, api, task, f"{what}-{seat[0]}-{seat[1]}")
+                mask(episode, trained=trained)
+                results.add(episode, seat)
+                on_episode(episode)
+
+            await gather([play(task, seat) for task, seat in results.missing(samples)])
+        zero_unscored(rollout, [*results.done.values()])
+    return results.groups(samples)
+
+
+async def _play(rollout: Rollout, api: Api, task: Task, session_id: str) -> Trajectory:
+    from agentrl.rollout.groups import play_episode
+
+    params: SamplingParams = {} if api.temperature is None else {"temperature": api.temperature}
+    return await play_episode(rollout, task, params, session_id)
+
+
+def mask(episode: Trajectory, *, trained: bool) -> None:
+    """Mask what may not be imitated: all, or the turns from the first on whose tokens are not what was said."""
+    if not trained:
+        episode.mask("off_policy")
+        return
+    departures = episode.info.get("player", {}).get("not_carried", {})
+    first = min(map(int, departures), default=len(episode.turns))
+    for turn in range(first, len(episode.turns)):
+        episode.mask("off_policy", turn=turn)
+
+
+def out_file(out: Path | None) -> str:
+    """How an interrupted command says that it can go on."""
+    if out is None:
+        return "nothing was written; with --out FILE, finished episodes are kept, and the same command goes on"
+    return f"what was finished is in {out}; the same command goes on with the rest"
+
+
+def departures(episodes: Sequence[Trajectory]) -> Mapping[str, int]:
+    """How many episodes hold an answer that the tokens do not carry, by the reason of the first."""
+    found: dict[str, int] = {}
+    for episode in episodes:
+        reasons = episode.info.get("player", {}).get("not_carried", {})
+        if reasons:
+            first = reasons[min(reasons, key=int)]
+            found[first] = found.get(first, 0) + 1
+    return found

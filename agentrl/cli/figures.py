@@ -1,0 +1,138 @@
+"""How well episodes went: figures as JSON, or as tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from agentrl.monitor.by_key import Score, score_of, scores_by
+from agentrl.monitor.passes import passes
+
+if TYPE_CHECKING:
+    from agentrl.trajectory import Trajectory
+
+_TRAINING = ("groups", "zero_advantage_groups", "samples", "resumes", "restarts")
+"""Metrics that say nothing about an evaluation."""
+_COUNTED = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "untold", "filtered", "cost")
+_PER_PRICE = 1e6
+_NO_PLAYER = "An API's turns come without log-probs: nothing here can be trained by reinforcement."
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How figures are told."""
+
+    title: str
+    by: str | None = None
+    least: float = 1.0
+    """An episode passes with this reward."""
+    prices: tuple[float, float] | None = None
+    as_json: bool = False
+
+
+def report(groups: Sequence[Sequence[Trajectory]], told: Told) -> None:
+    """Print the figures of episodes by task."""
+    groups = [group for group in groups if group]
+    figures = figures_of(groups, told)
+    scores, average = scores_by(told.by, groups) if told.by is not None else ({}, None)
+    if not told.as_json:
+        _print_table(told.title, figures)
+        if told.by is not None and average is not None:
+            _print_scores(told.by, scores, average)
+        return
+    if average is not None:
+        of_values = {name: score.to_json() for name, score in scores.items()}
+        figures["by"] = {"key": told.by, "values": of_values, "average": average.to_json()}
+    typer.echo(json.dumps(figures))
+
+
+def figures_of(groups: Sequence[Sequence[Trajectory]], told: Told) -> dict[str, Any]:
+    from agentrl.rollout import Evaluation
+
+    samples, played = max(map(len, groups)), [trajectory for group in groups for trajectory in group]
+    best = [max((t.reward for t in group if t.reward is not None), default=None) for group in groups]
+    scored = [reward for reward in best if reward is not None]
+    metrics = Evaluation.of(played).metrics.to_json()
+    earned = [[t.reward or 0.0 for t in group if t.is_valid] for group in groups]
+    overall = score_of([fmean(rewards) for rewards in earned if rewards])
+    return {
+        "reward_mean": metrics.pop("reward_mean"),
+        "reward_interval": [overall.low, overall.high],
+        "pass_at": {str(k): score.to_json() for k, score in passes(groups, told.least).items()},
+        **({f"best_of_{samples}": fmean(scored)} if samples > 1 and scored else {}),
+        "failed": metrics.pop("failed_episodes"),
+        **{name: value for name, value in metrics.items() if name not in _TRAINING},
+        **player_figures(played, told.prices),
+    }
+
+
+def player_figures(episodes: Sequence[Trajectory], prices: tuple[float, float] | None) -> dict[str, Any]:
+    """What an API's answers took, summed over the episodes. Empty if none of them was played by one."""
+    players = [episode.info["player"] for episode in episodes if "host" in episode.info.get("player", {})]
+    if not players:
+        return {}
+    totals: Counter[str] = Counter()
+    for player in players:
+        totals.update({name: player[name] for name in _COUNTED if name in player})
+    counts: dict[str, float] = {name: round(totals[name], 6) for name in _COUNTED if name in totals}
+    if prices is not None:
+        used = totals["prompt_tokens"], totals["completion_tokens"]
+        counts["cost"] = round(sum(price * count for price, count in zip(prices, used, strict=True)) / _PER_PRICE, 6)
+    return {"player": f"{players[0]['model']} at {players[0]['host']}", "trainable": False, "usage": counts}
+
+
+def _print_table(title: str, figures: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "", show_header=False)
+    for name, text in _rows(figures):
+        table.add_row(name.replace("_", " "), text)
+    console = Console()
+    console.print(title, highlight=False, markup=False)
+    console.print(table)
+    if figures.get("trainable") is False:
+        console.print(_NO_PLAYER, highlight=False, markup=False)
+
+
+def _rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    low, high = figures["reward_interval"]
+    for name, value in figures.items():
+        match name:
+            case "reward_mean":
+                yield name, _text(value) + ("" if low is None else f"  (95 %: {low:.3f} to {high:.3f})")
+            case "pass_at":
+                for k, score in value.items():
+                    if score["mean"] is not None:
+                        low, high = score["interval"]
+                        yield f"pass@{k}", f"{score['mean']:.3f}  (95 %: {low:.3f} to {high:.3f})"
+            case "reward_interval":
+                pass
+            case "trainable":
+                yield name, "no"
+            case _:
+                yield name, _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key.replace('_', ' ')} {count}" for key, count in value.items()) or "none"
+    return f"{value:.3f}" if isinstance(value, float) else f"{value}"
+
+
+def _print_scores(key: str, scores: Mapping[str, Score], average: Score) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(key, "reward mean", "95 % interval", "tasks", "failed")
+    for name, score in (*scores.items(), ("average", average)):
+        mean, low, high = ("-" if value is None else f"{value:.3f}" for value in (score.mean, score.low, score.high))
+        table.add_row(name, mean, f"{low} to {high}", f"{score.tasks}", f"{score.failed}")
+    table.rows[-2].end_section = True
+    Console(markup=False).print(table)

@@ -1,0 +1,310 @@
+"""You in the model's place: `agentrl play ENV` in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from agentrl._interrupts import run
+from agentrl.cli._session import visible
+from agentrl.cli.api import mask, refuse_agents
+from agentrl.cli.episodes import EpisodeConfig, write_trajectories
+from agentrl.cli.models import open_renderer
+from agentrl.cli.show import render_trajectory
+from agentrl.env import EnvFactory
+from agentrl.errors import ConfigError
+from agentrl.options import EpisodeOptions, Host
+from agentrl.tools import tool_name
+from agentrl.types import JSON, Message, Task, ToolSpec
+
+if TYPE_CHECKING:
+    from agentrl.engine.player import PlayerEngine
+    from agentrl.render.base import Renderer
+    from agentrl.trajectory import Trajectory
+
+_FENCE = '"""'
+_HELP = """\
+A line is what you say. Lines between \""" and \""" are one text.
+:call TOOL           call a tool; its arguments are asked one by one
+:call TOOL {...}     call a tool with these arguments, as JSON
+:tools               the tools
+:tokens              what the model would read, token for token, and which of your tokens would be trained
+:help                this
+:quit                end; episodes that are finished are kept"""
+_STYLES = {"system": "dim", "user": "cyan", "tool": "yellow", "assistant": "green"}
+
+
+class _QuitError(Exception):
+    """The player has had enough."""
+
+
+def play_yourself(envs: EnvFactory, tasks: Sequence[Task], model: str, config: EpisodeConfig, out: Path | None) -> None:
+    """Play one task after the other, until `:quit`, and write what is finished. Raises ConfigError."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(
+            "playing yourself needs a terminal; name a player: --player file.py:function, or --player api"
+        )
+    refuse_agents(envs)
+    renderer, _ = open_renderer(model)
+    played = run(_play(envs, tasks, renderer, config, _Terminal(Console(highlight=False, markup=False))))
+    if out is not None and played:
+        write_trajectories(out, played)
+        typer.echo(f"{len(played)} written to {out}; look at the first with: agentrl show {out}")
+
+
+async def _play(
+    envs: EnvFactory, tasks: Sequence[Task], renderer: Renderer, config: EpisodeConfig, terminal: _Terminal
+) -> list[Trajectory]:
+    from agentrl.rollout import BugError
+
+    played: list[Trajectory] = []
+    terminal.say("You are the model. :help says what you can do.", "bold")
+    async with envs:
+        for number, task in enumerate(tasks, 1):
+            terminal.say(f"\ntask {number} of {len(tasks)}: {task.id}", "bold")
+            try:
+                episode = await _episode(envs, task, renderer, config, terminal)
+                if episode.failure is not None and episode.failure.kind == "bug":
+                    raise BugError(episode.failure, episode.session_id)
+                played.append(episode)
+                terminal.over(episode)
+                if number < len(tasks) and await terminal.line("Enter: the next task. :quit: end > ") == ":quit":
+                    break
+            except _QuitError:
+                break
+    return played
+
+
+async def _episode(
+    envs: EnvFactory, task: Task, renderer: Renderer, config: EpisodeConfig, terminal: _Terminal
+) -> Trajectory:
+    """Raises _QuitError."""
+    from agentrl.engine.player import PlayerEngine
+    from agentrl.episode import Episode
+    from agentrl.parking import EpisodeState
+    from agentrl.trajectory import Trajectory
+
+    trajectory = Trajectory(task, session_id=f"you-{task.id}")
+    speaker = _Human(terminal, lambda: terminal.tokens(trajectory, renderer))
+    engine = speaker.engine = PlayerEngine(speaker, renderer, by={"model": "you"})
+    options, host = EpisodeOptions(limits=config.limits), Host(aborted=lambda: speaker.quit)
+    episode = Episode.of(envs.make(), EpisodeState(trajectory, None), engine, renderer, options, None, host)
+    played = await episode.run(episode.begin)
+    if speaker.quit:
+        raise _QuitError
+    mask(played, trained=True)
+    if played.failure is not None:
+        played.mask("env_failure")
+    return played
+
+
+@dataclass(slots=True)
+class _Terminal:
+    """Lines from a terminal without blocking the event loop: a tool's own connections live on while you think."""
+
+    console: Console
+    _read: bytearray = field(default_factory=bytearray)
+
+    def say(self, text: str, style: str = "") -> None:
+        self.console.print(Text(text, style))
+
+    async def line(self, prompt: str) -> str:
+        """A line. Raises _QuitError at the end of the input."""
+        self.console.file.write(prompt)
+        self.console.file.flush()
+        while b"\n" not in self._read:
+            data = await _readable()
+            if not data:
+                self.say("")
+                raise _QuitError
+            self._read += data
+        line, _, rest = bytes(self._read).partition(b"\n")
+        self._read[:] = rest
+        return line.decode(errors="replace").rstrip("\r")
+
+    def message(self, message: Message) -> None:
+        role, content = str(message.get("role")), message.get("content")
+        name = f" {message['name']}" if message.get("name") else ""
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        self.console.print(Text.assemble((f"{role}{name}: ", "bold"), (visible(text), _STYLES.get(role, ""))))
+
+    def tools(self, tools: Sequence[ToolSpec]) -> None:
+        for tool in tools:
+            function = tool.get("function", tool)
+            described = str(function.get("description") or "").partition("\n")[0]
+            self.say(f"  {tool_name(tool)}({', '.join(_parameters(tool))})  {described}")
+
+    def tokens(self, trajectory: Trajectory, renderer: Renderer) -> None:
+        self.console.print(render_trajectory(trajectory, renderer.decode))
+
+    def over(self, trajectory: Trajectory) -> None:
+        for message in trajectory.messages[len(trajectory.messages) - trajectory.unread :]:
+            self.message(message)
+        reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
+        parts = "".join(f", {name} {value:g}" for name, value in trajectory.reward_parts.items())
+        failed = f"; {trajectory.failure.boundary} failed: {trajectory.failure.error}" if trajectory.failure else ""
+        self.say(f"over: {trajectory.stop}, reward {reward}{parts}{failed}", "bold")
+
+
+async def _readable() -> bytes:
+    """What can be read of stdin, once there is anything."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), ready.set)
+    try:
+        await ready.wait()
+        return os.read(sys.stdin.fileno(), 1 << 16)
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+
+
+@dataclass(slots=True)
+class _Human:
+    """A speaker at a terminal."""
+
+    terminal: _Terminal
+    show_tokens: Callable[[], None]
+    engine: PlayerEngine = field(init=False)
+    seen: int = 0
+    quit: bool = False
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        first = self.seen == 0
+        for message in messages[self.seen :]:
+            self.terminal.message(message)
+        self.seen = len(messages) + 1  # your own answer is not shown again
+        if first and tools:
+            self.terminal.say("tools:", "bold")
+            self.terminal.tools(tools)
+        try:
+            while True:
+                said = await self._said(tools)
+                if said is not None:
+                    return said
+        except _QuitError:
+            self.quit = True
+            await self.engine.abort()
+            return await asyncio.Future()  # the engine gives up waiting
+
+    async def _said(self, tools: Sequence[ToolSpec]) -> Message | None:
+        """A turn; None if the line was none."""
+        line = await self.terminal.line("you > ")
+        command, _, rest = line.strip().partition(" ")
+        match command:
+            case "":
+                return None
+            case ":quit":
+                raise _QuitError
+            case ":help":
+                self.terminal.say(_HELP)
+            case ":tools":
+                self.terminal.tools(tools)
+            case ":tokens":
+                self.show_tokens()
+            case ":call":
+                return await self._call(rest.strip(), tools)
+            case _ if command.startswith(":"):
+                self.terminal.say(f"{command} is no command; :help lists them. A text may begin with {_FENCE}.", "red")
+            case _ if line.startswith(_FENCE):
+                return {"role": "assistant", "content": await self._text(line.removeprefix(_FENCE))}
+            case _:
+                return {"role": "assistant", "content": line}
+        return None
+
+    async def _text(self, first: str) -> str:
+        """Lines up to the closing fence."""
+        lines = [first] if first else []
+        while not (lines and lines[-1].endswith(_FENCE)):
+            lines.append(await self.terminal.line("... > "))
+        return "\n".join(lines).removesuffix(_FENCE).removesuffix("\n")
+
+    async def _call(self, asked: str, tools: Sequence[ToolSpec]) -> Message | None:
+        name, _, given = asked.partition(" ")
+        tool = next((tool for tool in tools if tool_name(tool) == name), None)
+        if tool is None:
+            names = ", ".join(map(tool_name, tools)) or "none"
+            self.terminal.say(f"there is no tool {name!r}; the tools are: {names}", "red")
+            return None
+        arguments = _read_object(given) if given.strip() else await self._arguments(tool)
+        if arguments is None:
+            self.terminal.say(f"no JSON object: {given}", "red")
+            return None
+        function = {"name": name, "arguments": arguments}
+        made = f"c{zlib.crc32(f'{self.seen} {function!r}'.encode()):08x}"
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": made, "type": "function", "function": function}],
+        }
+
+    async def _arguments(self, tool: ToolSpec) -> dict[str, JSON]:
+        """One after the other; an empty line leaves out one that need not be there."""
+        arguments: dict[str, JSON] = {}
+        for name, schema in _properties(tool).items():
+            required = name in _required(tool)
+            while True:
+                line = await self.terminal.line(f"  {name} ({_kind(schema)}{'' if required else ', optional'}) > ")
+                if not line and not required:
+                    break
+                try:
+                    arguments[name] = _read_value(line, schema)
+                    break
+                except ValueError:
+                    self.terminal.say(f"no {_kind(schema)}: {line}", "red")
+        return arguments
+
+
+def _parameters(tool: ToolSpec) -> list[str]:
+    return [name if name in _required(tool) else f"{name}?" for name in _properties(tool)]
+
+
+def _schema(tool: ToolSpec) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = tool.get("function", tool).get("parameters") or {}
+    return schema
+
+
+def _properties(tool: ToolSpec) -> Mapping[str, Any]:
+    properties: Mapping[str, Any] = _schema(tool).get("properties") or {}
+    return properties
+
+
+def _required(tool: ToolSpec) -> Sequence[str]:
+    required: Sequence[str] = _schema(tool).get("required") or ()
+    return required
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """What an argument may be, in words."""
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    return str(schema.get("type", "JSON"))
+
+
+def _read_value(line: str, schema: Mapping[str, Any]) -> JSON:
+    """The argument that a line gives: a string as it is typed, anything else as JSON. Raises ValueError."""
+    if schema.get("type") == "string":
+        return line
+    try:
+        return json.loads(line)
+    except ValueError:
+        if "type" in schema and "enum" not in schema:
+            raise
+        return line
+
+
+def _read_object(text: str) -> dict[str, JSON] | None:
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) else None

@@ -1,0 +1,137 @@
+"""Finished episodes in a file, a row each as they come, so that a command can go on where it was ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from agentrl.cli.episodes import write_trajectories
+from agentrl.errors import ConfigError, LedgerError
+from agentrl.plain import shown
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, Task
+
+Seat: TypeAlias = tuple[str, int]
+"""An episode: the key of its task, and the number of the sample."""
+
+_KEY = "played"
+"""Of `Trajectory.info`: what a row belongs to."""
+
+
+@dataclass(slots=True)
+class Results:
+    """The episodes of `tasks` that are finished. With a `file` each is written there as soon as it is.
+
+    `about` says what was played: the Env, the model, the settings.
+    """
+
+    tasks: Sequence[Task]
+    about: Mapping[str, JSON]
+    file: Path | None = None
+    done: dict[Seat, Trajectory] = field(default_factory=dict)
+    found: str = ""
+    """What the file held, in words."""
+    keys: Sequence[str] = ()
+    """A key for each task, in order."""
+
+    def __post_init__(self) -> None:
+        self.keys = _keys(self.tasks)
+        self.about = shown(self.about)
+
+    def load(self) -> None:
+        """Take what the file holds already. A row that a kill tore is dropped; episodes that failed are played again.
+
+        Raises ConfigError for rows of something else, and for a file that holds no such rows.
+        """
+        if self.file is None or not self.file.exists():
+            return
+        lines = _lines(self.file)
+        torn = failed = 0
+        for number, line in enumerate(lines, 1):
+            try:
+                trajectory = Trajectory.from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
+                if number == len(lines):
+                    torn = 1
+                    continue
+                raise ConfigError(f"--out {self.file}:{number} is no result ({exc}); name another file") from exc
+            seat = self._seat(trajectory, number)
+            if trajectory.is_valid:
+                self.done[seat] = trajectory
+            else:
+                failed += 1
+        write_trajectories(self.file, [*self.done.values()])
+        self.found = f"{len(self.done)} finished" + (", 1 torn row dropped" if torn else "")
+        self.found += f", {failed} that failed are played again" if failed else ""
+
+    def missing(self, samples: int) -> list[tuple[Task, Seat]]:
+        """The episodes that have still to be played, by sample and then by task: each task is begun early."""
+        seats = [(task, (key, n)) for n in range(samples) for task, key in zip(self.tasks, self.keys, strict=True)]
+        return [(task, seat) for task, seat in seats if seat not in self.done]
+
+    def add(self, trajectory: Trajectory, seat: Seat) -> None:
+        """Keep a finished episode."""
+        trajectory.info[_KEY] = {"task": seat[0], "sample": seat[1], **self.about}
+        self.done[seat] = trajectory
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps(trajectory.to_json()) + "\n")
+
+    def groups(self, samples: int) -> list[list[Trajectory]]:
+        """The finished episodes by task, in order."""
+        return [[self.done[key, n] for n in range(samples) if (key, n) in self.done] for key in self.keys]
+
+    def write(self) -> None:
+        """Write the file anew, in the order of the tasks."""
+        if self.file is not None:
+            places = {key: place for place, key in enumerate(self.keys)}
+            seats = sorted(self.done, key=lambda seat: (places.get(seat[0], len(places)), seat[1]))
+            write_trajectories(self.file, [self.done[seat] for seat in seats])
+
+    def _seat(self, trajectory: Trajectory, number: int) -> Seat:
+        """Raises ConfigError if the row is not of what is played now."""
+        where, found = f"--out {self.file}", trajectory.info.get(_KEY)
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"{where}:{number} is a trajectory of another command; name another file")
+        for name, value in self.about.items():
+            if found.get(name) != value:
+                was, now = _difference(found.get(name), value, f"{name}.")
+                raise ConfigError(f"{where} holds results of {was}, not {now}; name another file")
+        if found["task"] not in self.keys:
+            task = trajectory.task.id
+            raise ConfigError(f"{where} holds an episode of task {task!r}, which is not among these; name another file")
+        return found["task"], found["sample"]
+
+
+def _lines(file: Path) -> list[str]:
+    """Raises ConfigError if it cannot be read."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as exc:
+        raise ConfigError(f"--out {file}: {exc.strerror}; name another file") from exc
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def _difference(was: JSON, now: JSON, path: str) -> tuple[str, str]:
+    """Two values in a few words; of mappings only the first key that differs."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        key = next(key for key in (*now, *was) if was.get(key) != now.get(key))
+        return _difference(was.get(key), now.get(key), f"{path}{key}.")
+    return f"{path[:-1]}={was!r:.60}", f"{now!r:.60}"
+
+
+def _keys(tasks: Sequence[Task]) -> list[str]:
+    """A key for each task that depends on what it says, and for equal ones on their order."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for task in tasks:
+        digest = hashlib.sha256(json.dumps(asdict(task), sort_keys=True, default=str).encode()).hexdigest()[:12]
+        seen[digest] += 1
+        keys.append(f"{digest}-{seen[digest]}")
+    return keys

@@ -1,0 +1,44 @@
+"""pass@k: how likely it is that at least one of k episodes of a task passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import comb
+
+from agentrl.monitor.by_key import Score, score_of
+from agentrl.trajectory import Trajectory
+
+
+def pass_at(k: int, groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Score:
+    """The mean over tasks of the unbiased estimator of pass@k, with its interval. An episode passes with a reward of at
+    least `least`.
+
+    Only valid episodes count. A task with fewer than k of them is left out.
+    """
+    counts = [_counts(group, least) for group in groups]
+    values = [estimate(n, passed, k) for n, passed in counts if n >= k]
+    return score_of(values, sum(len(group) for group in groups) - sum(n for n, _ in counts))
+
+
+def passes(groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Mapping[int, Score]:
+    """pass@k for k = 1, 2, 4, ... up to the samples of a task."""
+    return {k: pass_at(k, groups, least) for k in _ks(max(map(len, groups), default=0))}
+
+
+def estimate(n: int, passed: int, k: int) -> float:
+    """1 - C(n - passed, k) / C(n, k): the share of sets of k out of n episodes that hold one that passed."""
+    return 1.0 - comb(n - passed, k) / comb(n, k)
+
+
+def _counts(group: Sequence[Trajectory], least: float) -> tuple[int, int]:
+    rewards = [trajectory.reward or 0.0 for trajectory in group if trajectory.is_valid]
+    return len(rewards), sum(reward >= least for reward in rewards)
+
+
+def _ks(samples: int) -> Iterator[int]:
+    k = 1
+    while k < samples:
+        yield k
+        k *= 2
+    if samples:
+        yield samples
