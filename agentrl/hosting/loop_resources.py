@@ -50,7 +50,7 @@ class LoopResources:
         """The renderer of a model. `trust_remote_code`: the host has run the tokenizer's own code, so it may run
         here."""
         key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code)
-        return await self._once(("renderer", *key), lambda: asyncio.to_thread(_load_once, *key))
+        return await self._once(("renderer", *key), lambda: asyncio.to_thread(load_renderer_once, *key))
 
     async def envs(self, path: str, config: Mapping[str, JSON]) -> EnvFactory:
         key = ("envs", path, json.dumps(config, sort_keys=True, default=str))
@@ -158,7 +158,7 @@ def _close_running_loops() -> None:
 _loading = threading.Lock()
 
 
-def _load_once(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
+def load_renderer_once(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
     """One renderer for all loops: it is immutable. The lock prevents certifying it twice."""
     with _loading:
         return _load(model, template, template_kwargs, trust_remote_code)

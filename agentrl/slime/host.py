@@ -192,6 +192,17 @@ def abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
     return lambda: bool(state.aborted)
 
 
+def epoch_of(data_source: Any) -> int:
+    """The rows of a data source."""
+    return len(data_source.dataset)
+
+
+def rollout_output(groups: list[list[Any]], metrics: Mapping[str, Any]) -> Any:
+    """What a rollout function returns: groups of samples, with metrics where the host has a class for both."""
+    made = host_attribute(groups[0][0], "RolloutFnTrainOutput", "rollout.base_types")
+    return groups if made is None else made(samples=groups, metrics=dict(metrics))
+
+
 def filter_output(sample: Any) -> Any:
     """The class that a dynamic filter returns, which carries a reason. None where the host wants a bool."""
     return host_attribute(sample, "DynamicFilterOutput", "rollout.filter_hub.base_types")

@@ -552,3 +552,38 @@ def test_megatron_is_told_the_models_own_sizes(folder, flags, message):
     setup = Setup(read(read_command(words(given)), {}).args, read_command([]), None, None)
     found = [finding.text for finding in architecture(setup)]
     assert [message in text for text in found] == ([True] if message else []), found
+
+
+SFT = {
+    "rollout-function-path": "agentrl.slime.sft.generate_rollout",
+    "prompt-data": "chat.jsonl",
+    "input-key": "messages",
+    "tool-key": "tools",
+    "loss-type": "sft_loss",
+    "calculate-per-token-loss": True,
+    "disable-compute-advantages-and-returns": True,
+    "debug-train-only": True,
+}
+
+
+def test_a_supervised_run_needs_neither_an_env_nor_a_configuration():
+    assert check(read_command(words(SFT))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "text"),
+    [
+        ({"loss-type": None}, Level.ERROR, "add --loss-type sft_loss"),
+        ({"n-samples-per-prompt": 8}, Level.ERROR, "remove --n-samples-per-prompt"),
+        ({"apply-chat-template": True}, Level.ERROR, "remove --apply-chat-template"),
+        ({"eval-interval": 5}, Level.ERROR, "remove --eval-interval"),
+        ({"debug-train-only": None}, Level.WARNING, "starts engines that nobody asks"),
+        ({"input-key": None}, Level.WARNING, "add --input-key messages"),
+        ({"tool-key": None}, Level.NOTE, "add --tool-key tools"),
+    ],
+)
+def test_what_a_supervised_run_would_get_wrong(changes, level, text):
+    [finding] = check(read_command(words({**SFT, **changes})))
+
+    assert finding.level == level
+    assert text in finding.text

@@ -17,6 +17,7 @@ from agentrl.slime.check.memory import memory
 from agentrl.slime.check.needs import needs
 from agentrl.slime.check.rules import RULES
 from agentrl.slime.check.setup import Setup, open_env, read_config, read_keys
+from agentrl.slime.check.supervised import is_supervised, supervised
 from agentrl.slime.config import SlimeConfig
 
 __all__ = ["Command", "Finding", "Level", "check", "read_argument", "read_command", "verdict"]
@@ -26,6 +27,8 @@ _FLAG = "--custom-config-path"
 
 def check(command: Command) -> list[Finding]:
     """All findings, errors first. Imports the Env, validates its configuration, calls no hook but `needs`."""
+    if is_supervised(words := Words(command.words)):
+        return sorted(supervised(words), key=lambda finding: list(Level).index(finding.level))
     found: list[Finding] = []
     config, keys = _configuration(command, found)
     reading = arguments.read(command, keys)

@@ -1,0 +1,112 @@
+"""Supervised training under slime, in the place of its `slime.rollout.sft_rollout`:
+
+    --rollout-function-path agentrl.slime.sft.generate_rollout --loss-type sft_loss --debug-train-only
+
+The rows are chat (--input-key messages --tool-key tools). They get the tokens that an episode with the same words has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.hosting.loop_resources import load_renderer_once
+from agentrl.render.base import Renderer
+from agentrl.rollout.chat_rows import ChatReader, ChatRow, SkippedError
+from agentrl.slime.host import HostArgs, epoch_of, rollout_output
+from agentrl.slime.sample import clear
+from agentrl.slime.task import metadata_of, without_arrays
+
+log = logging.getLogger("agentrl")
+
+_UNBOUNDED = 1 << 30
+
+
+def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False) -> Any:
+    """The next `--rollout-batch-size` rows of the data set that can be learned from, one sample each.
+
+    A row that the chat template cannot carry to the letter is skipped and logged with the reason. Another row is drawn
+    in its place, so that a batch is always whole. Raises ConfigError if a whole epoch holds none.
+    """
+    if evaluation:
+        raise ConfigError(
+            "agentrl.slime.sft: nothing is evaluated: leave out --eval-interval, or name another function"
+        )
+    reader = _reader(HostArgs.of(args))
+    batch: list[list[Any]] = []
+    skipped: Counter[str] = Counter()
+    in_a_row = 0
+    for sample in _samples(args, data_buffer):
+        try:
+            _write(sample, _read(reader, sample), reader.renderer)
+        except SkippedError as exc:
+            skipped[exc.reason] += 1
+            in_a_row += 1
+            log.warning("sft: row skipped: %s (%s)", exc, _shown(sample))
+            if in_a_row > epoch_of(data_buffer):
+                raise ConfigError(_nothing(args, skipped)) from exc
+            continue
+        in_a_row = 0
+        batch.append([sample])
+        if len(batch) == args.rollout_batch_size:
+            break
+    if skipped:
+        log.warning("sft: rollout %d skipped %d rows, and drew others: %s", rollout_id, skipped.total(), dict(skipped))
+    return rollout_output(batch, {"sft/skipped_rows": skipped.total()})
+
+
+def _nothing(args: Any, skipped: Counter[str]) -> str:
+    reasons = "; ".join(f"{count} times: {reason}" for reason, count in skipped.most_common(3))
+    return f"agentrl.slime.sft: no row of {args.prompt_data} could be learned from in a whole epoch: {reasons}"
+
+
+def _samples(args: Any, data_buffer: Any) -> Iterator[Any]:
+    """Rows without end, as many at a time as a batch may need."""
+    if args.n_samples_per_prompt != 1:
+        raise ConfigError("agentrl.slime.sft: a row is learned once: leave out --n-samples-per-prompt")
+    if HostArgs.of(args).apply_chat_template:
+        raise ConfigError("agentrl.slime.sft: remove --apply-chat-template: the messages are needed as they are")
+    wanted = args.rollout_batch_size
+    while True:
+        for (sample,) in data_buffer.get_samples(wanted):
+            yield sample
+        wanted = 1  # in the place of rows that were skipped
+
+
+def _read(reader: ChatReader, sample: Any) -> ChatRow:
+    """Raises SkippedError, or ConfigError where the data set holds no chat."""
+    row = {"messages": without_arrays(sample.prompt), "tools": without_arrays(metadata_of(sample).get("tools"))}
+    try:
+        return reader.read(row)
+    except ConfigError as exc:
+        raise ConfigError(f"agentrl.slime.sft: {exc}; name the column of messages with --input-key") from exc
+
+
+def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
+    """The tokens up to the last one that is learned. The response begins behind the first prompt."""
+    segment = chat.trajectory.segment
+    end = max(span.stop for span in segment.spans if span.trained)
+    clear(sample)
+    sample.tokens = segment.tokens[: segment.prompt_length + end]
+    sample.response = renderer.decode(segment.response[:end])
+    sample.response_length, sample.loss_mask = end, segment.loss_mask[:end]
+    sample.reward = 0.0
+    sample.status = type(sample).Status.TRUNCATED if chat.left_out else type(sample).Status.COMPLETED
+
+
+def _shown(sample: Any) -> str:
+    """Enough of a row to find it: slime tells no line."""
+    said = [m.get("content") for m in without_arrays(sample.prompt) if isinstance(m, dict) and m.get("role") == "user"]
+    return f"sample {sample.index}, the user says {said[0]!r:.60}" if said else f"sample {sample.index}"
+
+
+def _reader(flags: HostArgs) -> ChatReader:
+    if not flags.hf_checkpoint:
+        raise ConfigError("agentrl.slime.sft: --hf-checkpoint names the tokenizer and its chat template; give it")
+    kwargs = json.dumps(dict(flags.apply_chat_template_kwargs or {}), sort_keys=True)
+    renderer = load_renderer_once(flags.hf_checkpoint, None, kwargs, True)  # slime runs the tokenizer's own code, too
+    return ChatReader(renderer=renderer, context=flags.rollout_max_context_len or _UNBOUNDED)
