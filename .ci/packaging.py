@@ -12,6 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PROMISED = (
     "agentrl/__init__.py",
     "agentrl/py.typed",
+    "agentrl/init/templates/tool/pyproject.toml",
+    "agentrl/init/templates/retrieval/my_env/corpus.jsonl",
+    "agentrl/init/templates/search_r1/tests/test_my_env.py",
     "agentrl_envs/fact_search/__init__.py",
     "agentrl_sandbox/__init__.py",
     "agentrl_sandbox/docker/base/Dockerfile",
@@ -28,8 +31,22 @@ print("agentrl", agentrl.__version__, "imports neither torch, ray, aiodocker nor
 """
 
 
-def run(*command: str | Path) -> None:
-    subprocess.run([str(part) for part in command], check=True)
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run([str(part) for part in command], check=True, cwd=cwd, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, end="")
+    return done.stdout
+
+
+def make_env(programs: Path, folder: Path) -> None:
+    """An environment made by `agentrl init` out of the wheel, installed, and played by its name from elsewhere."""
+    run(programs / "agentrl", "init", "weather", cwd=folder)
+    run(programs / "python", "-m", "pip", "install", "--quiet", folder / "weather")
+    (folder / "elsewhere").mkdir()
+    listed = run(programs / "agentrl", "envs", cwd=folder / "elsewhere")
+    assert any(line.startswith("weather ") and "tools: lookup" in line for line in listed.splitlines()), listed
+    assert "fact_search" in listed, listed
+    play = ("play", "weather", "--player", "weather:gold", "--limit", "3")
+    assert "mean reward  1.000" in run(programs / "agentrl", *play, cwd=folder / "elsewhere")
 
 
 def main() -> None:
@@ -47,7 +64,8 @@ def main() -> None:
         python = dist / "venv" / "bin" / "python"
         run(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
         run(python, "-c", SHOW)
-        run(dist / "venv" / "bin" / "agentrl", "--version")
+        run(python.parent / "agentrl", "--version")
+        make_env(python.parent, dist)
         print(f"{wheel.name}: {len(names)} files, core dependencies only: ok")
 
 

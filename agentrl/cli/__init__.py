@@ -13,6 +13,7 @@ from agentrl.cli.certify import certify
 from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate
+from agentrl.cli.init import init
 from agentrl.cli.merge import merge
 from agentrl.cli.play import play
 from agentrl.cli.retriever import retriever
@@ -31,6 +32,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(init)
 app.command()(train)
 app.command()(sft)
 app.command("eval")(evaluate)

@@ -1,0 +1,68 @@
+"""New environments from templates: a package with an Env, players, tasks, a test, a configuration and a README.
+
+A template is a folder of real files that lint, type-check and run, under the name `my_env`. A project is their copy,
+under the name that the user gives it.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+TEMPLATES = ("tool", "game", "retrieval", "sandbox", "user-simulator", "search-r1")
+_FOLDER = Path(__file__).parent / "templates"
+_KINDS = {".py", ".md", ".toml", ".yaml", ".jsonl"}
+"""Of files that belong to a template, beside what running it leaves there."""
+
+
+def write_project(name: str, template: str = "tool", folder: Path = Path()) -> list[Path]:
+    """Write the project `name` as a new folder in `folder`, and return its files.
+
+    Raises ConfigError for a name that no package can have, or that one has, for an unknown template, and for a folder
+    that exists: nothing is overwritten.
+    """
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigError(f"{name!r} cannot be the name of a Python package; {_repaired(name)} can")
+    if template not in TEMPLATES:
+        raise ConfigError(f"--template {template}: there is no such template; choose one of {', '.join(TEMPLATES)}")
+    project = folder / name
+    if project.exists():
+        raise ConfigError(f"{project} exists; choose another name, or remove it")
+    if find_spec(name) is not None:
+        raise ConfigError(f"{name} is the name of a Python module that is there already; choose another name")
+    texts = template_files(template)
+    spelled = {"my_env": name, "my-env": name.replace("_", "-").lower(), "MyEnv": _class_name(name, texts)}
+    written = []
+    for path, text in texts.items():
+        target = project / _replaced(path, spelled)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(_replaced(text, spelled), encoding="utf-8")
+        written.append(target)
+    return written
+
+
+def template_files(template: str) -> dict[str, str]:
+    """The files of a template: their text by their path in it."""
+    folder = _FOLDER / template.replace("-", "_")
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _KINDS)
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in files}
+
+
+def _replaced(text: str, spelled: dict[str, str]) -> str:
+    return re.sub("|".join(spelled), lambda found: spelled[found[0]], text)
+
+
+def _class_name(name: str, texts: dict[str, str]) -> str:
+    """`weather_report` as WeatherReport, or as WeatherReportEnv where the template uses that name for something."""
+    found = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    taken = any(re.search(rf"\b{found}\b", text) for path, text in texts.items() if path.endswith(".py"))
+    return f"{found}Env" if taken else found
+
+
+def _repaired(name: str) -> str:
+    words = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower()
+    return words if re.match("[a-z]", words) and not keyword.iskeyword(words) else f"env_{words}".rstrip("_")

@@ -1,0 +1,26 @@
+"""Players speak in the model's place. A `yield` is a turn, and returns what the environment answered."""
+
+from collections.abc import Generator
+from random import Random
+
+from agentrl import Task
+from agentrl.engine.scripted import Turn
+from agentrl.testing import call
+
+
+def gold(task: Task) -> Generator[Turn, str, None]:
+    """Plays perfectly: reward 1, or the environment has a mistake."""
+    yield call("bash", command=f"cp {task.metadata['old']} {task.metadata['new']}")
+    yield "Done."
+
+
+def noop(task: Task) -> Generator[Turn, str, None]:
+    """Does nothing useful: reward 0, or the environment has a mistake."""
+    yield "Done."
+
+
+def explorer(task: Task) -> Generator[Turn, str, None]:
+    """Tries a wrong command most of the time. Who imitates it learns to write commands, but not which one helps."""
+    command = Random(task.id).choice(["cp", "cp", "touch", "cat", "ls"])
+    yield call("bash", command=f"{command} {task.metadata['old']} {task.metadata['new']}")
+    yield "Done."

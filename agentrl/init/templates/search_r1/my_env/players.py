@@ -1,0 +1,30 @@
+"""Players speak in the model's place. A `yield` is a turn, and returns what the environment answered."""
+
+from collections.abc import Generator
+from random import Random
+
+from agentrl import Task
+from agentrl.engine.scripted import Turn
+
+from .env import read_questions
+
+
+def gold(task: Task) -> Generator[Turn, str, None]:
+    """Plays perfectly: reward 1, or the environment has a mistake."""
+    (right,) = task.label["ground_truth"]["target"]
+    read = yield f"<search>{task.metadata['about']}</search>"
+    yield f"<answer>{right if right in read else 'not found'}</answer>"
+
+
+def noop(task: Task) -> Generator[Turn, str, None]:
+    """Does nothing useful: reward 0, or the environment has a mistake."""
+    yield "<answer>unknown</answer>"
+
+
+def explorer(task: Task) -> Generator[Turn, str, None]:
+    """Guesses most of the time. Who imitates it learns how to search and how to answer, but not to search first."""
+    if Random(task.id).random() < 0.7:
+        guess = Random(task.seed).choice([row["golden_answers"][0] for row in read_questions("train")])
+        yield f"<answer>{guess}</answer>"
+    else:
+        yield from gold(task)

@@ -1,0 +1,29 @@
+"""Players speak in the model's place. A `yield` is a turn, and returns what the environment answered."""
+
+from collections.abc import Generator
+from random import Random
+
+from agentrl import Task
+from agentrl.engine.scripted import Turn
+from agentrl.testing import call
+
+from .env import WEATHER
+
+
+def gold(task: Task) -> Generator[Turn, str, None]:
+    """Plays perfectly: reward 1, or the environment has a mistake."""
+    read = yield call("lookup", place=task.metadata["place"])
+    yield next(word for word in WEATHER if word in read)
+
+
+def noop(task: Task) -> Generator[Turn, str, None]:
+    """Does nothing useful: reward 0, or the environment has a mistake."""
+    yield "I do not know."
+
+
+def explorer(task: Task) -> Generator[Turn, str, None]:
+    """Guesses most of the time. Who imitates it learns how to look and how to answer, but not to look first."""
+    if Random(task.id).random() < 0.7:
+        yield Random(task.seed).choice(WEATHER)
+    else:
+        yield from gold(task)

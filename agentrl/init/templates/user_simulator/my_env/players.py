@@ -1,0 +1,29 @@
+"""Players speak in the model's place. A `yield` is a turn, and returns what the environment answered."""
+
+from collections.abc import Generator
+from random import Random
+
+from agentrl import Task
+from agentrl.engine.scripted import Turn
+from agentrl.testing import call
+
+from .env import DAYS
+
+
+def gold(task: Task) -> Generator[Turn, str, None]:
+    """Plays perfectly: reward 1, or the environment has a mistake."""
+    said = yield "Which day?"
+    yield call("book", day=next((day for day in DAYS if day in said), "unknown"))
+
+
+def noop(task: Task) -> Generator[Turn, str, None]:
+    """Does nothing useful: reward 0, or the environment has a mistake."""
+    yield call("book", day="unknown")
+
+
+def explorer(task: Task) -> Generator[Turn, str, None]:
+    """Guesses most of the time. Who imitates it learns how to ask and how to book, but not to ask first."""
+    if Random(task.id).random() < 0.7:
+        yield call("book", day=Random(task.seed).choice(DAYS))
+    else:
+        yield from gold(task)
