@@ -1,0 +1,124 @@
+"""TextGame, the Env of a game that speaks text and keeps its own rules: gymnasium's, gem's and TextArena's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl import Action, ConfigError, Env, InfraError, Observation, StepResult, Task, Trajectory
+from agentrl.loading import cause
+from agentrl.types import JSON
+from agentrl_envs.adapters.suites import OwnRandom, names_of, seeded
+
+_SILENT = "(The game says nothing.)"
+
+
+class GameConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    name: str | list[str] = Field(min_length=1)
+    """The suite's name of the game. Of several, tasks take one after the other, or say which as `metadata.name`."""
+    options: dict[str, Any] = {}
+    """Handed to the suite when it makes the game."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a game says to one turn of the model."""
+
+    text: str
+    reward: float = 0.0
+    done: bool = False
+    info: Mapping[str, JSON] = field(default_factory=dict)
+
+
+class Game(Protocol):
+    """One game of a suite. Its methods block, and run in one thread."""
+
+    def begin(self, seed: int) -> str:
+        """Start it. Returns what the player reads first."""
+        ...
+
+    def answer(self, text: str) -> Answer:
+        """Take what the player wrote as its move."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TextGame(Env):
+    """Base of games. A subclass says in `open` how its suite makes one; the reward is the sum of the game's own.
+
+    Tasks differ by their seeds, and need no data file. What a suite raises in the middle of a game is a failure of the
+    environment: the episode is played once more, then left out.
+    """
+
+    config: GameConfig
+    deterministic = True
+    _game: Game | None = None
+    _random: OwnRandom
+
+    @classmethod
+    def open(cls, config: Any, name: str, /) -> Game:
+        """Make the game. It may block. Raises ConfigError where it can never be played."""
+        raise NotImplementedError
+
+    @classmethod
+    async def share(cls, config: GameConfig) -> None:
+        """Begin each game once, so that one that cannot be played is told before the first token."""
+        for name in names_of(config.name):
+            await asyncio.to_thread(cls._prove, config, name)
+
+    @classmethod
+    def _prove(cls, config: GameConfig, name: str) -> None:
+        with OwnRandom(0):
+            try:
+                game = cls.open(config, name)
+                try:
+                    game.begin(0)
+                finally:
+                    game.close()
+            except ConfigError:
+                raise
+            except Exception as exc:  # the suite's boundary: any code may run in there
+                raise ConfigError(f"{cls.__name__} cannot play {name}: {cause(exc)[:400]}") from exc
+
+    @classmethod
+    def tasks(cls, config: GameConfig, split: Literal["train", "eval"]) -> Iterable[Task]:
+        return seeded(names_of(config.name), split)
+
+    def reset(self, task: Task) -> Observation:
+        self._random = OwnRandom(task.seed)
+        name = str(task.metadata.get("name") or names_of(self.config.name)[0])
+        return self._played(lambda: self._begin(name, task.seed % (1 << 32))) or _SILENT
+
+    def _begin(self, name: str, seed: int) -> str:
+        self._game = self.open(self.config, name)
+        return self._game.begin(seed)
+
+    def step(self, action: Action) -> StepResult:
+        game = self._game
+        assert game is not None  # reset made it
+        answer: Answer = self._played(lambda: game.answer(action.content))
+        text = answer.text or ("" if answer.done else _SILENT)
+        return StepResult(text, reward=answer.reward, done=answer.done, info=answer.info)
+
+    def score(self, trajectory: Trajectory) -> float:
+        return sum(trajectory.step_rewards, 0.0)
+
+    def close(self) -> None:
+        if self._game is not None:
+            self._played(self._game.close)
+
+    def _played(self, call: Any) -> Any:
+        with self._random:
+            try:
+                return call()
+            except (ConfigError, InfraError):
+                raise
+            except Exception as exc:  # the suite's boundary: its bugs are the world's, not the policy's
+                raise InfraError(f"{type(self).__name__}: {cause(exc)[:400]}") from exc

@@ -1,0 +1,59 @@
+"""gem's environments: games, and questions with their graders.
+
+    pip install gem-llm        # in an environment of its own: it pins old versions of other packages
+    agentrl train agentrl_envs.adapters.gem:Gem --set env_config.name=game:GuessTheNumber-v0-easy
+
+A turn is what the model writes, with its move in \\boxed{}, as the first observation says.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl import ConfigError
+from agentrl_envs.adapters.games import Answer, Game, GameConfig, TextGame
+from agentrl_envs.adapters.suites import refuse_unknown, suite
+
+_NOTHING_MORE = "<｜TERMINAL_STATE｜>"
+"""gem's observation behind the last turn of a question."""
+
+
+class Gem(TextGame):
+    """An environment of gem. The reward is the sum of its steps' rewards."""
+
+    config: GameConfig
+
+    @classmethod
+    def open(cls, config: GameConfig, name: str) -> Game:
+        gem = suite("gem", "gem-llm")
+        refuse_unknown("environment of gem", name, importlib.import_module("gem.envs.registration").ENV_REGISTRY)
+        return _Game(name, gem.make(name, **config.options))
+
+
+class _Game:
+    def __init__(self, name: str, env: Any) -> None:
+        self._name, self._env = name, env
+
+    def begin(self, seed: int) -> str:
+        return self._shown(*self._env.reset(seed=seed))
+
+    def answer(self, text: str) -> Answer:
+        observed, reward, terminated, truncated, info = self._env.step(text)
+        done = bool(terminated or truncated)
+        told = {"truncated": True} if truncated and not terminated else {}
+        last = "" if observed == _NOTHING_MORE else str(observed)
+        return Answer(last if done else self._shown(observed, info), float(reward), done, told)
+
+    def close(self) -> None:
+        """Most of gem's environments hold nothing, and have no `close`."""
+        getattr(self._env, "close", lambda: None)()
+
+    def _shown(self, observed: object, info: Mapping[str, Any]) -> str:
+        """The observation between the prefix and suffix that gem's own wrapper puts around it."""
+        if not isinstance(observed, str):
+            kind = type(observed).__name__
+            raise ConfigError(f"gem's {self._name} shows {kind}, not text; an adapter for text cannot play it")
+        between = "" if observed.endswith("\n") or "suffix" not in info else "\n"
+        return f"{info.get('prefix', '')}{observed}{between}{info.get('suffix', '')}"

@@ -1,0 +1,228 @@
+"""Gymnasium's environments, told and played in text.
+
+    pip install gymnasium
+    agentrl train agentrl_envs.adapters.gymnasium:Gymnasium --set env_config.name=FrozenLake-v1
+
+The model reads what the environment's own documentation says, then each observation. It answers with an action: of a
+discrete space its name or number, of any other space JSON.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, cast
+
+from pydantic import Field
+
+from agentrl import ConfigError
+from agentrl.loading import load_object
+from agentrl_envs.adapters.games import Answer, Game, GameConfig, TextGame
+from agentrl_envs.adapters.suites import refuse_unknown, suite
+
+IN_A_ROW = 3
+"""Turns in a row without an action that end an episode."""
+_MOST_NUMBERS = 256
+"""Numbers of an observation that are told as text. An image has more."""
+_SECTIONS = re.compile(r"^[ \t]*## (.+?)\n(.*?)(?=^[ \t]*## |\Z)", re.MULTILINE | re.DOTALL)
+_NAMED = re.compile(r"(?:^|[-;|])\s*(\d+)\s*(?::|\|)\s*([^|;\n]+)", re.MULTILINE)
+_HIGHLIGHT = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+
+
+class GymnasiumConfig(GameConfig):
+    prompt: str | None = None
+    """What is told first. None: what the environment's documentation says of task, actions and observations."""
+    actions: list[str] = Field(default=[])
+    """Names of a discrete space's actions, in order. None given: those of the documentation, if it lists them."""
+    read_action: str | None = None
+    """A function at `file.py:name` or `package.module:name`: `(text, env)` gives the action, None if there is none."""
+    show: str | None = None
+    """A function at such a path: `(observation, env)` gives the text that the model reads."""
+
+
+class Gymnasium(TextGame):
+    """An environment of gymnasium, told in text. The reward is the sum of its steps' rewards.
+
+    A turn without an action is told so, and costs nothing; three in a row end the episode.
+    """
+
+    config: GymnasiumConfig
+
+    @classmethod
+    def open(cls, config: GymnasiumConfig, name: str) -> Game:
+        gym = suite("gymnasium", "gymnasium")
+        if ":" not in name:  # `package.module:Name-v0` is imported first, and registers itself
+            refuse_unknown("environment of gymnasium", name, gym.registry)
+        return _Game(name, _made(gym, config, name), config)
+
+
+def _made(gym: ModuleType, config: GymnasiumConfig, name: str) -> Any:
+    """The environment, drawn in text where it can draw so."""
+    try:
+        env = gym.make(name, **config.options)
+        if "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in config.options:
+            env.close()
+            env = gym.make(name, render_mode="ansi", **config.options)
+    except (gym.error.Error, ImportError, AttributeError, TypeError) as exc:
+        raise ConfigError(f"gymnasium cannot make {name}: {' '.join(str(exc).split())[:300]}") from exc
+    return env
+
+
+class _Game:
+    def __init__(self, name: str, env: Any, config: GymnasiumConfig) -> None:
+        self._name, self._env, self._config = name, env, config
+        self._failed = 0
+        self._names = config.actions or _documented_names(env)
+        self._show = _function(config.show)
+        self._read = _function(config.read_action)
+
+    def begin(self, seed: int) -> str:
+        observed, _ = self._env.reset(seed=seed)
+        prompt = _documentation(self._env) if self._config.prompt is None else self._config.prompt
+        return "\n\n".join(filter(None, (prompt, self._asks(), self._shown(observed))))
+
+    def answer(self, text: str) -> Answer:
+        action = self._read(text, self._env) if self._read else read_action(self._env.action_space, text, self._names)
+        if action is None:
+            self._failed += 1
+            return Answer(f"That is no action. {self._asks()}", done=self._failed >= IN_A_ROW, info={"no_action": 1})
+        self._failed = 0
+        observed, reward, terminated, truncated, _ = self._env.step(action)
+        told = {"truncated": True} if truncated and not terminated else {}
+        return Answer(self._shown(observed), float(reward), bool(terminated or truncated), told)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _asks(self) -> str:
+        return "" if self._read else f"Answer with {_described(self._env.action_space, self._names)}."
+
+    def _shown(self, observed: Any) -> str:
+        if self._show:
+            return str(self._show(observed, self._env))
+        drawn = self._env.render() if self._env.render_mode == "ansi" else None
+        board = _HIGHLIGHT.sub(r"[\1]", str(drawn)).strip("\n") + "\n" if drawn else ""
+        return f"{board}Observation: {_told(self._env.observation_space, observed, self._name)}"
+
+
+def read_action(space: Any, text: str, names: list[str]) -> Any:
+    """The action of a space that stands in a text, the last one of several. None if there is none."""
+    kind = type(space).__name__
+    if kind == "Text":
+        return text if space.contains(text) else None
+    if kind == "Discrete":
+        return _discrete(space, text, names)
+    value = _last_json(text)
+    try:
+        (action,) = space.from_jsonable([_as_samples(space, value)])
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+        return None
+    return action if space.contains(action) else None
+
+
+def _discrete(space: Any, text: str, names: list[str]) -> int | None:
+    start = int(space.start)
+    numbers = {str(start + i): start + i for i in range(int(space.n))}
+    known = {**{name.lower(): start + i for i, name in enumerate(names)}, **numbers}
+    said = text.strip().lower()
+    if said in known:
+        return known[said]
+    longest_first = sorted(known, key=len, reverse=True)
+    pattern = rf"(?<![\w.-])({'|'.join(map(re.escape, longest_first))})(?![\w-]|\.\d)"
+    found = re.findall(pattern, said)
+    return known[found[-1]] if found else None
+
+
+def _last_json(text: str) -> Any:
+    """The last JSON value of a text: all of it, or a list, an object or a number that ends in it."""
+    decoder, found = json.JSONDecoder(), None
+    end = 0
+    for match in re.finditer(r"[\[{]|-?\d", text):
+        if match.start() >= end:
+            try:
+                found, end = decoder.raw_decode(text, match.start())
+            except ValueError:
+                continue
+    return found
+
+
+def _as_samples(space: Any, value: Any) -> Any:
+    """A value in the form in which the space writes one sample as JSON."""
+    kind = type(space).__name__
+    if kind == "Box" and not isinstance(value, list) and space.shape == (1,):
+        return [value]
+    return value
+
+
+def _told(space: Any, observed: Any, name: str) -> str:
+    if isinstance(observed, str):
+        return observed
+    value = _plain(observed)
+    if _count(value) > _MOST_NUMBERS:
+        raise ConfigError(
+            f"{name} shows {_count(value):,} numbers at a time, an image perhaps; "
+            "write a function that tells them, and set env_config.show to its path"
+        )
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _plain(value: Any) -> Any:
+    """An observation as JSON: arrays as lists, numbers with four decimals."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_count, value.values()))
+    return sum(map(_count, value)) if isinstance(value, list) else 1
+
+
+def _described(space: Any, names: list[str]) -> str:
+    kind = type(space).__name__
+    if kind == "Discrete":
+        first, last = int(space.start), int(space.start) + int(space.n) - 1
+        named = [f"{first + i} ({name})" for i, name in enumerate(names)]
+        return f"one action: {', '.join(named)}" if named else f"one action, a number from {first} to {last}"
+    return "text" if kind == "Text" else f"one action as JSON: an element of {space}"
+
+
+def _documentation(env: Any) -> str:
+    """What the environment's class says of the task, without its rewards and versions."""
+    doc = _doc(env)
+    sections = {title.strip().lower(): text.strip() for title, text in _SECTIONS.findall(doc)}
+    told = [text for title, text in sections.items() if title.startswith(("description", "action", "observation"))]
+    return inspect.cleandoc("\n\n".join(told) or doc.split("\n\n")[0])
+
+
+def _documented_names(env: Any) -> list[str]:
+    """The names of a discrete space's actions, where the documentation lists all of them."""
+    sections = {title.strip().lower(): text for title, text in _SECTIONS.findall(_doc(env))}
+    text = next((text for title, text in sections.items() if title.startswith("action")), "")
+    named = {int(number): name.strip(" .").lower() for number, name in _NAMED.findall(text)}
+    space = env.action_space
+    if type(space).__name__ != "Discrete" or sorted(named) != list(range(int(space.start), int(space.start + space.n))):
+        return []
+    return [named[number] for number in sorted(named)]
+
+
+def _doc(env: Any) -> str:
+    return inspect.cleandoc(env.unwrapped.__doc__ or "")
+
+
+def _function(path: str | None) -> Callable[[Any, Any], Any] | None:
+    if path is None:
+        return None
+    found = load_object(path)
+    if not callable(found):
+        raise ConfigError(f"{path} is {found!r}, not a function")
+    return cast("Callable[[Any, Any], Any]", found)

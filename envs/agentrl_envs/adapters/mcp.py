@@ -1,0 +1,304 @@
+"""Any MCP server as an Env: its tools are the model's.
+
+    pip install mcp
+    agentrl train agentrl_envs.adapters.mcp:MCP --data tasks.jsonl \\
+        --set env_config.command=uvx --set 'env_config.args=[mcp-server-sqlite, --db-path, "{folder}/shop.db"]'
+
+Each episode has a server of its own, over stdin and stdout, or a session of its own with one at a URL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agentrl import CallError, ConfigError, Env, InfraError, Task, ToolCall, ToolError, ToolSpec, Trajectory
+from agentrl.errors import leaves, told
+from agentrl.types import JSON, Observation
+from agentrl_envs.adapters.held import Held
+from agentrl_envs.adapters.suites import refuse_unknown, suite
+
+_FOLDER = "{folder}"
+_SAID = 600
+"""Characters of a server's last words on stderr that an error repeats."""
+
+
+class Server(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    command: str | None = None
+    """Starts a server that speaks over stdin and stdout."""
+    args: list[str] = []
+    """`{folder}` stands for an empty folder of this episode, here and in `env` and `cwd`. It is removed at the end."""
+    env: dict[str, str] = {}
+    """Variables of the server's environment, beside PATH, HOME and the like."""
+    cwd: str | None = None
+    url: str | None = None
+    """A server that speaks streamable HTTP, instead of a command."""
+    key: str | None = None
+    """Name of the environment variable that holds the bearer token for `url`."""
+
+    @property
+    def name(self) -> str:
+        return self.url or " ".join([self.command or "", *self.args])
+
+
+class MCPConfig(Server):
+    servers: dict[str, Server] = {}
+    """Servers by name. A task says which by `metadata.server`."""
+    only: list[str] = []
+    """The tools that are offered, by name. Empty: all."""
+    shared: bool = Field(False, validate_default=True)
+    """One server for all episodes, instead of one for each. It must keep no state that episodes could mix up."""
+
+    @model_validator(mode="after")
+    def _one(self) -> MCPConfig:
+        own = [self] if self.command or self.url else []
+        for server in (*own, *self.servers.values()):
+            if bool(server.command) == bool(server.url):
+                raise ValueError("a server has either a command or a url")
+        if not own and not self.servers:
+            raise ValueError("name a server: command, url or servers")
+        return self
+
+
+class MCP(Env):
+    """Work with the tools of an MCP server. The reward is 1 if the model's last text is the task's label.
+
+    `metadata.files` of a task, texts by path, are written into the episode's folder before the server starts. Tools are
+    listed once an episode: what a server adds later is not offered. For another reward, name one in the configuration
+    (`reward: my_rewards:function`), or subclass and write `score`, which finds the folder in `self.folder`.
+    """
+
+    config: MCPConfig
+    shared: dict[str, Held[_Session]]
+    folder: Path
+    """The episode's folder, until the episode ends."""
+
+    @classmethod
+    @asynccontextmanager
+    async def share(cls, config: MCPConfig) -> AsyncIterator[dict[str, Held[_Session]]]:
+        """Start each server once, so that one that does not work is told before the first token."""
+        held = {}
+        for name, server in _servers(config).items():
+            held[name] = Held(lambda server=server: _session(server, {}))  # type: ignore[misc]
+        try:
+            for name, server in _servers(config).items():
+                await _prove(server, held[name], config)
+                if not config.shared:
+                    await held[name].close()
+            yield held
+        finally:
+            for each in held.values():
+                await each.close()
+
+    @classmethod
+    def needs(cls, config: MCPConfig, episodes: int) -> Sequence[str]:
+        each = "for all episodes" if config.shared else f"for each of {episodes} episodes"
+        return [f"an MCP server {each}: {server.name}" for server in _servers(config).values()]
+
+    async def reset(self, task: Task) -> Observation:
+        servers = _servers(self.config)
+        name = str(task.metadata.get("server") or next(iter(servers)))
+        refuse_unknown("MCP server", name, servers)
+        files = task.metadata.get("files") or {}
+        self._held = self.shared[name] if self.config.shared else None
+        if self._held is not None:
+            if files:
+                raise ConfigError("a shared MCP server has no folder for a task's files; leave out env_config.shared")
+            self._session = await self._held.get()
+        else:
+            self._session = await self.enter(_session(servers[name], files))
+        self.folder = self._session.folder
+        self._listed = await self._session.tools(self.config.only)
+        return task.prompt
+
+    def tools(self) -> Sequence[ToolSpec]:
+        return [*self._listed.values()]
+
+    async def exec_tool(self, call: ToolCall) -> str:
+        if call.name not in self._listed:
+            raise CallError(f"there is no tool {call.name!r}; the tools are: {', '.join(self._listed)}")
+        try:
+            return await self._session.call(call.name, dict(call.arguments))
+        except InfraError:
+            if self._held is not None:
+                await self._held.drop(self._session)
+            raise
+
+    def score(self, trajectory: Trajectory) -> float | None:
+        label = self.task.label
+        return None if label is None else float((trajectory.answer or "").strip() == str(label).strip())
+
+
+class _Session:
+    """One connection to a server."""
+
+    def __init__(self, name: str, client: Any, folder: Path, errors: IO[str]) -> None:
+        self.name, self.folder = name, folder
+        self._client, self._errors = client, errors
+
+    async def tools(self, only: Sequence[str]) -> dict[str, ToolSpec]:
+        """What the server offers now, by name. Raises ConfigError if it lacks one of `only`."""
+        listed, cursor = dict[str, ToolSpec](), None
+        while True:
+            page = await self._asked(self._client.list_tools(cursor=cursor))
+            listed |= {tool.name: _spec(tool) for tool in page.tools}
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        for name in only:
+            refuse_unknown(f"tool of {self.name}", name, listed)
+        return {name: listed[name] for name in only or listed}
+
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> str:
+        """The tool's result as text. Raises ToolError for its errors, InfraError if the server is gone."""
+        return _text(await self._asked(self._client.call_tool(name, arguments)))
+
+    async def _asked(self, asking: Any) -> Any:
+        from anyio import BrokenResourceError, ClosedResourceError
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, METHOD_NOT_FOUND
+
+        try:
+            return await asking
+        except MCPError as exc:
+            if exc.code == CONNECTION_CLOSED:
+                raise InfraError(f"the MCP server {self.name} is gone{_last_words(self._errors)}") from exc
+            wrong = CallError if exc.code in (INVALID_PARAMS, METHOD_NOT_FOUND) else ToolError
+            raise wrong(exc.message) from exc
+        except (BrokenResourceError, ClosedResourceError) as exc:
+            raise InfraError(f"the MCP server {self.name} is gone{_last_words(self._errors)}") from exc
+        except (RuntimeError, ValueError) as exc:  # its result breaks the protocol, or its own schema
+            raise ToolError(f"the tool's result cannot be read: {told(exc)[:_SAID]}") from exc
+
+
+@asynccontextmanager
+async def _session(server: Server, files: Mapping[str, str]) -> AsyncIterator[_Session]:
+    """A server, or a session with one, and its folder. Raises InfraError if it does not answer."""
+    suite("mcp", "mcp")
+    from mcp import Client
+
+    with tempfile.TemporaryDirectory(prefix="agentrl-mcp-") as made, tempfile.TemporaryFile("w+") as errors:
+        folder = _written(made, files)
+        entered = False
+        try:
+            async with Client(_transport(server, folder, errors)) as client:
+                entered = True
+                yield _Session(server.name, client, folder, errors)
+        except Exception as exc:
+            if entered:
+                raise
+            (first, *_) = leaves(exc)
+            if isinstance(first, ConfigError):
+                raise first from exc
+            raise InfraError(
+                f"the MCP server {server.name} does not answer: {told(first)[:_SAID]}{_last_words(errors)}"
+            ) from exc
+
+
+def _transport(server: Server, folder: Path, errors: IO[str]) -> Any:
+    from mcp import StdioServerParameters, stdio_client
+
+    if server.url is not None:
+        return _over_http(server.url, server.key)
+
+    def filled(text: str) -> str:
+        return text.replace(_FOLDER, str(folder))
+
+    cwd = filled(server.cwd) if server.cwd else None
+    env = {name: filled(value) for name, value in server.env.items()}
+    started = StdioServerParameters(command=server.command or "", args=[*map(filled, server.args)], env=env, cwd=cwd)
+    return stdio_client(started, errlog=errors)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def _over_http(url: str, key: str | None) -> AsyncIterator[Any]:
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    if key is not None and key not in os.environ:
+        raise ConfigError(f"the environment variable {key} is not set; it holds the token for {url}")
+    headers = {"Authorization": f"Bearer {os.environ[key]}"} if key else None
+    async with create_mcp_http_client(headers) as client, streamable_http_client(url, http_client=client) as streams:
+        yield streams
+
+
+async def _prove(server: Server, held: Held[_Session], config: MCPConfig) -> None:
+    """Raises ConfigError for a server that does not start, or has no tools."""
+    if server.command and shutil.which(server.command) is None:
+        raise ConfigError(f"there is no program {server.command!r} on PATH to start an MCP server with; install it")
+    try:
+        session = await held.get()
+        listed = await session.tools(config.only)
+    except (InfraError, ToolError) as exc:
+        raise ConfigError(str(exc)) from exc
+    if not listed:
+        raise ConfigError(f"the MCP server {server.name} offers no tools{_last_words(session._errors)}")
+
+
+def _servers(config: MCPConfig) -> dict[str, Server]:
+    own = {"": config} if config.command or config.url else {}
+    return {**own, **config.servers}
+
+
+def _spec(tool: Any) -> ToolSpec:
+    """The tool for a chat template. Its schema is an object's, whatever the server left out."""
+    given = {key: value for key, value in (tool.input_schema or {}).items() if key != "$schema"}
+    properties = given.get("properties")
+    schema = {**given, "type": "object", "properties": properties if isinstance(properties, Mapping) else {}}
+    function = {"name": tool.name, "description": tool.description or tool.title or "", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def _text(result: Any) -> str:
+    """A result as the model reads it. Raises ToolError if the tool says that it failed, or shows nothing but media."""
+    shown, hidden = list[str](), list[str]()
+    for block in result.content:
+        text = _block(block)
+        (hidden.append(f"[{block.type}: left out, the model reads text]") if text is None else shown.append(text))
+    if not shown and result.structured_content is not None:
+        shown.append(json.dumps(result.structured_content, ensure_ascii=False))
+    if hidden and not shown:
+        kinds = ", ".join(sorted({block.type for block in result.content}))
+        raise ToolError(f"the tool answered with {kinds}, which you cannot read; ask for text")
+    text = "\n".join([*shown, *hidden])
+    if result.is_error:
+        raise ToolError(text or "the tool failed and does not say why")
+    return text
+
+
+def _block(block: Any) -> str | None:
+    if block.type == "text":
+        return str(block.text)
+    if block.type == "resource_link":
+        return f"[resource {block.uri}: {block.name}]"
+    if block.type == "resource" and hasattr(block.resource, "text"):
+        return str(block.resource.text)
+    return None
+
+
+def _written(made: str, files: Mapping[str, str]) -> Path:
+    folder = Path(made).resolve()
+    for name, text in files.items():
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder) or path == folder:
+            raise ConfigError(f"metadata.files: {name!r} leaves the episode's folder; give a path inside it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+def _last_words(errors: IO[str]) -> str:
+    """What a server wrote last on stderr, in one line."""
+    errors.seek(0)
+    said = " ".join(errors.read().split())
+    return f"; it said: {said[-_SAID:]}" if said else ""

@@ -1,0 +1,136 @@
+"""What adapters of suites share: a suite is imported, its names are looked up, its side effects are kept apart."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import itertools
+import logging
+import random
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Literal
+
+from agentrl import ConfigError, Task
+
+EVAL_SEEDS = 1 << 31
+"""Seeds to train on count from 1, held-out ones from here. The suites take seeds below 2**32."""
+
+_GLOBALS = threading.RLock()
+"""Whoever holds it may change what the whole process shares: random states, stdout, logging."""
+
+
+def suite(module: str, package: str) -> ModuleType:
+    """A suite's module. Raises ConfigError with the pip command if it is not installed.
+
+    Some suites configure logging for the whole program when they are imported; that is undone.
+    """
+    root = logging.getLogger()
+    with _GLOBALS, _print_to_stderr():
+        handlers, level = root.handlers[:], root.level
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as exc:
+            raise ConfigError(f"{module}: {exc}; run: pip install {package}") from exc
+        finally:
+            root.handlers[:], root.level = handlers, level
+
+
+def refuse_unknown(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raises ConfigError, with the names that are close, unless `name` is known."""
+    known = list(known)
+    if name in known:
+        return
+    lower = {each.lower(): each for each in known}
+    close = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, 3)]
+    hint = f"; did you mean {', '.join(close)}?" if close else f", of {len(known)}: {', '.join(known[:5])}, ..."
+    raise ConfigError(f"there is no {kind} {name!r}{hint}")
+
+
+def names_of(given: str | Sequence[str]) -> list[str]:
+    """One name, or several, as a list. Raises ConfigError if there is none."""
+    names = [given] if isinstance(given, str) else list(given)
+    if not names:
+        raise ConfigError("env_config names nothing to play; give one name, or a list of names")
+    return names
+
+
+def seeded(names: Sequence[str], split: Literal["train", "eval"]) -> Iterator[Task]:
+    """Endless tasks, the names in turn. The first seed is 1, or 2**31 + 1 for held-out tasks."""
+    first = 1 if split == "train" else EVAL_SEEDS + 1
+    for seed, name in zip(itertools.count(first), itertools.cycle(names), strict=False):
+        yield Task(prompt=name, metadata={"name": name}, seed=seed)
+
+
+class OwnRandom:
+    """The global random states of one episode: `random`, and numpy's if it is imported.
+
+    Inside `with`, they stand where this episode left them, and stdout is stderr for this thread. One episode at a time
+    is inside. So episodes that take turns draw the same numbers as each would alone.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed % (1 << 32)
+        self._own: tuple[Any, Any] | None = None
+        self._outer: tuple[Any, Any] = (None, None)
+        self._stdout: Any = None
+
+    def __enter__(self) -> None:
+        _GLOBALS.acquire()
+        self._outer = _states()
+        if self._own is None:
+            random.seed(self._seed)
+            _numpy_do("seed", self._seed)
+        else:
+            _set(self._own)
+        self._stdout = _print_to_stderr()
+        self._stdout.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self._stdout.__exit__(None, None, None)
+        self._own = _states()
+        _set(self._outer)
+        _GLOBALS.release()
+
+
+def _states() -> tuple[Any, Any]:
+    return random.getstate(), _numpy_do("get_state")
+
+
+def _set(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    if states[1] is not None:
+        _numpy_do("set_state", states[1])
+
+
+def _numpy_do(name: str, *args: Any) -> Any:
+    numpy = sys.modules.get("numpy")
+    return getattr(numpy.random, name)(*args) if numpy is not None else None
+
+
+class _Printed:
+    """stdout while a suite runs: what its thread prints goes to stderr, where it disturbs no table and no JSON."""
+
+    def __init__(self, stdout: Any) -> None:
+        self._stdout, self._thread = stdout, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        own = threading.get_ident() == self._thread
+        return int((sys.stderr if own else self._stdout).write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stdout, name)
+
+
+@contextmanager
+def _print_to_stderr() -> Iterator[None]:
+    before = sys.stdout
+    now = sys.stdout = _Printed(before)
+    try:
+        yield
+    finally:
+        if sys.stdout is now:
+            sys.stdout = before

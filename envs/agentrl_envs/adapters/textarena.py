@@ -1,0 +1,91 @@
+"""TextArena's single-player games.
+
+    pip install textarena
+    agentrl train agentrl_envs.adapters.textarena:TextArena --set env_config.name=GuessTheNumber-v0
+
+A turn is what the model writes; the game says what it looks for, such as [5]. The model reads what is new since its
+last turn, where TextArena by default tells the whole history again in each observation.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+from agentrl import ConfigError
+from agentrl_envs.adapters.games import Answer, Game, GameConfig, TextGame
+from agentrl_envs.adapters.suites import refuse_unknown, suite
+
+
+class TextArena(TextGame):
+    """A single-player game of TextArena, against its own rules. The reward is the game's, given at its end.
+
+    A game that a limit ends before its own end scores 0: set `limits.turns` to what the game allows.
+    """
+
+    config: GameConfig
+
+    @classmethod
+    def open(cls, config: GameConfig, name: str) -> Game:
+        arena = suite("textarena", "textarena")
+        registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
+        refuse_unknown("TextArena game", name, registry)
+        return _Game(arena, name, config.options)
+
+
+class _Game:
+    def __init__(self, arena: ModuleType, name: str, options: dict[str, Any]) -> None:
+        self._arena, self._name = arena, name
+        try:
+            self._env = arena.make(name, **options)
+        except LookupError as exc:
+            raise ConfigError(_missing_corpus(name, exc)) from exc
+
+    def begin(self, seed: int) -> str:
+        try:
+            self._env.reset(num_players=1, seed=seed)
+        except LookupError as exc:
+            raise ConfigError(_missing_corpus(self._name, exc)) from exc
+        except AssertionError as exc:
+            raise ConfigError(f"TextArena's {self._name} cannot be played alone: {exc or 'it asserts more'}") from exc
+        self._own = self._speaks_history()
+        return self._read()
+
+    def answer(self, text: str) -> Answer:
+        done, info = self._env.step(action=text)
+        if not done:
+            return Answer(self._read())
+        rewards, told = self._env.close()
+        reason = (told or info or {}).get(0, {}).get("reason")
+        return Answer(str(reason or ""), float((rewards or {}).get(0, 0.0)), done=True)
+
+    def close(self) -> None:
+        """TextArena's games hold nothing."""
+
+    def _speaks_history(self) -> bool:
+        """Whether observations are the plain history, so that what is new can be told alone."""
+        env = self._env
+        while isinstance(env, self._arena.Wrapper):
+            if isinstance(env, self._arena.ObservationWrapper):
+                return type(env) is self._arena.wrappers.LLMObservationWrapper
+            env = env.env
+        return True  # a bare game tells what is new, as tuples
+
+    def _read(self) -> str:
+        if not self._own:
+            return str(self._env.get_observation()[1])
+        env = self._env
+        while isinstance(env, self._arena.Wrapper):
+            env = env.env
+        kind = self._arena.ObservationType.PLAYER_ACTION
+        _, messages = env.get_observation()
+        return "\n".join(str(message) for _, message, what in messages if what is not kind)
+
+
+def _missing_corpus(name: str, exc: LookupError) -> str:
+    found = [line.strip() for line in str(exc).splitlines() if "nltk.download" in line]
+    what = found[0].split("'")[1] if found else ""
+    if not what:
+        return f"TextArena's {name} cannot be made: {type(exc).__name__}: {' '.join(str(exc).split())[:200]}"
+    return f"TextArena's {name} needs NLTK's data {what!r}; run: python -m nltk.downloader {what}"
