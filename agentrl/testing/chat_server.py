@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeAlias
 
-from agentrl.completions import wire_message
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
 from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
@@ -40,7 +39,7 @@ class Answer:
 
 
 Replying: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwait[str | Message | Answer]]
-"""Text, an assistant message such as `call(...)` makes, a whole completion (with "choices"), or an Answer."""
+"""Text, an assistant message such as `call(...)` makes, a whole body (without a "role"), or an Answer."""
 
 
 @dataclass(slots=True)
@@ -76,9 +75,9 @@ def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> It
 
 def completion(said: str | Message | Mapping[str, JSON], body: Mapping[str, JSON]) -> JSON:
     """A whole chat completion around what was said in answer to `body`."""
-    if not isinstance(said, str) and "choices" in said:
+    if not isinstance(said, str) and "role" not in said:
         return said
-    message = {"role": "assistant", "content": said} if isinstance(said, str) else wire_message(said)
+    message = {"role": "assistant", "content": said} if isinstance(said, str) else _sent(said)
     calls = bool(message.get("tool_calls"))
     prompt, answer = _words(body["messages"]), _words(message)
     return {
@@ -89,6 +88,16 @@ def completion(said: str | Message | Mapping[str, JSON], body: Mapping[str, JSON
         "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}],
         "usage": {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer},
     }
+
+
+def _sent(message: Message) -> Message:
+    """The message with arguments as text, as servers send them; whatever else is odd about it stays."""
+    calls = [dict(call) for call in message.get("tool_calls") or ()]
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), Mapping):
+            call["function"] = {**function, "arguments": json.dumps(function["arguments"])}
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _words(said: JSON) -> int:
