@@ -1,0 +1,269 @@
+"""`agentrl eval --api` and `agentrl play --player api`: results that can be gone on with, figures, demonstrations."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+
+import pytest
+
+from agentrl import Trajectory
+from agentrl.monitor.passes import estimate, pass_at, passes
+from agentrl.testing import call
+from agentrl.testing.chat_server import Answer, chat_server
+
+ENV = ("my_env.py:Capitals", "--data", "tasks.jsonl")
+ASK = (*ENV, "--model", "gpt")
+CITIES = {"France": "Paris", "Peru": "Lima"}
+
+
+class Model:
+    """Looks up the country, then answers: right about France, and every second time about Peru."""
+
+    def __init__(self):
+        self.asked = Counter()
+        self.answers = Counter()
+        self.before = lambda: None
+
+    def __call__(self, messages, tools):
+        country = next(name for name in CITIES if name in messages[0]["content"])
+        self.asked[country] += 1
+        self.before()
+        if messages[-1]["role"] == "user":
+            return call("search", query=country)
+        self.answers[country] += 1
+        return CITIES[country] if country == "France" or self.answers[country] % 2 else "Rome"
+
+
+@pytest.fixture
+def model():
+    return Model()
+
+
+@pytest.fixture
+def api(model):
+    with chat_server(model) as server:
+        yield server
+
+
+def rows(file) -> list[Trajectory]:
+    return [Trajectory.from_json(json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def test_eval_says_how_well_and_that_nothing_can_be_trained(folder, agentrl, api):
+    args = ("eval", *ASK, "--api", api.url, "--samples", "2", "--out", "r.jsonl", "--concurrency", "1")
+    assert agentrl(*args, "--json", "--prices", "10,100", "--by", "about") == 0, agentrl.stderr
+    figures = json.loads(agentrl.stdout)
+    assert (figures["reward_mean"], figures["episodes"], figures["failed"]) == (0.75, 4, 0)
+    assert (figures["pass_at"]["1"]["mean"], figures["pass_at"]["2"]["mean"]) == (0.75, 1.0)
+    low, high = figures["reward_interval"]
+    assert 0.5 <= low < 0.75 < high <= 1.0
+    assert figures["by"]["values"]["Peru"]["mean"] == 0.5
+    assert figures["trainable"] is False
+    assert figures["player"] == f"gpt at {api.url.split('/')[2]}"
+    assert figures["trained_tokens"] == 0
+    usage = figures["usage"]
+    assert usage["requests"] == len(api.requests) == 8
+    assert usage["cost"] == pytest.approx(
+        (10 * usage["prompt_tokens"] + 100 * usage["completion_tokens"]) / 1e6, abs=1e-6
+    )
+    written = rows(folder / "r.jsonl")
+    assert [t.task.metadata["about"] for t in written] == ["France", "France", "Peru", "Peru"]
+    assert all(t.ledger.masked == {"off_policy": t.ledger.sampled} for t in written)
+    assert all("temperature" not in body for body in api.requests), "only if it is given"
+    assert agentrl(*args) == 0
+    assert "nothing here can be trained" in agentrl.stdout
+    assert "pass@2" in agentrl.stdout
+    assert "r.jsonl: 4 finished\n" in agentrl.stderr
+    assert len(api.requests) == 8, "nothing is played again"
+
+
+def test_options_reach_the_request(folder, agentrl, api, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret-secret")
+    args = ("eval", *ASK, "--api", api.url, "--temperature", "0", "--api-key-env", "MY_KEY", "--limit", "1")
+    settings = ("--set", "engine_config.top_p=0.5", "--set", "limits.turn_tokens=99")
+    assert agentrl(*args, *settings, "--out", "r.jsonl") == 0
+    body = api.requests[0]
+    assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"]) == ("gpt", 0, 0.5, 99)
+    assert api.headers[0]["Authorization"] == "Bearer secret-secret"
+    assert "secret-secret" not in (folder / "r.jsonl").read_text() + agentrl.stdout + agentrl.stderr
+
+
+def test_what_is_finished_is_kept_and_a_torn_row_is_dropped(folder, agentrl, api, model):
+    out, args = folder / "r.jsonl", ("eval", *ASK, "--api", api.url, "--samples", "3", "--out", "r.jsonl")
+
+    def interrupt():
+        if sum(model.asked.values()) == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    model.before = interrupt
+    assert agentrl(*args, "--concurrency", "1") == 130
+    assert agentrl.stderr == "interrupted: what was finished is in r.jsonl; the same command goes on with the rest\n"
+    kept = out.read_text().splitlines(keepends=True)
+    assert len(kept) == 3
+    out.write_text("".join(kept[:2]) + kept[2][: len(kept[2]) // 2])  # as a kill -9 leaves it
+    model.before = lambda: None
+    before = len(api.requests)
+    assert agentrl(*args) == 0, agentrl.stderr
+    assert "r.jsonl: 2 finished, 1 torn row dropped\n" in agentrl.stderr
+    assert len(api.requests) - before == 2 * (6 - 2)
+    assert len(rows(out)) == 6
+    assert out.read_text().startswith(kept[0])
+
+
+def test_episodes_that_failed_are_played_again(folder, agentrl, api, model):
+    down = True
+
+    def reply(messages, tools):
+        return Answer("down", 404) if down and "Peru" in messages[0]["content"] else model(messages, tools)
+
+    with chat_server(reply) as server:
+        args = ("eval", "my_env.py:Unreliable", *ENV[1:], "--model", "gpt", "--api", server.url, "--out", "r.jsonl")
+        assert agentrl(*args, "--json") == 2, "a 404 will always be one"
+        assert "HTTP 404: down; correct its address" in agentrl.stderr
+        down = False
+        for _ in range(2):
+            assert agentrl(*args, "--json") == 0
+            assert json.loads(agentrl.stdout)["failed"] == 1
+    assert "1 that failed are played again" in agentrl.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("--model", "gpt-2"), "model='gpt', not 'gpt-2'"),
+        (("--set", "limits.turns=3"), "settings.limits.turns=16, not 3"),
+        (("--temperature", "0.5"), "settings.temperature=None, not 0.5"),
+        (("--tokenizer", "smollm2-135m"), "tokenizer='tiny', not 'smollm2-135m'"),
+        (("--data", "other.jsonl"), "an episode of task 'tasks-1', which is not among these"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_in_one_line(folder, agentrl, api, change, said):
+    (folder / "other.jsonl").write_text((folder / "tasks.jsonl").read_text().replace("What is", "Name"))
+    args = ("eval", *ASK, "--api", api.url, "--out", "r.jsonl", "--limit", "1")
+    assert agentrl(*args) == 0
+    before = (folder / "r.jsonl").read_text()
+    assert agentrl(*args, *change) == 2
+    assert agentrl.stderr.startswith("error: --out r.jsonl holds ")
+    assert said in agentrl.stderr
+    assert agentrl.stderr.endswith("; name another file\n")
+    assert (folder / "r.jsonl").read_text() == before
+
+
+def test_a_file_of_another_command_is_refused(folder, agentrl, api):
+    assert agentrl("play", *ENV, "--player", "my_env.py:gold", "--out", "r.jsonl") == 0
+    assert agentrl("eval", *ASK, "--api", api.url, "--out", "r.jsonl") == 2
+    assert "r.jsonl:1 is a trajectory of another command; name another file" in agentrl.stderr
+
+
+def test_play_keeps_what_was_good_enough_and_says_how_many(folder, agentrl, api):
+    args = ("play", *ENV, "--player", "api", "--api", api.url, "--model", "gpt", "--out", "demos.jsonl")
+    assert agentrl(*args, "--min-reward", "1", "--samples", "4") == 0, agentrl.stderr
+    assert "kept         6 of 8 episodes, of 2 of 2 tasks" in agentrl.stdout
+    assert "requests 16" in agentrl.stdout
+    demos = rows(folder / "demos.jsonl")
+    assert [t.reward for t in demos] == [1.0] * 6
+    assert all(t.ledger.trained == t.ledger.sampled > 0 for t in demos), "they may be imitated"
+    assert {t.task.split for t in demos} == {"train"}
+    assert sorted(file.name for file in folder.glob("demos*")) == ["demos.jsonl"]
+
+
+def test_an_interrupted_play_goes_on_too(folder, agentrl, api, model):
+    def interrupt():
+        if sum(model.asked.values()) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    model.before = interrupt
+    args = ("play", *ENV, "--player", "api", "--api", api.url, "--model", "gpt", "--out", "demos.jsonl")
+    assert agentrl(*args, "--concurrency", "1") == 130
+    assert "what was finished is in demos.jsonl.unfinished; the same command goes on" in agentrl.stderr
+    assert not (folder / "demos.jsonl").exists()
+    assert agentrl(*args) == 0
+    assert "demos.jsonl.unfinished: 1 finished" in agentrl.stderr
+    assert len(rows(folder / "demos.jsonl")) == 2
+
+
+def test_what_the_tokens_do_not_carry_is_not_imitated_and_counted(folder, agentrl):
+    def reply(messages, tools):
+        if messages[-1]["role"] == "tool" and "Peru" in messages[0]["content"]:
+            return "Lima <|im_end|>"
+        return Model()(messages, tools)
+
+    with chat_server(reply) as server:
+        args = ("play", *ENV, "--player", "api", "--api", server.url, "--model", "gpt", "--out", "demos.jsonl")
+        assert agentrl(*args) == 0
+    assert "masked       1 episodes from the turn on" in agentrl.stdout
+    france, peru = (t.ledger for t in rows(folder / "demos.jsonl"))
+    assert france.trained == france.sampled
+    assert 0 < peru.trained < peru.sampled
+    assert set(peru.masked) == {"off_policy"}
+
+
+AGENT = """
+from agentrl.gateway.agent import AgentEnv
+
+
+class Agent(AgentEnv):
+    async def run(self, task, model):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("play", *ENV, "--player", "api"), "--player api needs --api http://host/v1"),
+        (("play", *ENV, "--api", "http://127.0.0.1:1/v1"), "needs --model with the model's name there"),
+        (("play", *ENV, "--api", "http://a/v1", "--player", "my_env.py:gold"), "one of them plays"),
+        (
+            ("play", *ENV),
+            "playing yourself needs a terminal; name a player: --player file.py:function, or --player api",
+        ),
+        (("eval", *ASK, "--api", "localhost"), "the URL 'localhost' is none; write http://host:port/v1"),
+        (("eval", *ASK, "--api", "http://a/v1", "--engine", "sglang"), "one model plays at a time"),
+        (("eval", *ASK, "--api", "http://a/v1", "--prices", "cheap"), "--prices cheap: write two numbers"),
+        (("eval", *ASK, "--api", "http://a/v1", "--samples", "2", "--temperature", "0"), "all samples are equal"),
+        (("eval", "my_env.py:Capitals", "--model", "tiny"), "makes no tasks of its own; name a file of tasks"),
+        (("eval", "agent.py:Agent", *ASK[1:], "--api", "http://a/v1"), "is an agent that asks its model itself"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(folder, agentrl, args, said):
+    (folder / "agent.py").write_text(AGENT)
+    assert agentrl(*args) == 2
+    assert said in agentrl.stderr
+    assert agentrl.stderr.count("\n") == 1
+
+
+def test_a_server_that_is_down_is_said_with_how_to_go_on(folder, agentrl):
+    with chat_server(lambda messages, tools: Answer("{}", 401)) as server:
+        assert agentrl("eval", *ASK, "--api", server.url, "--out", "r.jsonl", "--api-key-env", "NO_SUCH") == 2
+    assert "refuses a request without a key, as $NO_SUCH is not set (HTTP 401" in agentrl.stderr
+
+
+# pass@k
+
+
+def trajectory(reward):
+    found = Trajectory()
+    found.reward, found.stop = reward, "done"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("n", "passed", "k", "share"), [(4, 2, 1, 0.5), (4, 2, 2, 5 / 6), (4, 0, 4, 0.0), (4, 2, 3, 1.0)]
+)
+def test_pass_at_k_is_the_share_of_sets_with_one_that_passed(n, passed, k, share):
+    assert estimate(n, passed, k) == pytest.approx(share)
+
+
+def test_pass_at_k_counts_tasks_that_have_k_episodes():
+    groups = [[trajectory(reward) for reward in rewards] for rewards in ([1.0, 0.0], [0.0, 0.0], [1.0])]
+    assert pass_at(1, groups).mean == pytest.approx((0.5 + 0 + 1) / 3)
+    two = pass_at(2, groups)
+    assert (two.mean, two.tasks) == (0.5, 2)
+    assert pass_at(1, groups, least=0.0).mean == 1.0
+    assert [*passes(groups)] == [1, 2]
+    assert two.low is not None
+    assert (two.low, two.high) == (0.0, 1.0)
