@@ -50,25 +50,33 @@ class _QuitError(Exception):
 
 
 def play_yourself(envs: EnvFactory, tasks: Sequence[Task], model: str, config: EpisodeConfig, out: Path | None) -> None:
-    """Play one task after the other, until `:quit`, and write what is finished. Raises ConfigError."""
+    """Play one task after the other, until `:quit` or Ctrl-C, and write what is finished. Raises ConfigError."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "playing yourself needs a terminal; name a player: --player file.py:function, or --player api"
         )
     refuse_agents(envs)
     renderer, _ = open_renderer(model)
-    played = run(_play(envs, tasks, renderer, config, _Terminal(Console(highlight=False, markup=False))))
-    if out is not None and played:
-        write_trajectories(out, played)
-        typer.echo(f"{len(played)} written to {out}; look at the first with: agentrl show {out}")
+    played: list[Trajectory] = []
+    try:
+        run(_play(envs, tasks, renderer, config, _Terminal(Console(highlight=False, markup=False)), played))
+    finally:
+        if out is not None and played:
+            write_trajectories(out, played)
+            typer.echo(f"{len(played)} written to {out}; look at the first with: agentrl show {out}")
 
 
 async def _play(
-    envs: EnvFactory, tasks: Sequence[Task], renderer: Renderer, config: EpisodeConfig, terminal: _Terminal
-) -> list[Trajectory]:
+    envs: EnvFactory,
+    tasks: Sequence[Task],
+    renderer: Renderer,
+    config: EpisodeConfig,
+    terminal: _Terminal,
+    played: list[Trajectory],
+) -> None:
+    """Play the tasks, and append each episode to `played`."""
     from agentrl.rollout import BugError
 
-    played: list[Trajectory] = []
     terminal.say("You are the model. :help says what you can do.", "bold")
     async with envs:
         for number, task in enumerate(tasks, 1):
@@ -83,7 +91,6 @@ async def _play(
                     break
             except _QuitError:
                 break
-    return played
 
 
 async def _episode(

@@ -127,7 +127,7 @@ def play(
     playing it. With --player api, a model behind --api plays: --min-reward keeps what it did well, for --warm-start.
     """
     asked = api is not None or player == _API
-    with one_line_errors(lambda: _how_to_go_on(out, asked=asked)):
+    with one_line_errors(lambda: _how_to_go_on(out, player, asked=asked)):
         config = EpisodeConfig.parse(settings or (), with_engine=asked)
         job = _Job(
             env=env,
@@ -183,10 +183,10 @@ def _refuse_scripted(player: str | None) -> None:
         raise ConfigError(f"--player {player} and --api: one of them plays; leave the other out")
 
 
-def _how_to_go_on(out: Path | None, *, asked: bool) -> str:
-    if not asked:
-        return "nothing was written; run the command again"
-    return out_file(_unfinished(out))
+def _how_to_go_on(out: Path | None, player: str | None, *, asked: bool) -> str:
+    if asked:
+        return out_file(_unfinished(out))
+    return "nothing was written; run the command again" if player else "episodes that you finished are kept"
 
 
 def _unfinished(out: Path | None) -> Path | None:

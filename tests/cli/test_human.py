@@ -1,0 +1,164 @@
+"""`agentrl play ENV` in a terminal: you are the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from agentrl import Trajectory
+from agentrl.cli import app
+
+pty = pytest.importorskip("pty", reason="a terminal is played by a pty")
+
+ENV = '''
+from agentrl import Env, tool
+
+
+class Shop(Env):
+    @tool
+    async def price(self, item: str, pieces: int, coupon: bool = False) -> str:
+        """What so many pieces of an item cost."""
+        return f"{pieces} {item}: {pieces * (1 if coupon else 2)} euros"
+
+    async def score(self, trajectory) -> float:
+        return float(trajectory.answer == self.task.label)
+'''
+TASKS = """\
+{"prompt": "What are 3 pears?", "label": "6\\neuros"}
+{"prompt": "What are 4 pears?", "label": "8"}
+"""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Terminal:
+    """The other end of a pty: types a line whenever the last prompt is shown, and keeps what was shown."""
+
+    def __init__(self, lines: Sequence[tuple[str, str]]):
+        self.master, self.slave = pty.openpty()
+        self.lines, self.shown = lines, ""
+        self.done = False
+        self.thread = threading.Thread(target=self._type, daemon=True)
+        self.thread.start()
+
+    def _type(self):
+        seen, left, end = 0, list(self.lines), time.monotonic() + 60
+        while not self.done and time.monotonic() < end:
+            if select.select([self.master], [], [], 0.02)[0]:
+                self.shown += COLOURS.sub("", os.read(self.master, 1 << 16).decode().replace("\r\n", "\n"))
+            if left and (at := self.shown.find(left[0][0], seen)) >= 0:
+                seen = at + len(left[0][0])
+                os.write(self.master, f"{left.pop(0)[1]}\n".encode())
+
+    def close(self):
+        self.done = True
+        self.thread.join()
+        os.close(self.master)
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Play in a pty with what is typed at each prompt; return the exit code and what was shown."""
+    (tmp_path / "shop.py").write_text(ENV)
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*lines: tuple[str, str]):
+        terminal = Terminal(lines)
+        with os.fdopen(terminal.slave, "r+b", buffering=0) as slave:
+            with open(slave.fileno(), closefd=False) as stdin, open(slave.fileno(), "w", closefd=False) as stdout:
+                monkeypatch.setattr(sys, "stdin", stdin)
+                monkeypatch.setattr(sys, "stdout", stdout)
+                code = 0
+                try:
+                    app(["play", "shop.py:Shop", "--data", "tasks.jsonl", "--out", "out.jsonl"], standalone_mode=False)
+                except SystemExit as exc:
+                    code = exc.code
+                stdout.flush()
+            terminal.close()
+        return code, terminal.shown
+
+    return run
+
+
+def played(tmp_path):
+    return [Trajectory.from_json(json.loads(line)) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+
+
+YOU = "you > "
+
+
+def test_you_read_what_the_model_would_call_tools_and_are_recorded(play, tmp_path):
+    code, shown = play(
+        (YOU, ":tools"),
+        (YOU, ":call price"),
+        ("item (string) > ", "pear"),
+        ("pieces (integer) > ", "three"),
+        ("pieces (integer) > ", "3"),
+        ("coupon (boolean, optional) > ", ""),
+        (YOU, ":tokens"),
+        (YOU, '"""'),
+        ("... > ", "6"),
+        ("... > ", 'euros"""'),
+        (":quit: end > ", ""),
+        (YOU, ':call price {"item": "pear", "pieces": 4, "coupon": true}'),
+        (YOU, "8"),
+    )
+    assert code == 0
+    assert "user: What are 3 pears?" in shown
+    assert "price(item, pieces, coupon?)  What so many pieces of an item cost." in shown
+    assert "no integer: three" in shown
+    assert "tool price: 3 pear: 6 euros" in shown
+    assert '{"name": "price", "arguments": {"item": "pear", "pieces": 3}}' in shown
+    assert re.search(r"model\*\s+\d+ tokens  sampled by the model, trained", shown)
+    assert "tool price: 4 pear: 4 euros" in shown
+    assert "2 written to out.jsonl" in shown
+    first, second = played(tmp_path)
+    assert [first.reward, second.reward] == [1.0, 1.0]
+    assert first.answer == "6\neuros"
+    assert first.ledger.trained == first.ledger.sampled, "a demonstration like any other"
+    assert first.info["player"] == {"model": "you", "requests": 2}
+
+
+def test_quitting_keeps_what_is_finished_and_mistakes_are_told(play, tmp_path):
+    code, shown = play(
+        (YOU, ":help"),
+        (YOU, ":nonsense"),
+        (YOU, ":call buy"),
+        (YOU, ":call price [1]"),
+        (YOU, ""),
+        (YOU, "7"),
+        (":quit: end > ", ""),
+        (YOU, ":quit"),
+    )
+    assert code == 0
+    assert ":call TOOL {...}" in shown
+    assert ":nonsense is no command; :help lists them" in shown
+    assert "there is no tool 'buy'; the tools are: price" in shown
+    assert "no JSON object: [1]" in shown
+    assert "over: done, reward 0" in shown
+    assert "Traceback" not in shown
+    (only,) = played(tmp_path)
+    assert (only.answer, only.reward) == ("7", 0.0)
+
+
+def test_the_end_of_the_input_is_a_quit(play, tmp_path):
+    code, _ = play((YOU, "\x04"))
+    assert code == 0
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_where_there_is_no_terminal_it_says_so(folder, agentrl):
+    assert agentrl("play", "my_env.py:Capitals", "--data", "tasks.jsonl") == 2
+    assert agentrl.stderr == (
+        "error: playing yourself needs a terminal; name a player: --player file.py:function, or --player api\n"
+    )
