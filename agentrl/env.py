@@ -105,6 +105,9 @@ class Env:
     deterministic: ClassVar[bool] = False
     """The same actions always get the same answers, and repeating them does no harm. An aborted episode may then resume
     in a fresh Env, which executes the recorded actions again. An Env with a `snapshot` does not need it."""
+    reward_range: ClassVar[tuple[float, float] | None] = None
+    """The least and the most that an episode can get; `agentrl check` expects the most of a player that knows the
+    answers. With None, that is 1, and rewards lie between -1 and 1."""
     _agentrl_tools: ClassVar[Mapping[str, Tool]] = {}
     _agentrl: Runtime
 

@@ -58,7 +58,12 @@ def cause(exc: BaseException) -> str:
     if not (own or frames):
         return said
     frame = (own or frames)[-1]
-    return f"{_short(frame.filename)}:{frame.lineno}: {said}"
+    return f"{short(frame.filename)}:{frame.lineno}: {said}"
+
+
+def not_the_users(file: str) -> bool:
+    """Whether a file is Python's, a package's or agentrl's."""
+    return file.startswith(_NOT_THE_USERS)
 
 
 def own_frames(formatted: str) -> str:
@@ -112,7 +117,7 @@ def _import_file(file: Path, name: str) -> ModuleType:
 
 def _import_cause(exc: BaseException) -> str:
     if isinstance(exc, SyntaxError):
-        return f"{_short(exc.filename or '')}:{exc.lineno}: {exc.msg}"
+        return f"{short(exc.filename or '')}:{exc.lineno}: {exc.msg}"
     return cause(exc)
 
 
@@ -121,7 +126,7 @@ def _close(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def _short(file: str) -> str:
+def short(file: str) -> str:
     """The path relative to the current folder if it lies below, as the user wrote it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -10,6 +10,7 @@ import typer
 
 from agentrl import __version__
 from agentrl.cli.certify import certify
+from agentrl.cli.check import check
 from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate
@@ -42,6 +43,7 @@ app.command()(play)
 app.command()(show)
 app.command()(envs)
 app.command()(certify)
+app.command()(check)
 app.command()(validate)
 app.add_typer(data, name="data")
 app.add_typer(sandbox, name="sandbox")

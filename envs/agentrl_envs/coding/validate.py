@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, TypeAlias
 
 from agentrl import ConfigError, InfraError, Task
 from agentrl._concurrency import gather
+from agentrl.check.verdicts import TIMES, Play, Verdict, judge
 from agentrl.errors import told
 from agentrl.rollout.tasks import load_tasks
 from agentrl.sandbox import Sandbox, SandboxKilledError
@@ -27,22 +27,6 @@ from agentrl_envs.coding.work import prepare, solve
 from agentrl_sandbox.backend import Backend, open_backend
 from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
-
-Verdict: TypeAlias = Literal[
-    "good", "no-op rewarded", "oracle failed", "flaky", "no oracle", "deadline", "error", "cannot run here"
-]
-TIMES = 2
-"""How often each is played."""
-
-
-@dataclass(frozen=True, slots=True)
-class Play:
-    """How one play ended: with a score, or with what broke."""
-
-    score: float | None
-    error: str = ""
-    late: bool = False
-    log: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,39 +179,6 @@ def _unbuilt(said: str) -> tuple[Verdict, str]:
         return "error", said
     fetched = harbor.needs_network(said)
     return "cannot run here", f"its image needs a network ({', '.join(fetched)}); {said}" if fetched else said
-
-
-def judge(noop: Sequence[Play], oracle: Sequence[Play]) -> tuple[Verdict, str]:
-    """The verdict on a task by how it was played, and the reason if it is not good."""
-    nothing, solved = [play.score for play in noop], [play.score for play in oracle]
-    if any(score is not None and score > 0 for score in nothing):
-        return "no-op rewarded", f"doing nothing scored {_shown(nothing)}"
-    if broken := _broken(nothing, solved, [*noop, *oracle]):
-        return broken
-    if not oracle:
-        return "no oracle", "the task comes without a solution; doing nothing scored 0"
-    if any(score != 1.0 for score in solved):
-        said = oracle[0].error or " ".join(oracle[0].log[-300:].split())
-        return "oracle failed", f"the solution scored {_shown(solved)}: {said}"
-    return "good", ""
-
-
-def _broken(
-    nothing: Sequence[float | None], solved: Sequence[float | None], plays: Sequence[Play]
-) -> tuple[Verdict, str] | None:
-    """The verdict where two plays of a kind differ, or one gave no score."""
-    if len(set(nothing)) > 1 or len(set(solved)) > 1:
-        broke = next((f": {play.error}" for play in plays if play.error), "")
-        return "flaky", f"doing nothing scored {_shown(nothing)}, the solution {_shown(solved)}{broke}"
-    if late := next((play for play in plays if play.late), None):
-        return "deadline", late.error
-    if broke_at := next((play for play in plays if play.score is None), None):
-        return "error", broke_at.error
-    return None
-
-
-def _shown(scores: Sequence[float | None]) -> str:
-    return " and ".join("an error" if score is None else f"{score:g}" for score in scores) or "nothing"
 
 
 def _ends(step: Step, made: Grade) -> bool:

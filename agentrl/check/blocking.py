@@ -1,0 +1,191 @@
+"""Find out whether an Env blocks the event loop: a thread looks at what the loop's thread does whenever it is late.
+
+A machine that is busy makes every loop late. So a line counts only if it is seen again and again while the loop stands,
+if the thread then slept or used the processor (time in which it waited for a processor is left out), and if that
+happens in more than one episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from agentrl.check.findings import Report
+from agentrl.check.places import Own, Place
+
+_BEAT_S, _LOOK_S, _LATE_S = 0.003, 0.004, 0.010
+_SLEPT_S, _WORKED_S = 0.03, 0.1
+"""What an Env may sleep, or compute, in one go on the event loop."""
+_SAMPLES = 3
+_PLAYERS = ("agentrl/engine/scripted.py", "agentrl/check/playing.py")
+_CHECK = "blocking"
+
+
+class _Clock(NamedTuple):
+    """Seconds of a thread: by the wall, on a processor, and waiting for one."""
+
+    wall: float
+    worked: float
+    waited: float
+
+
+@dataclass(slots=True)
+class _Stand:
+    """A time in which the loop stood still."""
+
+    beat: float
+    first: _Clock
+    last: _Clock
+    places: Counter[Place] = field(default_factory=Counter)
+
+    def blocked(self) -> tuple[Place, str] | None:
+        """The line that blocked it, and how."""
+        if self.places.total() < _SAMPLES:
+            return None
+        worked, waited = self.last.worked - self.first.worked, self.last.waited - self.first.waited
+        slept = self.last.wall - self.first.wall - worked - waited
+        place, seen = self.places.most_common(1)[0]
+        if slept >= _SLEPT_S and seen >= _SAMPLES:
+            return place, f"sleeps or waits for {1000 * slept:.0f} ms"
+        if worked >= _WORKED_S:
+            return place, f"computes for {1000 * worked:.0f} ms"
+        return None
+
+
+class Watchdog:
+    """Watches the running event loop, within `with`. Findings are made by `report`."""
+
+    def __init__(self, own: Own, episode: Callable[[], int]) -> None:
+        self._own, self._loop, self._episode = own, asyncio.get_running_loop(), episode
+        self._ident, self._native = threading.get_ident(), threading.get_native_id()
+        self._beat = time.monotonic()
+        self._stand: _Stand | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="agentrl-check", daemon=True)
+        self._found: dict[Place, dict[int, str]] = defaultdict(dict)
+
+    def __enter__(self) -> Watchdog:
+        self._strike()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._timer.cancel()
+        self._thread.join()
+
+    def report(self, report: Report) -> None:
+        for place, episodes in sorted(self._found.items()):
+            if len(episodes) > 1:
+                how = next(iter(episodes.values()))
+                report.error(
+                    _CHECK,
+                    place,
+                    f"this line {how} on the event loop, where every other episode waits for it "
+                    f"(seen in {len(episodes)} episodes)",
+                    "await it, write the hook as a plain `def`, or use `await self.call(function)`",
+                )
+
+    def _strike(self) -> None:
+        self._beat = time.monotonic()
+        self._timer = self._loop.call_later(_BEAT_S, self._strike)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            beat, now = self._beat, time.monotonic()
+            if self._stand is not None and self._stand.beat != beat:
+                self._end(self._stand)
+            if now - beat < _LATE_S:
+                continue
+            self._look(beat)
+        if self._stand is not None:
+            self._end(self._stand)
+
+    def _look(self, beat: float) -> None:
+        place = self._place(sys._current_frames().get(self._ident))
+        if place is None:
+            return
+        clock = self._clock()
+        if self._stand is None:
+            self._stand = _Stand(beat, clock, clock)
+        self._stand.last = clock
+        self._stand.places[place] += 1
+
+    def _end(self, stand: _Stand) -> None:
+        self._stand = None
+        if (found := stand.blocked()) is not None:
+            place, how = found
+            self._found[place].setdefault(self._episode(), how)
+
+    def _place(self, frame: FrameType | None) -> Place | None:
+        """The Env's line; None while a player speaks in the model's place, which may take its time."""
+        outer = frame
+        while outer is not None:
+            if outer.f_code.co_filename.endswith(_PLAYERS) and outer.f_code.co_name != "play":
+                return None
+            outer = outer.f_back
+        return self._own.of_frame(frame)
+
+    def _clock(self) -> _Clock:
+        worked = waited = 0.0
+        with suppress(OSError, ValueError):  # only Linux tells how long a thread has waited for a processor
+            ran, queued, _ = Path(f"/proc/self/task/{self._native}/schedstat").read_text().split()
+            worked, waited = int(ran) / 1e9, int(queued) / 1e9
+        return _Clock(time.monotonic(), worked, waited)
+
+
+def sleeping_calls(own: Own, report: Report) -> None:
+    """Calls that always block, in `async def` methods that no play may have reached."""
+    import ast
+
+    from agentrl.check.places import dotted
+
+    for file, function in own.functions():
+        if not isinstance(function, ast.AsyncFunctionDef):
+            continue
+        for node in _own_nodes(function):
+            if isinstance(node, ast.Call) and (name := dotted(node.func)) in _BLOCKING:
+                report.warn(
+                    _CHECK,
+                    Place(file, node.lineno),
+                    f"{name} blocks the event loop in `async def {function.name}`",
+                    _BLOCKING[name],
+                )
+
+
+def _own_nodes(function: object) -> list[object]:
+    """What a function executes itself: not what the functions in it do."""
+    import ast
+
+    found, waiting = [], list(getattr(function, "body", ()))
+    while waiting:
+        node = waiting.pop()
+        found.append(node)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+_ASYNC_HTTP = "use an asynchronous client, or `await self.call(function)`"
+_BLOCKING = {
+    "time.sleep": "write `await asyncio.sleep(seconds)`",
+    "subprocess.run": "use asyncio.create_subprocess_exec, or `await self.call(function)`",
+    "subprocess.check_output": "use asyncio.create_subprocess_exec, or `await self.call(function)`",
+    "subprocess.check_call": "use asyncio.create_subprocess_exec, or `await self.call(function)`",
+    "os.system": "use asyncio.create_subprocess_shell, or `await self.call(function)`",
+    "urllib.request.urlopen": _ASYNC_HTTP,
+    "requests.get": _ASYNC_HTTP,
+    "requests.post": _ASYNC_HTTP,
+    "requests.request": _ASYNC_HTTP,
+    "httpx.get": _ASYNC_HTTP,
+    "httpx.post": _ASYNC_HTTP,
+}

@@ -1,0 +1,141 @@
+"""Cancel an episode at every await of its Env, one after the other. It must end there, close, and leave nothing."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.check.leaks import Ledger, Left
+from agentrl.check.places import Place, dotted
+from agentrl.check.playing import Speak, Subject, play
+from agentrl.check.repeating import report_left
+from agentrl.check.suspended import Suspensions, Wait
+from agentrl.errors import leaves, told
+from agentrl.types import Task
+
+_CHECK = "cancellation"
+_EACH = 2
+"""How often each line is tried: the first times that it waits."""
+_SECONDS = 20.0
+
+
+async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Speak) -> tuple[int, int]:
+    """How many waits were tried, and how many there are."""
+    counter = Suspensions(subject.own)
+    await play(subject, task, speak, prepare=counter.attach)
+    chosen, seen = [], Counter[Wait]()
+    for number, wait in enumerate(counter.waits):
+        seen[wait] += 1
+        if seen[wait] <= _EACH:
+            chosen.append(number)
+    until, tried = time.monotonic() + _SECONDS, 0
+    for number in chosen:
+        if time.monotonic() > until:
+            break
+        await _cancelled_at(subject, ledger, task, speak, number)
+        tried += 1
+    return tried, len(chosen)
+
+
+async def _cancelled_at(subject: Subject, ledger: Ledger, task: Task, speak: Speak, number: int) -> None:
+    there = ledger.look()
+    counter, closing = await _cancel(subject, task, speak, number)
+    if counter.cancelled is None:
+        return  # in this play it did not wait so often
+    _judge(subject, counter)
+    if closing:
+        _close_failed(subject, counter.cancelled, closing[0])
+    left = await _left(ledger, there)
+    if left:  # once more, as a busy machine may be slow to end something
+        there = ledger.look()
+        again, _ = await _cancel(subject, task, speak, number)
+        same = {one.same for one in left}
+        for one in [found for found in await _left(ledger, there) if found.same in same]:
+            report_left(
+                subject, ledger, one, f"an episode that is cancelled at {again.cancelled and again.cancelled.place}"
+            )
+
+
+async def _left(ledger: Ledger, there: Any) -> list[Left]:
+    left = await ledger.left(there)
+    await ledger.clear(left)
+    return [one for one in left if one.same not in ledger.known]
+
+
+async def _cancel(subject: Subject, task: Task, speak: Speak, number: int) -> tuple[Suspensions, Sequence[Exception]]:
+    """Play until the wait of that number, and cancel there. Returns what close raised, too."""
+    playing: asyncio.Task[Any]
+    counter = Suspensions(subject.own, number, lambda: playing.cancel())
+    closing: list[Exception] = []
+
+    async def whole() -> None:
+        from agentrl.check.playing import keep_close_errors
+
+        class _Kept:
+            close_errors = closing
+
+        def prepare(env: Any) -> None:
+            counter.attach(env)
+            keep_close_errors(env, _Kept())  # type: ignore[arg-type]
+
+        await play(subject, task, speak, prepare=prepare)
+
+    playing = asyncio.create_task(whole())
+    await asyncio.wait([playing])
+    if not playing.cancelled():
+        playing.exception()
+    return counter, closing
+
+
+def _judge(subject: Subject, counter: Suspensions) -> None:
+    wait, report = counter.cancelled, subject.report
+    if wait is None or counter.ended == "cancelled":
+        return
+    place = _catcher(wait.place) or wait.place
+    if counter.ended == "returned":
+        what = f"{wait.hook} swallows its cancellation at line {wait.place.line}, and goes on"
+    elif counter.ended == "":
+        what = f"{wait.hook} does not end when it is cancelled at line {wait.place.line}"
+    else:
+        said = told(counter.error) if counter.error is not None else counter.ended
+        what = f"{wait.hook} turns its cancellation at line {wait.place.line} into another error: {said}"
+    report.error(
+        _CHECK, place, what, "let asyncio.CancelledError through: catch Exception, or `raise` again after cleaning up"
+    )
+
+
+def _close_failed(subject: Subject, wait: Wait, error: Exception) -> None:
+    subject.report.error(
+        _CHECK,
+        subject.own.of_error(error) or subject.own.of_member("close"),
+        f"close fails after {wait.hook} was cancelled at line {wait.place.line}: {'; '.join(map(told, leaves(error)))}",
+        "close what is there: reset may end at any await",
+    )
+
+
+def _catcher(place: Place) -> Place | None:
+    """The `except` around a line that catches its cancellation."""
+    try:
+        tree = ast.parse(Path(place.file).read_text())
+    except (OSError, SyntaxError):
+        return None
+    found = None
+    for node in ast.walk(tree):  # outer ones come first
+        if isinstance(node, ast.Try) and any(_holds(one, place.line) for one in node.body):
+            found = next((one.lineno for one in node.handlers if _catches(one)), None) or found
+    return Place(place.file, found) if found else None
+
+
+def _holds(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    names = [dotted(kind).rpartition(".")[2] if kind is not None else "BaseException" for kind in kinds]
+    return bool({"BaseException", "CancelledError"} & set(names))

@@ -1,0 +1,65 @@
+"""What a check finds, what it could not look at, and what it looked at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Literal, TypeAlias
+
+from agentrl.check.places import Place
+from agentrl.plain import text
+from agentrl.types import JSON
+
+Severity: TypeAlias = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, and where."""
+
+    severity: Severity
+    check: str
+    place: Place
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.place}  {self.severity}: {self.what}; {self.remedy} [{self.check}]"
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of all checks of one Env."""
+
+    findings: list[Finding] = field(default_factory=list)
+    checked: dict[str, str] = field(default_factory=dict)
+    """Check -> how much of it was done."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Check -> why it, or a part of it, could not be done."""
+
+    def error(self, check: str, place: Place, what: str, remedy: str) -> None:
+        self._add(Finding("error", check, place, _line(what), remedy))
+
+    def warn(self, check: str, place: Place, what: str, remedy: str) -> None:
+        self._add(Finding("warning", check, place, _line(what), remedy))
+
+    def _add(self, found: Finding) -> None:
+        """Keep it, unless the same check has found something there already: the first is the clearest."""
+        if not any((one.check, one.place) == (found.check, found.place) for one in self.findings):
+            self.findings.append(found)
+
+    def has(self, *checks: str) -> bool:
+        return any(found.check in checks for found in self.findings)
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [found for found in self.findings if found.severity == "error"]
+
+    def to_json(self) -> dict[str, JSON]:
+        rows = [{**asdict(one), "place": None, "file": one.place.file, "line": one.place.line} for one in self.findings]
+        for row in rows:
+            del row["place"]
+        return {"findings": rows, "checked": dict(self.checked), "skipped": dict(self.skipped)}
+
+
+def _line(said: str) -> str:
+    return text(" ".join(said.split()))

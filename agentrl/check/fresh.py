@@ -1,0 +1,198 @@
+"""One episode in a process of its own, in which sets have another order: its Env must answer as here.
+
+python -m agentrl.check.fresh < what is to be played > what was answered
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from agentrl.check.places import Place
+from agentrl.check.playing import Subject, play, saying
+from agentrl.engine.scripted import Turn
+from agentrl.env import Env, EnvFactory, begin_env, close_env, offered_tools, runtime
+from agentrl.errors import told
+from agentrl.parking import Parked, resume_method
+from agentrl.plain import plain
+from agentrl.replies import messages_of, observed
+from agentrl.types import JSON, Action, Limits, Raw, Task
+
+_CHECK = "determinism"
+_CHEAP_S = 2.0
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What the other process is to do."""
+
+    path: str
+    config: Mapping[str, JSON]
+    task: Task
+    actions: Sequence[Action]
+    saved: Any
+    """The snapshot after the first action; None if there is none."""
+    rng: Any
+    """The state of its random numbers."""
+    limits: Limits
+
+
+async def fresh_process(subject: Subject, task: Task, script: Sequence[Turn], config: Mapping[str, JSON]) -> None:
+    """Compare what an Env answers in a process of its own, from reset and from a snapshot."""
+    reason = _why_not(subject)
+    if reason:
+        subject.report.skipped["in a process of its own"] = reason
+        return
+    stop = 1 if resume_method(subject.cls) == "snapshot" else None
+    whole = await play(subject, task, saying(script))
+    parked = (await play(subject, task, saying(script), stop_after=stop)).parked if stop else None
+    actions = whole.trajectory.actions if whole.failure is None else ()
+    if any(action.error for action in actions):
+        actions = ()
+    order = _Order(subject.path, config, task, actions, *_saved(parked), subject.limits)
+    try:
+        here = await played(order, subject.envs)
+        there = await _elsewhere(order)
+    except Exception as exc:  # noqa: BLE001 - the boundary of another process: pickle, the Env and Python may refuse
+        subject.report.skipped["in a process of its own"] = told(exc)
+        return
+    _compare(subject, here, there)
+    subject.report.checked["in a process of its own"] = f"reset, {len(actions)} turns" + (", restore" if parked else "")
+
+
+def _why_not(subject: Subject) -> str:
+    if not subject.path:
+        return "only the class is known, not how to import it"
+    if subject.is_agent:
+        return "an agent takes its turns by itself"
+    if not subject.steady:
+        return "the same actions get two answers here"
+    if subject.share_s + subject.seconds > _CHEAP_S:
+        return f"share and an episode take {subject.share_s + subject.seconds:.0f} s"
+    return ""
+
+
+def _saved(parked: Parked | None) -> tuple[Any, Any]:
+    return (None, None) if parked is None else (parked.saved, parked.rng)
+
+
+async def _elsewhere(order: _Order) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "7"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "agentrl.check.fresh",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            out, err = await process.communicate(pickle.dumps((order.path, pickle.dumps(order))))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise RuntimeError(err.decode(errors="replace").strip().splitlines()[-1])
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def _compare(subject: Subject, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    from agentrl.check.repeating import difference
+    from agentrl.check.undetermined import undetermined_calls
+
+    report, own = subject.report, subject.own
+    if here["broken"] != there["broken"]:
+        place = Place(*there["place"]) if there["place"] else own.of_member("restore", "reset")
+        report.error(_CHECK, place, f"in a process of its own: {there['broken'] or 'no failure'}", "keep nothing else")
+        return
+    calls = [found for found in undetermined_calls(own) if found[1] in ("hash", "id")]
+    begin, rest = difference(here["first"], there["first"]), difference(here["answers"], there["answers"])
+    if begin:
+        place, what = (calls[0][0] if calls else own.of_member("reset")), f"reset shows one task in two ways: {begin}"
+    elif rest and subject.cls.deterministic:
+        place, what = (calls[0][0] if calls else own.of_member("step", "exec_tool")), f"the same actions get {rest}"
+    elif said := difference(here["restored"], there["restored"]):
+        place, what = own.of_member("snapshot"), f"a restored episode answers {said}"
+    else:
+        return
+    report.error(
+        _CHECK,
+        place,
+        f"another process, with the same seed: {what}",
+        "sort what comes out of a set; hash and id differ",
+    )
+
+
+async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
+    """What an Env answers to the order, by its hooks alone."""
+    found: dict[str, Any] = {"first": [], "answers": [], "restored": [], "broken": "", "place": None}
+    try:
+        env = envs.make()
+        try:
+            begin_env(env, order.task, order.limits)
+            found["first"] = _said(await runtime(env).hook(env.reset, order.task))
+            found["first"] += [json.dumps(plain(list(await offered_tools(env)), "tools"))]
+            found["answers"] = [text for action in order.actions for text in await _answer(env, action)]
+        finally:
+            await close_env(env)
+        if order.saved is not None:
+            found["restored"] = await _restored(order, envs)
+    except Exception as exc:  # noqa: BLE001 - the boundary of the Env: both processes must fail alike
+        found["broken"] = told(exc)
+    return found
+
+
+async def _restored(order: _Order, envs: EnvFactory) -> list[str]:
+    env = envs.make()
+    try:
+        begin_env(env, order.task, order.limits)
+        rng: Random = runtime(env).rng
+        rng.setstate(order.rng)
+        await runtime(env).hook(env.restore, order.saved)
+        return [text for action in order.actions[1:] for text in await _answer(env, action)]
+    finally:
+        await close_env(env)
+
+
+async def _answer(env: Env, action: Action) -> list[str]:
+    result = await runtime(env).hook(env.step, action)
+    nothing = result.done and not result.observation
+    return [*([] if nothing else _said(result.observation)), f"reward {result.reward}, done {result.done}"]
+
+
+def _said(given: Any) -> list[str]:
+    seen = observed(given, "reset")
+    return [seen.text] if isinstance(seen, Raw) else [str(message.get("content")) for message in messages_of(seen)]
+
+
+async def _main() -> None:
+    from agentrl.loading import load_object
+
+    raw = sys.stdin.buffer.read()
+    order: _Order = _read(raw, load_object)
+    async with EnvFactory(order.path, order.config) as envs:
+        sys.stdout.write("\n" + json.dumps(await played(order, envs)) + "\n")
+
+
+def _read(raw: bytes, load: Any) -> _Order:
+    """The order. What it holds may be of classes in the Env's file, so that is imported first."""
+    path, order = pickle.loads(raw)
+    load(path)
+    found: _Order = pickle.loads(order)
+    return found
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

@@ -1,0 +1,168 @@
+"""What a model may say: calls with odd and wrong arguments, unknown tools, text of any length."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from agentrl.check.arguments import LONG, Try, tries
+from agentrl.check.places import Own, Place
+from agentrl.check.playing import Played, Speech, Subject, play
+from agentrl.check.scoring import in_range
+from agentrl.check.sizes import sizes
+from agentrl.engine.scripted import Turn
+from agentrl.env import Env, plays_itself, runtime
+from agentrl.errors import BadCallPolicy, InfraError, ToolError, leaves, told
+from agentrl.testing import call
+from agentrl.trajectory import Trajectory
+from agentrl.types import JSON, Task, ToolCall, ToolResult, ToolSpec
+
+_CHECK = "robustness"
+_PLAYS = 12
+_TURNS = 40
+_TEXTS = ("", "\n", "I do not know.", "<tool_call>", "</search></answer>", "{}", "é 漢字 \u202e", LONG)
+
+
+async def fuzzing(subject: Subject, task: Task, tools: Sequence[ToolSpec], seed: int = 0) -> str:
+    """Play by chance until all has been said. Returns how much that was."""
+    rng = Random(seed)
+    said: list[Turn] = [_call(one) for spec in tools for one in tries(spec, rng)]
+    said += [call("no_such_tool", query="x"), *_TEXTS] if tools else [*_TEXTS]
+    waiting, watched = deque(said), _Watched(subject)
+    for _ in range(_PLAYS):
+        if not waiting:
+            break
+        before = len(waiting)
+        played = await play(
+            subject, task, lambda task, trajectory: _speech(waiting), turns=_TURNS, prepare=watched.attach
+        )
+        sizes(subject, played)
+        in_range(subject, played)
+        _broke(subject, played)
+        if len(waiting) == before:
+            break
+    watched.report()
+    return f"{len(said) - len(waiting)} of {len(said)} turns said"
+
+
+def _call(one: Try) -> Turn:
+    return call(one.tool, **one.arguments)
+
+
+def _speech(waiting: deque[Turn]) -> Speech:
+    while waiting:
+        yield waiting.popleft()
+    while True:
+        yield "That is all."
+
+
+def _broke(subject: Subject, played: Played) -> None:
+    """A hook that raised for what the model said."""
+    failure = played.failure
+    if failure is None or failure.boundary in ("engine", "render"):
+        return
+    place = subject.place_of(failure)
+    if failure.kind == "bug":
+        what = f"{failure.boundary} fails for what a model may say: {failure.error}"
+        subject.report.error(_CHECK, place, what, "answer it, or raise ToolError, which the model reads")
+        return
+    what = f"{failure.boundary} says that the world broke, for what a model may say: {failure.error}"
+    subject.report.error(
+        _CHECK, place, what, "raise ToolError for a mistake of the model's: an InfraError masks the episode"
+    )
+
+
+class _Watched:
+    """What the tools of an Env raise and return."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._raised: list[tuple[ToolCall, Exception]] = []
+        self._odd: list[tuple[ToolCall, str]] = []
+
+    def attach(self, env: Env) -> None:
+        if env.bad_calls is not None:
+            env.bad_calls = BadCallPolicy(in_a_row=10**6)  # type: ignore[misc]  # of this one Env: it shall hear all
+        if plays_itself(type(env)):
+            return
+        original, kept = env.exec_tool, runtime(env)
+
+        async def exec_tool(call: ToolCall) -> ToolResult | JSON:
+            try:
+                result = await kept.call(original, call)
+            except ToolError:
+                raise
+            except Exception as exc:
+                self._raised.append((call, exc))
+                raise
+            if (said := _odd(result)) is not None:
+                self._odd.append((call, said))
+            return result
+
+        setattr(env, "exec_tool", exec_tool)  # noqa: B010 - a method is replaced
+
+    def report(self) -> None:
+        report, own = self._subject.report, self._subject.own
+        for call_, said in self._odd:
+            report.error(
+                "schemas",
+                self._of_tool(call_),
+                f"tool {call_.name} returned {said}, which JSON cannot hold",
+                "return text, numbers, lists or dicts",
+            )
+        for call_, exc in self._raised:
+            if any(isinstance(one, InfraError) for one in leaves(exc)):
+                self._infra(call_, exc)
+                continue
+            place = own.of_error(exc) or self._of_tool(call_)
+            what = f"tool {call_.name} raises {told(exc)[:120]} for {_shown(call_.arguments)}"
+            world = isinstance(exc, OSError | TimeoutError)
+            remedy = "raise ToolError for the model's mistakes" + (
+                ", InfraError where the world broke" if world else ""
+            )
+            report.error(_CHECK, place, what, remedy)
+
+    def _infra(self, call_: ToolCall, exc: Exception) -> None:
+        """An InfraError that was made of a bug, or of what the model said."""
+        cause = exc.__cause__ or exc.__context__
+        if cause is None or isinstance(cause, OSError | TimeoutError | InfraError):
+            return  # the failure of the episode tells it, if it has one
+        self._subject.report.error(
+            _CHECK,
+            self._subject.own.of_error(exc) or self._of_tool(call_),
+            f"tool {call_.name} says that the world broke, but it was {told(cause)[:80]}: {_shown(call_.arguments)}",
+            "raise InfraError only for what the world did; ToolError for the model's mistakes",
+        )
+
+    def _of_tool(self, call_: ToolCall) -> Place:
+        return place_of_tool(self._subject.own, call_.name)
+
+
+def place_of_tool(own: Own, name: str) -> Place:
+    """The line of a tool's method, else of what offers it."""
+    tools: Mapping[str, Any] = own.cls._agentrl_tools  # type: ignore[attr-defined]
+    return own.of_member(tools[name].attribute) if name in tools else own.of_member("tools", "exec_tool")
+
+
+def _odd(result: Any) -> str | None:
+    content = result.content if isinstance(result, ToolResult) else result
+    try:
+        json.dumps(content)
+    except (TypeError, ValueError, RecursionError):
+        return type(content).__name__
+    return None
+
+
+def _shown(arguments: Mapping[str, JSON]) -> str:
+    said = ", ".join(f"{key}={value!r:.40}" for key, value in arguments.items())
+    return said[:100] or "no arguments"
+
+
+def explored(trajectory: Trajectory) -> list[Turn]:
+    """A script of plain calls: each tool once, then again in the other order."""
+    rng = Random(0)
+    plain = [_call(next(tries(spec, rng, fitting=1))) for spec in trajectory.tools[:6]]
+    return [*plain, *reversed(plain), *plain[:1]] if plain else ["Hello.", "What now?", "42"]

@@ -1,0 +1,109 @@
+"""Two episodes in turns: each must get the answers that it gets alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from agentrl.check.playing import Played, Speak, Subject, play
+from agentrl.check.repeating import difference, first_change, global_random
+from agentrl.engine.base import AsyncClosing, Engine, Generation, SamplingParams
+from agentrl.types import Task
+
+_CHECK = "state"
+_PATIENCE_S = 2.0
+
+
+async def interleaved(subject: Subject, tasks: Sequence[Task], speaks: Sequence[Speak]) -> str:
+    """Play two tasks (or one twice) alone and in turns, and compare. Returns what could not be judged."""
+    alone = [await _alone(subject, task, speak) for task, speak in zip(tasks, speaks, strict=True)]
+    rounds = _Rounds(len(tasks))
+    both = await asyncio.gather(
+        *(
+            _taking_part(subject, task, speak, rounds, i)
+            for i, (task, speak) in enumerate(zip(tasks, speaks, strict=True))
+        )
+    )
+    if not subject.steady or subject.report.has(_CHECK):
+        return "the answers differ from play to play anyway" if not subject.steady else ""
+    said = next((d for a, b in zip(alone, both, strict=True) if (d := difference(a.answers(), b.answers()))), "")
+    if said:
+        culprit, _ = await first_change(subject, tasks, speaks[0])
+        subject.report.error(
+            _CHECK,
+            culprit.place or subject.own.of_member("step", "reset"),
+            f"an episode gets other answers beside another one than alone: {said}",
+            "keep what belongs to an episode on self, not on the class, the module or self.shared",
+        )
+    return "" if rounds.strict else "one episode had to wait for the other, so that they took no turns"
+
+
+async def _alone(subject: Subject, task: Task, speak: Speak) -> Played:
+    with global_random(7):
+        return await play(subject, task, speak)
+
+
+async def _taking_part(subject: Subject, task: Task, speak: Speak, rounds: _Rounds, number: int) -> Played:
+    try:
+        return await play(subject, task, speak, around=lambda engine: _Paced(engine, rounds, number))
+    finally:
+        rounds.leave(number)
+
+
+class _Rounds:
+    """Says who takes the next turn."""
+
+    def __init__(self, count: int) -> None:
+        self._active, self._holder = list(range(count)), 0
+        self._events = [asyncio.Event() for _ in range(count)]
+        self.strict = True
+
+    async def take(self, number: int) -> None:
+        """Give the turn to the next one, and wait until it is back."""
+        if self._holder == number:
+            self._give(self._after(number))
+        while self.strict and self._holder != number:
+            self._events[number].clear()
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self._events[number].wait()
+            except TimeoutError:
+                self.strict = False
+                for event in self._events:
+                    event.set()
+
+    def leave(self, number: int) -> None:
+        following = self._after(number)
+        self._active.remove(number)
+        if self._holder == number and self._active:
+            self._give(following)
+
+    def _after(self, number: int) -> int:
+        at = self._active.index(number)
+        return self._active[(at + 1) % len(self._active)]
+
+    def _give(self, number: int) -> None:
+        self._holder = number
+        self._events[number].set()
+
+
+class _Paced(AsyncClosing):
+    """An engine that waits for its turn."""
+
+    def __init__(self, engine: Engine, rounds: _Rounds, number: int) -> None:
+        self._engine, self._rounds, self._number = engine, rounds, number
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+    ) -> Generation:
+        await self._rounds.take(self._number)
+        return await self._engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+
+    async def abort(self, rid: str | None = None) -> None:
+        await self._engine.abort(rid)
+
+    async def context_length(self) -> int:
+        return await self._engine.context_length()
+
+    async def close(self) -> None:
+        await self._engine.close()

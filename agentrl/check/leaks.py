@@ -1,0 +1,230 @@
+"""What an episode leaves behind: tasks, threads, files, processes; and the line that made each."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agentrl.check.places import Own, Place
+
+_WAIT_S = 0.4
+"""How long a thread, a process or an abandoned task has to end by itself."""
+_OF_HOST = ("asyncio_", "agentrl-check", "tqdm_monitor", "env-", "pydevd", "ThreadPoolExecutor-agentrl")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that is left."""
+
+    kind: str
+    name: str
+    place: Place | None
+    key: object = field(compare=False, hash=False)
+
+    @property
+    def same(self) -> tuple[str, object]:
+        """What two episodes have in common that leave the same behind."""
+        return self.kind, self.place or self.name
+
+
+@dataclass(slots=True)
+class _There:
+    tasks: set[Any]
+    threads: set[Any]
+    files: Mapping[int, str]
+    processes: Mapping[int, str]
+    made: set[str]
+
+
+class Ledger:
+    """Knows what there was before, and who made what has come since; within `with`."""
+
+    def __init__(self, own: Own) -> None:
+        self._own = own
+        self._tasks: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
+        self._threads: WeakKeyDictionary[threading.Thread, Place] = WeakKeyDictionary()
+        self._sockets: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
+        self._opened: dict[str, Place] = {}
+        self._started: dict[str, Place] = {}
+        self._made: dict[str, Place] = {}
+        self.known: set[tuple[str, object]] = set()
+        """What was reported; it is not looked for again."""
+        self._temporary = os.path.realpath(tempfile.gettempdir())
+
+    @contextmanager
+    def watching(self) -> Iterator[Ledger]:
+        loop, start = asyncio.get_running_loop(), threading.Thread.start
+        factory = loop.get_task_factory()
+        ledger = self
+
+        def make(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **given: Any) -> Any:
+            task = asyncio.Task(coroutine, loop=loop, **given) if factory is None else factory(loop, coroutine, **given)
+            if (place := ledger._own.here()) is not None:
+                ledger._tasks[task] = place
+            return task
+
+        def begin(thread: threading.Thread) -> None:
+            if (place := ledger._own.here()) is not None:
+                ledger._threads[thread] = place
+            start(thread)
+
+        loop.set_task_factory(make)  # type: ignore[arg-type]
+        threading.Thread.start = begin  # type: ignore[method-assign, assignment]
+        _listen(self._hear)
+        try:
+            yield self
+        finally:
+            _listeners.remove(self._hear)
+            threading.Thread.start = start  # type: ignore[method-assign]
+            loop.set_task_factory(factory)
+
+    def look(self) -> _There:
+        """What there is now."""
+        tasks = {task for task in asyncio.all_tasks() if not task.done()}
+        threads = {t for t in threading.enumerate() if not t.name.startswith(_OF_HOST)}
+        return _There(tasks, threads, _open_files(), _children(), {p for p in self._made if os.path.lexists(p)})
+
+    async def left(self, before: _There, *, patience: float = _WAIT_S) -> list[Left]:
+        """What there is now that was not there before, and does not go by itself."""
+        until = time.monotonic() + patience
+        while True:
+            await asyncio.sleep(0)
+            found = list(self._since(before))
+            if time.monotonic() > until or all(one.same in self.known for one in found):
+                return found
+            gc.collect()
+            await asyncio.sleep(0.02)
+
+    async def clear(self, left: list[Left]) -> None:
+        """End what was left, as far as it can be ended, so that it does not disturb the next check."""
+        for one in left:
+            if one.kind == "task" and isinstance(one.key, asyncio.Task):
+                one.key.cancel()
+            elif one.kind == "process" and isinstance(one.key, int):
+                with suppress(OSError):
+                    os.kill(one.key, signal.SIGKILL)
+        if tasks := [one.key for one in left if isinstance(one.key, asyncio.Task)]:
+            await asyncio.wait(tasks, timeout=_WAIT_S)
+
+    def _since(self, before: _There) -> Iterator[Left]:
+        now = self.look()
+        for task in now.tasks - before.tasks:
+            if (place := self._tasks.get(task)) is not None:
+                yield Left("task", task.get_coro().__qualname__, place, task)
+        for thread in now.threads - before.threads:
+            if (place := self._threads.get(thread)) is not None:
+                yield Left("thread", thread.name, place, thread)
+        for pid, command in now.processes.items():
+            if before.processes.get(pid) is None:
+                yield Left("process", command, self._started.get(command), pid)
+        for path in sorted(now.made - before.made):
+            yield Left("temporary file", path, self._made[path], path)
+        for number, name in now.files.items():
+            if before.files.get(number) != name:
+                yield Left("open file", name, self._opener(number, name), number)
+
+    def _opener(self, number: int, name: str) -> Place | None:
+        if name.startswith("socket:"):
+            return next((place for one, place in list(self._sockets.items()) if one.fileno() == number), None)
+        return self._opened.get(name)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        hear = _EVENTS.get(event)
+        if hear is not None and (place := self._own.here()) is not None:
+            hear(self, args, place)
+
+    # Who made what: Python tells of it before it happens
+
+    def _opens(self, args: tuple[Any, ...], place: Place) -> None:
+        path, _, flags = args
+        if not isinstance(path, str | bytes | os.PathLike):
+            return
+        name = os.path.realpath(os.fsdecode(path))
+        self._opened[name] = place
+        if isinstance(flags, int) and flags & os.O_CREAT:
+            self._makes(name, place)
+
+    def _makes(self, path: str, place: Place) -> None:
+        """A file or folder among the temporary ones that is not there yet."""
+        inside = path.startswith(f"{self._temporary}{os.sep}")
+        if (
+            inside
+            and not os.path.lexists(path)
+            and not any(path.startswith(f"{other}{os.sep}") for other in self._made)
+        ):
+            self._made[path] = place
+
+    def _makes_folder(self, args: tuple[Any, ...], place: Place) -> None:
+        with suppress(TypeError):
+            self._makes(os.path.realpath(os.fsdecode(args[0])), place)
+
+    def _starts(self, args: tuple[Any, ...], place: Place) -> None:
+        command = args[1]
+        words = [command] if isinstance(command, str | bytes | os.PathLike) else command
+        self._started[" ".join(os.fsdecode(word) for word in words)] = place
+
+    def _connects(self, args: tuple[Any, ...], place: Place) -> None:
+        with suppress(TypeError):
+            self._sockets[args[0]] = place
+
+    def _connects_database(self, args: tuple[Any, ...], place: Place) -> None:
+        with suppress(TypeError):
+            self._opened[os.path.realpath(os.fsdecode(args[0]))] = place
+
+
+_Heard = Callable[[Ledger, tuple[Any, ...], Place], None]
+_EVENTS: Mapping[str, _Heard] = {
+    "open": Ledger._opens,
+    "os.mkdir": Ledger._makes_folder,
+    "tempfile.mkstemp": Ledger._makes_folder,
+    "tempfile.mkdtemp": Ledger._makes_folder,
+    "subprocess.Popen": Ledger._starts,
+    "socket.__new__": Ledger._connects,
+    "sqlite3.connect": Ledger._connects_database,
+}
+_listeners: list[Callable[[str, tuple[Any, ...]], None]] = []
+_hooked: list[bool] = []
+
+
+def _listen(listener: Callable[[str, tuple[Any, ...]], None]) -> None:
+    """Have a function called for Python's audit events. A hook cannot be removed, so there is one for all."""
+    _listeners.append(listener)
+    if not _hooked:
+        _hooked.append(True)
+        sys.addaudithook(_told)
+
+
+def _told(event: str, args: tuple[Any, ...]) -> None:
+    if _listeners and event in _EVENTS:
+        for listener in _listeners:
+            listener(event, args)
+
+
+def _open_files() -> dict[int, str]:
+    found = {}
+    with suppress(OSError):  # only where there is /proc
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    return {number: name for number, name in found.items() if not name.startswith(("/proc/", "anon_inode:"))}
+
+
+def _children() -> dict[int, str]:
+    found = {}
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            for pid in task.read_text().split():
+                found[int(pid)] = Path("/proc", pid, "cmdline").read_text().replace("\0", " ").strip()
+    return found

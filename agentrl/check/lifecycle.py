@@ -1,0 +1,97 @@
+"""Close: where no reset came before, and twice."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from agentrl.check.playing import Speak, Subject, play
+from agentrl.env import Env, begin_env, runtime
+from agentrl.errors import leaves, told
+from agentrl.types import Task
+
+_CHECK = "lifecycle"
+
+
+async def lifecycle(subject: Subject, task: Task, speak: Speak) -> None:
+    """Findings about `make` and `close`."""
+    one, other = subject.envs.make(), subject.envs.make()
+    if one is other:
+        subject.report.error(
+            _CHECK,
+            subject.own.of_member("__new__"),
+            "two episodes get the same object",
+            "return a new Env each time: an Env plays one episode",
+        )
+        return
+    await _close_without_reset(subject, one, task)
+    await _close(other)
+    if subject.own.wrote("close"):
+        await _close_twice(subject, task, speak)
+        subject.report.checked[_CHECK] = "close after no reset, and twice"
+    else:
+        subject.report.checked[_CHECK] = "close after no reset"
+
+
+async def _close_without_reset(subject: Subject, env: Env, task: Task) -> None:
+    """An episode that is cancelled before its reset is closed, too."""
+    begin_env(env, task, subject.limits)
+    error = await _close(env)
+    if error is not None:
+        subject.report.error(
+            _CHECK,
+            subject.own.of_error(error) or subject.own.of_member("close"),
+            f"close fails where reset has not run: {_told(error)}",
+            "close what is there: give it a value in the class (`box = None`), or use `await self.enter(...)`",
+        )
+
+
+async def _close(env: Env) -> Exception | None:
+    try:
+        await runtime(env).close(env.close)
+    except Exception as exc:  # noqa: BLE001 - the boundary of `close`: what it raises is the finding
+        return exc
+    return None
+
+
+async def _close_twice(subject: Subject, task: Task, speak: Speak) -> None:
+    second: list[Exception] = []
+
+    def prepare(env: Env) -> None:
+        close: Any = env.close
+
+        async def twice() -> None:
+            await close()
+            try:
+                await close()
+            except Exception as exc:  # noqa: BLE001 - as above
+                second.append(exc)
+
+        def twice_in_thread() -> None:
+            close()
+            try:
+                close()
+            except Exception as exc:  # noqa: BLE001 - as above
+                second.append(exc)
+
+        setattr(env, "close", twice if inspect.iscoroutinefunction(close) else twice_in_thread)  # noqa: B010
+
+    played = await play(subject, task, speak, prepare=prepare)
+    for error in played.close_errors[:1]:
+        subject.report.error(
+            _CHECK,
+            subject.own.of_error(error) or subject.own.of_member("close"),
+            f"close fails after an episode: {_told(error)}",
+            "mend close: what it does not release stays",
+        )
+    for error in second[:1]:
+        subject.report.error(
+            _CHECK,
+            subject.own.of_error(error) or subject.own.of_member("close"),
+            f"a second close fails: {_told(error)}",
+            "forget what was closed (`self.box = None`), or use `await self.enter(...)`",
+        )
+
+
+def _told(error: Exception) -> str:
+    return "; ".join(map(told, leaves(error)))

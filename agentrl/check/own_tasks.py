@@ -1,0 +1,41 @@
+"""Tasks that an Env makes by itself: the same each time, others for train than for eval."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from agentrl.check.playing import Subject
+from agentrl.check.state import picture
+from agentrl.check.undetermined import undetermined_calls
+from agentrl.rollout.own_tasks import makes_tasks
+
+_CHECK = "tasks"
+_MOST = 20
+
+
+def own_tasks(subject: Subject) -> None:
+    """Findings about `Env.tasks`."""
+    if not makes_tasks(subject.cls):
+        return
+    place = subject.own.of_member("tasks")
+    config = subject.envs.config
+    train, again, held_out = (
+        [_seen(subject, task) for task in islice(subject.cls.tasks(config, split), _MOST)]
+        for split in ("train", "train", "eval")
+    )
+    if train != again:
+        calls = undetermined_calls(subject.own)
+        what = "tasks gives other tasks each time it is called"
+        subject.report.error(
+            _CHECK, calls[0][0] if calls else place, what, "make them by random.Random(split): a run must be repeatable"
+        )
+    elif train and train == held_out:
+        subject.report.error(
+            _CHECK, place, "tasks gives the same tasks for train and for eval", "make them depend on `split`"
+        )
+    subject.report.checked[_CHECK] = f"the first {len(train)} of each split"
+
+
+def _seen(subject: Subject, task: object) -> object:
+    fields = ("prompt", "label", "metadata", "tools", "seed")
+    return [picture(getattr(task, name, None), subject.own) for name in fields]

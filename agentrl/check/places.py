@@ -1,0 +1,234 @@
+"""Where something is: the author's own code, and the lines in it that a finding names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import FrameType, ModuleType, TracebackType
+from typing import Any
+
+from agentrl.loading import not_the_users, short
+
+_SHIPPED = ("agentrl", "agentrl_envs", "agentrl_sandbox")
+_ENDS = ("asyncio/events.py", "threading.py", "agentrl/_concurrency.py")
+"""Files of the frames below which nobody has called the Env's code: the event loop's, and a thread's."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A line of a file."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{short(self.file)}:{self.line}"
+
+
+class Own:
+    """The code of one Env: the files of its classes, and what lies beside them."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        bases = [base for base in cls.__mro__ if base is not object and not _is_agentrls(base.__module__)]
+        self.classes: list[type] = bases or [cls]
+        """The author's own classes, the Env's first."""
+        homes = {_home(base) for base in self.classes}
+        self._homes = tuple(home for home in homes if home)
+
+    def has(self, file: str) -> bool:
+        if file.startswith("<"):
+            return False
+        if file.startswith(self._homes):
+            return not _is_installed(file) or any(_is_installed(home) for home in self._homes)
+        return not not_the_users(file) and not any(f"/{name}/" in file for name in _SHIPPED)
+
+    def of_frame(self, frame: FrameType | None) -> Place | None:
+        """The innermost line of the Env's own code that runs below a frame. None if it is not the Env that runs."""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if self.has(file):
+                return Place(file, frame.f_lineno)
+            if file.endswith(_ENDS) and frame.f_code.co_name in ("_run", "run", "_bootstrap_inner", "_work"):
+                return None
+            frame = frame.f_back
+        return None
+
+    def here(self) -> Place | None:
+        """The line of the Env's own code that has called the caller."""
+        return self.of_frame(sys._getframe(1))
+
+    def of_traceback(self, traceback: TracebackType | None) -> Place | None:
+        """The innermost own line of an exception's traceback."""
+        found = None
+        while traceback is not None:
+            if self.has(traceback.tb_frame.f_code.co_filename):
+                found = Place(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+            traceback = traceback.tb_next
+        return found
+
+    def of_error(self, exc: BaseException) -> Place | None:
+        """The same, also for an error that was raised out of a group or out of another error."""
+        if (found := self.of_traceback(exc.__traceback__)) is not None:
+            return found
+        inner = [*getattr(exc, "exceptions", ()), exc.__cause__, exc.__context__]
+        return next((place for one in inner if one is not None and (place := self.of_error(one))), None)
+
+    def of_text(self, traceback: str) -> Place | None:
+        """The same, of a traceback that was written down."""
+        found = re.findall(r'^\s*File "(.+)", line (\d+)', traceback, re.MULTILINE)
+        own = [Place(file, int(line)) for file, line in found if self.has(file)]
+        return own[-1] if own else None
+
+    def of_awaited(self, coroutine: Any) -> Place | None:
+        """The innermost own line at which a coroutine is suspended."""
+        found = None
+        while coroutine is not None:
+            frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+            frame = frame or getattr(coroutine, "ag_frame", None)
+            if frame is not None and self.has(frame.f_code.co_filename):
+                found = Place(frame.f_code.co_filename, frame.f_lineno)
+            following = (getattr(coroutine, name, None) for name in ("cr_await", "ag_await", "gi_yieldfrom"))
+            coroutine = next((one for one in following if one is not None), None)
+        return found
+
+    # Lines of the source
+
+    def of_member(self, *names: str) -> Place:
+        """The definition of the first of these members that the author wrote; else of the class."""
+        for name in names:
+            for base in self.classes:
+                if name in vars(base) and (found := _definition(base, vars(base)[name])) is not None:
+                    return found
+                if (found := self._assignment(base, name)) is not None:
+                    return found
+        return _line_of(self.cls)
+
+    def of_global(self, name: str) -> Place | None:
+        """The assignment of a module's global. None if the class has such a member."""
+        if self.wrote(name):
+            return None
+        for module in self.modules:
+            for node in ast.parse(Path(module.__file__ or "").read_text()).body:
+                if isinstance(node, ast.Assign | ast.AnnAssign) and name in _targets(node):
+                    return Place(str(module.__file__), node.lineno)
+        return None
+
+    def wrote(self, name: str) -> bool:
+        """Whether the author wrote such a member."""
+        return any(name in vars(base) for base in self.classes)
+
+    def _assignment(self, base: type, name: str) -> Place | None:
+        for node in self._tree(base).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and name in _targets(node):
+                return Place(inspect.getsourcefile(base) or "?", node.lineno)
+        return None
+
+    @staticmethod
+    def _tree(base: type) -> ast.ClassDef:
+        """The class as its file has it."""
+        try:
+            with Path(inspect.getsourcefile(base) or "?").open() as file:
+                tree = ast.parse(file.read())
+        except (OSError, TypeError, SyntaxError):
+            return ast.parse("class _: ...").body[0]  # type: ignore[return-value]
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == base.__name__]
+        return found[0] if found else ast.parse("class _: ...").body[0]  # type: ignore[return-value]
+
+    @cached_property
+    def modules(self) -> list[ModuleType]:
+        """The modules of the author's classes, and their neighbours from which those import."""
+        first = [sys.modules[base.__module__] for base in self.classes if base.__module__ in sys.modules]
+        names = {getattr(value, "__module__", None) for module in first for value in list(vars(module).values())}
+        near = [sys.modules[name] for name in sorted(filter(None, names)) if name in sys.modules]
+        near += [value for module in first for value in list(vars(module).values()) if isinstance(value, ModuleType)]
+        return [module for module in dict.fromkeys([*first, *near]) if self._is_module(module)]
+
+    def _is_module(self, module: ModuleType) -> bool:
+        file = getattr(module, "__file__", None)
+        return isinstance(file, str) and file.startswith(self._homes) and self.has(file)
+
+    def calls(self, wanted: Callable[[str], bool]) -> Iterator[tuple[Place, str]]:
+        """The calls in the files of the author's classes, with the names that they are called by: `time.sleep`."""
+        for file in dict.fromkeys(filter(None, map(_source, self.classes))):
+            for node in ast.walk(ast.parse(Path(file).read_text())):
+                if isinstance(node, ast.Call) and wanted(name := dotted(node.func)):
+                    yield Place(file, node.lineno), name
+
+    def functions(self) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        """The methods of the author's classes, with their files."""
+        for base in self.classes:
+            for node in self._tree(base).body:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield _source(base) or "?", node
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as it is written; "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
+        return f"{before}.{node.attr}"
+    return ""
+
+
+def of_function(function: Any) -> Place:
+    """The line at which a function is defined."""
+    inner = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(inner, "__code__", None)
+    return Place(code.co_filename, code.co_firstlineno) if code is not None else Place("?", 0)
+
+
+def _definition(base: type, member: Any) -> Place | None:
+    inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    inner = inspect.unwrap(inner) if callable(inner) else inner
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return None
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except (OSError, TypeError):
+        return Place(code.co_filename, code.co_firstlineno)
+    at = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "async def "))), 0)
+    return Place(code.co_filename, first + at)
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    targets: Iterable[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _line_of(cls: type) -> Place:
+    try:
+        return Place(inspect.getsourcefile(cls) or "?", inspect.getsourcelines(cls)[1])
+    except (OSError, TypeError):
+        return Place(cls.__module__, 0)
+
+
+def _source(cls: type) -> str | None:
+    try:
+        return inspect.getsourcefile(cls)
+    except TypeError:
+        return None
+
+
+def _home(cls: type) -> str:
+    """The folder of a class's package, or of its file."""
+    root = sys.modules.get(cls.__module__.partition(".")[0])
+    file = getattr(root, "__file__", None) or _source(cls)
+    return f"{os.path.dirname(os.path.abspath(file))}/" if file else ""
+
+
+def _is_agentrls(module: str) -> bool:
+    return module == "agentrl" or module.startswith("agentrl.")
+
+
+def _is_installed(file: str) -> bool:
+    return "/site-packages/" in file or "/dist-packages/" in file

@@ -1,0 +1,255 @@
+"""Play episodes of an Env under check, with a player in the model's place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, TypeAlias
+
+from agentrl.check.findings import Report
+from agentrl.check.places import Own, Place
+from agentrl.engine.base import Engine
+from agentrl.engine.scripted import ScriptedEngine, Turn
+from agentrl.env import Env, EnvFactory, plays_itself, runtime
+from agentrl.episode import Episode
+from agentrl.errors import Failure
+from agentrl.options import EpisodeOptions, Host
+from agentrl.parking import EpisodeState, Parked
+from agentrl.render.base import Renderer
+from agentrl.resume import resume_episode
+from agentrl.trajectory import Trajectory
+from agentrl.types import Limits, Task
+
+Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
+Speech: TypeAlias = Generator[Turn, str, None]
+Speak: TypeAlias = Callable[[Task, Trajectory], Speech]
+"""A player that also sees the trajectory so far, and with it the tools that are offered."""
+Prepare: TypeAlias = Callable[[Env], None]
+Around: TypeAlias = Callable[[Engine], Engine]
+
+NOTHING = "I do nothing."
+_HOOKS_OF = {"reset": ("reset", "tools"), "step": ("step", "exec_tool", "last_turn"), "run": ("run",)}
+
+
+@dataclass(slots=True)
+class Subject:
+    """The Env under check, and all that a check needs to play it."""
+
+    path: str
+    """How the Env was named, for a process of its own; "" if only the class is known."""
+    envs: EnvFactory
+    tasks: Sequence[Task]
+    renderer: Renderer
+    limits: Limits
+    own: Own
+    report: Report
+    gold: Player | None = None
+    noop: Player | None = None
+    seconds: float = 0.0
+    """How long an episode took."""
+    share_s: float = 0.0
+    plays: int = 0
+    """How many episodes were begun."""
+    scripts: dict[str, list[Turn]] = field(default_factory=dict)
+    """Task id -> what is said in the plays that are compared."""
+    steady: bool = True
+    """Two plays of one script got the same answers."""
+
+    @property
+    def cls(self) -> type[Env]:
+        return self.envs.cls
+
+    @property
+    def is_agent(self) -> bool:
+        return plays_itself(self.cls)
+
+    def script(self, task: Task) -> Sequence[Turn]:
+        return self.scripts.get(task.id) or next(iter(self.scripts.values()), [])
+
+    def place_of(self, failure: Failure) -> Place:
+        """The line to look at for a failure: the author's own, or else the hook's."""
+        hooks = _HOOKS_OF.get(failure.boundary, (failure.boundary,))
+        return self.own.of_text(failure.traceback) or self.own.of_member(*hooks)
+
+
+@dataclass(slots=True)
+class Played:
+    """One episode that was played."""
+
+    env: Env
+    trajectory: Trajectory
+    seconds: float = 0.0
+    close_errors: list[Exception] = field(default_factory=list)
+    parked: Parked | None = None
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.trajectory.failure
+
+    def answers(self) -> list[str]:
+        """All that the Env has said and given, in order; two plays of one script are compared by it."""
+        trajectory = self.trajectory
+        said = [f"{m.get('role')}: {m.get('content')}" for m in trajectory.messages if m.get("role") != "assistant"]
+        raw = [f"raw text: {turn.raw}" for turn in trajectory.turns if turn.raw]
+        rewards = [f"reward of turn {i}: {turn.reward}" for i, turn in enumerate(trajectory.turns, 1)]
+        broke = [f"failure: {trajectory.failure.error}"] if trajectory.failure else []
+        return [*said, *raw, *rewards, f"stop: {trajectory.stop}", f"reward: {trajectory.reward}", *broke]
+
+    def first(self) -> list[str]:
+        """What the Env showed before the first turn."""
+        before = takewhile(lambda message: message.get("role") != "assistant", self.trajectory.messages)
+        prompt = self.trajectory.segments[0].tokens[: self.trajectory.segments[0].prompt_length]
+        return [*(str(message.get("content")) for message in before), str(list(prompt))]
+
+
+async def play(
+    subject: Subject,
+    task: Task,
+    speak: Speak,
+    *,
+    turns: int | None = None,
+    prepare: Prepare = lambda env: None,
+    around: Around = lambda engine: engine,
+    stop_after: int | None = None,
+) -> Played:
+    """One episode. `prepare` gets the Env before it begins, `around` wraps the engine.
+
+    `stop_after` aborts and parks the episode after so many turns.
+    """
+    subject.plays += 1
+    env = subject.envs.make()
+    trajectory = Trajectory(task, session_id=f"check-{time.monotonic_ns()}")
+    played = Played(env, trajectory)
+    prepare(env)
+    keep_close_errors(env, played)
+    given = await _episode(subject, played, speak, turns, around, stop_after)
+    began = time.monotonic()
+    await given.run(given.begin)
+    played.seconds = time.monotonic() - began
+    failure = played.failure
+    if failure is not None and (failure.kind, failure.boundary) == ("bug", "engine"):
+        raise RuntimeError(f"the player failed: {failure.error}\n{failure.traceback}")
+    return played
+
+
+async def _episode(
+    subject: Subject, played: Played, speak: Speak, turns: int | None, around: Around, stop_after: int | None
+) -> Episode:
+    trajectory, heard = played.trajectory, _Heard(played.env)
+
+    async def park(parked: Parked) -> None:
+        played.parked = parked
+
+    def is_over() -> bool:
+        return stop_after is not None and len(trajectory.turns) >= stop_after and not trajectory.open
+
+    engine = ScriptedEngine(speak(trajectory.task, trajectory), subject.renderer, reads=heard.read)
+    host = Host(on_turn=heard.note, park=park if stop_after is not None else None, aborted=is_over)
+    return Episode.of(
+        played.env,
+        EpisodeState(trajectory),
+        around(engine),
+        subject.renderer,
+        EpisodeOptions(limits=limits_of(subject, turns)),
+        None,
+        host,
+    )
+
+
+async def go_on(subject: Subject, parked: Parked, turns: Sequence[Turn]) -> Played:
+    """Continue a parked episode in a fresh Env. Raises ResumeError if that Env does not come to the same place."""
+    env = parked.env or subject.envs.make()
+    played = Played(env, parked.episode.trajectory)
+    keep_close_errors(env, played)
+    heard = _Heard(env)
+    engine = ScriptedEngine(talk(turns), subject.renderer, reads=heard.read)
+    options = EpisodeOptions(limits=limits_of(subject, None))
+    await resume_episode(
+        parked, env, engine=engine, renderer=subject.renderer, options=options, host=Host(on_turn=heard.note)
+    )
+    return played
+
+
+def limits_of(subject: Subject, turns: int | None) -> Limits:
+    from dataclasses import replace
+
+    return subject.limits if turns is None else replace(subject.limits, turns=turns)
+
+
+def keep_close_errors(env: Env, played: Played) -> None:
+    """Keep what closing the Env raises; an episode only logs it."""
+    kept = runtime(env)
+    original = kept.close
+
+    async def close(hook: Callable[[], Any]) -> None:
+        try:
+            await original(hook)
+        except Exception as exc:
+            played.close_errors.append(exc)
+            raise
+
+    kept.close = close  # type: ignore[method-assign]
+
+
+def talk(turns: Sequence[Turn]) -> Speech:
+    """Say these turns, then nothing more that means anything."""
+    for turn in turns:  # noqa: UP028 - `yield from` would send the answers to the list
+        yield turn
+    while True:
+        yield NOTHING
+
+
+def saying(turns: Sequence[Turn]) -> Speak:
+    return lambda task, trajectory: talk(turns)
+
+
+def by(player: Player) -> Speak:
+    """A player of the author's, who says nothing more once it has ended."""
+
+    def speak(task: Task, trajectory: Trajectory) -> Speech:
+        yield from player(task)
+        yield from talk(())
+
+    return speak
+
+
+def recording(speak: Speak, said: list[Turn]) -> Speak:
+    """The same player, whose turns are added to `said`."""
+
+    def again(task: Task, trajectory: Trajectory) -> Speech:
+        speech, heard = speak(task, trajectory), ""
+        try:
+            turn = next(speech)
+            while True:
+                said.append(turn)
+                heard = yield turn
+                turn = speech.send(heard)
+        except StopIteration:
+            return
+
+    return again
+
+
+async def quiet_cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()
+
+
+class _Heard:
+    """The Env's last answer as text, for a player."""
+
+    def __init__(self, env: Env) -> None:
+        self._env, self._text = env, None if plays_itself(type(env)) else ""
+
+    def note(self, trajectory: Trajectory) -> None:
+        answer = [*takewhile(lambda message: message["role"] != "assistant", reversed(trajectory.messages))]
+        self._text = "\n".join(str(message["content"]) for message in reversed(answer)) if answer else None
+
+    def read(self) -> str | None:
+        return self._env._agentrl_read() if plays_itself(type(self._env)) else self._text or None

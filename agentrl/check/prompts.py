@@ -1,0 +1,112 @@
+"""What the model is shown first: of its task, but not the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.check.playing import Played, Subject
+from agentrl.env import Env, runtime
+from agentrl.types import Task
+
+_CHECK = "prompt"
+_READ: dict[int, set[str]] = {}
+
+
+class WatchedTask(Task):
+    """A task that knows which of its fields were read."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("prompt", "label", "metadata", "tools", "seed", "id", "split"):
+            _READ.setdefault(id(self), set()).add(name)
+        return super().__getattribute__(name)
+
+
+def watched(task: Task) -> WatchedTask:
+    fields = {name: getattr(task, name) for name in ("prompt", "label", "metadata", "tools", "seed", "id", "split")}
+    return WatchedTask(**fields)
+
+
+class ResetReads:
+    """Whether `reset` looks at its task, or at its random numbers."""
+
+    def __init__(self) -> None:
+        self.anything = False
+
+    def attach(self, env: Env) -> None:
+        kept = runtime(env)
+        hook = kept.hook
+
+        async def watching(called: Any, *args: Any, **given: Any) -> Any:
+            if getattr(called, "__name__", "") != "reset":
+                return await hook(called, *args, **given)
+            before = _READ.pop(id(env.task), None), kept.rng.getstate()
+            try:
+                return await hook(called, *args, **given)
+            finally:
+                read = _READ.pop(id(env.task), set())
+                self.anything = self.anything or bool(read) or kept.rng.getstate() != before[1]
+
+        kept.hook = watching  # type: ignore[method-assign, assignment]
+
+
+def prompts(subject: Subject, plays: Sequence[Played], reads: ResetReads) -> None:
+    """Findings about the first observations of several tasks."""
+    if not subject.is_agent:
+        _ignored(subject, plays, reads)
+    _label_shown(subject, plays)
+
+
+def _ignored(subject: Subject, plays: Sequence[Played], reads: ResetReads) -> None:
+    first = [played.first() for played in plays]
+    tasks = [(p.trajectory.task.prompt, p.trajectory.task.label, p.trajectory.task.metadata) for p in plays]
+    differ = any(task != tasks[0] for task in tasks)
+    if len(plays) > 1 and differ and not reads.anything and all(one == first[0] for one in first):
+        subject.report.error(
+            _CHECK,
+            subject.own.of_member("reset"),
+            f"reset looks at nothing of its task: {len(plays)} tasks begin with the same observation",
+            "show the task's prompt, or what follows from task.metadata or self.rng",
+        )
+
+
+def _label_shown(subject: Subject, plays: Sequence[Played]) -> None:
+    """Each prompt holds its own label, and not those of the other tasks."""
+    shown = [(_prompt(played), _labels(played.trajectory.task.label)) for played in plays]
+    if len(shown) < 2 or not all(labels for _, labels in shown) or len({tuple(labels) for _, labels in shown}) < 2:
+        subject.report.skipped.setdefault("label in prompt", "it takes two tasks with different labels in text")
+        return
+    own = all(any(_holds(prompt, label) for label in labels) for prompt, labels in shown)
+    foreign = any(
+        _holds(prompt, label)
+        for i, (prompt, mine) in enumerate(shown)
+        for j, (_, labels) in enumerate(shown)
+        for label in labels
+        if i != j and label not in mine
+    )
+    if own and not foreign:
+        subject.report.warn(
+            _CHECK,
+            subject.own.of_member("reset"),
+            f"each of {len(plays)} prompts holds its own label, such as {shown[0][1][0]!r:.40}",
+            "leave it out, unless the task is to find it there",
+        )
+
+
+def _labels(label: Any) -> list[str]:
+    if isinstance(label, bool):
+        return []
+    if isinstance(label, str | int | float):
+        return [str(label).strip()] if str(label).strip() else []
+    return [one for item in label for one in _labels(item)] if isinstance(label, list | tuple) else []
+
+
+def _prompt(played: Played) -> str:
+    return "\n".join(played.first()[:-1])
+
+
+def _holds(prompt: str, label: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(label)}(?!\w)", prompt, re.IGNORECASE) is not None

@@ -1,0 +1,166 @@
+"""Play the same script again and again: each play must get the same answers, leave nothing, and change nothing."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from agentrl.check.leaks import Ledger, Left
+from agentrl.check.playing import Played, Speak, Subject, play, saying
+from agentrl.check.state import Culprit, Kept, Pictures, changed, picture, pictures
+from agentrl.check.undetermined import undetermined_calls
+from agentrl.engine.scripted import Turn
+from agentrl.types import Task
+
+_TIMES = 3
+_REMEDIES = {
+    "class": "set it in reset, on self: a class attribute is shared by all episodes, which run at the same time",
+    "module": "keep it on self: a global is shared by all episodes, which run at the same time",
+    "shared": "keep it on self: all episodes share this object, and run at the same time",
+    "config": "copy it first: all episodes share the configuration",
+}
+
+
+@dataclass(slots=True)
+class _Once:
+    played: Played
+    left: list[Left]
+    before: Pictures
+    after: Pictures
+
+
+async def repeat(subject: Subject, ledger: Ledger, script: Sequence[Turn], task: Task) -> None:
+    """Three plays of one script on one task, and what follows from them."""
+    speak, before = saying(script), copy.deepcopy(task)
+    told = picture(_told(task), subject.own)
+    plays = [await _once(subject, ledger, task, speak, number) for number in range(_TIMES)]
+    _leaks(subject, ledger, plays[-2:])
+    if picture(_told(task), subject.own) != told:
+        await _task_changed(subject, before, speak)
+    await _state(subject, task, speak, plays)
+    _determinism(subject, [once.played for once in plays])
+
+
+async def _once(subject: Subject, ledger: Ledger, task: Task, speak: Speak, number: int) -> _Once:
+    there, before = ledger.look(), pictures(subject.own, subject.envs)
+    with global_random(number):
+        played = await play(subject, task, speak)
+    left = await ledger.left(there) if number else []
+    await ledger.clear(left)
+    return _Once(played, left, before, pictures(subject.own, subject.envs))
+
+
+@contextmanager
+def global_random(seed: int) -> Iterator[None]:
+    """Python's global random numbers begin elsewhere in each play, as they do in each process."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _leaks(subject: Subject, ledger: Ledger, plays: Sequence[_Once]) -> None:
+    """What each of two plays has left. What only one leaves is kept for good, such as the thread of a pool."""
+    first, second = ({one.same: one for one in once.left} for once in plays)
+    for same in first.keys() & second.keys():
+        report_left(subject, ledger, second[same], "an episode")
+
+
+def report_left(subject: Subject, ledger: Ledger, one: Left, when: str) -> None:
+    ledger.known.add(one.same)
+    subject.report.error(
+        "leaks",
+        one.place or subject.own.of_member("reset", "step", "run"),
+        f"{when} leaves a {one.kind} behind: {one.name[:80]}",
+        _ENDINGS[one.kind],
+    )
+
+
+_ENDINGS = {
+    "task": "cancel it in close and await it, or use a TaskGroup within `await self.enter(...)`",
+    "thread": "end it in close and join it",
+    "process": "end it in close and wait for it, or open it by `await self.enter(...)`",
+    "temporary file": "remove it in close, or make it by tempfile.TemporaryDirectory within `self.enter`",
+    "open file": "close it in close, or open it by `await self.enter(...)`",
+}
+
+
+def _told(task: Task) -> tuple[object, ...]:
+    return task.prompt, task.label, task.metadata, task.tools
+
+
+async def _task_changed(subject: Subject, task: Task, speak: Speak) -> None:
+    with Culprit(subject.own, lambda: picture(_told(task), subject.own)) as culprit:
+        await play(subject, task, speak)
+    subject.report.error(
+        "state",
+        culprit.place or subject.own.of_member("reset"),
+        "an episode changes its task, which all episodes of its group share",
+        "copy what you change: copy.deepcopy(task.metadata), say",
+    )
+
+
+async def _state(subject: Subject, task: Task, speak: Speak, plays: Sequence[_Once]) -> None:
+    """What every play has changed again. A cache is filled once, by the first."""
+    found = changed(plays[1].before, plays[1].after) & changed(plays[2].before, plays[2].after)
+    if difference(plays[0].played.answers(), plays[1].played.answers()):
+        found |= changed(plays[0].before, plays[0].after)
+    for kept in sorted(found):
+        with Culprit(subject.own, lambda kept=kept: pictures(subject.own, subject.envs).get(kept)) as culprit:  # type: ignore[misc]
+            await play(subject, task, speak)
+        place = culprit.place or subject.own.of_global(kept.name) or subject.own.of_member(kept.name)
+        said = f"an episode changes {kept}, which outlives it"
+        tell = subject.report.error if kept.kind in ("class", "config") else subject.report.warn
+        tell("state", place, said, _REMEDIES[kept.kind])
+
+
+async def first_change(subject: Subject, tasks: Sequence[Task], speak: Speak) -> tuple[Culprit, set[Kept]]:
+    """The line that first changes anything that outlives the episode, while two tasks are played."""
+    before = pictures(subject.own, subject.envs)
+    with Culprit(subject.own, lambda: pictures(subject.own, subject.envs)) as culprit:
+        for task in tasks:
+            await play(subject, task, speak)
+    return culprit, changed(before, pictures(subject.own, subject.envs))
+
+
+def difference(one: Sequence[str], other: Sequence[str]) -> str:
+    """Where two lists of answers differ first; "" if they do not."""
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            start = max(0, at - 20) if at > 60 else 0
+            return f"{a[start : start + 100]!r} and {b[start : start + 100]!r}"
+    return "" if len(one) == len(other) else f"{len(one)} and {len(other)} messages"
+
+
+def _determinism(subject: Subject, plays: Sequence[Played]) -> None:
+    report, first = subject.report, plays[0]
+    answers = next((d for other in plays[1:] if (d := difference(first.answers(), other.answers()))), "")
+    begins = any(first.first() != other.first() for other in plays[1:])
+    if not answers and not begins:
+        return
+    subject.steady = False
+    if report.has("state"):
+        return  # that is why
+    calls = undetermined_calls(subject.own)
+    used = f" ({calls[0][1]})" if calls else ""
+    if begins:
+        place = calls[0][0] if calls else subject.own.of_member("reset", "tools")
+        said = f"reset shows two worlds for one task and seed{used}: {answers}"
+        report.error("determinism", place, said, "use self.rng, which task.seed has seeded; a group shares one world")
+    elif subject.cls.deterministic:
+        place = calls[0][0] if calls else subject.own.of_member("deterministic")
+        said = f"`deterministic = True`, but the same actions got two answers{used}: {answers}"
+        report.error("determinism", place, said, "use self.rng, or remove `deterministic`")
+    elif calls:
+        said = f"the same actions got two answers under one seed{used}: {answers}"
+        report.warn("determinism", calls[0][0], said, "use self.rng, which task.seed has seeded")
+    else:
+        report.skipped["determinism"] = (
+            f"the same actions got two answers, and the Env does not say `deterministic`: {answers}"
+        )

@@ -1,0 +1,95 @@
+"""Abort an episode after each turn, and go on in a fresh Env, through pickle: it must end as without an abort."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentrl.check.places import Place
+from agentrl.check.playing import Played, Subject, go_on, play, saying
+from agentrl.check.repeating import difference, global_random
+from agentrl.engine.scripted import Turn
+from agentrl.env import Env, runtime
+from agentrl.errors import ResumeError, told
+from agentrl.parking import Parked, resume_method
+from agentrl.types import Task
+
+_CHECK = "resuming"
+
+
+async def resuming(subject: Subject, task: Task, script: Sequence[Turn]) -> str:
+    """What was tried, or why nothing could be."""
+    how = resume_method(subject.cls)
+    if how == "alive" or subject.is_agent:
+        return "an aborted episode stays open: neither snapshot nor `deterministic`"
+    with global_random(11):
+        whole = await play(subject, task, saying(script))
+    turns = len(whole.trajectory.turns)
+    if whole.failure is not None or turns < 2:
+        return "no play takes two turns without a failure" if whole.failure is None else "the play fails"
+    for after in range(1, turns):
+        with global_random(12):
+            if not await _resumed(subject, task, script, whole, after):
+                break
+    return f"{how} after each of {turns - 1} turns"
+
+
+async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: Played, after: int) -> bool:
+    """Whether an episode that is aborted after so many turns ends as `whole` did."""
+    first = await play(subject, task, saying(script), stop_after=after)
+    if first.parked is None:
+        said = first.trajectory.info.get("not_parked")
+        if said is not None:
+            _found(subject, _of_snapshot(subject), f"snapshot fails after turn {after}: {said}", "mend it")
+        return said is None
+    parked = _through_pickle(subject, first.parked, after)
+    if parked is None:
+        return False
+    try:
+        second = await go_on(subject, parked, script[after:])
+    except ResumeError as exc:
+        if subject.steady:
+            place = (subject.own.of_error(exc) if exc.__cause__ else None) or _of_snapshot(subject)
+            _found(subject, place, f"an episode cannot go on after turn {after}: {told(exc)}", _remedy(subject))
+        return False
+    said = difference(whole.answers(), second.answers())
+    if said and subject.steady:
+        place = _where(subject, second)
+        _found(
+            subject, place, f"an episode that goes on after turn {after} ends in another way: {said}", _remedy(subject)
+        )
+    return not said
+
+
+def _where(subject: Subject, played: Played) -> Place:
+    """The line of what broke after a return, if anything did."""
+    if played.failure is not None:
+        return subject.place_of(played.failure)
+    error = runtime(played.env).first_tool_error
+    return (subject.own.of_error(error) if error is not None else None) or _of_snapshot(subject)
+
+
+def _through_pickle(subject: Subject, parked: Parked, after: int) -> Parked | None:
+    try:
+        written = pickle.dumps(replace(parked, env=None))
+    except Exception as exc:  # noqa: BLE001 - the pickle boundary: classes that refuse it raise anything
+        what = f"pickle cannot write the snapshot after turn {after}: {told(exc)}"
+        _found(subject, subject.own.of_member("snapshot"), what, "return plain data: numbers, text, lists, dicts")
+        return None
+    read: Parked = pickle.loads(written)
+    return read
+
+
+def _of_snapshot(subject: Subject) -> Place:
+    return subject.own.of_member("snapshot" if subject.cls.snapshot is not Env.snapshot else "deterministic")
+
+
+def _remedy(subject: Subject) -> str:
+    if subject.cls.snapshot is Env.snapshot:
+        return "remove `deterministic`, or make each answer depend on task, seed and actions alone"
+    return "put all that later turns and the score need into snapshot, and set it in restore"
+
+
+def _found(subject: Subject, place: Place, what: str, remedy: str) -> None:
+    subject.report.error(_CHECK, place, what, remedy)

@@ -1,0 +1,145 @@
+"""Tools: their JSON Schemas, their descriptions, and whether the model's template carries them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import docstring_parser
+
+from agentrl.check.fuzzing import place_of_tool
+from agentrl.check.places import Place
+from agentrl.check.playing import Subject
+from agentrl.errors import TemplateError
+from agentrl.types import JSON, ToolSpec
+
+_CHECK = "schemas"
+_TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def schemas(subject: Subject, tools: Sequence[ToolSpec]) -> None:
+    """Findings about the tools that an episode offers."""
+    for spec in tools:
+        function = spec["function"]
+        place = place_of_tool(subject.own, function["name"])
+        for what, remedy in _wrong(function):
+            subject.report.error(_CHECK, place, what, remedy)
+        _described(subject, function, place)
+    names = [spec["function"]["name"] for spec in tools]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        place = place_of_tool(subject.own, name)
+        subject.report.error(_CHECK, place, f"two tools are named {name!r}", "rename one")
+    for made in subject.cls._agentrl_tools.values():
+        _documented(subject, made.name, getattr(subject.cls, made.attribute))
+    _rendered(subject, tools)
+    subject.report.checked[_CHECK] = f"{len(tools)} tools"
+
+
+def _wrong(function: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
+    name, schema = function["name"], function.get("parameters", {"type": "object"})
+    if not _NAME.fullmatch(name):
+        yield f"the tool name {name!r} is none that models' APIs take", "use letters, digits, _ and -, at most 64"
+    if schema and schema.get("type") != "object":
+        yield (
+            f"the parameters of {name} are of type {schema.get('type')!r}",
+            'write {"type": "object", "properties": {...}}',
+        )
+        return
+    for path, said in _faults(schema, "parameters"):
+        yield f"the schema of {name} is no JSON Schema: {path} {said}", "see json-schema.org"
+
+
+def _faults(schema: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Whatever is no JSON Schema, with its place."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        yield path, f"is {schema!r:.40}, not a schema"
+        return
+    yield from _faults_here(schema, path)
+    for key in ("properties", "$defs", "definitions"):
+        inner = schema.get(key, {})
+        if not isinstance(inner, Mapping):
+            yield f"{path}.{key}", f"is {inner!r:.40}, not an object"
+            continue
+        for name, one in inner.items():
+            yield from _faults(one, f"{path}.{key}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from _faults(schema[key], f"{path}.{key}")
+    for key in ("anyOf", "oneOf", "allOf"):
+        for number, one in enumerate(schema.get(key, ())):
+            yield from _faults(one, f"{path}.{key}[{number}]")
+
+
+def _faults_here(schema: Mapping[str, JSON], path: str) -> Iterator[tuple[str, str]]:
+    kinds = schema.get("type", ())
+    for kind in (kinds,) if isinstance(kinds, str) or not isinstance(kinds, Sequence) else kinds:
+        if kind not in _TYPES:
+            yield f"{path}.type", f"is {kind!r}; the types are {', '.join(sorted(_TYPES))}"
+    required = schema.get("required", ())
+    if isinstance(required, bool | str) or not isinstance(required, Sequence):
+        yield f"{path}.required", f"is {required!r:.40}, not a list of names"
+    elif isinstance(schema.get("properties"), Mapping):
+        for missing in [name for name in required if name not in schema["properties"]]:
+            yield f"{path}.required", f"names {missing!r}, which is no property"
+    if "enum" in schema and not (isinstance(schema["enum"], Sequence) and not isinstance(schema["enum"], str)):
+        yield f"{path}.enum", f"is {schema['enum']!r:.40}, not a list"
+    elif "enum" in schema and not schema["enum"]:
+        yield f"{path}.enum", "is empty, so nothing fits"
+
+
+def _described(subject: Subject, function: Mapping[str, JSON], place: Place) -> None:
+    name = function["name"]
+    if not str(function.get("description") or "").strip():
+        subject.report.warn(
+            _CHECK, place, f"tool {name} has no description, so the model must guess", "write a docstring"
+        )
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    if not isinstance(properties, Mapping):
+        return
+    told = [key for key, one in properties.items() if isinstance(one, Mapping) and one.get("description")]
+    silent = [key for key in properties if key not in told]
+    if told and silent:
+        said = f"tool {name} describes some of its arguments, but not {', '.join(silent)}"
+        subject.report.warn(_CHECK, place, said, "describe it too, under `Args:`")
+
+
+def _documented(subject: Subject, name: str, method: Any) -> None:
+    """A docstring that describes an argument which the method does not have."""
+    described = {param.arg_name for param in docstring_parser.parse(inspect.getdoc(method) or "").params}
+    for unknown in sorted(described - set(inspect.signature(method).parameters)):
+        place = place_of_tool(subject.own, name)
+        subject.report.error(
+            _CHECK,
+            _line_in_docstring(method, unknown, place),
+            f"the docstring of tool {name} describes {unknown!r}, which is none of its arguments",
+            "name it as the method does: the model does not see this description",
+        )
+
+
+def _line_in_docstring(method: Any, word: str, otherwise: Place) -> Place:
+    try:
+        lines, first = inspect.getsourcelines(inspect.unwrap(getattr(method, "__func__", method)))
+    except (OSError, TypeError):
+        return otherwise
+    at = next((i for i, line in enumerate(lines) if re.match(rf"\s*(:param )?\s*\*?{re.escape(word)}\b", line)), None)
+    return otherwise if at is None else Place(otherwise.file, first + at)
+
+
+def _rendered(subject: Subject, tools: Sequence[ToolSpec]) -> None:
+    """The model's template shows every tool."""
+    place = subject.own.of_member("tools", *(made.attribute for made in subject.cls._agentrl_tools.values()))
+    try:
+        subject.envs.prove(subject.renderer)
+        rendered = subject.renderer.bind(tools).prompt("Hello.")
+    except TemplateError as exc:
+        subject.report.error(_CHECK, place, f"the model's template cannot carry the Env: {exc}", "try another --model")
+        return
+    shown = subject.renderer.decode(rendered.tokens)
+    for name in [spec["function"]["name"] for spec in tools if spec["function"]["name"] not in shown]:
+        what = f"the model's template does not show tool {name}"
+        subject.report.error(_CHECK, place_of_tool(subject.own, name), what, "try another --model")

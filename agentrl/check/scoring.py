@@ -1,0 +1,96 @@
+"""The reward: a number in its range, and a score that only looks at the trajectory."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from agentrl.check.playing import Played, Speak, Subject, play
+from agentrl.check.state import Culprit, picture
+from agentrl.env import Env, runtime
+from agentrl.types import JSON, Reward, Task
+
+_CHECK = "reward"
+_USUAL = (-1.0, 1.0)
+
+
+async def scoring(subject: Subject, task: Task, speak: Speak) -> None:
+    """Findings about `score`: it is called twice on one trajectory, which must not change."""
+    if not subject.own.wrote("score"):
+        return
+    seen: list[tuple[Any, Any, bool]] = []
+
+    def prepare(env: Env) -> None:
+        score, kept = env.score, runtime(env)
+
+        async def twice(trajectory: Any) -> Any:
+            before = _json(trajectory)
+            first = await kept.call(score, trajectory) if _is_plain(score) else await score(trajectory)  # type: ignore[misc]
+            unchanged = _json(trajectory) == before
+            second = await kept.call(score, trajectory) if _is_plain(score) else await score(trajectory)  # type: ignore[misc]
+            seen.append((_value(first), _value(second), unchanged))
+            return first
+
+        setattr(env, "score", twice)  # noqa: B010 - a method is replaced
+
+    in_range(subject, await play(subject, task, speak, prepare=prepare))
+    for first, second, unchanged in seen:
+        if not unchanged:
+            await _changes(subject, task, speak)
+        elif first != second and first == first:
+            subject.report.warn(
+                _CHECK,
+                subject.own.of_member("score"),
+                f"score gives {first} and, called again on the same trajectory, {second}",
+                "let it only read: what it uses up or counts, another call does not find",
+            )
+
+
+async def _changes(subject: Subject, task: Task, speak: Speak) -> None:
+    places = []
+
+    def prepare(env: Env) -> None:
+        score, kept = env.score, runtime(env)
+
+        async def watched(trajectory: Any) -> Any:
+            with Culprit(subject.own, lambda: picture(_json(trajectory), subject.own)) as culprit:
+                value = await kept.call(score, trajectory) if _is_plain(score) else await score(trajectory)  # type: ignore[misc]
+            places.append(culprit.place)
+            return value
+
+        setattr(env, "score", watched)  # noqa: B010 - a method is replaced
+
+    await play(subject, task, speak, prepare=prepare)
+    place = next(filter(None, places), None) or subject.own.of_member("score")
+    what = "score changes the trajectory, which is trained on and logged as it is left"
+    subject.report.error(_CHECK, place, what, "work on a copy; notes belong into trajectory.info")
+
+
+def in_range(subject: Subject, played: Played) -> None:
+    """The reward of any play lies within what the Env declares, else within the usual."""
+    reward, declared = played.trajectory.reward, subject.cls.reward_range
+    if reward is None:
+        return
+    least, most = declared or _USUAL
+    if least <= reward <= most:
+        return
+    place = subject.own.of_member("score", "step")
+    if declared:
+        what = f"the reward {reward:g} lies outside of reward_range, {least:g} to {most:g}"
+        subject.report.error(_CHECK, place, what, "mend score, or reward_range")
+    else:
+        what = f"the reward {reward:g} lies outside of the usual -1 to 1"
+        subject.report.warn(_CHECK, place, what, f"scale it, or declare it: reward_range = ({min(0.0, reward):g}, ...)")
+
+
+def _json(trajectory: Any) -> dict[str, JSON]:
+    written: dict[str, JSON] = trajectory.to_json()
+    return {key: value for key, value in written.items() if key not in ("info", "reward", "reward_parts")}
+
+
+def _value(given: Any) -> Any:
+    return given.value if isinstance(given, Reward) else given
+
+
+def _is_plain(hook: Any) -> bool:
+    return not inspect.iscoroutinefunction(hook)

@@ -1,0 +1,66 @@
+"""Observations that are too large, or repeat all that was observed before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from agentrl.check.playing import Played, Subject
+
+_CHECK = "sizes"
+LARGE = 40_000
+"""Characters of an observation, some ten thousand tokens."""
+_REPEATS = 3
+_LEAST = 20
+
+
+def sizes(subject: Subject, played: Played) -> None:
+    """Findings about the observations of one play."""
+    observed = _observed(played)
+    if (largest := max(map(len, observed), default=0)) > LARGE:
+        subject.report.warn(
+            _CHECK,
+            subject.own.of_member(*_hooks(subject, observed)),
+            f"an observation has {largest} characters, about {largest // 4} tokens",
+            "cut it, or show a part and let the model ask for more; limits.observation_tokens only cuts the end off",
+        )
+    elif _repeats(observed[1:]):
+        subject.report.warn(
+            _CHECK,
+            subject.own.of_member("step", "exec_tool", *_tools(subject)),
+            f"each observation repeats all earlier ones, from {len(observed[1])} to {len(observed[-1])} characters",
+            "show only what is new: the model still reads the earlier observations",
+        )
+
+
+def _hooks(subject: Subject, observed: Sequence[str]) -> Sequence[str]:
+    return ("reset",) if observed and len(observed[0]) > LARGE else ("step", "exec_tool", *_tools(subject), "reset")
+
+
+def _tools(subject: Subject) -> list[str]:
+    return [made.attribute for made in subject.cls._agentrl_tools.values()]
+
+
+def _observed(played: Played) -> list[str]:
+    """Prompt and answers, each as one text."""
+    found, now = [""], 0
+    for message in played.trajectory.messages:
+        if message.get("role") == "assistant":
+            now += 1
+            continue
+        while len(found) <= now:
+            found.append("")
+        found[now] += str(message.get("content") or "")
+    raw = [turn.raw for turn in played.trajectory.turns if turn.raw]
+    return [found[0], *raw] if raw else found
+
+
+def _repeats(observed: Sequence[str]) -> bool:
+    """Whether some observations in a row each hold the one before, and more."""
+    row = 0
+    for before, after in pairwise(observed):
+        longer = len(before) >= _LEAST and len(after) > len(before) and before.strip() in after
+        row = row + 1 if longer else 0
+        if row >= _REPEATS:
+            return True
+    return False

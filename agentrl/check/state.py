@@ -1,0 +1,143 @@
+"""What outlives an episode: class attributes, module globals, `shared`, the configuration, and the task."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from random import Random
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from agentrl.check.places import Own, Place
+from agentrl.env import EnvFactory
+
+_DEEPEST, _MOST = 6, 3000
+_CODE = (type, ModuleType, FunctionType, MethodType, classmethod, staticmethod, property)
+
+
+class Kept(NamedTuple):
+    """The name of one thing that outlives an episode."""
+
+    kind: str
+    owner: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.name}" if self.owner else self.name
+
+
+Pictures = Mapping[Kept, Any]
+
+
+def pictures(own: Own, envs: EnvFactory) -> Pictures:
+    """A picture of each thing that outlives an episode; two differ if it was changed."""
+    found = {Kept("shared", "", "self.shared"): envs.shared, Kept("config", "", "self.config"): envs.config}
+    for base in own.classes:
+        for name, value in vars(base).items():
+            if _is_data(name, value):
+                found[Kept("class", base.__name__, name)] = value
+    for module in own.modules:
+        for name, value in list(vars(module).items()):
+            if _is_data(name, value):
+                found[Kept("module", "", name)] = value
+    return {kept: picture(value, own) for kept, value in found.items()}
+
+
+def picture(value: Any, own: Own) -> Any:
+    """A value as nested tuples. Objects of foreign classes are told apart by their identity alone."""
+    return _Painter(own).paint(value, 0)
+
+
+def changed(before: Pictures, after: Pictures) -> set[Kept]:
+    return {kept for kept, seen in after.items() if kept in before and before[kept] != seen}
+
+
+class Culprit:
+    """Finds the line of the author's code after which something looks different; within `with`."""
+
+    def __init__(self, own: Own, look: Callable[[], Any]) -> None:
+        self._own, self._look = own, look
+        self.place: Place | None = None
+        self._last: dict[int, Place] = {}
+        self._looking = False
+
+    def __enter__(self) -> Culprit:
+        self._before, self._traced = self._look(), sys.gettrace()
+        sys.settrace(self._call)
+        threading.settrace(self._call)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        sys.settrace(self._traced)
+        threading.settrace(self._traced)
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if self.place is not None or self._looking or not self._own.has(frame.f_code.co_filename):
+            return None
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if self.place is not None or self._looking:
+            return None
+        thread = threading.get_ident()
+        self._looking = True
+        try:
+            if self._look() != self._before:
+                self.place = self._last.get(thread) or Place(frame.f_code.co_filename, frame.f_lineno)
+        finally:
+            self._looking = False
+        self._last[thread] = Place(frame.f_code.co_filename, frame.f_lineno)
+        return self._line
+
+
+class _Painter:
+    def __init__(self, own: Own) -> None:
+        self._own, self._left, self._inside = own, _MOST, set[int]()
+
+    def paint(self, value: Any, depth: int) -> Any:
+        if value is None or isinstance(value, bool | int | float | str | bytes):
+            return value
+        self._left -= 1
+        if depth > _DEEPEST or self._left < 0 or id(value) in self._inside:
+            return "..."
+        self._inside.add(id(value))
+        try:
+            return self._held(value, depth + 1)
+        finally:
+            self._inside.discard(id(value))
+
+    def _held(self, value: Any, depth: int) -> Any:
+        if isinstance(value, dict):
+            return ("dict", *((str(key), self.paint(item, depth)) for key, item in list(value.items())))
+        if isinstance(value, set | frozenset):
+            return ("set", frozenset(map(repr, list(value)[:_MOST])))
+        if isinstance(value, list | tuple | deque):
+            return ("list", *(self.paint(item, depth) for item in list(value)))
+        if isinstance(value, bytearray):
+            return bytes(value)
+        if isinstance(value, Random):
+            return hash(value.getstate())
+        if isinstance(value, BaseModel):
+            return ("model", *((name, self.paint(item, depth)) for name, item in dict(value).items()))
+        if self._is_own(type(value)):
+            return (type(value).__name__, *self._attributes(value, depth))
+        return f"{type(value).__qualname__} {id(value)}"
+
+    def _attributes(self, value: Any, depth: int) -> list[Any]:
+        given = dict(getattr(value, "__dict__", {}))
+        if is_dataclass(value):
+            given |= {field.name: getattr(value, field.name, None) for field in fields(value)}
+        return [(name, self.paint(item, depth)) for name, item in given.items()]
+
+    def _is_own(self, cls: type) -> bool:
+        module = sys.modules.get(cls.__module__)
+        return self._own.has(getattr(module, "__file__", None) or "<none>")
+
+
+def _is_data(name: str, value: Any) -> bool:
+    return not (name.startswith(("__", "_abc_", "_agentrl")) or callable(value) or isinstance(value, _CODE))

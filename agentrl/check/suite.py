@@ -1,0 +1,202 @@
+"""All checks of one Env, in order. Each play is watched for what it leaves behind and for blocking the event loop."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from agentrl.check.blocking import Watchdog, sleeping_calls
+from agentrl.check.cancelling import cancellation
+from agentrl.check.findings import Report
+from agentrl.check.fresh import fresh_process
+from agentrl.check.fuzzing import explored, fuzzing
+from agentrl.check.interleaving import interleaved
+from agentrl.check.leaks import Ledger
+from agentrl.check.lifecycle import lifecycle
+from agentrl.check.own_tasks import own_tasks
+from agentrl.check.places import Own
+from agentrl.check.players import failed, players
+from agentrl.check.playing import Played, Player, Subject, play, saying
+from agentrl.check.prompts import ResetReads, prompts, watched
+from agentrl.check.repeating import repeat
+from agentrl.check.resuming import resuming
+from agentrl.check.schemas import schemas
+from agentrl.check.scoring import scoring
+from agentrl.check.warned import Warned
+from agentrl.engine.scripted import Turn
+from agentrl.env import Env, EnvFactory
+from agentrl.render.base import Renderer
+from agentrl.types import JSON, Limits, Task
+
+CHECKS = (
+    "tasks",
+    "lifecycle",
+    "schemas",
+    "prompt",
+    "players",
+    "state",
+    "determinism",
+    "leaks",
+    "cancellation",
+    "resuming",
+    "reward",
+    "robustness",
+    "sizes",
+    "blocking",
+)
+_TURNS = 12
+_SLOW_S = 3.0
+"""An episode that takes longer is played less often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What is checked, and with what."""
+
+    env: str | type[Env]
+    tasks: Sequence[Task]
+    renderer: Renderer
+    config: Mapping[str, JSON] = field(default_factory=dict)
+    gold: Player | None = None
+    noop: Player | None = None
+    limits: Limits = field(default_factory=lambda: Limits(close_s=10.0))
+    only: Sequence[str] = ()
+    """Some of CHECKS; all if there are none."""
+    process: bool = True
+    """Also play in a process of its own."""
+
+
+async def check(given: Given) -> Report:
+    """Check an Env. Raises ConfigError if it cannot be made, InfraError if `share` says that the world broke."""
+    envs = EnvFactory(given.env, given.config)
+    report, own = Report(), Own(envs.cls)
+    path = given.env if isinstance(given.env, str) else ""
+    limits = replace(given.limits, turns=min(given.limits.turns, _TURNS))
+    subject = Subject(path, envs, given.tasks, given.renderer, limits, own, report, given.gold, given.noop)
+    ledger = Ledger(own)
+    with _quiet(), Warned(subject) as warned, Watchdog(own, lambda: subject.plays) as dog, ledger.watching():
+        there, began = ledger.look(), time.monotonic()
+        async with envs:
+            subject.share_s = time.monotonic() - began
+            await _Suite(subject, ledger, given).run()
+        left = await ledger.left(there)
+        await ledger.clear(left)
+        warned.report()
+    dog.report(report)
+    report.findings.sort(key=lambda found: (found.severity, found.place))
+    return report
+
+
+class _Suite:
+    """One Env, with what watches it."""
+
+    def __init__(self, subject: Subject, ledger: Ledger, given: Given) -> None:
+        self.subject, self.ledger, self.given = subject, ledger, given
+
+    async def run(self) -> None:
+        subject, tasks = self.subject, self.subject.tasks
+        if self._wants("tasks"):
+            own_tasks(subject)
+        first = await self._first_plays()
+        if first is None:
+            return
+        tools = first[0].trajectory.tools
+        if self._wants("schemas"):
+            schemas(subject, tools)
+        if self._wants("blocking"):
+            sleeping_calls(subject.own, subject.report)
+            subject.report.checked["blocking"] = "in every play"
+        if self._wants("players"):
+            await players(subject, tasks)
+        task, plain = tasks[0], explored(first[0].trajectory)
+        scripts = [[*said] for said in (subject.scripts.get(task.id), plain) if said]
+        await self._of_scripts(task, scripts)
+        if self._wants("robustness", "sizes") and not subject.is_agent:
+            subject.report.checked["robustness"] = await fuzzing(subject, task, tools)
+        elif subject.is_agent:
+            subject.report.skipped["robustness"] = "an agent takes its turns by itself; its tools are its own"
+
+    async def _first_plays(self) -> list[Played] | None:
+        """Each task once. None if none of them can be played."""
+        subject, plays, reads = self.subject, list[Played](), ResetReads()
+        for task in subject.tasks:
+            plays.append(await play(subject, watched(task), saying(()), turns=2, prepare=reads.attach))
+            subject.seconds = min(subject.seconds or 1e9, plays[-1].seconds)
+        gc.collect()
+        broken = [played for played in plays if failed(subject, played)]
+        if len(broken) == len(plays):
+            subject.report.skipped["everything else"] = "no task can be played"
+            return None
+        if self._wants("prompt"):
+            prompts(subject, [played for played in plays if played not in broken], reads)
+            subject.report.checked["prompt"] = f"{len(plays)} tasks"
+        return [played for played in plays if played not in broken]
+
+    async def _of_scripts(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
+        subject, speak = self.subject, saying(scripts[0])
+        for script in scripts:
+            if self._wants("state", "determinism", "leaks", "blocking"):
+                await repeat(subject, self.ledger, script, task)
+                for name in ("state", "determinism", "leaks"):
+                    subject.report.checked[name] = "plays of one script, compared"
+        if self._wants("lifecycle"):
+            await lifecycle(subject, task, speak)
+        if self._wants("reward"):
+            await scoring(subject, task, speak)
+        if self._wants("state"):
+            await self._beside(task, scripts)
+        for script in scripts:
+            if self._wants("resuming"):
+                subject.report.checked["resuming"] = await resuming(subject, task, script)
+        if self._wants("determinism", "resuming") and self.given.process:
+            await fresh_process(subject, task, scripts[-1], self.given.config)
+        if self._wants("cancellation"):
+            await self._cancelled(task, scripts)
+
+    async def _beside(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
+        """Two tasks beside each other, or one twice."""
+        subject, other = self.subject, self.subject.tasks[-1]
+        speaks = [saying(scripts[0]), saying(subject.scripts.get(other.id) or scripts[-1])]
+        if subject.is_agent:
+            subject.report.skipped["state"] = (
+                "an agent's requests come when they come; episodes are not played in turns"
+            )
+        elif said := await interleaved(subject, [task, other], speaks):
+            subject.report.skipped["state"] = f"episodes beside each other: {said}"
+
+    async def _cancelled(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
+        tried = known = 0
+        for script in scripts[:1] if self.subject.seconds > _SLOW_S else scripts:
+            done, of = await cancellation(self.subject, self.ledger, task, saying(script))
+            tried, known = tried + done, known + of
+        self.subject.report.checked["cancellation"] = f"cancelled at {tried} waits"
+        if tried < known:
+            self.subject.report.skipped["cancellation"] = (
+                f"{known - tried} of {known} waits: there was no time for them"
+            )
+
+    def _wants(self, *names: str) -> bool:
+        return not self.given.only or any(name in self.given.only for name in names)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What an Env gets wrong is told as findings, not by the log as well."""
+    logger = logging.getLogger("agentrl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    depth = sys.get_coroutine_origin_tracking_depth()
+    sys.set_coroutine_origin_tracking_depth(10)
+    gc.collect()
+    gc.freeze()  # so that collecting garbage after each play is cheap
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        sys.set_coroutine_origin_tracking_depth(depth)
+        logger.setLevel(level)

@@ -1,0 +1,64 @@
+"""The verdict on a task by how it was played: nothing done must score 0, its own solution 1, each twice.
+
+`agentrl check` and `agentrl validate` both judge by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Verdict: TypeAlias = Literal[
+    "good", "no-op rewarded", "oracle failed", "flaky", "no oracle", "deadline", "error", "cannot run here"
+]
+TIMES = 2
+"""How often each is played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """How one play ended: with a score, or with what broke."""
+
+    score: float | None
+    error: str = ""
+    late: bool = False
+    log: str = ""
+
+
+def judge(
+    noop: Sequence[Play], oracle: Sequence[Play], *, least: float = 0.0, most: float = 1.0
+) -> tuple[Verdict, str]:
+    """The verdict on a task by how it was played, and the reason if it is not good.
+
+    `oracle` are the plays of the solution, `least` and `most` what nothing and the solution should score.
+    """
+    nothing, solved = [play.score for play in noop], [play.score for play in oracle]
+    if any(score is not None and score > least for score in nothing):
+        return "no-op rewarded", f"doing nothing scored {_shown(nothing)}"
+    if broken := _broken(nothing, solved, [*noop, *oracle]):
+        return broken
+    if not oracle:
+        return "no oracle", "the task comes without a solution; doing nothing scored 0"
+    if any(score != most for score in solved):
+        said = oracle[0].error or " ".join(oracle[0].log[-300:].split())
+        return "oracle failed", f"the solution scored {_shown(solved)}: {said}"
+    return "good", ""
+
+
+def _broken(
+    nothing: Sequence[float | None], solved: Sequence[float | None], plays: Sequence[Play]
+) -> tuple[Verdict, str] | None:
+    """The verdict where two plays of a kind differ, or one gave no score."""
+    if len(set(nothing)) > 1 or len(set(solved)) > 1:
+        broke = next((f": {play.error}" for play in plays if play.error), "")
+        return "flaky", f"doing nothing scored {_shown(nothing)}, the solution {_shown(solved)}{broke}"
+    if late := next((play for play in plays if play.late), None):
+        return "deadline", late.error
+    if broke_at := next((play for play in plays if play.score is None), None):
+        return "error", broke_at.error
+    return None
+
+
+def _shown(scores: Sequence[float | None]) -> str:
+    return " and ".join("an error" if score is None else f"{score:g}" for score in scores) or "nothing"

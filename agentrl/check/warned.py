@@ -1,0 +1,68 @@
+"""What Python and asyncio say by themselves: coroutines never awaited, tasks whose error nobody saw, open sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.check.places import Place
+from agentrl.check.playing import Subject
+from agentrl.errors import told
+
+
+class Warned:
+    """Collects them within `with`."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject, self._said = subject, list[tuple[str, Place | None]]()
+
+    def __enter__(self) -> Warned:
+        self._loop = asyncio.get_running_loop()
+        self._before = self._loop.get_exception_handler()
+        self._loop.set_exception_handler(self._handle)
+        self._catching = warnings.catch_warnings(record=True)
+        self._warnings = self._catching.__enter__()
+        warnings.simplefilter("always")
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._catching.__exit__(*exc)
+        self._loop.set_exception_handler(self._before)
+
+    def report(self) -> None:
+        gc.collect()
+        for warning in self._warnings or ():
+            said = str(warning.message)
+            if "was never awaited" in said:
+                self._said.append((said.splitlines()[0], self._subject.own.of_text(said)))
+        for said, place in self._said:
+            fallback = self._subject.own.of_member("step", "reset", "run")
+            if place is None and "never awaited" in said and not self._is_own(said):
+                continue
+            self._subject.report.error("leaks", place or fallback, said, _remedy(said))
+
+    def _is_own(self, said: str) -> bool:
+        named = re.search(r"coroutine '(.+?)'", said)
+        return named is not None and any(base.__name__ in named[1] for base in self._subject.own.classes)
+
+    def _handle(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        message, error = str(context.get("message", "")), context.get("exception")
+        if message.startswith("Unclosed"):
+            place = next(
+                (place for place, _ in self._subject.own.calls(lambda name: name.endswith("ClientSession"))), None
+            )
+            self._said.append((message, place))
+        elif "never retrieved" in message and error is not None:
+            place = self._subject.own.of_error(error)
+            if place is not None:
+                self._said.append((f"a task ended with an error that nobody saw: {told(error)}", place))
+
+
+def _remedy(said: str) -> str:
+    if "never awaited" in said:
+        return "write `await` before the call"
+    return "await the task" if "task" in said else "close it in close, or open it by `await self.enter(...)`"

@@ -1,0 +1,29 @@
+"""A helper program runs beside the episode."""
+
+import asyncio
+
+from agentrl import Env, Task, tool
+
+CAPITALS = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome"}
+
+
+class Program(Env):
+    process = None
+
+    @classmethod
+    def tasks(cls, config, split):
+        start = 0 if split == "train" else 50
+        for n, (country, capital) in enumerate(CAPITALS.items()):
+            yield Task(prompt=f"What is the capital of {country}?", label=capital, seed=start + n)
+
+    async def reset(self, task):
+        self.process = await asyncio.create_subprocess_exec("sleep", "1000")  # found here
+        return task.prompt
+
+    @tool
+    async def look(self, country: str) -> str:
+        """Look a country up."""
+        return CAPITALS.get(country, "unknown")
+
+    async def score(self, trajectory):
+        return float(trajectory.answer == self.task.label)

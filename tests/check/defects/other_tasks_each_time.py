@@ -1,0 +1,21 @@
+"""Makes its tasks by chance."""
+
+import random
+
+from agentrl import Env, Task, tool
+
+
+class Chance(Env):
+    @classmethod
+    def tasks(cls, config, split):
+        for _ in range(8):
+            n = random.randrange(10**6)  # found here
+            yield Task(prompt=f"What is twice {n}?", label=str(2 * n))
+
+    @tool
+    async def double(self, number: int) -> int:
+        """Twice a number."""
+        return 2 * number
+
+    async def score(self, trajectory):
+        return float(trajectory.answer == self.task.label)

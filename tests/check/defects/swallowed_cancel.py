@@ -1,0 +1,27 @@
+"""Its tool never fails."""
+
+import asyncio
+
+from agentrl import Env, Task, tool
+
+CAPITALS = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome"}
+
+
+class Patient(Env):
+    @classmethod
+    def tasks(cls, config, split):
+        start = 0 if split == "train" else 50
+        for n, (country, capital) in enumerate(CAPITALS.items()):
+            yield Task(prompt=f"What is the capital of {country}?", label=capital, seed=start + n)
+
+    @tool
+    async def look(self, country: str) -> str:
+        """Look a country up."""
+        try:
+            await asyncio.sleep(0.001)
+            return CAPITALS[country]
+        except:  # noqa: E722  # found here
+            return "unknown"
+
+    async def score(self, trajectory):
+        return float(trajectory.answer == self.task.label)

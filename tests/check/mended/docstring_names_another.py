@@ -1,0 +1,25 @@
+"""Its docstring is older than its code."""
+
+from agentrl import Env, Task, tool
+
+CAPITALS = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome"}
+
+
+class Old(Env):
+    @classmethod
+    def tasks(cls, config, split):
+        start = 0 if split == "train" else 50
+        for n, (country, capital) in enumerate(CAPITALS.items()):
+            yield Task(prompt=f"What is the capital of {country}?", label=capital, seed=start + n)
+
+    @tool
+    async def look(self, country: str) -> str:
+        """Look a country up.
+
+        Args:
+            country: The name of the country.
+        """
+        return CAPITALS.get(country, "unknown")
+
+    async def score(self, trajectory):
+        return float(trajectory.answer == self.task.label)

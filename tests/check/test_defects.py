@@ -1,0 +1,94 @@
+"""Each planted defect is found at its line, and the same Env without it passes.
+
+A defect's lines are marked "found here". `AGENTRL_CHECK=all` runs every check on each of them; by default only those
+that can find it, and on its twin the quick ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl.check import Given, check
+from agentrl.env import Env, EnvFactory
+from agentrl.loading import load_object
+from agentrl.types import Task
+
+HERE = Path(__file__).parent
+MARK = "found here"
+ALL = os.environ.get("AGENTRL_CHECK") == "all"
+FOUND_BY = {
+    "blocking": ("blocking_sleep", "busy_loop"),
+    "cancellation": ("half_opened", "swallowed_cancel"),
+    "determinism": ("global_random", "not_deterministic", "order_of_a_set"),
+    "leaks": ("leaked_file", "leaked_folder", "leaked_process", "leaked_task", "leaked_thread", "never_awaited"),
+    "lifecycle": ("close_needs_reset", "closed_twice", "division_by_zero", "nan_reward", "text_without_a_call"),
+    "players": ("gold_scores_zero", "nothing_is_rewarded"),
+    "prompt": ("ignores_its_task", "label_in_prompt"),
+    "resuming": ("forgetful_snapshot", "restore_without_reset", "snapshot_of_a_lock"),
+    "reward": ("hundred_points", "score_changes_trajectory", "score_uses_up"),
+    "robustness": ("infra_for_anything", "key_error", "returns_a_set", "unknown_tool"),
+    "schemas": ("docstring_names_another", "no_description", "wrong_schema"),
+    "sizes": ("repeats_itself", "whole_book"),
+    "state": ("class_list", "module_global", "shared_counter", "task_changed"),
+    "tasks": ("other_tasks_each_time",),
+}
+NAMES = sorted(name for names in FOUND_BY.values() for name in names)
+OTHER_PROCESS = ("order_of_a_set",)
+SLOW_TWINS = ("blocking_sleep", "busy_loop", "half_opened", "leaked_process")
+
+
+def test_every_defect_is_listed() -> None:
+    assert sorted(file.stem for file in (HERE / "defects").glob("*.py")) == NAMES
+    assert sorted(file.stem for file in (HERE / "mended").glob("*.py")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_defect_is_found_at_its_line(renderer, name) -> None:
+    file = HERE / "defects" / f"{name}.py"
+    kind = next(kind for kind, names in FOUND_BY.items() if name in names)
+    report = checked(file, renderer, () if ALL else (kind,))
+    marked = {at for at, line in enumerate(file.read_text().splitlines(), 1) if MARK in line}
+    found = {one.place.line for one in report.findings}
+    assert found, "nothing was found"
+    assert found <= marked, report.findings
+    assert all(one.place.file == str(file) for one in report.findings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_twin_passes(renderer, name) -> None:
+    kind = next(kind for kind, names in FOUND_BY.items() if name in names)
+    only = () if ALL or name not in SLOW_TWINS else (kind, "schemas")
+    report = checked(HERE / "mended" / f"{name}.py", renderer, only)
+    assert report.findings == []
+
+
+def checked(file: Path, renderer, only=()):
+    cls = env_of(file)
+    envs = EnvFactory(cls)
+    made = zip(range(3), cls.tasks(envs.config, "eval"), strict=False)
+    tasks = [Task(**{**fields(task), "id": f"{n}"}) for n, task in made]
+    gold = getattr(load_module(file), "gold", None)
+    process = ALL or file.stem in OTHER_PROCESS
+    given = Given(env=f"{file}:{cls.__name__}", tasks=tasks, renderer=renderer, gold=gold, only=only, process=process)
+    return asyncio.run(check(given))
+
+
+def load_module(file: Path):
+    import sys
+
+    return sys.modules[env_of(file).__module__]
+
+
+def env_of(file: Path) -> type[Env]:
+    name = (
+        next(line for line in file.read_text().splitlines() if line.startswith("class ")).split()[1].partition("(")[0]
+    )
+    return load_object(f"{file}:{name}", Env)
+
+
+def fields(task: Task) -> dict:
+    return {name: getattr(task, name) for name in Task.__dataclass_fields__}
