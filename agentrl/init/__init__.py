@@ -9,7 +9,9 @@ from __future__ import annotations
 import keyword
 import re
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
+from tokenize import NAME, generate_tokens
 
 from agentrl.errors import ConfigError
 
@@ -59,8 +61,13 @@ def _replaced(text: str, spelled: dict[str, str]) -> str:
 def _class_name(name: str, texts: dict[str, str]) -> str:
     """`weather_report` as WeatherReport, or as WeatherReportEnv where the template uses that name for something."""
     found = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    taken = any(re.search(rf"\b{found}\b", text) for path, text in texts.items() if path.endswith(".py"))
-    return f"{found}Env" if taken else found
+    sources = [text for path, text in texts.items() if path.endswith(".py")]
+    return f"{found}Env" if any(found in _names(source) for source in sources) else found
+
+
+def _names(source: str) -> set[str]:
+    tokens = generate_tokens(StringIO(source).readline)
+    return {token.string for token in tokens if token.type == NAME}
 
 
 def _repaired(name: str) -> str:

@@ -99,9 +99,12 @@ def test_a_name_that_no_package_can_have_is_refused_with_one_that_can(name, says
     assert not list(tmp_path.iterdir())
 
 
-def test_a_class_name_that_the_template_uses_gets_an_ending(tmp_path):
-    write_project("corpus", "retrieval", tmp_path)
-    assert "class CorpusEnv(Env)" in (tmp_path / "corpus/corpus/env.py").read_text()
+@pytest.mark.parametrize(
+    ("name", "template", "cls"), [("corpus", "retrieval", "CorpusEnv"), ("weather", "tool", "Weather")]
+)
+def test_a_class_name_that_the_template_s_code_uses_gets_an_ending(name, template, cls, tmp_path):
+    write_project(name, template, tmp_path)
+    assert f"class {cls}(Env)" in (tmp_path / name / name / "env.py").read_text()
 
 
 def test_nothing_is_overwritten(folder, agentrl):
