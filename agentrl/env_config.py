@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_type_hints
@@ -38,15 +38,22 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
         raise ConfigError(f"env_config of {cls.__name__}: {_problems(exc)}{_known(hint)}") from exc
 
 
-def required_keys(cls: type) -> list[str]:
-    """The keys of env_config that have no default. Raises ConfigError if the annotation cannot be checked."""
+def required(cls: type) -> list[str]:
+    """What env_config must hold because it has no default: keys, or what the class says.
+
+    Raises ConfigError if the annotation cannot be checked.
+    """
     try:
         validated_config(cls, None)
     except ConfigError as exc:
         if not isinstance(exc.__cause__, ValidationError):
             raise
-        return [".".join(map(str, error["loc"])) for error in exc.__cause__.errors() if error["type"] == "missing"]
+        return [_wanted(error["type"], error["loc"], error["msg"]) for error in exc.__cause__.errors()]
     return []
+
+
+def _wanted(kind: str, place: Sequence[int | str], message: str) -> str:
+    return ".".join(map(str, place)) if kind == "missing" else message.removeprefix("Value error, ")
 
 
 def _is_instance(config: object, hint: Any) -> bool:

@@ -11,7 +11,7 @@ import typer
 
 from agentrl.cli._errors import one_line_errors
 from agentrl.env import EnvFactory, load_env, plays_itself
-from agentrl.env_config import required_keys
+from agentrl.env_config import required
 from agentrl.errors import ConfigError
 from agentrl.loading import cause
 from agentrl.registry import Entry, entries
@@ -65,18 +65,18 @@ def _sentence(text: str) -> str:
 
 def _short(need: str) -> str:
     """What is needed, without where, how much and what else would do."""
-    return re.split(r" at |[(,;]", need)[0].strip()
+    return need if need.startswith("config: ") else re.split(r" at |[(,;]", need)[0].strip()
 
 
 def described(entry: Entry) -> Described:
     """One entry; a broken one says why."""
     try:
         cls = load_env(entry.path)
-        what = (cls.__doc__ or "no docstring").strip().partition("\n")[0]
-        needs = [f"config: {key}" for key in required_keys(cls)] or [*map(str, cls.needs(EnvFactory(cls).config, 1))]
+        about = (cls.__doc__ or "no docstring").strip().partition("\n")[0]
+        needs = [f"config: {what}" for what in required(cls)] or [*map(str, cls.needs(EnvFactory(cls).config, 1))]
     except ConfigError as exc:
         return Described(entry.name, entry.path, entry.package, broken=str(exc))
     except Exception as exc:  # noqa: BLE001 - the boundary of `needs`
         return Described(entry.name, entry.path, entry.package, broken=f"needs failed: {cause(exc)}")
     tools = [*cls._agentrl_tools]
-    return Described(entry.name, entry.path, entry.package, what, tools, plays_itself(cls), needs)
+    return Described(entry.name, entry.path, entry.package, about, tools, plays_itself(cls), needs)

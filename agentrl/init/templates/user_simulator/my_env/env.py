@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from agentrl import Action, Env, Message, Observation, StepResult, Task, ToolResult, Trajectory, tool
 from agentrl.chat import Speaker, SpeakerConfig, speaker
 
-DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
+DAYS = ["Monday", "Tuesday", "Friday", "Sunday"]
 WISHES = ["table", "room", "boat", "house", "book"]
 
 
