@@ -20,6 +20,7 @@ _CUT = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _FILTERED = {"content_filter", "safety", "refusal", "recitation", "prohibited_content", "blocklist", "sensitive"}
 _OWN = {"role", "content", "tool_calls", "function_call", "reasoning_content", "reasoning", "refusal"}
 _UNKNOWN = re.compile(r"unsupported|not supported|not permitted|extra|unexpected|unrecognized|unknown", re.IGNORECASE)
+_NO_TEXT = re.compile(r"\b(string|null|none)\b", re.IGNORECASE)
 _LATER = {408, 409, 425, 429}
 _THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)</think>\s*(.*)", re.DOTALL)
 
@@ -45,13 +46,15 @@ class Habits:
     """It wants max_completion_tokens, not max_tokens."""
     without: set[str] = field(default_factory=set)
     """Fields of messages that it does not take."""
+    no_null: bool = False
+    """It wants text where a message says nothing beside its calls."""
 
     def apply(self, body: Mapping[str, JSON], most: int | None) -> dict[str, JSON]:
         """The request in a form that is not known to be refused."""
         cap = {} if most is None else {"max_completion_tokens" if self.renamed else "max_tokens": most}
-        messages = (
-            [_without(message, self.without) for message in body["messages"]] if self.without else body["messages"]
-        )
+        messages = [_without(message, self.without) for message in body["messages"]]
+        if self.no_null:
+            messages = [{**message, "content": message.get("content") or ""} for message in messages]
         return {**cap, **body, "messages": messages}
 
     def learn(self, sent: Mapping[str, JSON], refused: RefusedError) -> bool:
@@ -60,6 +63,10 @@ class Habits:
             return False
         if "max_completion_tokens" in refused.words and "max_tokens" in sent and "max_completion_tokens" not in sent:
             self.renamed = True
+            return True
+        nulls = any(message.get("content", "") is None for message in sent["messages"])
+        if nulls and _names(refused.words, "content") and _NO_TEXT.search(refused.words):
+            self.no_null = True
             return True
         extra = {key for message in sent["messages"] for key in _extra(message)}
         named = {key for key in extra if _names(refused.words, key)}
@@ -111,8 +118,8 @@ def read_reply(answer: JSON, url: str) -> Reply:
     if not isinstance(answer, Mapping):
         raise _no_completion(answer, url)
     choices = answer.get("choices")
-    if answer.get("error") and not choices:
-        raise _error(answer["error"], url)
+    if not choices and (error := answer if answer.get("object") == "error" else answer.get("error")):
+        raise _error(error, url)
     if choices is None and "choices" not in answer:
         raise _no_completion(answer, url)
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
@@ -121,7 +128,7 @@ def read_reply(answer: JSON, url: str) -> Reply:
     reason = str(choice.get("finish_reason") or "stop").lower()
     if choice.get("error") or reason == "error":
         raise _error(choice.get("error") or "the model broke off", url)
-    message = choice.get("message") or {}
+    message = choice.get("message") or {"content": choice.get("text")}
     if not isinstance(message, Mapping):
         raise _no_completion(answer, url)
     finish: Finish = "length" if reason in _CUT else "filtered" if reason in _FILTERED else "stop"
@@ -171,12 +178,16 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
     if not isinstance(given, str):
         return json.dumps(given, ensure_ascii=False)
     try:
-        read = json.loads(given)
+        read = json.loads(given, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return given
     if read is None:
         return {}
     return read if isinstance(read, dict) else given
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
@@ -211,8 +222,11 @@ def _made_id(call: Mapping[str, Any], place: int) -> str:
 
 def _text(content: JSON) -> tuple[str, str]:
     """The text and the thoughts of a content: text, null, or a list of parts."""
-    if not isinstance(content, list):
+    if isinstance(content, int | float):
+        return str(content), ""
+    if not isinstance(content, list | Mapping):
         return _words(content), ""
+    content = [content] if isinstance(content, Mapping) else content
     texts, thoughts = list[str](), list[str]()
     for part in content:
         if not isinstance(part, Mapping):

@@ -27,6 +27,11 @@ _LONGEST_WAIT_S = 60.0
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit", "insufficient balance")
 """What a server says with HTTP 429 where no waiting helps."""
 
+_NO_JSON = {
+    "text/html": "a web page; correct its address",
+    "text/event-stream": "a stream, which it was not asked for; let it answer in one piece",
+}
+
 
 class RefusedError(ConfigError):
     """The server will always refuse this request."""
@@ -128,8 +133,10 @@ class Service:
             async with session.post(self.url, data=data, headers=headers) as response:
                 if response.status >= 400:
                     self._refuse(response.status, _hidden(await response.text(), headers), response.headers)
-                if response.content_type == "text/html":
-                    raise ConfigError(f"{self.url} answered with a web page; correct its address")
+                if response.content_type in _NO_JSON:
+                    raise ConfigError(f"{self.url} answered with {_NO_JSON[response.content_type]}")
+                if not (await response.read()).strip():
+                    raise InfraError("an empty answer")
                 return await response.json(content_type=None)
         except aiohttp.ClientError as exc:
             raise InfraError(_hidden(told(exc), headers)) from None

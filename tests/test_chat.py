@@ -192,7 +192,9 @@ async def test_a_quota_that_is_used_up_is_not_waited_for():
         ({"error": {"message": "upstream is down", "code": 502}, "choices": None}, "upstream is down"),
         ({"error": "overloaded"}, "overloaded"),
         ({"choices": [{"finish_reason": "error", "error": {"code": 503, "message": "no provider"}}]}, "no provider"),
+        ({"object": "error", "message": "the model is loading", "code": 503}, "the model is loading"),
         ("{", "JSON"),
+        (" ", "an empty answer"),
         (Answer("<html>busy</html>", 502), "HTTP 502"),
     ],
 )
@@ -210,6 +212,9 @@ async def test_what_may_pass_is_tried_again(answer, said):
         ({"choices": [], "error": {"message": "no such model", "code": 404}}, "error 404: no such model"),
         (Answer({"error": {"message": "model not found"}}, 404), "HTTP 404.*model not found"),
         (Answer("<html>", 200, {"Content-Type": "text/html"}), "a web page; correct its address"),
+        (Answer({"object": "error", "message": "max_tokens must be at least 1", "code": 400}), "error 400: max_tokens"),
+        (Answer("data: {}\n\n", 200, {"Content-Type": "text/event-stream"}), "a stream, which it was not asked for"),
+        (Answer([{"error": {"message": "no thought_signature"}}], 400), "HTTP 400.*no thought_signature"),
         (Answer({"object": "list", "data": []}), "is no chat completion; is it OpenAI-compatible"),
         (Answer({"error": {"message": "Unknown parameter: 'top_q'"}}, 400), "HTTP 400.*top_q"),
     ],
@@ -281,7 +286,23 @@ async def test_fields_that_a_server_refuses_by_name_are_left_out_from_then_on():
     assert len(server.requests) == 3
 
 
+async def test_a_null_beside_calls_becomes_text_where_a_server_wants_that():
+    refusal = {"detail": [{"loc": ["body", "messages", 1, "content"], "msg": "Input should be a valid string"}]}
+
+    def reply(messages, tools):
+        return Answer(refusal, 422) if any(message["content"] is None for message in messages) else "Paris"
+
+    said = {"role": "assistant", "content": None, "tool_calls": [tool_call("{}")]}
+    with chat_server(reply) as server:
+        await model(server).reply([*ASKED, said, {"role": "tool", "tool_call_id": "a", "content": "x"}])
+    assert [body["messages"][1]["content"] for body in server.requests] == [None, ""]
+
+
 # Answers as they come
+
+
+def test_the_oldest_form_of_a_choice_is_read():
+    assert read_reply({"choices": [{"text": "Paris"}]}, "http://m").message["content"] == "Paris"
 
 
 @pytest.mark.parametrize(
@@ -296,6 +317,8 @@ async def test_fields_that_a_server_refuses_by_name_are_left_out_from_then_on():
         ({"content": "Paris", "reasoning": "hm"}, "Paris", "hm"),
         ({"content": "<think>\nhm\n</think>\n\nParis"}, "Paris", "hm"),
         ({"content": "hm</think>Paris"}, "Paris", "hm"),
+        ({"content": {"type": "text", "text": "Paris"}}, "Paris", None),
+        ({"content": 42}, "42", None),
         ({"content": None, "refusal": "I cannot."}, "I cannot.", None),
     ],
 )
@@ -314,6 +337,7 @@ def test_text_and_thoughts(message, content, thought):
         ("null", {}),
         ('{"query": "a"', '{"query": "a"'),
         ("[1]", "[1]"),
+        ('{"query": NaN}', '{"query": NaN}'),
         ([1], "[1]"),
     ],
 )
