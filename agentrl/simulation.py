@@ -50,8 +50,8 @@ class UserConfig(BaseModel):
     """The most messages that it says. With the last one the talk is over."""
     seconds: float = Field(120.0, gt=0)
     """Deadline of one message, retries included."""
-    stop: str = STOP
-    """What it writes when it is done."""
+    stop: tuple[str, ...] = Field((STOP,), min_length=1)
+    """What it writes when it is done: one of these. It is told the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class SimulatedUser:
         asked = [*self.messages, {"role": "user", "content": said}]
         text = await self._answer(asked)
         self.messages = [*asked, {"role": "assistant", "content": text}]
-        spoken, mark, _ = text.partition(self.config.stop)
-        ending: Ending = "stop" if mark else "turns" if self.turns >= self.config.turns else ""
-        return Heard(spoken.strip(), ending)
+        end = min((at for mark in self.config.stop if (at := text.find(mark)) >= 0), default=None)
+        ending: Ending = "stop" if end is not None else "turns" if self.turns >= self.config.turns else ""
+        return Heard(text[:end].strip(), ending)
 
     async def _answer(self, asked: Sequence[Message]) -> str:
-        system = self.rules.replace("{instruction}", self.instruction).replace("{stop}", self.config.stop)
+        system = self.rules.replace("{instruction}", self.instruction).replace("{stop}", self.config.stop[0])
         for _ in range(_AGAIN):
             text = await _ask(
                 self.speaker, [{"role": "system", "content": system}, *asked], self.config.seconds, self.usage

@@ -38,6 +38,13 @@ async def test_the_user_talks_until_its_stop_mark():
     assert ada.info() == {"user": {"turns": 3, "requests": 3}}
 
 
+async def test_the_first_of_several_stop_marks_ends_the_talk():
+    config = UserConfig(speaker=CONFIG.speaker, stop=("###STOP###", "###TRANSFER###"))
+    ada = user(lambda messages, tools: "Bye. ###TRANSFER### ###STOP###", config)
+
+    assert await ada.hear("Hello!") == Heard("Bye.", "stop")
+
+
 async def test_the_talk_is_bounded():
     ada = user(lambda messages, tools: "And another thing.", CONFIG.model_copy(update={"turns": 2}))
 

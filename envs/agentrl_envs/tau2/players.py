@@ -1,0 +1,28 @@
+"""Scripts for tau2's tasks: a user without a model, a player who makes the right calls, and one who makes none."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from agentrl.engine import Turn
+from agentrl.testing import call
+from agentrl.types import Message, Task
+
+
+def blunt(messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
+    """A user who tells everything at once, and is content with the first answer."""
+    scenario = messages[0]["content"].rpartition("<scenario>")[2].partition("</scenario>")[0]
+    return " ".join(scenario.split()) if len(messages) == 2 else "###STOP###"
+
+
+def gold(task: Task) -> Generator[Turn, str, None]:
+    """Makes the right calls one after the other, then says what has to be told."""
+    for action in task.metadata["actions"]:
+        yield call(action["name"], **action["arguments"])
+    yield f"It is done. {'; '.join(task.metadata['told'])}"
+
+
+def noop(task: Task) -> Generator[Turn, str, None]:
+    """Says something kind, and does nothing."""
+    yield "I am afraid that I cannot help you."

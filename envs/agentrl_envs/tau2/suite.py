@@ -1,0 +1,185 @@
+"""What the installed suite holds of one domain, in agentrl's words. Only this file imports it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, TypeAlias
+
+from agentrl.errors import CallError, ConfigError, ToolError
+from agentrl.types import JSON, ToolSpec
+
+DomainName: TypeAlias = Literal["retail", "airline"]
+Changes: TypeAlias = Mapping[str, Mapping[str, JSON]]
+
+_PACKAGE = "inspect_evals.tau2"
+_KIND = {"retail": "RetailAgentTools", "airline": "AirlineAgentTools"}
+_WITHOUT_STATE = ("calculate", "transfer_to_human_agents")
+"""Tools that neither read nor change the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One task of the suite."""
+
+    id: str
+    instruction: str
+    """What the user is told about itself."""
+    actions: Sequence[Mapping[str, JSON]]
+    """The right calls: name and arguments."""
+    told: Sequence[str]
+    """What the agent must tell the user."""
+
+
+@dataclass(slots=True)
+class Domain:
+    """One domain, loaded once for all episodes."""
+
+    name: DomainName
+    policy: str
+    guidelines: str
+    """How the user is to be played."""
+    specs: Sequence[ToolSpec]
+    scenarios: Mapping[str, Scenario]
+    splits: Mapping[str, Sequence[str]]
+    kind: Callable[..., Any]
+    database: Any
+    stateless: Mapping[str, Callable[..., Any]]
+    refusal: type[Exception]
+    """What the suite's tools raise for the model to read."""
+    _expected: dict[str, Changes] = field(default_factory=dict)
+
+    def world(self) -> World:
+        """The database as it was, with the tools over it."""
+        return World(self)
+
+    def expected(self, scenario: Scenario) -> Changes:
+        """What the right actions change, as the suite's own scorer plays them: what is refused changes nothing."""
+        if scenario.id not in self._expected:
+            world = self.world()
+            for action in scenario.actions:
+                if action["name"] not in _WITHOUT_STATE:
+                    world.replay(action["name"], action["arguments"])
+            self._expected[scenario.id] = world.changes()
+        return self._expected[scenario.id]
+
+
+class Rows(dict[str, Any]):
+    """A table of one episode. A row is copied when it is first taken; those of `values` and `items` are for reading.
+
+    Copying a whole database takes a second, and an episode touches some ten rows of thousands.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self.own: set[str] = set()
+        """The rows that may differ from those given."""
+
+    def __getitem__(self, key: str) -> Any:
+        row = super().__getitem__(key)
+        if key not in self.own:
+            row = copy.deepcopy(row)
+            self[key] = row
+        return row
+
+    def __setitem__(self, key: str, row: Any) -> None:
+        super().__setitem__(key, row)
+        self.own.add(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401 - `dict.get` does not call __getitem__
+
+
+class World:
+    """One episode's database."""
+
+    def __init__(self, domain: Domain, changes: Changes | None = None) -> None:
+        from inspect_ai.util import Store
+
+        self._domain, given = domain, domain.database
+        self._tables = {name: Rows(getattr(given, name)) for name in type(given).model_fields}
+        for name, rows in (changes or {}).items():
+            kind = type(next(iter(getattr(given, name).values())))
+            for key, row in rows.items():
+                self._tables[name][key] = kind.model_validate(row)
+        self.tools = domain.kind(store=Store(), instance=uuid.uuid4().hex)
+        self.tools.initialized = True
+        self.tools.db = type(given).model_construct(**self._tables)
+
+    def changes(self) -> Changes:
+        """The rows that are new, or no longer as they were: table -> key -> row. Two worlds are equal if these are."""
+        found: dict[str, dict[str, JSON]] = {}
+        for name, table in self._tables.items():
+            given = getattr(self._domain.database, name)
+            for key in sorted(table.own):
+                if key not in given or table[key] != given[key]:
+                    found.setdefault(name, {})[key] = table[key].model_dump(mode="json")
+        return found
+
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> JSON:
+        """Call one tool. Raises ToolError where the suite refuses, CallError for arguments that do not fit."""
+        known = self._domain.stateless.get(name) or getattr(self.tools, name)
+        try:
+            inspect.signature(known).bind(**arguments)
+        except TypeError as exc:
+            raise CallError(f"{name}: {exc}") from exc
+        try:
+            result = known(**arguments)
+            return await result if inspect.isawaitable(result) else result
+        except self._domain.refusal as exc:
+            raise ToolError(str(exc)) from exc
+
+    def replay(self, name: str, arguments: Mapping[str, JSON]) -> None:
+        """Call a tool as the suite's own scorer does."""
+        with suppress(self._domain.refusal):
+            getattr(self.tools, name)(**arguments)
+
+
+def load_domain(name: DomainName) -> Domain:
+    """Read one domain of the installed suite, in a second or two. Raises ConfigError where it is not installed."""
+    try:
+        from inspect_ai.tool import ToolDef
+        from inspect_ai.tool import ToolError as Refusal
+
+        agents, tools = import_module(f"{_PACKAGE}.{name}.agents"), import_module(f"{_PACKAGE}.{name}.tools")
+        kind = getattr(import_module(f"{_PACKAGE}.{name}.{_KIND[name]}"), _KIND[name])
+        common, suite = import_module(f"{_PACKAGE}.common.tools"), import_module(f"{_PACKAGE}.utils")
+    except ImportError as exc:
+        raise ConfigError(f"tau2's tasks are not installed ({exc}): pip install inspect-evals==0.26.0") from exc
+    from inspect_ai.util import Store
+
+    folder = suite.TAU2_DATA_DIR / "domains" / name
+    loaded = kind(store=Store(), instance="database")
+    loaded.initialize()
+    made = [ToolDef(make()) for make in getattr(tools, f"all_{name}_tools")]
+    scenarios = [_scenario(row) for row in suite.load_file(folder / "tasks.json")]
+    return Domain(
+        name=name,
+        policy=agents.get_domain_policy(),
+        guidelines=suite.USER_SIMULATOR_GUIDELINES,
+        specs=[_spec(tool) for tool in made],
+        scenarios={scenario.id: scenario for scenario in scenarios},
+        splits=suite.load_file(folder / "split_tasks.json"),
+        kind=kind,
+        database=loaded.db,
+        stateless={tool: getattr(common, tool)() for tool in _WITHOUT_STATE},
+        refusal=Refusal,
+    )
+
+
+def _scenario(row: Mapping[str, JSON]) -> Scenario:
+    task = import_module(f"{_PACKAGE}.data_model.tasks").Task.model_validate(row)
+    criteria = task.evaluation_criteria
+    actions = [{"name": action.name, "arguments": action.arguments} for action in criteria.actions or []]
+    return Scenario(str(task.id), str(task.user_scenario), actions, list(criteria.communicate_info or []))
+
+
+def _spec(tool: Any) -> ToolSpec:
+    parameters = tool.parameters.model_dump(exclude_none=True)
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
