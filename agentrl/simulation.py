@@ -46,11 +46,11 @@ class UserConfig(BaseModel):
 
     speaker: SpeakerConfig
     """Who plays it: `{script: users.py:function}`, or `{base_url: ..., model: ...}`."""
-    turns: int = Field(30, gt=0)
+    turns: int = Field(default=30, gt=0)
     """The most messages that it says. With the last one the talk is over."""
-    seconds: float = Field(120.0, gt=0)
+    seconds: float = Field(default=120.0, gt=0)
     """Deadline of one message, retries included."""
-    stop: tuple[str, ...] = Field((STOP,), min_length=1)
+    stop: tuple[str, ...] = Field(default=(STOP,), min_length=1)
     """What it writes when it is done: one of these. It is told the first."""
 
 
