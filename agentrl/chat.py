@@ -129,7 +129,7 @@ class ChatModel:
         body: dict[str, JSON] = {"model": self.model, "messages": sent}
         if tools:
             body["tools"] = [wire_tool(tool) for tool in tools]
-        headers, url = self._headers(), self._service.url
+        headers, url = self._headers(), self._service.name
         while True:
             asked = self._habits.apply({**body, **self.options, **options}, most)
             try:
@@ -145,7 +145,7 @@ class ChatModel:
 
     def _refused(self, exc: RefusedError, with_key: bool) -> Exception:
         """What a refusal means: for this conversation, or for all of them."""
-        url, words = self._service.url, exc.words[:300]
+        url, words = self._service.name, exc.words[:300]
         if exc.status in (401, 403):
             key = f"the key in ${self.key}" if with_key else f"a request without a key, as ${self.key} is not set"
             return ConfigError(

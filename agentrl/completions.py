@@ -51,11 +51,13 @@ class Habits:
 
     def apply(self, body: Mapping[str, JSON], most: int | None) -> dict[str, JSON]:
         """The request in a form that is not known to be refused."""
-        cap = {} if most is None else {"max_completion_tokens" if self.renamed else "max_tokens": most}
+        body = dict(body) if most is None else {"max_tokens": most, **body}
+        if self.renamed and "max_tokens" in body:
+            body["max_completion_tokens"] = body.pop("max_tokens")
         messages = [_without(message, self.without) for message in body["messages"]]
         if self.no_null:
             messages = [{**message, "content": message.get("content") or ""} for message in messages]
-        return {**cap, **body, "messages": messages}
+        return {**body, "messages": messages}
 
     def learn(self, sent: Mapping[str, JSON], refused: RefusedError) -> bool:
         """Whether another form of the same request may be taken."""
@@ -76,8 +78,8 @@ class Habits:
 
 def _extra(message: Message) -> set[str]:
     """Fields that a server may not know."""
-    if message.get("role") == "tool":
-        return {"name"} & message.keys()
+    if message.get("role") != "assistant":
+        return {"name"} & message.keys() if message.get("role") == "tool" else set()
     calls = message.get("tool_calls") or ()
     own = {key for call in calls for key in call if key not in ("id", "type", "function")}
     return own | {key for key in message if key not in ("role", "content", "tool_calls", "name")}

@@ -82,6 +82,11 @@ class Service:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"the URL {self.url!r} is none; write http://host:port/path")
 
+    @property
+    def name(self) -> str:
+        """The URL without its query, for messages."""
+        return self.url.partition("?")[0]
+
     async def post(
         self, body: JSON, *, headers: Mapping[str, str] | None = None, read: Callable[[JSON], Any] | None = None
     ) -> Any:
@@ -96,7 +101,7 @@ class Service:
         """
         sent = {"Content-Type": "application/json", **self.headers, **(headers or {})}
         async with self._session() as session:
-            self._breaker.check(self.url, self.open_s)
+            self._breaker.check(self.name, self.open_s)
             try:
                 answer = await self._tried(session, body, sent, read or _as_it_is)
             except InfraError as exc:
@@ -121,8 +126,8 @@ class Service:
                         last = _hidden(told(exc), headers)
                         self._pause.begin(exc.seconds if isinstance(exc, _BusyError) else None)
         except TimeoutError:
-            raise InfraError(f"{self.url} did not answer within {self.seconds:g} s; the last error: {last}") from None
-        raise InfraError(f"{self.url} failed {self.retries + 1} times; the last error: {last}")
+            raise InfraError(f"{self.name} did not answer within {self.seconds:g} s; the last error: {last}") from None
+        raise InfraError(f"{self.name} failed {self.retries + 1} times; the last error: {last}")
 
     async def _once(self, session: Any, body: JSON, headers: Mapping[str, str]) -> JSON:
         import aiohttp
@@ -134,7 +139,7 @@ class Service:
                 if response.status >= 400:
                     self._refuse(response.status, _hidden(await response.text(), headers), response.headers)
                 if response.content_type in _NO_JSON:
-                    raise ConfigError(f"{self.url} answered with {_NO_JSON[response.content_type]}")
+                    raise ConfigError(f"{self.name} answered with {_NO_JSON[response.content_type]}")
                 if not (await response.read()).strip():
                     raise InfraError("an empty answer")
                 return await response.json(content_type=None)
@@ -150,7 +155,7 @@ class Service:
         if (status in _RETRIED or status >= 500) and not hopeless:
             raise InfraError(f"HTTP {status}: {words[:200]}")
         raise RefusedError(
-            f"{self.url} refuses the request with HTTP {status}: {words[:300]}; correct its address or its settings",
+            f"{self.name} refuses the request with HTTP {status}: {words[:300]}; correct its address or its settings",
             status,
             words,
         )

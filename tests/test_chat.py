@@ -267,7 +267,8 @@ async def test_the_bound_of_an_answer_goes_under_the_name_that_the_server_takes(
         asked = model(server)
         await asked.ask(ASKED, most=9)
         await asked.ask(ASKED, most=8)
-    assert [body.get("max_completion_tokens") for body in server.requests] == [None, 9, 8]
+        await model(server, options={"max_tokens": 7}).reply(ASKED)  # also a bound that the user gave
+    assert [body.get("max_completion_tokens") for body in server.requests] == [None, 9, 8, None, 7]
     assert "temperature" not in server.requests[0]
 
 
@@ -279,11 +280,14 @@ async def test_fields_that_a_server_refuses_by_name_are_left_out_from_then_on():
         return Answer({"error": {"message": refusal}}, 400) if odd else "Paris"
 
     said = {"role": "assistant", "content": "hm", "reasoning_content": "deep"}
+    users = {"role": "user", "content": "hm", "reasoning_content": "not ours to leave out"}
     with chat_server(reply) as server:
         asked = model(server)
         await asked.reply([*ASKED, said, *ASKED])
         await asked.reply([*ASKED, said, *ASKED])
-    assert len(server.requests) == 3
+        assert len(server.requests) == 3
+        with pytest.raises(RequestError, match="reasoning_content"):
+            await asked.reply([users])
 
 
 async def test_a_null_beside_calls_becomes_text_where_a_server_wants_that():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -47,6 +48,8 @@ Temperature: TypeAlias = Annotated[
 Samples: TypeAlias = Annotated[int, typer.Option(help="Episodes of each task.", min=1)]
 
 EPISODES = 32
+_SECONDS = 600.0
+"""For one answer: a model may think for minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +68,13 @@ class Api:
         """Raises ConfigError."""
         from agentrl.chat import ChatModel
 
-        options = self.config.engine_config
         return ChatModel(
-            base_url=self.url, model=self.model, key=self.key, concurrency=self.concurrency, options=options
+            base_url=self.url,
+            model=self.model,
+            key=self.key,
+            seconds=_SECONDS,
+            concurrency=self.concurrency,
+            options=self.config.engine_config,
         )
 
     def about(self, env: str) -> Mapping[str, object]:
@@ -163,9 +170,23 @@ async def play_all(
                 results.add(episode, seat)
                 on_episode(episode)
 
-            await gather([play(task, seat) for task, seat in results.missing(samples)])
-        zero_unscored(rollout, [*results.done.values()])
+            with _kept(results):
+                await gather([play(task, seat) for task, seat in results.missing(samples)])
+        if not trained:
+            zero_unscored(rollout, [*results.done.values()])
     return results.groups(samples)
+
+
+@contextmanager
+def _kept(results: Results) -> Iterator[None]:
+    """Say of a ConfigError that what was finished before it is kept."""
+    try:
+        yield
+    except ConfigError as exc:
+        if results.file is None or not results.done:
+            raise
+        count = len(results.done)
+        raise ConfigError(f"{exc}; {count} finished episodes are in {results.file}, the same command goes on") from exc
 
 
 async def _play(rollout: Rollout, api: Api, task: Task, session_id: str) -> Trajectory:

@@ -266,6 +266,8 @@ def _report(
         tasks = len({t.task.id for t in played})
         typer.echo(f"kept         {len(kept)} of {len(played)} episodes, of {len(won)} of {tasks} tasks")
     _report_api(played, kept, prices)
+    if job.out is not None and player_figures(played, None) and any(not t.is_valid for t in played):
+        typer.echo(f"the same command plays again what failed: the others are in {_unfinished(job.out)}")
     if job.out is not None:
         typer.echo(f"written to {job.out}; look at the first with: agentrl show {job.out}")
 

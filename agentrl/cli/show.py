@@ -109,6 +109,9 @@ def _title(trajectory: Trajectory) -> Text:
     parts = [f"reward {reward}", f"stop {trajectory.stop or 'none'}", f"{len(trajectory.turns)} turns"]
     if trajectory.task.id:
         parts.insert(0, f"task {trajectory.task.id}")
+    player = trajectory.info.get("player")
+    if isinstance(player, dict):
+        parts.append(f"played by {player.get('model')}")
     if trajectory.failure is not None:
         parts.append(f"{trajectory.failure.boundary}: {trajectory.failure.error}")
     return Text(visible(", ".join(parts)))

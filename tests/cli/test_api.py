@@ -130,6 +130,17 @@ def test_episodes_that_failed_are_played_again(folder, agentrl, api, model):
     assert "1 that failed are played again" in agentrl.stderr
 
 
+def test_an_error_in_the_middle_says_what_is_kept(folder, agentrl, api, model):
+    def reply(messages, tools):
+        return model(messages, tools) if len(server.requests) <= 2 else Answer("no money", 402)
+
+    with chat_server(reply) as server:
+        args = ("eval", *ASK, "--api", server.url, "--out", "r.jsonl", "--concurrency", "1")
+        assert agentrl(*args) == 2
+    assert "HTTP 402: no money" in agentrl.stderr
+    assert agentrl.stderr.endswith("; 1 finished episodes are in r.jsonl, the same command goes on\n")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
