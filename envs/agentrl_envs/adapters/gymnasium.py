@@ -115,12 +115,23 @@ def read_action(space: Any, text: str, names: list[str]) -> Any:
         return text if space.contains(text) else None
     if kind == "Discrete":
         return _discrete(space, text, names)
-    value = _last_json(text)
     try:
-        (action,) = space.from_jsonable([_as_samples(space, value)])
+        action = _from_json(space, _last_json(text))
     except (TypeError, ValueError, KeyError, IndexError, AttributeError):
         return None
     return action if space.contains(action) else None
+
+
+def _from_json(space: Any, value: Any) -> Any:
+    """What a JSON value means in a space. Raises one of many errors if it means nothing there."""
+    kind = type(space).__name__
+    if kind == "Tuple":
+        return tuple(_from_json(each, own) for each, own in zip(space.spaces, value, strict=True))
+    if kind == "Dict":
+        return {key: _from_json(each, value[key]) for key, each in space.spaces.items()}
+    if kind == "Box" and space.shape == (1,) and not isinstance(value, list):
+        value = [value]
+    return space.from_jsonable([value])[0]
 
 
 def _discrete(space: Any, text: str, names: list[str]) -> int | None:
@@ -147,14 +158,6 @@ def _last_json(text: str) -> Any:
             except ValueError:
                 continue
     return found
-
-
-def _as_samples(space: Any, value: Any) -> Any:
-    """A value in the form in which the space writes one sample as JSON."""
-    kind = type(space).__name__
-    if kind == "Box" and not isinstance(value, list) and space.shape == (1,):
-        return [value]
-    return value
 
 
 def _told(space: Any, observed: Any, name: str) -> str:

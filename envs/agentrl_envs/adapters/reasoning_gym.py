@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentrl import Action, ConfigError, Env, InfraError, StepResult, Task, Trajectory
 from agentrl.rewards import workers
 from agentrl.rewards.answers import tagged
-from agentrl.types import JSON
+from agentrl_envs.adapters.reasoning_gym_score import packed
 from agentrl_envs.adapters.suites import EVAL_SEEDS, names_of, refuse_unknown, suite
 
 SCORE_S = 20.0
@@ -79,7 +79,8 @@ class ReasoningGym(Env):
         if _entry(task.metadata)["question"] != task.prompt:
             raise ConfigError(
                 f"task {task.id}: reasoning-gym now makes another question of {task.metadata['dataset']} "
-                f"{task.metadata['index']}; make the tasks again, with the version that is installed"
+                f"{task.metadata['index']}; make the tasks again with the version that is installed, and set "
+                "PYTHONHASHSEED=0 for both programs, as some questions depend on the order of a set"
             )
         return f"{task.prompt}\n\n{self.config.instruction}".strip()
 
@@ -89,20 +90,11 @@ class ReasoningGym(Env):
     async def score(self, trajectory: Trajectory) -> float:
         answer = tagged(trajectory.answer or "")
         try:
-            graded = workers.shared().run(f"{__name__}:score", dict(self.task.metadata), answer, seconds=SCORE_S)
+            question = packed(self.task.metadata, _entry(self.task.metadata))
+            graded = workers.shared().run(f"{__name__}_score:score", question, answer, seconds=SCORE_S)
             return float(await graded)
         except (TimeoutError, InfraError, workers.GraderError):
             return 0.0  # the answer made the scorer hang, die or raise: the question itself was scored when it was made
-
-
-def score(made: dict[str, JSON], answer: str | None) -> float:
-    """The suite's own score of an answer to the question that `made` tells. For a process of its own."""
-    dataset, entry = _dataset(made), _entry(made)
-    return float(dataset.score_answer(answer=answer, entry=entry))
-
-
-def _dataset(made: Any) -> Any:
-    return _made(made["dataset"], json.dumps(made["options"]), made["seed"], made["size"])
 
 
 def _entry(made: Any) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""Every environment of the suites that have an adapter: does it run, and is its reward the suite's own?
+
+    python -m benchmarks.adapters                       # all suites; 20 minutes on two cores, 2.5 GB in .cache
+    python -m benchmarks.adapters --suite textarena
+
+The suites are installed into environments of their own under .cache/adapters. A player with fixed texts plays each
+environment through the suite's own API first, then through the adapter: same seeds, same texts, all episodes at the
+same time. Rewards, the number of turns and the end must be equal. The adapters were written against one half of each
+suite, by a hash of the name; `first_contact` is what the other half gave when it was played for the first time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache" / "adapters"
+RESULTS = ROOT / "benchmarks" / "results" / "adapters.json"
+BASE = ["aiohttp", "docstring-parser", "jinja2", "pydantic", "pyyaml", "rich", "transformers", "typer"]
+MCP_SERVERS = ["mcp-server-time==2026.10.19", "mcp-server-git==2026.10.19"]
+VENVS = {
+    "main": [
+        *BASE,
+        "mcp==2.3.0",
+        "gymnasium==1.4.0",
+        "mujoco==4.0.0",
+        "box2d==2.3.10",
+        "reasoning-gym==0.1.25",
+        "textarena==0.7.4",
+    ],
+    "gem": [*BASE, "gem-llm==0.1.0"],
+    "openenv": ["openenv-core==0.3.0"],
+    "servers": MCP_SERVERS,
+    "old_servers": ["mcp-server-sqlite==2025.4.25", "mcp<2"],
+}
+NPM = [
+    *("@modelcontextprotocol/server-everything", "@modelcontextprotocol/server-filesystem"),
+    *("@modelcontextprotocol/server-memory", "@modelcontextprotocol/server-sequential-thinking"),
+]
+SUITES = {
+    "gymnasium": ("main",),
+    "reasoning_gym": ("main",),
+    "textarena": ("main",),
+    "gem": ("gem",),
+    "openenv": ("main", "openenv"),
+    "mcp": ("main", "servers", "old_servers", "npm"),
+}
+"""Each suite's environments; the adapter plays in the first."""
+
+
+def install(name: str) -> None:
+    """Make one environment, unless it is there."""
+    folder, done = CACHE / name, CACHE / name / ".installed"
+    if done.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"installing {name} into {folder}", flush=True)
+    if name == "npm":
+        subprocess.run(["npm", "install", "--silent", "--prefix", folder, *NPM], check=True, cwd=folder)
+    else:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *VENVS[name]], check=True)
+    done.touch()
+
+
+def play(suite: str, half: str) -> list[dict[str, Any]]:
+    """A row for each environment of a suite: its name, its half, and what came of it."""
+    python = CACHE / SUITES[suite][0] / "bin" / "python"
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "envs", ROOT / "sandbox")))
+    env = {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "AGENTRL_ADAPTERS_CACHE": str(CACHE),
+    }
+    command = [python, "-m", f"benchmarks.adapter_suites.{suite}", half]
+    rows = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, cwd=ROOT, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if line.startswith("ROW "):
+                rows.append(json.loads(line[4:]))
+                print(f"  {suite}: {rows[-1]['name']}: {rows[-1]['result']}", flush=True)
+    if running.returncode:
+        raise SystemExit(f"{suite} ended with {running.returncode}")
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts, and the names of all that did not pass, by reason."""
+    reasons: dict[str, dict[str, list[str]]] = {"excluded": {}, "failed": {}}
+    for row in rows:
+        kind, _, reason = row["result"].partition(": ")
+        if kind != "passed":
+            reasons[kind].setdefault(reason, []).append(row["name"])
+    passed = sum(row["result"] == "passed" for row in rows)
+    episodes = sum(row.get("episodes", 0) for row in rows)
+    nonzero = sum(row.get("nonzero", 0) for row in rows)
+    counts = {"tried": len(rows), "passed": passed, "episodes": episodes, "episodes_with_a_reward": nonzero}
+    return {**counts, **reasons}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=SUITES, action="append")
+    parser.add_argument("--half", default="all")
+    args = parser.parse_args()
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"suites": {}}
+    for suite in args.suite or SUITES:
+        for name in SUITES[suite]:
+            install(name)
+        began = time.perf_counter()
+        rows = play(suite, args.half)
+        found = table(rows)
+        seconds = round(time.perf_counter() - began, 1)
+        print(json.dumps({"suite": suite, "half": args.half, "seconds": seconds, **found}, indent=1))
+        before = kept["suites"].setdefault(suite, {})
+        if args.half == "all":
+            before.update(found, seconds=seconds)
+        elif args.half == "held":
+            before.setdefault("first_contact", found)
+    kept.update(date=date.today().isoformat(), python=platform.python_version(), pinned={**VENVS, "npm": NPM})
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
