@@ -1,7 +1,6 @@
 """The environment: a game in which the model's text is the move."""
 
 from collections.abc import Iterable
-from itertools import count
 from random import Random
 from typing import Any, Literal
 
@@ -31,9 +30,10 @@ class MyEnv(Env):
 
     @classmethod
     def tasks(cls, config: Any, split: Literal["train", "eval"]) -> Iterable[Task]:
-        """Without end. The tasks differ in their seeds, which agentrl gives them."""
-        for _ in count():
-            yield Task(prompt="Find the treasure.")
+        """Without end. The seed says where the treasure lies."""
+        random = Random(split)
+        while True:
+            yield Task(prompt="Find the treasure.", seed=random.getrandbits(32))
 
     def reset(self, task: Task) -> str:
         self.here, self.treasure, self.steps = (0, 0), treasure_of(task.seed), 0

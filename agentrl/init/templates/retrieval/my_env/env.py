@@ -34,7 +34,7 @@ def read_questions(split: str) -> Sequence[dict[str, str]]:
 
 
 class MyEnv(Env):
-    """Answer a question about a person, in one word. The search knows them all."""
+    """Answer a question about where things are. Only the search knows."""
 
     shared: Corpus
     deterministic = True  # the same search always finds the same

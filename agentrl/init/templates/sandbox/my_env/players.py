@@ -7,6 +7,8 @@ from agentrl import Task
 from agentrl.engine.scripted import Turn
 from agentrl.testing import call
 
+RANDOM = Random(0)
+
 
 def gold(task: Task) -> Generator[Turn, str, None]:
     """Plays perfectly: reward 1, or the environment has a mistake."""
@@ -21,6 +23,6 @@ def noop(task: Task) -> Generator[Turn, str, None]:
 
 def explorer(task: Task) -> Generator[Turn, str, None]:
     """Tries a wrong command most of the time. Who imitates it learns to write commands, but not which one helps."""
-    command = Random(task.id).choice(["cp", "cp", "touch", "cat", "ls"])
+    command = RANDOM.choice(["cp", "cp", "touch", "cat", "ls"])
     yield call("bash", command=f"{command} {task.metadata['old']} {task.metadata['new']}")
     yield "Done."

@@ -1,12 +1,13 @@
 """The environment: the model serves a simulated user, who knows what the model has to ask for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel
 
-from agentrl import Action, Env, Message, Observation, StepResult, Task, ToolResult, Trajectory, tool
+from agentrl import Action, Env, Observation, StepResult, Task, ToolResult, Trajectory, tool
 from agentrl.chat import Speaker, SpeakerConfig, speaker
+from agentrl.simulation import SimulatedUser, UserConfig
 
 DAYS = ["Monday", "Tuesday", "Friday", "Sunday"]
 WISHES = ["table", "room", "boat", "house", "book"]
@@ -15,8 +16,8 @@ WISHES = ["table", "room", "boat", "house", "book"]
 class MyEnvConfig(BaseModel):
     """What `env_config` in train.yaml, or `--set env_config.KEY=VALUE`, may hold."""
 
-    user: SpeakerConfig = SpeakerConfig(script="my_env.user:reply")
-    """Who plays the user: a script, or `{base_url: https://host/v1, model: NAME}` for any model behind an API."""
+    user: UserConfig = UserConfig(speaker=SpeakerConfig(script="my_env.user:reply"))
+    """Who plays the user: a script, or `{speaker: {base_url: https://host/v1, model: NAME}}`."""
 
 
 class MyEnv(Env):
@@ -27,7 +28,8 @@ class MyEnv(Env):
 
     @classmethod
     def share(cls, config: MyEnvConfig) -> Speaker:
-        return speaker(config.user)
+        """One speaker plays the users of all episodes."""
+        return speaker(config.user.speaker)
 
     @classmethod
     def tasks(cls, config: MyEnvConfig, split: Literal["train", "eval"]) -> Iterable[Task]:
@@ -37,7 +39,8 @@ class MyEnv(Env):
                 yield Task(prompt=f"A {what} please.", label=day, metadata={"what": what})
 
     def reset(self, task: Task) -> Observation:
-        self.booked = ""
+        wish = f"You want a {task.metadata['what']} on {task.label}."
+        self.user, self.booked = SimulatedUser(self.shared, wish, self.config.user), ""
         return task.prompt
 
     @tool(parallel=False)
@@ -50,9 +53,8 @@ class MyEnv(Env):
         """A call is carried out. Anything else is said to the user."""
         if action.calls:
             return await self.run_tools(action)
-        told = f"You are a customer. You want a {self.task.metadata['what']} on {self.task.label}. Answer in one line."
-        asked: Sequence[Message] = [{"role": "system", "content": told}, {"role": "user", "content": action.content}]
-        return StepResult(str((await self.shared.reply(asked))["content"]))
+        heard = await self.user.hear(action.content)
+        return StepResult(heard.text, done=heard.ended)
 
     def score(self, trajectory: Trajectory) -> float:
         """By what was booked in the end, not by what was said."""

@@ -1,5 +1,6 @@
 """The scripted user: needs no model, no key and no network."""
 
+import re
 from collections.abc import Sequence
 
 from agentrl import Message, ToolSpec
@@ -8,5 +9,5 @@ from agentrl import Message, ToolSpec
 def reply(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
     """What the user says. The first message tells what the user wants, the last one is what the agent said."""
     wish, said = str(messages[0]["content"]), str(messages[-1]["content"])
-    day = wish.partition(" on ")[2].partition(".")[0]
-    return f"On {day} please." if "day" in said else "I do not understand."
+    day = re.search(r"You want a \w+ on (\w+)\.", wish)
+    return f"On {day[1]} please." if day and "day" in said else "I do not understand."
