@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import agentrl
 from agentrl.cli import app
+from agentrl.init import write_project
 from agentrl.loading import load_object
 from agentrl.testing import call, rollout
 
@@ -47,17 +48,23 @@ def test_the_readme_is_short():
 
 @pytest.fixture
 def weather(tmp_path, monkeypatch):
-    """README's file, where `from weather import Weather` finds it."""
-    (tmp_path / "weather.py").write_text(re.search(r"```python\n# weather\.py\n(.*?)```", README, re.DOTALL)[1])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield load_object("weather.py:Weather")
-    sys.modules.pop("weather", None)
+    """README's package, where `from weather import Weather` finds it."""
+    write_project("weather", folder=tmp_path)
+    monkeypatch.chdir(tmp_path / "weather")
+    monkeypatch.syspath_prepend(str(tmp_path / "weather"))
+    yield load_object("weather:Weather")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "weather"]:
+        del sys.modules[name]
+
+
+def test_readme_shows_the_env_that_init_writes(weather):
+    shown = re.search(r"```python\n# weather/env\.py.*?\n(.*?)```", README, re.DOTALL)[1]
+    assert Path("weather/env.py").read_text().endswith(f"\n\n{shown}")
 
 
 async def test_readmes_env_and_the_episode_shown_under_it(weather, tmp_path):
-    task = agentrl.Task(prompt="Weather in Paris?", label="rainy")
-    trajectory = await rollout(weather(), task, [call("lookup", city="Paris"), "rainy"])
+    task = agentrl.Task(prompt="Weather in the city?", label="rainy", metadata={"place": "city"})
+    trajectory = await rollout(weather(), task, [call("lookup", place="city"), "rainy"])
     assert (trajectory.reward, trajectory.stop) == (1.0, agentrl.StopReason.DONE)
     file = tmp_path / "episode.jsonl"
     file.write_text(json.dumps(trajectory.to_json()))

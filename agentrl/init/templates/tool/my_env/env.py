@@ -1,9 +1,6 @@
 """The environment: what the model sees, what it may do, and what is rewarded."""
 
-from collections.abc import Iterable
-from typing import Any, Literal
-
-from agentrl import Env, Task, ToolError, Trajectory, tool
+from agentrl import Env, Task, ToolError, tool
 
 PLACES = ["city", "town", "school", "sea", "river", "mountain", "north", "south", "east", "west"]
 WEATHER = ["sunny", "rainy", "windy", "foggy"]
@@ -13,8 +10,7 @@ class MyEnv(Env):
     """Answer a question about the weather. Only the tool knows it."""
 
     @classmethod
-    def tasks(cls, config: Any, split: Literal["train", "eval"]) -> Iterable[Task]:
-        """Every seventh question is held out. A file of questions (--data tasks.jsonl) would do as well."""
+    def tasks(cls, config, split):  # every seventh is held out; or name a file: --data tasks.jsonl
         questions = [(place, weather) for weather in WEATHER for place in PLACES]
         for number, (place, weather) in enumerate(questions):
             if (number % 7 == 0) == (split == "eval"):
@@ -27,6 +23,6 @@ class MyEnv(Env):
             raise ToolError(f"No report of {place}.")  # the model reads this, and may try again
         return f"It is {self.task.label} there."
 
-    def score(self, trajectory: Trajectory) -> float:
+    def score(self, trajectory):
         """The reward of the whole episode: 1 for the right answer."""
         return float(trajectory.answer == self.task.label)
