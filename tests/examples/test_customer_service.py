@@ -36,11 +36,11 @@ async def play(task, turns, config=None):
 
 @pytest.mark.parametrize(("player", "reward"), [("gold", 1.0), ("noop", 0.0)])
 async def test_each_kind_of_task_can_be_won_and_none_by_doing_nothing(player, reward):
-    found, start = [*tasks()[:6], *tasks("eval")[:6]], load_object(f"{HERE}/people.py:{player}")
+    found, start = [*tasks()[:6], *tasks("eval")[:1]], load_object(f"{HERE}/people.py:{player}")
     async with EnvFactory(ENV) as envs:
         played = await asyncio.gather(*(rollout(envs.make(), task, start(task), limits=LIMITS) for task in found))
 
-    assert [t.reward for t in played] == [reward] * 12
+    assert [t.reward for t in played] == [reward] * 7
 
 
 def test_there_are_tasks_of_each_kind_for_customers_of_either_split():
