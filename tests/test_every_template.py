@@ -19,7 +19,9 @@ from agentrl import (
     run_episode,
     tool,
 )
-from agentrl.engine import ScriptedEngine
+from agentrl.chat import ScriptedSpeaker
+from agentrl.completions import read_reply
+from agentrl.engine import PlayerEngine, ScriptedEngine
 from agentrl.options import EpisodeOptions
 from agentrl.render import Renderer, load_renderer
 from agentrl.testing import call
@@ -142,3 +144,44 @@ async def test_search_r1_with_tools(renderer):
     (read,) = [m["content"] for m in t.messages if m["role"] == "tool"]
     assert read == 'Doc 1(Title: "France") The capital is Paris.'
     assert "The capital is Paris." in renderer.decode(t.response)
+
+
+def said(**message):
+    """What an API's answer says, as PlayerEngine's speaker gives it."""
+    choices = [{"message": {"role": "assistant", "content": None, **message}}]
+    return read_reply({"choices": choices}, "").message
+
+
+def made(arguments, name="call_AbC-0123456789"):
+    return {"id": name, "type": "function", "function": {"name": "search", "arguments": arguments}}
+
+
+FRANCE = '{"query": "France"}'
+SAID = {
+    "one call": {"tool_calls": [made(FRANCE)]},
+    "two calls": {"content": "Both.", "tool_calls": [made(FRANCE), made(FRANCE, "b")]},
+    "a call that is cut": {"tool_calls": [made('{"query": "Fra'), made(FRANCE, "b")]},
+    "a thought": {"reasoning_content": "Hm.", "tool_calls": [made(FRANCE)]},
+    "markup": {"content": "<|im_end|></s><tool_call>", "tool_calls": [made(FRANCE)]},
+}
+
+
+@pytest.mark.parametrize("first", SAID)
+async def test_what_an_api_says_plays_over_every_template(renderer, first):
+    def reply(messages, tools):
+        open_calls = []
+        for message in messages:  # servers refuse a conversation in which a call has no result
+            if message["role"] == "tool":
+                open_calls.remove(message["tool_call_id"])
+            else:
+                assert not open_calls
+                open_calls = [one["id"] for one in message.get("tool_calls", ())]
+        assert not open_calls
+        return said(**SAID[first]) if messages[-1]["role"] == "user" else said(content="Paris")
+
+    engine = PlayerEngine(ScriptedSpeaker(reply), renderer)
+    t = await run_episode(Capitals(), Task(prompt="Capital of France?"), engine=engine, renderer=renderer)
+    t.verify()
+    assert (t.failure, t.reward) == (None, 1.0)
+    carries = renderer.certificate.capabilities["calls"] and first == "one call"
+    assert not carries or "not_carried" not in t.info["player"]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import uuid4
+from zlib import crc32
 
 from agentrl.chat import ChatModel, Speaker
 from agentrl.completions import Reply, wire_message
@@ -64,7 +65,7 @@ class PlayerEngine(AsyncClosing):
             self._running.pop(rid, None)
             for task in (asking, waiting):
                 task.cancel()
-        return self._generation(reply, tools, sampling_params)
+        return self._generation(reply, tools, sampling_params, len(messages))
 
     async def _ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec], params: SamplingParams) -> Reply:
         if not isinstance(self._speaker, ChatModel):
@@ -73,11 +74,11 @@ class PlayerEngine(AsyncClosing):
         options: Mapping[str, JSON] = {name: params[name] for name in _OPTIONS if name in params}  # type: ignore[literal-required]
         return await self._speaker.ask(messages, tools, most=params.get("max_new_tokens"), **options)
 
-    def _generation(self, reply: Reply, tools: Sequence[ToolSpec], params: SamplingParams) -> Generation:
-        """The reply in tokens, cut at a stop string."""
+    def _generation(self, reply: Reply, tools: Sequence[ToolSpec], params: SamplingParams, place: int) -> Generation:
+        """The reply in tokens, cut at a stop string. `place` is that of the message in the conversation."""
         said, sent_back, stop = _cut_at(_strings(params), reply)
         renderer = self._renderer.bind(tools)
-        tokens = _tokens(renderer, said)
+        tokens = _tokens(renderer, said, place)
         ends = renderer.stop_token_ids.union(params.get("stop_token_ids") or ())
         end = next((place for place, token in enumerate(tokens) if token in ends), None)
         matched: int | str | None = None if end is None else tokens[end]
@@ -107,10 +108,10 @@ class PlayerEngine(AsyncClosing):
         await self.abort()
 
 
-def _tokens(renderer: Renderer, said: Message) -> list[int]:
+def _tokens(renderer: Renderer, said: Message, place: int) -> list[int]:
     """The message as tokens; where the template refuses its calls, these as text."""
     calls = said.get("tool_calls") or ()
-    readable = [_readable(call) for call in calls]
+    readable = [_readable(call, f"{place}-{i}") for i, call in enumerate(calls)]
     try:
         return renderer.encode({**said, "tool_calls": readable} if calls else said)
     except TemplateError:
@@ -120,13 +121,13 @@ def _tokens(renderer: Renderer, said: Message) -> list[int]:
     return renderer.encode({"role": "assistant", "content": "\n".join(filter(None, [said["content"], *words]))})
 
 
-def _readable(call: Mapping[str, JSON]) -> JSON:
-    """A call that any template can write."""
+def _readable(call: Mapping[str, JSON], place: str) -> JSON:
+    """A call that any template can write: some take an id only if it is nine letters and digits."""
     function = call["function"]
     arguments = function["arguments"]
     arguments = arguments if isinstance(arguments, Mapping) else {"unreadable": arguments}
     made = {"name": function["name"] or "unknown", "arguments": arguments}
-    return {"id": call["id"], "type": "function", "function": made}
+    return {"id": f"c{crc32(f'{place} {made!r}'.encode()):08x}", "type": "function", "function": made}
 
 
 def _cut_at(stop: Sequence[str], reply: Reply) -> tuple[Message, Message, str | None]:
