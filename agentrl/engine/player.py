@@ -109,16 +109,21 @@ class PlayerEngine(AsyncClosing):
 
 
 def _tokens(renderer: Renderer, said: Message, place: int) -> list[int]:
-    """The message as tokens; where the template refuses its calls, these as text."""
-    calls = said.get("tool_calls") or ()
-    readable = [_readable(call, f"{place}-{i}") for i, call in enumerate(calls)]
-    try:
-        return renderer.encode({**said, "tool_calls": readable} if calls else said)
-    except TemplateError:
-        if not calls:
-            raise
-    words = [f"{call['function']['name']}({call['function']['arguments']})" for call in readable]
-    return renderer.encode({"role": "assistant", "content": "\n".join(filter(None, [said["content"], *words]))})
+    """The message as tokens; where the template refuses its calls, these as text. Fields of the server's own are none
+    of the template's business. Raises RequestError where it refuses the text, too."""
+    text: Message = {key: said[key] for key in ("role", "content", "reasoning_content") if key in said}
+    forms = [text]
+    if calls := [_readable(call, f"{place}-{i}") for i, call in enumerate(said.get("tool_calls") or ())]:
+        words = [f"{call['function']['name']}({call['function']['arguments']})" for call in calls]
+        as_text = {**text, "content": "\n".join(filter(None, [said["content"], *words]))}
+        forms = [{**text, "tool_calls": calls}, as_text]
+    refusal = ""
+    for form in forms:
+        try:
+            return renderer.encode(form)
+        except TemplateError as exc:
+            refusal = str(exc)
+    raise RequestError(f"the chat template cannot write this answer: {refusal}")
 
 
 def _readable(call: Mapping[str, JSON], place: str) -> JSON:

@@ -89,7 +89,9 @@ async def test_an_episode_is_token_for_token_that_of_a_model_which_says_the_same
 
 
 async def test_results_stand_behind_the_ids_that_the_server_gave(renderer):
-    signed = message(tool_calls=[made('{"query":  "France"}', extra_content={"signature": "s"})], thought_id=7)
+    signed = message(
+        tool_calls=[made('{"query":  "France"}', extra_content={"signature": "s"})], thought_id=7, tool_responses=["x"]
+    )
     trajectory, requests = await played(Capitals(), by_turn(signed, "Paris"), renderer)
     _, said, result = requests[1]["messages"]
     assert said["tool_calls"] == signed["tool_calls"], "to the letter, with what the server wants back"
