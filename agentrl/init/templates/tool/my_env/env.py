@@ -10,10 +10,10 @@ class MyEnv(Env):
     """Answer a question about the weather. Only the tool knows it."""
 
     @classmethod
-    def tasks(cls, config, split):  # every seventh is held out; or name a file: --data tasks.jsonl
+    def tasks(cls, config, split):  # every third is held out; or name a file: --data tasks.jsonl
         questions = [(place, weather) for weather in WEATHER for place in PLACES]
         for number, (place, weather) in enumerate(questions):
-            if (number % 7 == 0) == (split == "eval"):
+            if (number % 3 == 0) == (split == "eval"):
                 yield Task(prompt=f"Weather in the {place}?", label=weather, metadata={"place": place})
 
     @tool
