@@ -54,10 +54,12 @@ async def test_the_right_calls_win_and_others_do_not():
         again = envs.make()
         again.task = task
         again.restore(env.snapshot())
-        bad = await rollout(envs.make(), task, [call("cancel_reservation", reservation_id="none"), call("fly"), "No."])
+        wrong = (call("cancel_reservation", reservation_id="none"), call("fly"), call("calculate", expression=None))
+        bad = await rollout(envs.make(), task, [*wrong, "No."])
 
     assert (won.reward, lost.reward) == (1.0, 0.0)
     assert again.world.changes() == env.world.changes() != {}
     assert again.user.messages == env.user.messages
     assert next(m["content"] for m in bad.messages if m["role"] == "tool") == "Error: Reservation none not found"
-    assert bad.turns[1].bad_call == "content"
+    assert [turn.bad_call for turn in bad.turns] == [None, "content", None, None]
+    assert "tool_errors" not in bad.info

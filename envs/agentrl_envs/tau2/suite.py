@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
-from agentrl.errors import CallError, ConfigError, ToolError
+from agentrl.errors import CallError, ConfigError, ToolError, told
 from agentrl.types import JSON, ToolSpec
 
 DomainName: TypeAlias = Literal["retail", "airline"]
@@ -122,7 +122,7 @@ class World:
         return found
 
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> JSON:
-        """Call one tool. Raises ToolError where the suite refuses, CallError for arguments that do not fit."""
+        """Call one tool. Raises ToolError where the suite refuses or breaks, CallError for arguments that it lacks."""
         known = self._domain.stateless.get(name) or getattr(self.tools, name)
         try:
             inspect.signature(known).bind(**arguments)
@@ -133,6 +133,8 @@ class World:
             return await result if inspect.isawaitable(result) else result
         except self._domain.refusal as exc:
             raise ToolError(str(exc)) from exc
+        except Exception as exc:  # tau2's own environment, too, shows the agent whatever its tools raise
+            raise ToolError(told(exc)) from exc
 
     def replay(self, name: str, arguments: Mapping[str, JSON]) -> None:
         """Call a tool as the suite's own scorer does."""
