@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
-from agentrl import Env, InfraError, StepResult, StopReason, Task, run_episode
+from agentrl import Env, EnvFactory, InfraError, StepResult, StopReason, Task, run_episode
 from agentrl.chat import ChatModel, ScriptedSpeaker, SpeakerConfig
 from agentrl.engine import ScriptedEngine
 from agentrl.simulation import Heard, Judge, SimulatedUser, UserConfig
@@ -107,6 +109,21 @@ async def test_an_env_talks_with_its_user_and_keeps_what_that_took():
         "I want to return my lamp.", "Which order?", "It is order 7.", "Done.", "Thanks!",
     ]  # fmt: skip
     assert (t.reward, t.stop, t.info["user"]) == (1.0, StopReason.DONE, {"turns": 3, "requests": 3})
+
+
+async def test_the_guides_env_is_played_as_it_stands(tmp_path):
+    guide = (Path(__file__).parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
+    (tmp_path / "support.py").write_text(re.search(r"```python\n(# support\.py\n.*?)```", guide, re.DOTALL)[1])
+    (tmp_path / "users.py").write_text(
+        "def ada(messages, tools):\n    return 'Bye. ###STOP###' if messages[2:] else 'Hi.'"
+    )
+    config = {"user": {"speaker": {"script": f"{tmp_path}/users.py:ada"}, "turns": 20, "seconds": 60}}
+
+    async with EnvFactory(f"{tmp_path}/support.py:Support", config) as envs:
+        t = await rollout(envs.make(), Task(metadata={"instruction": "You are Ada."}), ["Hello!"])
+
+    assert t.messages[-1]["content"] == "Bye."
+    assert t.info["user"] == {"turns": 2, "requests": 2}
 
 
 async def test_an_endpoint_that_is_down_masks_the_episode(renderer):
