@@ -48,8 +48,6 @@ class UserConfig(BaseModel):
     """Who plays it: `{script: users.py:function}`, or `{base_url: ..., model: ...}`."""
     turns: int = Field(default=30, gt=0)
     """The most messages that it says. With the last one the talk is over."""
-    seconds: float = Field(default=120.0, gt=0)
-    """Deadline of one message, retries included."""
     stop: tuple[str, ...] = Field(default=(STOP,), min_length=1)
     """What it writes when it is done: one of these. It is told the first."""
 
@@ -91,7 +89,7 @@ class SimulatedUser:
     async def hear(self, said: str) -> Heard:
         """Tell the user what the agent says, and get its answer. If it fails, nothing was heard.
 
-        Raises InfraError if the speaker breaks, exceeds `seconds`, or has nothing to say.
+        Raises InfraError if the speaker breaks, exceeds its `seconds`, or has nothing to say.
         """
         asked = [*self.messages, {"role": "user", "content": said}]
         text = await self._answer(asked)
@@ -103,9 +101,8 @@ class SimulatedUser:
     async def _answer(self, asked: Sequence[Message]) -> str:
         system = self.rules.replace("{instruction}", self.instruction).replace("{stop}", self.config.stop[0])
         for _ in range(_AGAIN):
-            text = await _ask(
-                self.speaker, [{"role": "system", "content": system}, *asked], self.config.seconds, self.usage
-            )
+            told = [{"role": "system", "content": system}, *asked]
+            text = await _ask(self.speaker, told, self.config.speaker.seconds, self.usage)
             if text.strip():
                 return text.strip()
         raise InfraError(f"the simulated user said nothing, {_AGAIN} times")
@@ -129,6 +126,7 @@ class Judge:
 
     speaker: Speaker
     seconds: float = 120.0
+    """Deadline of one answer of a script. An endpoint has its own."""
     usage: dict[str, float] = field(default_factory=dict)
 
     async def choose(self, question: str, words: Sequence[str] = ("yes", "no")) -> str:
@@ -145,15 +143,16 @@ class Judge:
 
 async def _ask(speaker: Speaker, messages: Sequence[Message], seconds: float, usage: dict[str, float]) -> str:
     """The text of a reply. What it took is added to `usage`."""
-    try:
-        async with asyncio.timeout(seconds):
-            if isinstance(speaker, ChatModel):
-                reply = await speaker.ask(messages)
-                message, took = reply.message, reply.usage
-            else:
-                message, took = await speaker.reply(messages), {}
-    except TimeoutError as exc:
-        raise InfraError(f"a speaker of the environment did not answer within {seconds:g} s") from exc
+    took: Mapping[str, float] = {}
+    if isinstance(speaker, ChatModel):  # its deadline does not count the wait for room, which may be long
+        reply = await speaker.ask(messages)
+        message, took = reply.message, reply.usage
+    else:
+        try:
+            async with asyncio.timeout(seconds):
+                message = await speaker.reply(messages)
+        except TimeoutError as exc:
+            raise InfraError(f"a speaker of the environment did not answer within {seconds:g} s") from exc
     for name, value in {"requests": 1, **took}.items():
         usage[name] = usage.get(name, 0) + value
     return str(message.get("content") or "")

@@ -16,7 +16,8 @@ from agentrl.simulation import Heard, Judge, SimulatedUser, UserConfig
 from agentrl.testing import rollout
 from agentrl.testing.chat_server import Answer, chat_server
 
-CONFIG = UserConfig(speaker=SpeakerConfig(script="unused.py:say"), turns=3, seconds=5)
+CONFIG = UserConfig(speaker=SpeakerConfig(script="unused.py:say"), turns=3)
+HASTY = UserConfig(speaker=SpeakerConfig(script="unused.py:say", seconds=0.01))
 
 
 def lamp(messages, tools=()):
@@ -70,7 +71,7 @@ async def test_a_user_who_is_silent_or_slow_is_the_worlds_fault_and_heard_nothin
 
     for ada, reason in (
         (user(lambda messages, tools: " \n"), "the simulated user said nothing, 3 times"),
-        (user(slow, CONFIG.model_copy(update={"seconds": 0.01})), "did not answer within 0.01 s"),
+        (user(slow, HASTY), "did not answer within 0.01 s"),
     ):
         with pytest.raises(InfraError, match=reason):
             await ada.hear("Hello!")
@@ -117,7 +118,7 @@ async def test_the_guides_env_is_played_as_it_stands(tmp_path):
     (tmp_path / "users.py").write_text(
         "def ada(messages, tools):\n    return 'Bye. ###STOP###' if messages[2:] else 'Hi.'"
     )
-    config = {"user": {"speaker": {"script": f"{tmp_path}/users.py:ada"}, "turns": 20, "seconds": 60}}
+    config = {"user": {"speaker": {"script": f"{tmp_path}/users.py:ada"}, "turns": 20}}
 
     async with EnvFactory(f"{tmp_path}/support.py:Support", config) as envs:
         t = await rollout(envs.make(), Task(metadata={"instruction": "You are Ada."}), ["Hello!"])
@@ -135,6 +136,18 @@ async def test_an_endpoint_that_is_down_masks_the_episode(renderer):
     assert t.failure is not None
     assert (t.failure.kind, t.failure.boundary) == ("environment", "reset")
     assert "HTTP 500" in t.failure.error
+
+
+async def test_an_endpoints_own_deadline_counts_which_leaves_out_the_wait_for_room():
+    async def say(messages, tools):
+        await asyncio.sleep(0.05)  # longer than HASTY waits for a script
+        return "Hi."
+
+    with chat_server(say) as server:
+        model = ChatModel(base_url=server.url, model="m", seconds=30, concurrency=1)
+        heard = await asyncio.gather(*(SimulatedUser(model, "", HASTY).hear("Hello!") for _ in range(3)))
+
+    assert heard == [Heard("Hi.")] * 3
 
 
 async def test_a_judge_chooses_a_word():
