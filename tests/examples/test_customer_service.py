@@ -12,6 +12,7 @@ import yaml
 from agentrl import EnvFactory, Limits, Task
 from agentrl.loading import load_object
 from agentrl.rollout.tasks import own_tasks
+from agentrl.slime.config import SlimeConfig
 from agentrl.testing import call, rollout
 from agentrl.testing.chat_server import chat_server
 from agentrl.train.config import TrainConfig
@@ -104,10 +105,12 @@ async def test_an_endpoint_may_play_the_customer():
     assert t.info["user"]["requests"] == 2
 
 
-def test_the_example_configuration_is_one():
+def test_the_examples_configurations_are_valid():
     config = TrainConfig.make(**yaml.safe_load((HERE / "train.yaml").read_text()), out="run")
+    slime = SlimeConfig.parse("slime.yaml", yaml.safe_load((HERE / "slime.yaml").read_text())["agentrl"])
 
-    assert config.env.endswith("service.py:CustomerService")
+    assert config.env == slime.env == "examples/customer_service/service.py:CustomerService"
+    assert EnvFactory(ENV, slime.env_config).config.user.speaker.model == "Qwen/Qwen3-8B"
 
 
 def test_tasks_are_the_same_each_time():
