@@ -1,7 +1,6 @@
 """The environment: a shell in a sandbox, and a reward for what the sandbox holds at the end."""
 
 from collections.abc import Iterable, Sequence
-from itertools import permutations
 from typing import Literal
 
 from pydantic import BaseModel
@@ -12,6 +11,7 @@ from agentrl_sandbox.needs import needs
 from agentrl_sandbox.spec import SandboxSpec
 
 NAMES = ["sea", "river", "mountain", "city", "school", "town", "paper", "food", "light", "money"]
+TESTS = {"file": "test -f", "folder": "test -d"}
 
 
 class MyEnvConfig(BaseModel):
@@ -22,7 +22,7 @@ class MyEnvConfig(BaseModel):
 
 
 class MyEnv(Env):
-    """Copy a file with bash, in a sandbox."""
+    """Make a file or a folder with bash, in a sandbox."""
 
     config: MyEnvConfig
     shared: SandboxPool
@@ -38,15 +38,13 @@ class MyEnv(Env):
 
     @classmethod
     def tasks(cls, config: MyEnvConfig, split: Literal["train", "eval"]) -> Iterable[Task]:
-        """Every fifth pair of names is held out."""
-        for number, (old, new) in enumerate(permutations(NAMES, 2)):
-            if (number % 5 == 0) == (split == "eval"):
-                yield Task(prompt=f"Copy {old} to {new}", metadata={"old": old, "new": new})
+        """Every third one is held out."""
+        for number, (kind, name) in enumerate((kind, name) for kind in TESTS for name in NAMES):
+            if (number % 3 == 0) == (split == "eval"):
+                yield Task(prompt=f"Make the {kind} {name}", metadata={"kind": kind, "name": name})
 
     async def reset(self, task: Task) -> Observation:
         self.box = await self.enter(self.shared.acquire())  # given back when the episode ends, however it ends
-        self.secret = f"secret {self.rng.random()}\n"
-        await self.box.write_file(task.metadata["old"], self.secret)
         return task.prompt
 
     @tool(timeout=60, parallel=False)
@@ -56,5 +54,5 @@ class MyEnv(Env):
         return f"{done.stdout}{done.stderr}".strip()[:2000] or "ok"
 
     async def score(self, trajectory: Trajectory) -> float:
-        copy = await self.box.exec(f"cat {self.task.metadata['new']}")
-        return float(copy.stdout == self.secret)
+        asked = self.task.metadata
+        return float((await self.box.exec(f"{TESTS[asked['kind']]} {asked['name']}")).exit_code == 0)

@@ -12,7 +12,8 @@ RANDOM = Random(0)
 
 def gold(task: Task) -> Generator[Turn, str, None]:
     """Plays perfectly: reward 1, or the environment has a mistake."""
-    yield call("bash", command=f"cp {task.metadata['old']} {task.metadata['new']}")
+    command = {"file": "touch", "folder": "mkdir"}[task.metadata["kind"]]
+    yield call("bash", command=f"{command} {task.metadata['name']}")
     yield "Done."
 
 
@@ -22,7 +23,6 @@ def noop(task: Task) -> Generator[Turn, str, None]:
 
 
 def explorer(task: Task) -> Generator[Turn, str, None]:
-    """Tries a wrong command most of the time. Who imitates it learns to write commands, but not which one helps."""
-    command = RANDOM.choice(["cp", "cp", "touch", "cat", "ls"])
-    yield call("bash", command=f"{command} {task.metadata['old']} {task.metadata['new']}")
+    """Tries any command. Who imitates it learns to write commands, but not which one helps."""
+    yield call("bash", command=f"{RANDOM.choice(['touch', 'mkdir', 'ls'])} {task.metadata['name']}")
     yield "Done."
