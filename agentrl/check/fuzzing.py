@@ -29,7 +29,7 @@ _TEXTS = ("", "\n", "I do not know.", "<tool_call>", "</search></answer>", "{}",
 async def fuzzing(subject: Subject, task: Task, tools: Sequence[ToolSpec], seed: int = 0) -> str:
     """Play by chance until all has been said. Returns how much that was."""
     rng = Random(seed)
-    said: list[Turn] = [_call(one) for spec in tools for one in tries(spec, rng)]
+    said: list[Turn] = [_call(one) for spec in tools for one in tries(spec, rng, fitting=3 if subject.slow else 8)]
     said += [call("no_such_tool", query="x"), *_TEXTS] if tools else [*_TEXTS]
     waiting, watched = deque(said), _Watched(subject)
     for _ in range(_PLAYS):

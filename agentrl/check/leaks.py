@@ -46,13 +46,14 @@ class _There:
     files: Mapping[int, str]
     processes: Mapping[int, str]
     made: set[str]
+    held: int
 
 
 class Ledger:
     """Knows what there was before, and who made what has come since; within `with`."""
 
-    def __init__(self, own: Own) -> None:
-        self._own = own
+    def __init__(self, own: Own, held: Callable[[], int] = lambda: 0) -> None:
+        self._own, self._held = own, held
         self._tasks: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
         self._threads: WeakKeyDictionary[threading.Thread, Place] = WeakKeyDictionary()
         self._sockets: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
@@ -94,7 +95,9 @@ class Ledger:
         """What there is now."""
         tasks = {task for task in asyncio.all_tasks() if not task.done()}
         threads = {t for t in threading.enumerate() if not t.name.startswith(_OF_HOST)}
-        return _There(tasks, threads, _open_files(), _children(), {p for p in self._made if os.path.lexists(p)})
+        return _There(
+            tasks, threads, _open_files(), _children(), {p for p in self._made if os.path.lexists(p)}, self._held()
+        )
 
     async def left(self, before: _There, *, patience: float = _WAIT_S) -> list[Left]:
         """What there is now that was not there before, and does not go by itself."""
@@ -129,6 +132,9 @@ class Ledger:
         for pid, command in now.processes.items():
             if before.processes.get(pid) is None:
                 yield Left("process", command, self._started.get(command), pid)
+        if now.held > before.held:
+            places = [place for place, name in self._own.calls(lambda name: name.endswith(".acquire"))]
+            yield Left("sandbox", f"{now.held - before.held} of the pool", next(iter(places), None), None)
         for path in sorted(now.made - before.made):
             yield Left("temporary file", path, self._made[path], path)
         for number, name in now.files.items():
@@ -210,6 +216,13 @@ def _told(event: str, args: tuple[Any, ...]) -> None:
     if _listeners and event in _EVENTS:
         for listener in _listeners:
             listener(event, args)
+
+
+def sandboxes_held(shared: object) -> int:
+    """How many sandboxes of a pool are in use, where `share` made a pool."""
+    figures = getattr(shared, "figures", None)
+    lanes = getattr(figures() if callable(figures) else None, "lanes", {})
+    return sum(int(getattr(lane, "in_use", 0)) for lane in lanes.values())
 
 
 def _open_files() -> dict[int, str]:

@@ -51,6 +51,7 @@ class Subject:
     seconds: float = 0.0
     """How long an episode took."""
     share_s: float = 0.0
+    slow: bool = False
     plays: int = 0
     """How many episodes were begun."""
     scripts: dict[str, list[Turn]] = field(default_factory=dict)

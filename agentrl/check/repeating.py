@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from agentrl.check.leaks import Ledger, Left
 from agentrl.check.playing import Played, Speak, Subject, play, saying
+from agentrl.check.scoring import in_range
+from agentrl.check.sizes import sizes
 from agentrl.check.state import Culprit, Kept, Pictures, changed, picture, pictures
 from agentrl.check.undetermined import undetermined_calls
 from agentrl.engine.scripted import Turn
@@ -38,6 +40,8 @@ async def repeat(subject: Subject, ledger: Ledger, script: Sequence[Turn], task:
     told = picture(_told(task), subject.own)
     plays = [await _once(subject, ledger, task, speak, number) for number in range(_TIMES)]
     _leaks(subject, ledger, plays[-2:])
+    sizes(subject, plays[0].played)
+    in_range(subject, plays[0].played)
     if picture(_told(task), subject.own) != told:
         await _task_changed(subject, before, speak)
     await _state(subject, task, speak, plays)
@@ -85,6 +89,7 @@ _ENDINGS = {
     "task": "cancel it in close and await it, or use a TaskGroup within `await self.enter(...)`",
     "thread": "end it in close and join it",
     "process": "end it in close and wait for it, or open it by `await self.enter(...)`",
+    "sandbox": "take it by `await self.enter(self.shared.acquire())`, which gives it back",
     "temporary file": "remove it in close, or make it by tempfile.TemporaryDirectory within `self.enter`",
     "open file": "close it in close, or open it by `await self.enter(...)`",
 }
