@@ -17,8 +17,9 @@ from typing import Any
 from agentrl.loading import not_the_users, short
 
 _SHIPPED = ("agentrl", "agentrl_envs", "agentrl_sandbox")
-_ENDS = ("asyncio/events.py", "threading.py", "agentrl/_concurrency.py")
+_ENDS = ("asyncio/events.py", "asyncio/base_events.py", "threading.py", "agentrl/_concurrency.py")
 """Files of the frames below which nobody has called the Env's code: the event loop's, and a thread's."""
+_END_NAMES = ("_run", "_run_once", "run_forever", "run", "_bootstrap_inner", "_work")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,7 +57,7 @@ class Own:
             file = frame.f_code.co_filename
             if self.has(file):
                 return Place(file, frame.f_lineno)
-            if file.endswith(_ENDS) and frame.f_code.co_name in ("_run", "run", "_bootstrap_inner", "_work"):
+            if file.endswith(_ENDS) and frame.f_code.co_name in _END_NAMES:
                 return None
             frame = frame.f_back
         return None
