@@ -6,13 +6,13 @@ import ast
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.check.leaks import Ledger, Left
 from agentrl.check.places import Place, dotted
-from agentrl.check.playing import Speak, Subject, play
+from agentrl.check.playing import Speak, Subject, play, quiet_cancel
 from agentrl.check.repeating import report_left
 from agentrl.check.suspended import Suspensions, Wait
 from agentrl.errors import leaves, told
@@ -22,12 +22,18 @@ _CHECK = "cancellation"
 _EACH = 2
 """How often each line is tried: the first times that it waits."""
 _SECONDS = 20.0
+PATIENCE_S = 10.0
+"""How much longer than usual an episode may take before it is taken for stuck."""
+
+
+class StuckError(Exception):
+    """An episode waits for ever, so no other can be played."""
 
 
 async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Speak) -> tuple[int, int]:
     """How many waits were tried, and how many there are."""
     counter = Suspensions(subject.own)
-    await play(subject, task, speak, prepare=counter.attach)
+    took = (await play(subject, task, speak, prepare=counter.attach)).seconds
     chosen, seen = [], Counter[Wait]()
     for number, wait in enumerate(counter.waits):
         seen[wait] += 1
@@ -37,9 +43,34 @@ async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Spea
     for number in chosen:
         if time.monotonic() > until:
             break
-        await _cancelled_at(subject, ledger, task, speak, number)
+        last = counter.waits[chosen[tried - 1]] if tried else None
+        await _unless_stuck(subject, _cancelled_at(subject, ledger, task, speak, number), PATIENCE_S + 20 * took, last)
         tried += 1
+    if chosen:  # what the last one holds, only another episode notices
+        await _unless_stuck(
+            subject, play(subject, task, speak), PATIENCE_S + 20 * took, counter.waits[chosen[tried - 1]]
+        )
     return tried, len(chosen)
+
+
+async def _unless_stuck(subject: Subject, playing: Coroutine[Any, Any, Any], seconds: float, last: Wait | None) -> None:
+    """Raises StuckError, with a finding, if an episode waits for ever behind one that was cancelled before it."""
+    task = asyncio.create_task(playing)
+    before = asyncio.all_tasks()
+    await asyncio.wait([task], timeout=seconds)
+    if task.done():
+        return task.result()
+    waiting = [place for one in asyncio.all_tasks() - before if (place := subject.own.of_awaited(one.get_coro()))]
+    place = waiting[0] if waiting else subject.own.of_member("step", "reset")
+    await quiet_cancel(task)
+    after = f", after another was cancelled in {last.hook} at line {last.place.line}" if last else ""
+    subject.report.error(
+        _CHECK,
+        place,
+        f"an episode waits here for ever{after}",
+        "give back what a hook holds when it is cancelled: `async with lock:`, or try and finally",
+    )
+    raise StuckError
 
 
 async def _cancelled_at(subject: Subject, ledger: Ledger, task: Task, speak: Speak, number: int) -> None:

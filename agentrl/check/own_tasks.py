@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from agentrl.check.playing import Subject
 from agentrl.check.state import picture
 from agentrl.check.undetermined import undetermined_calls
-from agentrl.rollout.own_tasks import makes_tasks
+from agentrl.errors import ConfigError
+from agentrl.rollout.own_tasks import Split, makes_tasks
+from agentrl.rollout.own_tasks import own_tasks as made_by
 
 _CHECK = "tasks"
 _MOST = 20
+_SPLITS: tuple[Split, ...] = ("train", "train", "eval")
 
 
 def own_tasks(subject: Subject) -> None:
@@ -18,11 +19,13 @@ def own_tasks(subject: Subject) -> None:
     if not makes_tasks(subject.cls):
         return
     place = subject.own.of_member("tasks")
-    config = subject.envs.config
-    train, again, held_out = (
-        [_seen(subject, task) for task in islice(subject.cls.tasks(config, split), _MOST)]
-        for split in ("train", "train", "eval")
-    )
+    try:
+        train, again, held_out = (
+            [_seen(subject, task) for task in made_by(subject.envs, split, most=_MOST)] for split in _SPLITS
+        )
+    except ConfigError as exc:
+        subject.report.error(_CHECK, place, str(exc), "mend tasks")
+        return
     if train != again:
         calls = undetermined_calls(subject.own)
         what = "tasks gives other tasks each time it is called"

@@ -97,7 +97,8 @@ class Own:
             if frame is not None and self.has(frame.f_code.co_filename):
                 found = Place(frame.f_code.co_filename, frame.f_lineno)
             following = (getattr(coroutine, name, None) for name in ("cr_await", "ag_await", "gi_yieldfrom"))
-            coroutine = next((one for one in following if one is not None), None)
+            counted = frame.f_locals.get("counted_coroutine") if frame is not None else None
+            coroutine = counted or next((one for one in following if one is not None), None)
         return found
 
     # Lines of the source

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from agentrl.check.blocking import Watchdog, sleeping_calls
-from agentrl.check.cancelling import cancellation
+from agentrl.check.cancelling import StuckError, cancellation
 from agentrl.check.findings import Report
 from agentrl.check.fresh import fresh_process
 from agentrl.check.fuzzing import explored, fuzzing
@@ -124,6 +124,8 @@ class _Suite:
             subject.report.checked["robustness"] = await fuzzing(subject, task, tools)
         elif subject.is_agent:
             subject.report.skipped["robustness"] = "an agent takes its turns by itself; its tools are its own"
+        if self._wants("cancellation"):  # the last, as it may leave a lock behind that nobody gives back
+            await self._cancelled(task, scripts)
 
     async def _first_plays(self) -> list[Played] | None:
         """Each task once. None if none of them can be played."""
@@ -159,8 +161,6 @@ class _Suite:
                 subject.report.checked["resuming"] = await resuming(subject, task, script)
         if self._wants("determinism", "resuming") and self.given.process:
             await fresh_process(subject, task, scripts[-1], self.given.config)
-        if self._wants("cancellation"):
-            await self._cancelled(task, scripts)
 
     async def _beside(self, task: Task, script: Sequence[Turn]) -> None:
         """Two tasks beside each other, or one twice."""
@@ -177,7 +177,10 @@ class _Suite:
     async def _cancelled(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
         tried = known = 0
         for script in scripts:
-            done, of = await cancellation(self.subject, self.ledger, task, saying(script))
+            try:
+                done, of = await cancellation(self.subject, self.ledger, task, saying(script))
+            except StuckError:
+                break
             tried, known = tried + done, known + of
         self.subject.report.checked["cancellation"] = f"cancelled at {tried} waits"
         if tried < known:

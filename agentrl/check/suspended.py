@@ -88,7 +88,8 @@ class Counted:
         self._chosen = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        step: Callable[[], Any] = partial(self._coroutine.send, None)
+        counted_coroutine = self._coroutine  # `Own.of_awaited` goes on there
+        step: Callable[[], Any] = partial(counted_coroutine.send, None)
         try:
             while True:
                 waited = step()

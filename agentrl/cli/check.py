@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,9 +15,10 @@ from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig
 from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, EpisodeSettings, ModelName
-from agentrl.cli.play import load_player
+from agentrl.cli.play import Player, load_player
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
+from agentrl.loading import load_object
 
 if TYPE_CHECKING:
     from agentrl.check import Report
@@ -81,11 +83,16 @@ def _checked(
         tasks=tasks,
         renderer=renderer,
         config=config.env_config,
-        gold=load_player(gold) if gold else None,
-        noop=load_player(noop) if noop else None,
+        gold=_player(gold),
+        noop=_player(noop),
         limits=limits,
     )
     return run(check_env(given))
+
+
+def _player(path: str | None) -> Player | None:
+    """A player by its path, whose source is still known."""
+    return update_wrapper(load_player(path), load_object(path)) if path else None
 
 
 def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> list[Task]:

@@ -17,7 +17,7 @@ def run(*args: str):
 def test_a_defect_ends_with_1_and_is_printed_with_its_line(tmp_path, monkeypatch):
     monkeypatch.chdir(HERE)
     out = tmp_path / "found.json"
-    result = run("defects/key_error.py:Known", "--json", str(out))
+    result = run("defects/key_error.py:Known", "--json", str(out), "--limit", "1")
     assert result.exit_code == 1, result.output
     assert "defects/key_error.py:18  error: tool look raises KeyError" in result.stdout
     assert "1 errors, 0 warnings" in result.stdout
@@ -27,7 +27,7 @@ def test_a_defect_ends_with_1_and_is_printed_with_its_line(tmp_path, monkeypatch
 
 def test_a_warning_alone_ends_with_0(monkeypatch):
     monkeypatch.chdir(HERE)
-    result = run("defects/no_description.py:Silent", "--limit", "2")
+    result = run("defects/no_description.py:Silent", "--limit", "1")
     assert result.exit_code == 0, result.output
     assert "defects/no_description.py:16  warning: " in result.stdout
     assert "whether the task can be won" in result.output  # what was not checked is told
