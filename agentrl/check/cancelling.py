@@ -59,7 +59,8 @@ async def _unless_stuck(subject: Subject, playing: Coroutine[Any, Any, Any], sec
     before = asyncio.all_tasks()
     await asyncio.wait([task], timeout=seconds)
     if task.done():
-        return task.result()
+        task.result()
+        return
     waiting = [place for one in asyncio.all_tasks() - before if (place := subject.own.of_awaited(one.get_coro()))]
     place = waiting[0] if waiting else subject.own.of_member("step", "reset")
     await quiet_cancel(task)
