@@ -102,6 +102,7 @@ def test_you_read_what_the_model_would_call_tools_and_are_recorded(play, tmp_pat
         (YOU, ":tools"),
         (YOU, ":call price"),
         ("item (string) > ", "pear"),
+        ("pieces (integer) > ", ""),
         ("pieces (integer) > ", "three"),
         ("pieces (integer) > ", "3"),
         ("coupon (boolean, optional) > ", ""),
