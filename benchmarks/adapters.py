@@ -115,20 +115,28 @@ def main() -> None:
     parser.add_argument("--suite", choices=SUITES, action="append")
     parser.add_argument("--half", default="all")
     args = parser.parse_args()
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"suites": {}}
     for suite in args.suite or SUITES:
         for name in SUITES[suite]:
             install(name)
         began = time.perf_counter()
         rows = play(suite, args.half)
-        found = table(rows)
         seconds = round(time.perf_counter() - began, 1)
-        print(json.dumps({"suite": suite, "half": args.half, "seconds": seconds, **found}, indent=1))
-        before = kept["suites"].setdefault(suite, {})
-        if args.half == "all":
-            before.update(found, seconds=seconds)
-        elif args.half == "held":
-            before.setdefault("first_contact", found)
+        for half in sorted({row["half"] for row in rows}):
+            found = {**table([row for row in rows if row["half"] == half]), "seconds": seconds}
+            print(json.dumps({"suite": suite, "half": half, **found}, indent=1))
+            keep(suite, half, found)
+
+
+def keep(suite: str, half: str, found: dict[str, Any]) -> None:
+    """Write one half of a suite into the results, with the sum of both halves. What was first is never overwritten."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"suites": {}}
+    told = kept["suites"].setdefault(suite, {})
+    halves = told.setdefault("halves", {})
+    if half == "held":
+        told.setdefault("first_contact", {key: found[key] for key in ("tried", "passed", "excluded", "failed")})
+    halves[half] = found
+    counts = ("tried", "passed", "episodes", "episodes_with_a_reward")
+    told.update({key: sum(each[key] for each in halves.values()) for key in counts})
     kept.update(date=date.today().isoformat(), python=platform.python_version(), pinned={**VENVS, "npm": NPM})
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 

@@ -135,10 +135,12 @@ class OpenEnv(Env):
         sent = arguments if own else {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
         said = await self._session.ask("step", sent)
         self._over = bool(said.get("done"))
-        error = dict(said.get("observation") or {}).get("error")
-        if error and not own:
-            raise (CallError if error.get("error_type") == "invalid_args" else ToolError)(str(error.get("message")))
-        return ToolResult(_shown(said), reward=_reward(said), done=self._over)
+        reward, error = _reward(said), dict(said.get("observation") or {}).get("error")
+        if own or not error:
+            return ToolResult(_shown(said), reward=reward, done=self._over)
+        if error.get("error_type") == "invalid_args" and not (reward or self._over):
+            raise CallError(str(error.get("message")))
+        return ToolResult(f"Error: {error.get('message')}", reward=reward, done=self._over)
 
     def score(self, trajectory: Trajectory) -> float:
         return sum(trajectory.step_rewards, 0.0)
@@ -210,6 +212,7 @@ async def _connected(client: aiohttp.ClientSession, url: str, config: OpenEnvCon
             socket = await client.ws_connect(url, max_msg_size=_LARGEST)
             await _Session(socket, config).ask("state")
         except _FullError as exc:
+            await socket.close()
             if clock() > until:
                 raise InfraError(
                     f"the OpenEnv server at {config.url} has had no session left for {config.wait_s:g} s: {exc}; "
