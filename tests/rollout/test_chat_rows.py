@@ -144,6 +144,8 @@ def test_each_trained_turn_is_what_the_template_writes_for_it_when_it_is_the_las
     else:
         assert ours == turns_of(tokenizer, LIBRARY)
     chat.trajectory.verify()
+    [call], answer = chat.trajectory.actions[0].calls, chat.trajectory.messages[3]
+    assert (answer["name"], answer["tool_call_id"]) == (call.name, call.id)
     assert "Thanks" not in "".join(ours)
     assert "漢字" not in "".join(ours)
 
