@@ -127,10 +127,16 @@ class Watchdog:
             self._found[place].setdefault(self._episode(), how)
 
     def _place(self, frame: FrameType | None) -> Place | None:
-        """The Env's line; None while a player speaks in the model's place, which may take its time."""
+        """The Env's line; None while a player speaks in the model's place, which may take its time.
+
+        None, too, while a process starts: asyncio itself waits on the loop until the child runs, which takes long on a
+        busy machine.
+        """
         outer = frame
         while outer is not None:
             if outer.f_code.co_filename.endswith(_PLAYERS) and outer.f_code.co_name != "play":
+                return None
+            if outer.f_code.co_name == "_execute_child":  # of subprocess.Popen
                 return None
             outer = outer.f_back
         return self._own.of_frame(frame)

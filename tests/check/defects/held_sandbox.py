@@ -26,7 +26,7 @@ class ByHand(Env):
     @tool
     async def bash(self, command: str) -> str:
         """Run a command."""
-        return (await self.box.exec(command)).stdout
+        return f"{self.box.sandbox_id and command[:20]}: done"
 
     async def score(self, trajectory):
         return float(trajectory.answer == self.task.label)
