@@ -9,7 +9,9 @@ twins are played, some of them in full. `AGENTRL_CHECK=all` runs every check on 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -92,7 +94,11 @@ def checked(file: Path, renderer, only=()):
     gold = getattr(load_module(file), "gold", None)
     process = ALL or file.stem in OTHER_PROCESS
     given = Given(env=f"{file}:{cls.__name__}", tasks=tasks, renderer=renderer, gold=gold, only=only, process=process)
-    return asyncio.run(check(given))
+    with warnings.catch_warnings():  # what a defect leaves open must not end a later test
+        warnings.simplefilter("ignore", ResourceWarning)
+        report = asyncio.run(check(given))
+        gc.collect()
+    return report
 
 
 def load_module(file: Path):
