@@ -314,18 +314,18 @@ class EnvFactory:
             trajectory = await run_episode(envs.make(), task, engine=engine, renderer=renderer)
 
     `env` is a class, `file.py:Class`, `package.module:Class`, or a name that `agentrl envs` lists. Raises ConfigError
-    if it is not found, if it has neither tools nor a step, if it has only one of `snapshot` and `restore`, or if it
+    if it is not found, if it has neither tools nor a step nor a score, if it has only one of `snapshot` and `restore`, or if it
     refuses its configuration.
     """
 
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
         self.cls = load_env(env) if isinstance(env, str) else env
-        own = self.cls.step, self.cls.tools, self.cls.exec_tool
-        nothing = not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool)
+        own = self.cls.step, self.cls.tools, self.cls.exec_tool, self.cls.score
+        nothing = not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool, Env.score)
         if nothing and not plays_itself(self.cls):
             raise ConfigError(
-                f"{self.cls.__name__} has neither tools nor a step: nothing could happen; "
-                "add a method with @tool, or override step(action)"
+                f"{self.cls.__name__} has neither tools nor a step nor a score: nothing could happen; "
+                "add a method with @tool, override step(action), or score the model's only turn"
             )
         if plays_itself(self.cls):
             self.cls._agentrl_check()

@@ -19,6 +19,7 @@ from agentrl import (
     InfraError,
     Limits,
     StepResult,
+    StopReason,
     Task,
     ToolCall,
     ToolError,
@@ -26,6 +27,7 @@ from agentrl import (
     tool,
 )
 from agentrl.env import begin_env, load_env, runtime
+from agentrl.testing import rollout
 
 
 class Tools(Env):
@@ -276,10 +278,9 @@ async def test_share_may_be_a_coroutine():
 
 def test_an_env_without_tools_or_step_is_refused():
     class Empty(Env):
-        async def score(self, trajectory):
-            return 1.0
+        pass
 
-    with pytest.raises(ConfigError, match="Empty has neither tools nor a step"):
+    with pytest.raises(ConfigError, match="Empty has neither tools nor a step nor a score"):
         EnvFactory(Empty)
 
     class Steps(Env):
@@ -343,3 +344,13 @@ def test_a_class_missing_from_a_file_lists_the_envs_there(tmp_path):
     file.write_text("from agentrl import Env\nclass A(Env): ...\nclass B(Env): ...\n")
     with pytest.raises(ConfigError, match=r"has no 'C'; it has: A, B"):
         load_env(f"{file}:C")
+
+
+async def test_an_env_with_a_score_alone_is_a_question_and_an_answer():
+    class Sum(Env):
+        def score(self, trajectory):
+            return float(trajectory.answer == self.task.label)
+
+    async with EnvFactory(Sum) as envs:
+        trajectory = await rollout(envs.make(), Task(prompt="1 + 1?", label="2"), ["2"])
+    assert (trajectory.reward, trajectory.stop, len(trajectory.turns)) == (1.0, StopReason.DONE, 1)
