@@ -100,3 +100,16 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float],
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
     return True
+
+
+def told_stops(metrics: RolloutMetrics) -> str:
+    """How episodes ended: `done 120, max turns 8`."""
+    return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in metrics.stops.items())
+
+
+def nothing_learned(metrics: RolloutMetrics) -> str:
+    """What to say after a run in which no group had a better and a worse episode, by its last step."""
+    return (
+        "nothing was learned by reinforcement: in each group, all episodes got the same reward. Of the last step's "
+        f"{metrics.episodes} episodes (mean reward {metrics.reward_mean:.3f}): {told_stops(metrics)}"
+    )

@@ -40,7 +40,7 @@ from agentrl.train.learner import DivergedError, Learner, Schedule, random_state
 from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines
 from agentrl.train.progress import Progress
-from agentrl.train.report import StepReport, Summary, draw_curve
+from agentrl.train.report import StepReport, Summary, draw_curve, nothing_learned, told_stops
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
@@ -209,9 +209,14 @@ class Trainer:
                 if "warm" not in position.evals:
                     await self._evaluate_and_keep("warm")
             self._begin_rl()
+        found_nothing = position.step == 0
         with Progress(self.console, "rl", config.steps, done=position.step) as progress:
             while position.step < config.steps:
-                await self._finish_step(await self.step(position.step + 1), progress)
+                report = await self.step(position.step + 1)
+                found_nothing = found_nothing and report.rollout.zero_advantage_groups == report.rollout.groups
+                await self._finish_step(report, progress)
+        if found_nothing and config.steps:
+            self._warn(nothing_learned(report.rollout))
         await self._evaluate_and_keep("final")
         self.folder.save_model(self.folder.model, position.step, self._save_model)
         return self._summarise()
@@ -312,9 +317,10 @@ class Trainer:
             return
         metrics = (await self.evaluate(name)).metrics
         self.position.evals[name] = metrics.reward_mean
+        calls = f"{metrics.tool_call_rate:.0%} call a tool" if metrics.episodes_with_tools else told_stops(metrics)
         self.console.print(
-            f"held out, {name}: mean reward {metrics.reward_mean:.3f}, {metrics.turns_mean:.1f} turns, "
-            f"{metrics.tool_call_rate:.0%} of {metrics.episodes} episodes call a tool",
+            f"held out, {name}: {metrics.episodes} episodes, mean reward {metrics.reward_mean:.3f}, "
+            f"{metrics.turns_mean:.1f} turns, {calls}",
             highlight=False,
         )
 

@@ -59,6 +59,8 @@ class Demonstrations:
     """How many rows were skipped, by reason."""
     chats: int = 0
     """Rows of chat that are learned from."""
+    turns: list[int] = field(default_factory=list)
+    """Of each episode and each chat."""
     shortened: int = 0
     """Those of them whose last turns are beyond the context, and so left out."""
     seconds: float = 0.0
@@ -92,6 +94,12 @@ async def read_demonstrations(config: TrainConfig, model: Any, renderer: Rendere
     found = await load_demonstrations(config.warm_start.demonstrations, model.vocab_size, chats, say)
     for line in found.report():
         say(line)
+    most = config.options().limits.turns
+    if config.steps and (longer := sum(turns > most for turns in found.turns)):
+        say(
+            f"{longer:,} of {len(found.turns):,} demonstrations have more turns than limits.turns={most}: the model will "
+            "not be able to finish what it imitates; raise it"
+        )
     return found
 
 
@@ -126,7 +134,9 @@ def _check_file(path: Path) -> None:
 def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabulary: int) -> None:
     """Add what one line holds. Raises ConfigError if it is neither a trajectory nor chat."""
     if not is_chat(row):
-        found.rows += _learned(_trajectory(row, where), where, vocabulary)
+        episode = _trajectory(row, where)
+        found.rows += _learned(episode, where, vocabulary)
+        found.turns.append(len(episode.turns))
         return
     try:
         chat = chats.read(row)
@@ -138,6 +148,7 @@ def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabu
         raise ConfigError(f"{where}: {exc}") from exc
     found.chats += 1
     found.shortened += chat.left_out > 0
+    found.turns.append(len(chat.trajectory.turns))
     found.rows += _learned(chat.trajectory, where, vocabulary)
 
 
