@@ -314,8 +314,8 @@ class EnvFactory:
             trajectory = await run_episode(envs.make(), task, engine=engine, renderer=renderer)
 
     `env` is a class, `file.py:Class`, `package.module:Class`, or a name that `agentrl envs` lists. Raises ConfigError
-    if it is not found, if it has neither tools nor a step nor a score, if it has only one of `snapshot` and `restore`, or if it
-    refuses its configuration.
+    if it is not found, if it has neither tools nor a step nor a score, if it has only one of `snapshot` and `restore`,
+    or if it refuses its configuration.
     """
 
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:

@@ -97,8 +97,8 @@ async def read_demonstrations(config: TrainConfig, model: Any, renderer: Rendere
     most = config.options().limits.turns
     if config.steps and (longer := sum(turns > most for turns in found.turns)):
         say(
-            f"{longer:,} of {len(found.turns):,} demonstrations have more turns than limits.turns={most}: the model will "
-            "not be able to finish what it imitates; raise it"
+            f"{longer:,} of {len(found.turns):,} demonstrations have more turns than limits.turns={most}: the model "
+            "will not be able to finish what it imitates; raise it"
         )
     return found
 

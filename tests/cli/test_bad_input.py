@@ -46,7 +46,7 @@ def bad(folder):
         (("train", "my_env.py:Capitals", *TRAIN, "--warm-start", "none.jsonl"), "none.jsonl: no such file"),
         (
             ("train", "my_env.py:Capitals", *TRAIN, "--warm-start", "tasks.jsonl"),
-            "tasks.jsonl:1: neither chat (it has no ",
+            "tasks.jsonl:1: neither chat (",
         ),
         (("train", "my_env.py:Capitals", *TRAIN, "--model", "gpt-9"), "unknown model 'gpt-9': use tiny, "),
         (("train", "my_env.py:Capitals", *TRAIN, "--model", "base"), "base has no chat template: put "),
