@@ -79,6 +79,6 @@ class Own(Toy):
             yield Task(prompt=f"{cls.said} {split} {number}", label=number / 100)
 
 
-def same(trajectory):
+def even(trajectory):
     """A reward that tells nothing."""
     return 0.5
