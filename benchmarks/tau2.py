@@ -1,6 +1,6 @@
 """Every retail and airline task of tau2 through `agentrl_envs.tau2`, its gold calls against the suite's own scorer.
 
-    python -m benchmarks.tau2 [retail] [airline]       # pip install inspect-evals==0.26.0; ten minutes, on busy cores twice that
+    python -m benchmarks.tau2 [retail] [airline]       # pip install inspect-evals==0.26.0; 10 to 25 minutes
 
 For each task: the reward of the gold calls and of a player that does nothing, and whether the final database has the
 hash that the suite computes for the expected one.
