@@ -44,6 +44,7 @@ class ReTool(Env):
     config: ReToolConfig
     shared: SandboxPool
     box: Sandbox
+    reward_range = (-1.1, 1.0)
 
     @classmethod
     def share(cls, config: ReToolConfig) -> SandboxPool:
