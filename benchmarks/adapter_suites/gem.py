@@ -25,6 +25,9 @@ ENV = "agentrl_envs.adapters.gem:Gem"
 
 REASONS = {
     "No module named 'datasets'": "needs a data set of the Hugging Face hub",
+    "pandas": "needs pandas, which gem-llm does not install",
+    "crosswords": "needs pandas, which gem-llm does not install",
+    "Must specify at least one dataset": "is a mixture, whose parts its options must name",
     "nltk": "needs NLTK's data, which no package registry has",
     "NLTK": "needs NLTK's data, which no package registry has",
 }

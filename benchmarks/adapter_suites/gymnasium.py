@@ -35,9 +35,11 @@ def reference(name: str, seed: int) -> Played:
 def play(name: str) -> Row:
     said = refused(ENV, {"name": name})
     if said is not None:
-        for known in ("box2d", "mujoco", "mujoco_py", "MuJoCo", "jax", "shimmy", "an image"):
+        for known in ("pygame", "box2d", "mujoco", "mujoco_py", "MuJoCo", "jax", "shimmy", "an image"):
             if known.lower() in said.lower():
-                raise ExcludedError("its observations are images" if known == "an image" else f"needs {known.lower()}")
+                raise ExcludedError(
+                    "its observations are more than 256 numbers" if known == "an image" else f"needs {known.lower()}"
+                )
         raise ExcludedError(said[:120])
     return play_both(
         ENV, {"name": name}, lambda seed: reference(name, seed), lambda seed: Task(seed=seed, metadata={"name": name})

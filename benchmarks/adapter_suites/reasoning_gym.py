@@ -54,7 +54,8 @@ async def compare(name: str) -> Row:
 def play(name: str) -> Row:
     said = refused(ENV, {"dataset": name, "size": SIZE})
     if said is not None:
-        raise ExcludedError(said[:120])
+        mixture = "Must specify at least one dataset" in said
+        raise ExcludedError("is a mixture, whose parts its options must name" if mixture else said[:120])
     return asyncio.run(compare(name))
 
 

@@ -18,6 +18,7 @@ ENV = "agentrl_envs.adapters.textarena:TextArena"
 
 REASONS = {
     "cannot be played alone": "is for several players",
+    "two-player": "is for several players",
     " players": "is for several players",
     "NLTK's data": "needs NLTK's data, which no package registry has",
     "OPENROUTER_API_KEY": "asks a model at OpenRouter",
