@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import gc
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +51,9 @@ async def repeat(subject: Subject, ledger: Ledger, script: Sequence[Turn], task:
 
 
 async def _once(subject: Subject, ledger: Ledger, task: Task, speak: Speak, number: int) -> _Once:
+    gc.collect()  # what earlier episodes have left to the garbage collector goes now, and not during this one
+    for _ in range(3):
+        await asyncio.sleep(0)
     there, before = ledger.look(), pictures(subject.own, subject.envs)
     with global_random(number):
         played = await play(subject, task, speak)
@@ -80,7 +85,7 @@ def report_left(subject: Subject, ledger: Ledger, one: Left, when: str) -> None:
     subject.report.error(
         "leaks",
         one.place or subject.own.of_member("reset", "step", "run"),
-        f"{when} leaves a {one.kind} behind: {one.name[:80]}",
+        f"{when} leaves {'an' if one.kind == 'open file' else 'a'} {one.kind} behind: {one.name[:80]}",
         _ENDINGS[one.kind],
     )
 
