@@ -68,8 +68,13 @@ class Conversation:
     """The request that the engine answers now."""
     unkept: int = 0
     """Tokens that the engine sampled behind a stop string, which it missed. They are in no turn."""
+    speaker: MessageEngine | None = field(init=False)
+    """The engine, if it is asked with messages. Known once, for a protocol is slow to ask about."""
     spoken: Spoken = field(default_factory=Spoken)
     """What a MessageEngine said, in its own messages."""
+
+    def __post_init__(self) -> None:
+        self.speaker = self.engine if isinstance(self.engine, MessageEngine) else None
 
     async def open(self) -> None:
         """Ask the engine for its longest sequence."""
@@ -156,8 +161,8 @@ class Conversation:
             budget, reason = self._budget(turn_options)
             if budget <= 0:
                 return reason
-            if isinstance(self.engine, MessageEngine):
-                asked = await self._ask_speaker(self.engine, turn_options, budget)
+            if self.speaker is not None:
+                asked = await self._ask_speaker(self.speaker, turn_options, budget)
                 if asked is None:
                     return StopReason.CONTEXT_FULL
                 generation, cut = asked
@@ -268,7 +273,7 @@ class Conversation:
         budgets = [(self.context - trajectory.length, StopReason.CONTEXT_FULL)]
         if limits.tokens is not None:
             budgets.append((limits.tokens - trajectory.response_length, StopReason.MAX_TOKENS))
-        if not isinstance(self.engine, MessageEngine):  # a speaker's turn is bounded in its own tokens
+        if self.speaker is None:  # a speaker's turn is bounded in its own tokens
             budgets.extend((cap - spent, StopReason.TURN_MAX_TOKENS) for cap in self._caps(turn_options))
         return min(budgets, key=lambda budget: budget[0])
 
