@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", help="docker, bubblewrap or auto")
     parser.add_argument("--out", type=Path, default=Path("runs/coding_agent"), help="a new folder for data and run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warm-steps", type=int, default=300, help="steps of imitation before reinforcement")
     args = parser.parse_args()
     data, run, began = args.out / "data", args.out / "run", time.monotonic()
     os.environ["AGENTRL_RUN"] = f"coding_agent-{os.getpid()}"  # sandboxes carry it, so that those left can be counted
@@ -36,6 +37,7 @@ def main() -> None:
     agentrl("play", f"{HERE}/notes.py:Imagined", "--player", player, *files, "--set", "env_config.tools=bash")
     files = ("--data", data / "train.jsonl", "--eval-data", data / "held_out.jsonl", "--warm-start", demonstrations)
     settings = ("--set", f"env_config.backend={args.backend}", "--seed", args.seed)
+    settings += ("--set", f"warm_start.steps={args.warm_steps}")
     agentrl("train", "--config", HERE / "train.yaml", *files, *settings, "--out", run)
     left = asyncio.run(left_behind(args.backend))
     found = figures(run) | {"left_behind": left, "seconds_in_all": round(time.monotonic() - began)}

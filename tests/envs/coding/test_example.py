@@ -57,7 +57,7 @@ def test_the_configurations_are_read_by_what_they_are_for(tmp_path):
 @pytest.mark.timeout(1200)
 def test_tiny_learns_from_reward_alone_to_read_before_it_writes(tmp_path):
     command = [sys.executable, str(HERE / "demo.py"), "--backend", "bubblewrap", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=HERE.parents[1])
+    done = subprocess.run([*command, "--warm-steps", "200"], cwd=HERE.parents[1])
     assert done.returncode == 0
     found = json.loads((tmp_path / "run" / "figures.json").read_text())
     assert found["gain_by_rl"] >= 0.3
