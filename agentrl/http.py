@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import random
@@ -24,6 +25,9 @@ _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 _ASKS_TO_WAIT = {429, 503}
 _LONGEST_WAIT_S = 60.0
 """Longer than that, no request waits at a time, whatever the server asks for."""
+_KNOCKS = 3
+"""So often a server is asked that refuses connections and has never answered: it may just be starting."""
+_CHAT = "/chat/completions"
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit", "insufficient balance")
 """What a server says with HTTP 429 where no waiting helps."""
 
@@ -47,6 +51,10 @@ class _BusyError(InfraError):
     def __init__(self, message: str, seconds: float | None) -> None:
         super().__init__(message)
         self.seconds = seconds
+
+
+class _NobodyError(InfraError):
+    """The connection was refused."""
 
 
 @dataclass(slots=True)
@@ -122,6 +130,10 @@ class Service:
                         return read(await self._once(session, body, headers))
                     except ConfigError:
                         raise
+                    except _NobodyError as exc:
+                        if not self._breaker.answered and attempt + 1 >= _KNOCKS:
+                            raise InfraError(str(exc)) from None
+                        last = str(exc)
                     except (OSError, InfraError, ValueError, RecursionError) as exc:  # the latter two: no JSON
                         last = _hidden(told(exc), headers)
                         self._pause.begin(exc.seconds if isinstance(exc, _BusyError) else None)
@@ -143,6 +155,10 @@ class Service:
                 if not (await response.read()).strip():
                     raise InfraError("an empty answer")
                 return await response.json(content_type=None)
+        except aiohttp.ClientConnectorError as exc:
+            if exc.os_error.errno == errno.ECONNREFUSED:
+                raise _NobodyError(f"nothing listens at {exc.host}:{exc.port}") from None
+            raise InfraError(_hidden(told(exc), headers)) from None
         except aiohttp.ClientError as exc:
             raise InfraError(_hidden(told(exc), headers)) from None
 
@@ -155,10 +171,15 @@ class Service:
         if (status in _RETRIED or status >= 500) and not hopeless:
             raise InfraError(f"HTTP {status}: {words[:200]}")
         raise RefusedError(
-            f"{self.name} refuses the request with HTTP {status}: {words[:300]}; correct its address or its settings",
+            f"{self.name} refuses the request with HTTP {status}: {words[:300]}; {self._remedy(status)}",
             status,
             words,
         )
+
+    def _remedy(self, status: int) -> str:
+        if status == 404 and self.name.endswith(_CHAT) and "/v1" not in self.name:
+            return f"correct its address: most end with /v1, as in {self.name.removesuffix(_CHAT)}/v1"
+        return "correct its address or its settings"
 
     @asynccontextmanager
     async def kept_open(self) -> AsyncIterator[None]:
@@ -256,6 +277,8 @@ class Breaker:
         self._failures = 0
         self._until = 0.0
         self._error = ""
+        self.answered = False
+        """Whether the server has ever answered."""
 
     def check(self, url: str, open_s: float) -> None:
         """Raises InfraError while the circuit is open. After that it lets one request through, and is open again until
@@ -276,4 +299,4 @@ class Breaker:
 
     def worked(self) -> None:
         with self._lock:
-            self._failures, self._until = 0, 0.0
+            self._failures, self._until, self.answered = 0, 0.0, True

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
+from urllib.parse import urlsplit
 
 import typer
 
@@ -17,7 +18,7 @@ from agentrl.cli.models import open_renderer
 from agentrl.cli.results import Results, Seat
 from agentrl.env import EnvFactory, plays_itself
 from agentrl.errors import ConfigError
-from agentrl.options import EpisodeOptions
+from agentrl.options import EpisodeOptions, RewardFn
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatModel
@@ -48,6 +49,9 @@ Temperature: TypeAlias = Annotated[
 Samples: TypeAlias = Annotated[int, typer.Option(help="Episodes of each task.", min=1)]
 
 EPISODES = 32
+_KNOCK_S = 5.0
+_PATIENCE_S = (0.5, 1.0, None)
+"""Between attempts to connect to a server that refuses it."""
 _SECONDS = 600.0
 """For one answer: a model may think for minutes."""
 
@@ -81,12 +85,13 @@ class Api:
         """What makes two episodes of a task comparable."""
         limits = {name: getattr(self.config.limits, name) for name in self.config.limits.__slots__}
         settings = {"env_config": self.config.env_config, "limits": limits, "engine_config": self.config.engine_config}
+        reward = {} if self.config.reward is None else {"reward": self.config.reward}
         return {
             "env": env,
             "api": self.url.partition("?")[0],
             "model": self.model,
             "tokenizer": self.tokenizer,
-            "settings": {**settings, "temperature": self.temperature},
+            "settings": {**settings, **reward, "temperature": self.temperature},
         }
 
 
@@ -154,10 +159,13 @@ async def play_all(
     from agentrl.engine.player import PlayerEngine
     from agentrl.rollout.groups import Rollout, zero_unscored
 
+    reward = own_reward(api.config)
+    if results.missing(samples):
+        await refuse_silence(api.url)
     renderer, _ = open_renderer(api.tokenizer)
     async with envs, api.chat().kept_open() as chat:
-        options = EpisodeOptions(limits=api.config.limits)
-        rollout = Rollout(envs=envs, engine=PlayerEngine(chat, renderer), renderer=renderer, options=options)
+        options, engine = EpisodeOptions(limits=api.config.limits), PlayerEngine(chat, renderer)
+        rollout = Rollout(envs=envs, engine=engine, renderer=renderer, options=options, reward=reward)
         with progress(what, len(results.tasks) * samples) as on_episode:
             for episode in [episode for group in results.groups(samples) for episode in group]:
                 on_episode(episode)
@@ -175,6 +183,35 @@ async def play_all(
         if not trained:
             zero_unscored(rollout, [*results.done.values()])
     return results.groups(samples)
+
+
+def own_reward(config: EpisodeConfig) -> RewardFn | None:
+    """The reward function of the settings, for episodes that are scored one by one. Raises ConfigError."""
+    from agentrl.rollout.groups import GroupReward
+
+    reward = config.reward_function()
+    if isinstance(reward, GroupReward):
+        raise ConfigError(f"--set reward={config.reward} scores groups together; here each episode is scored by itself")
+    return reward
+
+
+async def refuse_silence(url: str) -> None:
+    """Raises ConfigError if nothing listens at the URL, after some seconds in which it may start."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    for seconds in _PATIENCE_S:
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), _KNOCK_S)
+        except ConnectionRefusedError:
+            if seconds is None:
+                address = f"{parts.hostname}:{port}"
+                raise ConfigError(f"nothing listens at {address}; start the server, or correct --api") from None
+            await asyncio.sleep(seconds)
+        except (OSError, TimeoutError):  # the requests say what it is
+            return
+        else:
+            writer.close()
+            return
 
 
 @contextmanager

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
 
 from agentrl.cli.settings import merge, parse_settings
 from agentrl.errors import ConfigError, InfraError
+from agentrl.loading import load_object
+from agentrl.options import RewardFn
 from agentrl.trajectory import Trajectory
 from agentrl.types import Limits
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_EVERY_S = 10.0
 
 OnEpisode = Callable[[Trajectory], None]
 
@@ -25,31 +35,79 @@ class EpisodeConfig:
     env_config: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     engine_config: Mapping[str, Any] = field(default_factory=dict)
+    reward: str | None = None
+    """The path of a function that scores an episode in place of the Env."""
 
     @classmethod
     def parse(
-        cls, pairs: Sequence[str], defaults: Mapping[str, Any] | None = None, *, with_engine: bool = False
+        cls,
+        pairs: Sequence[str],
+        defaults: Mapping[str, Any] | None = None,
+        *,
+        with_engine: bool = False,
+        with_reward: bool = False,
     ) -> Self:
-        """Read `--set` pairs over `defaults` ({"env_config", "limits"}). Raises ConfigError."""
+        """Read `--set` pairs over `defaults` ({"env_config", "limits", "reward"}). Raises ConfigError."""
         known = ("env_config", "limits", "engine_config") if with_engine else ("env_config", "limits")
         settings = merge(defaults or {}, parse_settings(pairs))
+        reward = settings.pop("reward", None) if with_reward else None
+        if not isinstance(reward, str | None):
+            raise ConfigError(f"--set reward={reward}: name a function, as in --set reward=my_reward.py:function")
         for key, value in settings.items():
             if key not in known:
-                keys = " or ".join(f"{name}.KEY=VALUE" for name in known)
+                forms = [*(f"{name}.KEY=VALUE" for name in known), *(["reward=FILE.py:NAME"] if with_reward else ())]
+                keys = " or ".join(forms)
                 raise ConfigError(f"--set: unknown key {key!r}; here it is {keys}")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
         limits = Limits.of(settings.get("limits", {}))
-        return cls(settings.get("env_config", {}), limits, settings.get("engine_config", {}))
+        return cls(settings.get("env_config", {}), limits, settings.get("engine_config", {}), reward)
+
+    def reward_function(self) -> RewardFn | None:
+        """The function at `reward`. Raises ConfigError."""
+        found = load_object(self.reward) if self.reward is not None else None
+        if not (found is None or callable(found)):
+            raise ConfigError(f"--set reward={self.reward}: {found!r:.80} is no function of a trajectory")
+        return found
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[OnEpisode]:
-    """A bar on stderr with the mean reward so far, if that is a terminal. It yields a function to call per episode."""
+    """On stderr a bar with the mean reward so far, or without a terminal a line every ten seconds.
+
+    It yields a function to call per episode.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    with _bar(console, what, total) if console.is_terminal else _lines(total) as advance:
+        yield advance
+
+
+@contextmanager
+def _lines(total: int) -> Iterator[OnEpisode]:
+    """A thread prints them, so that they come although no episode ends."""
+    done, ended = list[Trajectory](), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(_EVERY_S):
+            rewards = [trajectory.reward for trajectory in done if trajectory.reward is not None]
+            mean = f", reward {sum(rewards) / len(rewards):.2f}" if rewards else ""
+            typer.echo(f"{len(done)}/{total} episodes{mean}", err=True)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield done.append
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def _bar(console: Console, what: str, total: int) -> Iterator[OnEpisode]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn(what),
         BarColumn(),
@@ -58,7 +116,7 @@ def progress(what: str, total: int) -> Iterator[OnEpisode]:
         TimeRemainingColumn(),
     )
     rewards: list[float] = []
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total, reward=0.0)
 
         def advance(trajectory: Trajectory) -> None:
@@ -86,6 +144,17 @@ def check_out(out: Path | None, data: Path | None) -> None:
     folder = next(parent for parent in out.resolve().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ConfigError(f"--out {out}: {folder} cannot be written to; name another file")
+
+
+def held(out: Path) -> int:
+    """How many episodes a file holds: its lines that are not empty."""
+    return sum(1 for line in out.read_bytes().split(b"\n") if line.strip()) if out.is_file() else 0
+
+
+def refuse_finished(out: Path | None) -> None:
+    """Raises ConfigError if `out` holds episodes: to play them again would cost money, or somebody's time."""
+    if out is not None and (count := held(out)):
+        raise ConfigError(f"{out} holds {count} episodes; name another file, or remove it")
 
 
 def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:

@@ -46,7 +46,6 @@ from agentrl.cli.options import (
 from agentrl.cli.results import Results
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl.monitor.by_key import value_of
 from agentrl.options import EpisodeOptions
 
@@ -69,7 +68,6 @@ class _Job:
     device: DeviceName
     engine: str
     config: EpisodeConfig
-    reward: str | None
     thinking: Literal["keep", "strip"]
     by: str | None
 
@@ -101,7 +99,7 @@ def evaluate(
     """Play held-out tasks with a model, and print how well it did.
 
     A run's folder brings the limits and `thinking` it was trained with and, for the Env it was trained in, its
-    env_config and reward.
+    env_config and reward. --set reward=FILE.py:function scores with another function.
 
     With --api a model behind an endpoint plays, and --out can be gone on with: what it holds is not played again. Such
     episodes cannot be trained. docs/evaluating.md says more.
@@ -112,7 +110,7 @@ def evaluate(
         title = f"{model} in {env} on {data or 'its own tasks'}"
         told = Told(title=title, by=by, least=min_reward, prices=read_prices(prices), as_json=as_json)
         trained_with = _trained_with(model, env) if api is None else {}
-        reward, thinking = trained_with.pop("reward", None), trained_with.pop("thinking", "keep")
+        thinking = trained_with.pop("thinking", "keep")
         job = _Job(
             env=env,
             model=model,
@@ -124,8 +122,7 @@ def evaluate(
             sampling_params={} if temperature is None else {"temperature": temperature},
             device=device,
             engine=engine,
-            config=EpisodeConfig.parse(settings or (), trained_with, with_engine=True),
-            reward=reward,
+            config=EpisodeConfig.parse(settings or (), trained_with, with_engine=True, with_reward=True),
             thinking=thinking,
             by=by,
         )
@@ -155,10 +152,9 @@ def _ask(job: _Job, api: Api) -> list[list[Trajectory]]:
     """Episodes by task, those that --out holds among them. Raises as `play_all` does."""
     envs, _, tasks = _prepare(job)
     refuse_agents(envs)
-    results = Results(tasks, api.about(job.env), job.out)
+    results = Results(tasks, api.about(job.env), job.out, code=envs.cls)
     results.load()
-    if results.found:
-        typer.echo(f"{job.out}: {results.found}", err=True)
+    results.tell()
     import_slow(weights=False)
     groups = run(play_all(api, envs, results, job.samples, "eval"))
     results.write()
@@ -169,7 +165,7 @@ def _prepare(job: _Job) -> tuple[EnvFactory, Any, list[Task]]:
     """The Env, the reward function and the tasks. Raises ConfigError. Nothing is written, and no model loaded."""
     from agentrl.rollout import tasks_of
 
-    envs, reward = EnvFactory(job.env, job.config.env_config), load_object(job.reward) if job.reward else None
+    envs, reward = EnvFactory(job.env, job.config.env_config), job.config.reward_function()
 
     def check(task: Task) -> None:
         if job.by is not None:

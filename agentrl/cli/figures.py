@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _TRAINING = ("groups", "zero_advantage_groups", "samples", "resumes", "restarts")
 """Metrics that say nothing about an evaluation."""
+_OF_TOOLS = ("episodes_with_tools", "tool_call_rate", "bad_call_rate", "tool_errors")
+_OF_TOKENS = ("trained_tokens", "masked_tokens", "prefix_breaks")
+"""What only training needs to know."""
 _COUNTED = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "untold", "filtered", "cost")
 _PER_PRICE = 1e6
 _NO_PLAYER = "An API's turns come without log-probs: nothing here can be trained by reinforcement."
@@ -61,8 +64,9 @@ def figures_of(groups: Sequence[Sequence[Trajectory]], told: Told) -> dict[str, 
     metrics = Evaluation.of(played).metrics.to_json()
     earned = [[t.reward or 0.0 for t in group if t.is_valid] for group in groups]
     overall = score_of([fmean(rewards) for rewards in earned if rewards])
+    mean = metrics.pop("reward_mean")
     return {
-        "reward_mean": metrics.pop("reward_mean"),
+        "reward_mean": mean if any(earned) else None,
         "reward_interval": [overall.low, overall.high],
         "pass_at": {str(k): score.to_json() for k, score in passes(groups, told.least).items()},
         **({f"best_of_{samples}": fmean(scored)} if samples > 1 and scored else {}),
@@ -103,8 +107,14 @@ def _print_table(title: str, figures: Mapping[str, Any]) -> None:
 
 def _rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     low, high = figures["reward_interval"]
+    hidden = {*(() if figures["episodes_with_tools"] else _OF_TOOLS)}
+    hidden |= {*(_OF_TOKENS if figures.get("trainable") is False else ())}
     for name, value in figures.items():
         match name:
+            case _ if name in hidden:
+                pass
+            case "reward_mean" if value is None:
+                yield name, "none"
             case "reward_mean":
                 yield name, _text(value) + ("" if low is None else f"  (95 %: {low:.3f} to {high:.3f})")
             case "pass_at":

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from agentrl._interrupts import run
 from agentrl.cli._session import visible
-from agentrl.cli.api import mask, refuse_agents
+from agentrl.cli.api import mask, own_reward, refuse_agents
 from agentrl.cli.episodes import EpisodeConfig, write_trajectories
 from agentrl.cli.models import open_renderer
 from agentrl.cli.show import render_trajectory
@@ -49,15 +49,25 @@ class _QuitError(Exception):
     """The player has had enough."""
 
 
-def play_yourself(envs: EnvFactory, tasks: Sequence[Task], model: str, config: EpisodeConfig, out: Path | None) -> None:
-    """Play one task after the other, until `:quit` or Ctrl-C, and write what is finished. Raises ConfigError."""
+def play_yourself(
+    envs: EnvFactory,
+    tasks: Sequence[Task],
+    model: str,
+    config: EpisodeConfig,
+    out: Path | None,
+    played: list[Trajectory],
+) -> None:
+    """Play one task after the other, until `:quit` or Ctrl-C, and write what is finished. Raises ConfigError.
+
+    Each finished episode is appended to `played`.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "playing yourself needs a terminal; name a player: --player file.py:function, or --player api"
         )
     refuse_agents(envs)
+    own_reward(config)
     renderer, _ = open_renderer(model)
-    played: list[Trajectory] = []
     try:
         run(_play(envs, tasks, renderer, config, _Terminal(Console(highlight=False, markup=False)), played))
     finally:
@@ -87,8 +97,8 @@ async def _play(
                     raise BugError(episode.failure, episode.session_id)
                 played.append(episode)
                 terminal.over(episode)
-                if number < len(tasks) and await terminal.line("Enter: the next task. :quit: end > ") == ":quit":
-                    break
+                if number < len(tasks):
+                    await terminal.go_on()
             except _QuitError:
                 break
 
@@ -103,10 +113,11 @@ async def _episode(
     from agentrl.trajectory import Trajectory
 
     trajectory = Trajectory(task, session_id=f"you-{task.id}")
-    speaker = _Human(terminal, lambda: terminal.tokens(trajectory, renderer))
+    speaker = _Human(terminal, lambda: terminal.tokens(trajectory, renderer), trajectory, config.limits.turns)
     engine = speaker.engine = PlayerEngine(speaker, renderer, by={"model": "you"})
     options, host = EpisodeOptions(limits=config.limits), Host(aborted=lambda: speaker.quit)
-    episode = Episode.of(envs.make(), EpisodeState(trajectory, None), engine, renderer, options, None, host)
+    state, reward = EpisodeState(trajectory, None), own_reward(config)
+    episode = Episode.of(envs.make(), state, engine, renderer, options, reward, host)
     played = await episode.run(episode.begin)
     if speaker.quit:
         raise _QuitError
@@ -140,6 +151,13 @@ class _Terminal:
         self._read[:] = rest
         return line.decode(errors="replace").rstrip("\r")
 
+    async def go_on(self) -> None:
+        """Wait for Enter. Raises _QuitError."""
+        while line := (await self.line("Enter: the next task. :quit: end > ")).strip():
+            if line == ":quit":
+                raise _QuitError
+            self.say(f"this episode is over, and nobody read {line!r:.60}", "red")
+
     def message(self, message: Message) -> None:
         role, content = str(message.get("role")), message.get("content")
         name = f" {message['name']}" if message.get("name") else ""
@@ -155,9 +173,15 @@ class _Terminal:
     def tokens(self, trajectory: Trajectory, renderer: Renderer) -> None:
         self.console.print(render_trajectory(trajectory, renderer.decode))
 
+    def step_reward(self, trajectory: Trajectory) -> None:
+        """What the Env gave for the last turn, if it gave anything."""
+        if trajectory.turns and trajectory.turns[-1].reward is not None:
+            self.say(f"reward of this step: {trajectory.turns[-1].reward:g}", "bold")
+
     def over(self, trajectory: Trajectory) -> None:
         for message in trajectory.messages[len(trajectory.messages) - trajectory.unread :]:
             self.message(message)
+        self.step_reward(trajectory)
         reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
         parts = "".join(f", {name} {value:g}" for name, value in trajectory.reward_parts.items())
         failed = f"; {trajectory.failure.boundary} failed: {trajectory.failure.error}" if trajectory.failure else ""
@@ -181,6 +205,9 @@ class _Human:
 
     terminal: _Terminal
     show_tokens: Callable[[], None]
+    trajectory: Trajectory
+    turns: int
+    """The most turns of an episode."""
     engine: PlayerEngine = field(init=False)
     seen: int = 0
     quit: bool = False
@@ -190,9 +217,12 @@ class _Human:
         for message in messages[self.seen :]:
             self.terminal.message(message)
         self.seen = len(messages) + 1  # your own answer is not shown again
+        self.terminal.step_reward(self.trajectory)
         if first and tools:
             self.terminal.say("tools:", "bold")
             self.terminal.tools(tools)
+        left = self.turns - len(self.trajectory.turns)
+        self.terminal.say(f"turns left: {left}" if left > 0 else "your last turn", "dim")
         try:
             while True:
                 said = await self._said(tools)

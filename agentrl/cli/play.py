@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -28,7 +31,9 @@ from agentrl.cli.api import (
     api_of,
     check_samples,
     departures,
+    mask,
     out_file,
+    own_reward,
     play_all,
     read_prices,
     refuse_agents,
@@ -37,8 +42,10 @@ from agentrl.cli.episodes import (
     EpisodeConfig,
     OnEpisode,
     check_out,
+    held,
     progress,
     refuse_all_failed,
+    refuse_finished,
     write_trajectories,
 )
 from agentrl.cli.figures import player_figures
@@ -46,18 +53,22 @@ from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
 from agentrl.cli.results import Results
 from agentrl.engine.scripted import Turn
-from agentrl.env import EnvFactory
+from agentrl.env import Env, EnvFactory, plays_itself, runtime
+from agentrl.episode import run_episode
 from agentrl.errors import ConfigError
 from agentrl.loading import cause, load_object
+from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.testing import rollout
 from agentrl.trajectory import Trajectory
-from agentrl.types import Task
+from agentrl.types import MaybeAwait, Message, Task, ToolSpec
 
 if TYPE_CHECKING:
     from agentrl.render.base import Renderer
 
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
 """Yields the turns of one episode. Each yield returns the environment's answer as text."""
+
+_PlayOne: TypeAlias = "Callable[[Env, Task, Renderer], Awaitable[Trajectory]]"
 
 _API = "api"
 """The name of the player that is a model behind an API."""
@@ -81,6 +92,7 @@ class _Job:
         from agentrl.rollout import tasks_of
 
         envs = EnvFactory(self.env, self.config.env_config)
+        self.config.reward_function()
         tasks = tasks_of(envs, self.data, "train", episodes=self.episodes)[: self.limit]
         check_out(self.out, self.data)
         return envs, tasks
@@ -98,7 +110,8 @@ def play(
     player: Annotated[
         str | None,
         typer.Option(
-            help="A generator function: file.py:function or package.module:function. Or: api. Without it, you play."
+            help="A generator function of a task, or a function of messages and tools: file.py:function or "
+            "package.module:function. Or: api. Without it, you play."
         ),
     ] = None,
     model: Annotated[
@@ -121,14 +134,18 @@ def play(
     """Play episodes with a scripted player, a model behind an API, or yourself; record them as demonstrations.
 
     A player is a generator that takes a Task and yields the model's turns: text, or agentrl.testing.call(tool, ...).
-    Each yield returns the environment's answer.
+    Each yield returns the environment's answer. A function of two parameters (messages, tools) plays, too: it is asked
+    for each turn, and reads the first observation. --set reward=FILE.py:function scores in place of the environment.
+
+    A finished --out is not overwritten with what an API or you play anew; other players replace it.
 
     A player that knows the answers and one that does nothing show whether an environment can be won, and only by
     playing it. With --player api, a model behind --api plays: --min-reward keeps what it did well, for --warm-start.
     """
     asked = api is not None or player == _API
-    with one_line_errors(lambda: _how_to_go_on(out, player, asked=asked)):
-        config = EpisodeConfig.parse(settings or (), with_engine=asked)
+    yours, replaced = list[Trajectory](), 0
+    with one_line_errors(lambda: _how_to_go_on(out, player, yours, asked=asked)):
+        config = EpisodeConfig.parse(settings or (), with_engine=asked, with_reward=True)
         job = _Job(
             env=env,
             data=data,
@@ -141,19 +158,25 @@ def play(
         )
         if asked:
             _refuse_scripted(player)
+            _refuse_finished(out)
             check_samples(samples, temperature)
             told_prices = read_prices(prices)
             made = api_of(api, model, api_key_env, tokenizer, concurrency, temperature, config)
             trajectories = _play_api(job, made)
         elif player is not None:
             told_prices = None
-            trajectories = run(_play(job, load_player(player), tokenizer or model or "tiny"))
+            replaced = 0 if out is None else held(out)
+            trajectories = run(_play(job, player, tokenizer or model or "tiny"))
         else:
             from agentrl.cli.human import play_yourself
 
-            play_yourself(*job.prepare(), tokenizer or model or "tiny", config, out)
+            refuse_finished(out)
+            play_yourself(*job.prepare(), tokenizer or model or "tiny", config, out, yours)
             return
     _report(trajectories, job.keep(trajectories), job, told_prices)
+    if job.out is not None:
+        also = f" (replaced {replaced} episodes)" if replaced else ""
+        typer.echo(f"written to {job.out}{also}; look at the first with: agentrl show {job.out}")
     with one_line_errors(lambda: "mend that, and run the command again"):
         refuse_all_failed(trajectories)
 
@@ -178,15 +201,102 @@ def load_player(path: str) -> Player:
     return start
 
 
+def _player(path: str, config: EpisodeConfig) -> _PlayOne:
+    """What plays an episode with the function at `path`. Raises ConfigError."""
+    reward = own_reward(config)
+    if _reads_messages(path):
+        return partial(_play_speaker, path=path, config=config, reward=reward)
+    player = load_player(path)
+
+    async def play_one(env: Env, task: Task, renderer: Renderer) -> Trajectory:
+        turns = _to_the_end(player(task), path, task)
+        return await rollout(env, task, turns, renderer=renderer, limits=config.limits, reward=reward)
+
+    return play_one
+
+
+def _reads_messages(path: str) -> bool:
+    """Whether the function at `path` takes two arguments, and not one."""
+    found = load_object(path)
+    try:
+        taken = inspect.signature(found)
+        taken.bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    try:
+        taken.bind(None)
+    except TypeError:
+        return True
+    return False
+
+
+def _to_the_end(turns: Generator[Turn, str, None], path: str, task: Task) -> Generator[Turn, str, None]:
+    """The turns. Raises ConfigError if they end before the episode does."""
+    count = 0
+    with closing(turns):
+        try:
+            turn = next(turns)
+            while True:
+                count += 1
+                turn = turns.send((yield turn))
+        except StopIteration:
+            pass
+    raise ConfigError(
+        f"--player {path} ended after turn {count}, but the episode goes on (task {task.id}); yield another turn"
+    )
+
+
+async def _play_speaker(
+    env: Env, task: Task, renderer: Renderer, *, path: str, config: EpisodeConfig, reward: RewardFn | None
+) -> Trajectory:
+    """An episode of a function of messages and tools. Raises ConfigError, and AssertionError for a bug of a tool."""
+    from agentrl.chat import ScriptedSpeaker
+    from agentrl.engine.player import PlayerEngine
+
+    if plays_itself(type(env)):
+        name = type(env).__name__
+        raise ConfigError(f"--player {path} reads messages, but {name} is an agent; write a generator of its turns")
+    found = load_object(path)
+
+    async def say(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | Message:
+        try:
+            said: MaybeAwait[str | Message] = found(messages, tools)
+            return await said if inspect.isawaitable(said) else said
+        except ConfigError:
+            raise
+        except Exception as exc:  # the player's boundary
+            raise ConfigError(f"--player {path} failed on task {task.id}: {cause(exc)}") from exc
+
+    engine, options = (
+        PlayerEngine(ScriptedSpeaker(say), renderer, by={"model": path}),
+        EpisodeOptions(limits=config.limits),
+    )
+    played = await run_episode(env, task, engine=engine, renderer=renderer, options=options, reward=reward)
+    if error := runtime(env).first_tool_error:
+        raise AssertionError(f"a tool of {type(env).__name__} raised {cause(error)}") from error
+    mask(played, trained=True)
+    return played
+
+
 def _refuse_scripted(player: str | None) -> None:
     if player not in (None, _API):
         raise ConfigError(f"--player {player} and --api: one of them plays; leave the other out")
 
 
-def _how_to_go_on(out: Path | None, player: str | None, *, asked: bool) -> str:
+def _refuse_finished(out: Path | None) -> None:
+    """Raises ConfigError if all episodes of the API have been played. If not, the command goes on."""
+    unfinished = _unfinished(out)
+    if unfinished is None or not unfinished.exists():
+        refuse_finished(out)
+
+
+def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajectory], *, asked: bool) -> str:
     if asked:
         return out_file(_unfinished(out))
-    return "nothing was written; run the command again" if player else "episodes that you finished are kept"
+    if player is None and yours:
+        kept = f"are in {out}" if out is not None else "were not written, as there is no --out"
+        return f"the episodes that you finished {kept}"
+    return "nothing was written; run the command again"
 
 
 def _unfinished(out: Path | None) -> Path | None:
@@ -199,10 +309,9 @@ def _play_api(job: _Job, api: Api) -> list[Trajectory]:
     envs, tasks = job.prepare()
     refuse_agents(envs)
     file = _unfinished(job.out)
-    results = Results(tasks, api.about(job.env), file)
+    results = Results(tasks, api.about(job.env), file, code=envs.cls)
     results.load()
-    if results.found:
-        typer.echo(f"{file}: {results.found}", err=True)
+    results.tell()
     groups = run(play_all(api, envs, results, job.samples, "playing", trained=True))
     trajectories = [trajectory for group in groups for trajectory in group]
     if job.out is not None:
@@ -212,13 +321,14 @@ def _play_api(job: _Job, api: Api) -> list[Trajectory]:
     return trajectories
 
 
-async def _play(job: _Job, player: Player, model: str) -> list[Trajectory]:
+async def _play(job: _Job, path: str, model: str) -> list[Trajectory]:
+    play_one = _player(path, job.config)
     envs, tasks = job.prepare()
     renderer, _ = open_renderer(model)  # transformers takes seconds to import
     tasks = [task for task in tasks for _ in range(job.samples)]
     async with envs:
         with progress("playing", len(tasks)) as on_episode:
-            trajectories = await _episodes(envs, player, tasks, renderer, job.config, on_episode)
+            trajectories = await _episodes(envs, play_one, tasks, renderer, on_episode)
     if job.out is not None:
         write_trajectories(job.out, job.keep(trajectories))
     return trajectories
@@ -226,10 +336,9 @@ async def _play(job: _Job, player: Player, model: str) -> list[Trajectory]:
 
 async def _episodes(
     envs: EnvFactory,
-    player: Player,
+    play_one: _PlayOne,
     tasks: Sequence[Task],
     renderer: Renderer,
-    config: EpisodeConfig,
     on_episode: OnEpisode,
 ) -> list[Trajectory]:
     """One episode of each task, in order. A broken environment masks its episode; a bug ends all episodes."""
@@ -240,8 +349,8 @@ async def _episodes(
     async def episode(task: Task) -> Trajectory:
         async with slots:
             try:
-                trajectory = await rollout(envs.make(), task, player(task), renderer=renderer, limits=config.limits)
-            except AssertionError as exc:  # the script ended before the episode, or a tool has a bug
+                trajectory = await play_one(envs.make(), task, renderer)
+            except AssertionError as exc:  # a tool has a bug
                 raise ConfigError(f"task {task.id}: {str(exc).partition(chr(10))[0]}") from exc
         if trajectory.failure is not None:
             if trajectory.failure.kind == "bug":
@@ -268,16 +377,13 @@ def _report(
     _report_api(played, kept, prices)
     if job.out is not None and player_figures(played, None) and any(not t.is_valid for t in played):
         typer.echo(f"the same command plays again what failed: the others are in {_unfinished(job.out)}")
-    if job.out is not None:
-        typer.echo(f"written to {job.out}; look at the first with: agentrl show {job.out}")
 
 
 def _report_api(played: Sequence[Trajectory], kept: Sequence[Trajectory], prices: tuple[float, float] | None) -> None:
-    figures = player_figures(played, prices)
-    if not figures:
-        return
-    usage: Mapping[str, float] = figures["usage"]
-    typer.echo(f"player       {figures['player']}")
-    typer.echo("usage        " + ", ".join(f"{name.replace('_', ' ')} {count:.10g}" for name, count in usage.items()))
+    if figures := player_figures(played, prices):
+        usage: Mapping[str, float] = figures["usage"]
+        typer.echo(f"player       {figures['player']}")
+        counts = (f"{name.replace('_', ' ')} {count:.10g}" for name, count in usage.items())
+        typer.echo("usage        " + ", ".join(counts))
     for reason, count in departures(kept).items():
         typer.echo(f"masked       {count} episodes from the turn on that the tokens do not carry: {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+import typer
+
 from agentrl.cli.episodes import write_trajectories
 from agentrl.errors import ConfigError, LedgerError
+from agentrl.loading import short
 from agentrl.plain import shown
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Task
@@ -21,6 +25,8 @@ Seat: TypeAlias = tuple[str, int]
 
 _KEY = "played"
 """Of `Trajectory.info`: what a row belongs to."""
+_SOURCE = "source"
+"""Of what a row belongs to: a digest of the Env's file."""
 
 
 @dataclass(slots=True)
@@ -38,8 +44,14 @@ class Results:
     """What the file held, in words."""
     keys: Sequence[str] = ()
     """A key for each task, in order."""
+    code: type | None = None
+    """The Env's class. Rows tell episodes apart that were played before its file changed."""
+    warning: str = ""
+    _source: tuple[str, str] = field(init=False)
+    """The file of `code` and its digest, as the command began; both empty where there is none."""
 
     def __post_init__(self) -> None:
+        self._source = _source(self.code)
         self.keys = _keys(self.tasks)
         self.about = shown(self.about)
 
@@ -68,6 +80,23 @@ class Results:
         write_trajectories(self.file, [*self.done.values()])
         self.found = f"{len(self.done)} finished" + (", 1 torn row dropped" if torn else "")
         self.found += f", {failed} that failed are played again" if failed else ""
+        self.warning = self._changed()
+
+    def tell(self) -> None:
+        """Say on stderr what the file held."""
+        if self.found:
+            typer.echo(f"{self.file}: {self.found}", err=True)
+        if self.warning:
+            typer.echo(f"warning: {self.warning}", err=True)
+
+    def _changed(self) -> str:
+        """That the file of the Env has changed since some of the episodes were played; or nothing."""
+        file, digest = self._source
+        older = sum(_SOURCE in t.info[_KEY] and t.info[_KEY][_SOURCE] != digest for t in self.done.values())
+        if not digest or not older:
+            return ""
+        changed = f"{file} has changed since {older} of these episodes were played"
+        return f"{changed}; name another file to keep them apart"
 
     def missing(self, samples: int) -> list[tuple[Task, Seat]]:
         """The episodes that have still to be played, by sample and then by task: each task is begun early."""
@@ -76,7 +105,8 @@ class Results:
 
     def add(self, trajectory: Trajectory, seat: Seat) -> None:
         """Keep a finished episode."""
-        trajectory.info[_KEY] = {"task": seat[0], "sample": seat[1], **self.about}
+        source = {_SOURCE: self._source[1]} if self.code is not None else {}
+        trajectory.info[_KEY] = {"task": seat[0], "sample": seat[1], **self.about, **source}
         self.done[seat] = trajectory
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -124,6 +154,16 @@ def _difference(was: JSON, now: JSON, path: str) -> tuple[str, str]:
         key = next(key for key in (*now, *was) if was.get(key) != now.get(key))
         return _difference(was.get(key), now.get(key), f"{path}{key}.")
     return f"{path[:-1]}={was!r:.60}", f"{now!r:.60}"
+
+
+def _source(code: type | None) -> tuple[str, str]:
+    """The file of a class and its digest."""
+    try:
+        file = inspect.getsourcefile(code) if code is not None else None
+        data = Path(file).read_bytes() if file is not None else None
+    except (OSError, TypeError):  # a class made by hand
+        return "", ""
+    return (short(file), hashlib.sha256(data).hexdigest()[:12]) if file is not None and data is not None else ("", "")
 
 
 def _keys(tasks: Sequence[Task]) -> list[str]:

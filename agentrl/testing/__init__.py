@@ -5,9 +5,26 @@ async def test_finds_and_answers() -> None:
     t = await rollout(env, Task(prompt="Capital of France?"), [call("search", query="France"), "Paris"])
     assert (t.reward, t.stop, len(t.actions)) == (1.0, StopReason.DONE, 2)
 
-`agentrl.testing.chat_server` is a model's API that answers as a function says.
+`chat_server` is a model's API that answers as a function says; `Answer` is whatever a server may send.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from agentrl.testing.playing import call, rollout, tiny_renderer
 
-__all__ = ["call", "rollout", "tiny_renderer"]
+if TYPE_CHECKING:
+    from agentrl.testing.chat_server import Answer, chat_server
+
+__all__ = ["Answer", "call", "chat_server", "rollout", "tiny_renderer"]
+
+
+def __getattr__(name: str) -> Any:
+    """The server's names, imported when they are asked for."""
+    if name not in ("Answer", "chat_server"):
+        raise AttributeError(f"module 'agentrl.testing' has no attribute {name!r}")
+    found = vars(import_module("agentrl.testing.chat_server"))
+    globals().update({key: found[key] for key in ("Answer", "chat_server")})
+    return found[name]

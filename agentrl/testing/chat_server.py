@@ -1,6 +1,6 @@
 """A server of chat completions that answers as a function says: for tests and guides of what asks a model's API.
 
-    def reply(messages, tools):
+    def reply(messages, tools):  # or async def
         return "Paris"
 
     with chat_server(reply) as server:
@@ -18,9 +18,10 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import ModuleType
 from typing import TypeAlias
 
 from agentrl.errors import ConfigError
@@ -119,6 +120,13 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
 
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] == "/v1/models":
+            model = {"id": "scripted", "object": "model", "created": 0, "owned_by": "agentrl"}
+            self._send(Answer({"object": "list", "data": [model]}))
+        else:
+            self._send(_no_such(self.path))
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         self.server.seen.requests.append(body)
@@ -129,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.key is not None and self.headers.get("Authorization") != f"Bearer {self.server.key}":
             return Answer({"error": {"message": "incorrect API key", "code": "invalid_api_key"}}, 401)
         if self.path.partition("?")[0] != "/v1/chat/completions":
-            return Answer({"error": {"message": f"no such path: {self.path}"}}, 404)
+            return _no_such(self.path)
         try:
             said = asyncio.run(_awaited(self.server.reply(body["messages"], body.get("tools") or ())))
         except Exception as exc:  # noqa: BLE001 - the boundary of the user's function: its client reads the error
@@ -148,6 +156,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Requests are in `ChatServer.requests`."""
+
+
+def _no_such(path: str) -> Answer:
+    return Answer({"error": {"message": f"no such path: {path}"}}, 404)
+
+
+class _Callable(ModuleType):
+    """This module is called as its function: once it is imported, `agentrl.testing.chat_server` is the module."""
+
+    def __call__(self, reply: Replying, *, port: int = 0, key: str | None = None) -> AbstractContextManager[ChatServer]:
+        return chat_server(reply, port=port, key=key)
+
+
+sys.modules[__name__].__class__ = _Callable
 
 
 async def _awaited(said: MaybeAwait[str | Message | Answer]) -> str | Message | Answer:

@@ -11,7 +11,7 @@ from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env import Env, plays_itself, runtime
 from agentrl.episode import run_episode
 from agentrl.loading import cause
-from agentrl.options import EpisodeOptions, Host
+from agentrl.options import EpisodeOptions, Host, RewardFn
 from agentrl.render.base import Renderer
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Limits, Message, Task
@@ -31,16 +31,17 @@ async def rollout(
     *,
     renderer: Renderer | None = None,
     limits: Limits | None = None,
+    reward: RewardFn | None = None,
     raise_tool_errors: bool = True,
 ) -> Trajectory:
     """One episode of `env` in which the model says `turns`: a list, or a generator, called a *player*.
 
     Each `yield` of a player returns the Env's answer as text: the contents of its messages, joined by line breaks.
 
-    `renderer` defaults to the `tiny` model's tokenizer and template. A failure of the environment is recorded on the
-    trajectory, as in a run. Raises AssertionError if the script fails or runs out of turns. A tool that raises anything
-    but a ToolError or an InfraError raises AssertionError too, although in a run the model would read the error. A test
-    of that behaviour passes `raise_tool_errors=False`.
+    `renderer` defaults to the `tiny` model's tokenizer and template. `reward` replaces `Env.score`. A failure of the
+    environment is recorded on the trajectory, as in a run. Raises AssertionError if the script fails or runs out of
+    turns. A tool that raises anything but a ToolError or an InfraError raises AssertionError too, although in a run the
+    model would read the error. A test of that behaviour passes `raise_tool_errors=False`.
     """
     if inspect.isgeneratorfunction(turns):
         name = turns.__name__
@@ -50,7 +51,9 @@ async def rollout(
     reads = env._agentrl_read if plays_itself(type(env)) else answered.read
     engine, options = ScriptedEngine(turns, renderer, reads=reads), EpisodeOptions(limits=limits or Limits())
     host = Host(on_turn=answered.note)
-    trajectory = await run_episode(env, task, engine=engine, renderer=renderer, options=options, host=host)
+    trajectory = await run_episode(
+        env, task, engine=engine, renderer=renderer, options=options, reward=reward, host=host
+    )
     failure = trajectory.failure
     if failure is not None and (failure.kind, failure.boundary) == ("bug", "engine"):
         raise AssertionError(f"the script failed: {failure.error}\n{failure.traceback}")

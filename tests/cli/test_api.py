@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections import Counter
 
 import pytest
 
 from agentrl import Trajectory
+from agentrl.chat import ChatModel
 from agentrl.monitor.passes import estimate, pass_at, passes
 from agentrl.testing import call
 from agentrl.testing.chat_server import Answer, chat_server
@@ -194,6 +196,84 @@ def test_an_interrupted_play_goes_on_too(folder, agentrl, api, model):
     assert agentrl(*args) == 0
     assert "demos.jsonl.unfinished: 1 finished" in agentrl.stderr
     assert len(rows(folder / "demos.jsonl")) == 2
+
+
+def test_what_is_finished_is_not_played_and_paid_again(folder, agentrl, api):
+    args = ("play", *ENV, "--player", "api", "--api", api.url, "--model", "gpt", "--out", "demos.jsonl")
+    assert agentrl(*args) == 0
+    asked, before = len(api.requests), (folder / "demos.jsonl").read_text()
+    assert agentrl(*args) == 2
+    assert agentrl.stderr == "error: demos.jsonl holds 2 episodes; name another file, or remove it\n"
+    assert len(api.requests) == asked
+    assert (folder / "demos.jsonl").read_text() == before
+
+
+def test_an_env_that_has_changed_since_is_said(folder, agentrl, api):
+    args = ("eval", *ASK, "--api", api.url, "--out", "r.jsonl")
+    assert agentrl(*args, "--limit", "1") == 0
+    assert agentrl(*args) == 0
+    assert "changed" not in agentrl.stderr
+    with (folder / "my_env.py").open("a") as env:
+        env.write("# harder\n")
+    assert agentrl(*args, "--samples", "2") == 0
+    warning = "my_env.py has changed since 2 of these episodes were played; name another file to keep them apart"
+    assert [line for line in agentrl.stderr.splitlines() if "changed" in line] == [f"warning: {warning}"]
+    assert len({t.info["played"]["source"] for t in rows(folder / "r.jsonl")}) == 2
+
+
+def test_another_reward_scores_what_an_api_plays(folder, agentrl, api):
+    args = ("eval", *ASK, "--api", api.url, "--samples", "2", "--out", "r.jsonl", "--json")
+    assert agentrl(*args, "--set", "reward=my_env.py:always_one") == 0, agentrl.stderr
+    assert json.loads(agentrl.stdout)["reward_mean"] == 1.0
+    assert agentrl(*args) == 2
+    assert "settings.reward='my_env.py:always_one', not None" in agentrl.stderr
+
+
+def test_where_nothing_listens_one_line_says_so(folder, agentrl, monkeypatch):
+    monkeypatch.setattr("agentrl.cli.api._PATIENCE_S", (0.01, None))
+    assert agentrl("eval", *ASK, "--api", "http://127.0.0.1:9/v1", "--out", "r.jsonl") == 2
+    assert agentrl.stderr == "error: nothing listens at 127.0.0.1:9; start the server, or correct --api\n"
+
+
+def test_an_address_without_v1_is_hinted_at(folder, agentrl, api):
+    assert agentrl("eval", *ASK, "--api", api.url.removesuffix("/v1")) == 2
+    assert f"correct its address: most end with /v1, as in {api.url}" in agentrl.stderr
+
+
+TOOLLESS = """
+from agentrl import Env, StepResult
+
+
+class Toolless(Env):
+    async def step(self, action):
+        return StepResult(done=True)
+
+    async def score(self, trajectory):
+        return float(trajectory.answer == self.task.label)
+"""
+
+
+def test_the_table_holds_what_says_something(folder, agentrl, api):
+    assert agentrl("eval", *ASK, "--api", api.url) == 0
+    for row in ("trained tokens", "masked tokens", "prefix breaks"):
+        assert row not in agentrl.stdout
+    assert "tool call rate" in agentrl.stdout
+    assert re.search(r"trainable +│ no", agentrl.stdout)
+    (folder / "toolless.py").write_text(TOOLLESS)
+    with chat_server(lambda messages, tools: "Paris") as server:
+        args = ("--model", "gpt", "--api", server.url)
+        assert agentrl("eval", "toolless.py:Toolless", "--data", "tasks.jsonl", *args) == 0
+    for row in ("tool call rate", "episodes with tools", "tool errors", "bad call rate"):
+        assert row not in agentrl.stdout
+
+
+def test_no_episode_has_no_mean(folder, agentrl):
+    with chat_server(lambda messages, tools: Answer("down", 501)) as server:
+        chat = "agentrl.cli.api.Api.chat"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chat, lambda self: ChatModel(base_url=server.url, model="gpt", retries=0))
+            assert agentrl("eval", *ASK, "--api", server.url) == 2
+    assert re.search(r"reward mean +│ none", agentrl.stdout)
 
 
 def test_what_the_tokens_do_not_carry_is_not_imitated_and_counted(folder, agentrl):

@@ -31,6 +31,14 @@ class Shop(Env):
     async def score(self, trajectory) -> float:
         return float(trajectory.answer == self.task.label)
 '''
+STEPS = """
+from agentrl import Env, StepResult
+
+
+class Shop(Env):
+    async def step(self, action):
+        return StepResult("go on", reward=0.25) if action.text == "a" else StepResult(reward=0.5, done=True)
+"""
 TASKS = """\
 {"prompt": "What are 3 pears?", "label": "6\\neuros"}
 {"prompt": "What are 4 pears?", "label": "8"}
@@ -128,6 +136,37 @@ def test_you_read_what_the_model_would_call_tools_and_are_recorded(play, tmp_pat
     assert first.answer == "6\neuros"
     assert first.ledger.trained == first.ledger.sampled, "a demonstration like any other"
     assert first.info["player"] == {"model": "you", "requests": 2}
+
+
+def test_rewards_of_steps_the_turns_that_are_left_and_what_is_not_read(play, tmp_path):
+    (tmp_path / "shop.py").write_text(STEPS)
+    code, shown = play(
+        (YOU, "a"),
+        (YOU, "b"),
+        (":quit: end > ", "4 euros"),
+        (":quit: end > ", ":quit"),
+    )
+    assert code == 0
+    assert re.findall(r"turns left: \d+", shown) == ["turns left: 16", "turns left: 15"]
+    assert re.findall(r"reward of this step: \S+", shown) == ["reward of this step: 0.25", "reward of this step: 0.5"]
+    assert "this episode is over, and nobody read '4 euros'" in shown
+    assert len(played(tmp_path)) == 1
+
+
+def test_what_is_said_to_be_kept_has_been_played(folder, agentrl, monkeypatch):
+    def interrupt(*given):
+        if finished:
+            given[-1].append(Trajectory())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentrl.cli.human.play_yourself", interrupt)
+    args = ("play", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "out.jsonl")
+    finished = False
+    assert agentrl(*args) == 130
+    assert agentrl.stderr == "interrupted: nothing was written; run the command again\n"
+    finished = True
+    assert agentrl(*args) == 130
+    assert agentrl.stderr == "interrupted: the episodes that you finished are in out.jsonl\n"
 
 
 def test_quitting_keeps_what_is_finished_and_mistakes_are_told(play, tmp_path):

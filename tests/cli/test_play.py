@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 
@@ -57,7 +58,11 @@ def test_settings_reach_the_episode(folder, agentrl):
 @pytest.mark.parametrize(
     ("player", "line"),
     [
-        ("brief", "error: task tasks-1: the script failed: AssertionError: ScriptedEngine: asked for turn 2, but the "),
+        (
+            "brief",
+            "error: --player my_env.py:brief ended after turn 1, but the episode goes on (task tasks-1); yield another",
+        ),
+        ("failing", "error: --player my_env.py:failing failed on task tasks-1: my_env.py:"),
         ("broken", "error: --player my_env.py:broken failed on task tasks-1: my_env.py:"),
     ],
 )
@@ -97,6 +102,53 @@ def test_the_bar_shows_the_mean_reward(monkeypatch, capsys):
             trajectory.reward = reward
             on_episode(trajectory)
     assert "2/2" in capsys.readouterr().err
+
+
+def test_a_scripted_player_says_how_many_episodes_it_replaced(folder, agentrl):
+    args = ("play", "my_env.py:Capitals", *PLAY, "my_env.py:gold", "--out", "demos.jsonl")
+    assert agentrl(*args) == 0
+    assert "replaced" not in agentrl.stdout
+    assert agentrl(*args) == 0
+    assert "written to demos.jsonl (replaced 2 episodes); look" in agentrl.stdout
+
+
+def test_you_are_not_asked_to_play_what_is_in_the_file_already(folder, agentrl):
+    (folder / "demos.jsonl").write_text("{}\n{}\n\n")
+    assert agentrl("play", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "demos.jsonl") == 2
+    assert agentrl.stderr == "error: demos.jsonl holds 2 episodes; name another file, or remove it\n"
+
+
+@pytest.mark.parametrize("player", ["speaker", "later"])
+def test_a_function_of_messages_and_tools_plays(folder, agentrl, player):
+    assert agentrl("play", "my_env.py:Capitals", *PLAY, f"my_env.py:{player}", "--out", "demos.jsonl") == 0
+    assert figures(agentrl.stdout) == {"episodes": "2", "failed": "0", "mean reward": "1.000", "mean turns": "2.00"}
+    demos = read(folder / "demos.jsonl")
+    assert all(t.ledger.trained == t.ledger.sampled > 0 for t in demos), "demonstrations like any other"
+    assert {t.info["player"]["model"] for t in demos} == {f"my_env.py:{player}"}
+
+
+def test_a_reward_function_replaces_the_envs_score(folder, agentrl):
+    args = ("play", "my_env.py:Capitals", *PLAY)
+    for player in ("noop", "shrug"):
+        assert agentrl(*args, f"my_env.py:{player}", "--set", "reward=my_env.py:always_one") == 0
+        assert figures(agentrl.stdout)["mean reward"] == "1.000"
+        assert agentrl(*args, f"my_env.py:{player}") == 0
+        assert figures(agentrl.stdout)["mean reward"] == "0.000"
+    assert agentrl(*args, "my_env.py:noop", "--set", "reward=3") == 2
+    assert agentrl.stderr == "error: --set reward=3: name a function, as in --set reward=my_reward.py:function\n"
+
+
+def test_without_a_terminal_lines_tell_of_the_progress(monkeypatch, capsys):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr("agentrl.cli.episodes._EVERY_S", 0.01)
+    shown, end = "", time.monotonic() + 10
+    with progress("playing", 2) as on_episode:
+        trajectory = Trajectory(session_id="s")
+        trajectory.reward = 0.5
+        on_episode(trajectory)
+        while "1/2" not in shown and time.monotonic() < end:
+            shown += capsys.readouterr().err
+    assert "1/2 episodes, reward 0.50\n" in shown
 
 
 def test_no_bar_where_there_is_no_terminal(monkeypatch, capsys):

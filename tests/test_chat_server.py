@@ -1,0 +1,48 @@
+"""The scripted server, as a test imports it and as a client sees it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from agentrl.errors import InfraError
+from agentrl.http import Service
+from agentrl.testing.chat_server import chat_server
+
+USE = """
+with chat_server(lambda messages, tools: "Paris") as server:
+    assert server.url.endswith("/v1")
+assert Answer("down", status=503).status == 503
+"""
+
+
+@pytest.mark.parametrize("before", ["", "from agentrl.testing.chat_server import ChatServer\n"])
+def test_it_is_imported_from_agentrl_testing_whatever_was_imported_before(before):
+    code = f"{before}from agentrl.testing import Answer, chat_server\n{USE}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_import_of_the_package_stays_light():
+    code = "import sys, agentrl.testing; print('agentrl.testing.chat_server' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+def test_it_lists_its_model_and_says_what_it_does_not_know():
+    with chat_server(lambda messages, tools: "Paris") as server:
+        with urlopen(f"{server.url}/models") as answer:
+            assert [model["id"] for model in json.load(answer)["data"]] == ["scripted"]
+        with pytest.raises(HTTPError) as refused:
+            urlopen(f"{server.url}/files")
+        assert refused.value.code == 404
+        assert "no such path" in json.load(refused.value)["error"]["message"]
+
+
+async def test_a_refused_connection_is_said_plainly_and_soon(monkeypatch):
+    monkeypatch.setattr("agentrl.http._KNOCKS", 1)
+    with pytest.raises(InfraError, match=r"^nothing listens at 127\.0\.0\.1:9$"):
+        await Service(url="http://127.0.0.1:9/v1/chat/completions", retries=6).post({})
