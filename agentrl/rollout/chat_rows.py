@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -31,6 +31,8 @@ from agentrl.types import JSON, Action, Message, Task, ToolSpec
 
 _INLINE = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 """A thought within the content, as data sets of reasoning models have it."""
+NO_TOOLS = "calls, but the row has no tools: nothing tells the model of them, unless its system message does"
+NO_RESULT = "a call without a result, behind which somebody else speaks"
 _OTHERWISE = ("functions", "function_call", "chat_template_kwargs")
 """Keys of a row that would change its tokens, and are not served."""
 
@@ -50,6 +52,15 @@ class ChatRow:
     trajectory: Trajectory
     left_out: int = 0
     """Assistant messages at its end that are beyond the context."""
+    remarks: tuple[str, ...] = ()
+    """What may be a mistake of the row, and does not keep it from being learned. The same words for all of a kind."""
+
+
+def other_format(row: JSON) -> str | None:
+    """What to do about chat in the form of another program. None if a row is not that, either."""
+    if isinstance(row, dict) and isinstance(row.get("conversations"), list):
+        return 'rename "conversations" to "messages", each with "role" and "content"'
+    return None
 
 
 def is_chat(row: JSON) -> bool:
@@ -95,6 +106,7 @@ class _Chat:
     tools: Sequence[ToolSpec]
     untrained: frozenset[int]
     """Indices of entries."""
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, row: Mapping[str, JSON]) -> _Chat:
@@ -111,7 +123,9 @@ class _Chat:
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         places = [i for i, entry in enumerate(request.entries) if entry.role == "assistant"]
         untrained = {place for i, place in zip(said, places, strict=True) if i < given or not _weight(messages[i])}
-        return cls(_identified(request.entries), request.tools, frozenset(untrained))
+        entries = _identified(request.entries)
+        remarks = _odd_calls(entries, request.tools, untrained)
+        return cls(entries, request.tools, frozenset(untrained), remarks)
 
 
 @dataclass(slots=True)
@@ -138,7 +152,7 @@ class _Replay:
         trajectory = self.talk.trajectory
         if not any(segment.ledger.trained for segment in trajectory.segments):
             raise SkippedError(f"longer than {self.talk.context:,} tokens before the first turn to learn ends")
-        return ChatRow(trajectory, len(turns) - taken)
+        return ChatRow(trajectory, len(turns) - taken, self.chat.remarks)
 
     def _begin(self, entries: Sequence[Entry]) -> None:
         messages = told(entries, self._forms(), self.ids, root=True)
@@ -225,18 +239,55 @@ def _weight(message: Mapping[str, JSON]) -> bool:
 
 def _identified(entries: Sequence[Entry]) -> list[Entry]:
     """The entries, the calls of each under ids that differ: some data has none, or one for all. Then order tells."""
-    made, waiting = list[Entry](), list[str]()
+    made, waiting, renamed = list[Entry](), list[str](), False
     for at, entry in enumerate(entries):
-        if entry.role == "tool" and waiting:
+        if entry.role == "tool" and waiting and (renamed or not entry.call_id):
             entry = replace(entry, call_id=waiting.pop(0))
         elif entry.role == "assistant":
-            ids, waiting = {call.id for call in entry.calls}, []
-            if len(ids) < len(entry.calls) or "" in ids:
+            waiting = [call.id for call in entry.calls]
+            renamed = len(set(waiting)) < len(waiting) or "" in waiting
+            if renamed:
                 waiting = [f"call {at} {number}" for number in range(len(entry.calls))]
                 calls = zip(entry.calls, waiting, strict=True)
                 entry = replace(entry, calls=tuple(replace(call, id=own) for call, own in calls))
         made.append(entry)
     return made
+
+
+def _odd_calls(entries: Sequence[Entry], tools: Sequence[ToolSpec], untrained: Container[int]) -> tuple[str, ...]:
+    """What is odd about the calls of a row. Raises SkippedError for what could only teach a mistake.
+
+    A call of an unknown tool may stand in what is not learned: data of mended mistakes holds such.
+    """
+    offered = {tool["function"]["name"] for tool in tools}
+    odd, ids, waiting = dict[str, None](), set[str](), set[str]()
+    for at, entry in enumerate(entries):
+        if entry.role == "tool":
+            if entry.call_id not in ids:
+                raise SkippedError("a tool's result fits no call of the turn before it", repr(entry.call_id))
+            waiting.discard(entry.call_id)
+        elif entry.role == "assistant":
+            taught = at not in untrained
+            if waiting and taught:
+                raise SkippedError("a call has no result, and the assistant goes on", _called(entries[:at], waiting))
+            if taught and entry.calls:
+                _check_offered(entry, offered)
+                odd |= {} if offered else {NO_TOOLS: None}
+            ids = {call.id for call in entry.calls}
+            waiting = set(ids)
+        elif waiting:
+            odd[NO_RESULT], waiting = None, set()
+    return tuple(odd)
+
+
+def _check_offered(entry: Entry, offered: Container[str]) -> None:
+    """Raises SkippedError for a call of a tool that a row with tools does not offer."""
+    if unknown := [call.name for call in entry.calls if offered and call.name not in offered]:
+        raise SkippedError("a call of a tool that is not among the row's tools", repr(unknown[0]))
+
+
+def _called(entries: Sequence[Entry], ids: Container[str]) -> str:
+    return next((call.name for entry in reversed(entries) for call in entry.calls if call.id in ids), "")
 
 
 def _turns(entries: Sequence[Entry]) -> list[int]:

@@ -3,7 +3,7 @@
 config.yaml  metrics.jsonl  summary.json  reward.png  tensorboard/  wandb_id
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
 checkpoints/step_000050/      a Hugging Face folder, with optimizer.pt and state.json beside the weights
-skipped_rows.txt              rows of chat that the warm start left out, with the reason; absent if there are none
+skipped_rows.txt              rows of chat that the warm start left out, cut or found odd, and why; absent if none
 model/                        the final weights
 reference/                    the weights at the start of RL, if KL is measured (not those of a new LoRA adapter)
 base/                         with LoRA, the weights under the adapters of tiny: with LoRA the folders of weights hold

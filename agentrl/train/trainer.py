@@ -175,8 +175,8 @@ class Trainer:
         self._note_step_end()
         self.folder.create(config)
         self._created = not self._resume
-        if self.warm_optimizers and self.demonstrations.skipped:
-            self.folder.write_skipped(self.demonstrations.skipped)
+        if self.warm_optimizers and (listed := self.demonstrations.listed()):
+            self.folder.write_skipped(listed)
         if config.lora is not None and config.model == "tiny" and not self.folder.base.exists():
             self.folder.save_model(self.folder.base, 0, self._save_base)
         if self._resume:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.render.base import Renderer
-from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat
+from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat, other_format
 from agentrl.rollout.parquet import read_rows
 from agentrl.train.batch import Row
 from agentrl.train.config import OptimizerName, TrainConfig, WarmStartConfig
@@ -61,8 +61,10 @@ class Demonstrations:
     """Rows of chat that are learned from."""
     turns: list[int] = field(default_factory=list)
     """Of each episode and each chat."""
-    shortened: int = 0
-    """Those of them whose last turns are beyond the context, and so left out."""
+    shortened: list[str] = field(default_factory=list)
+    """Rows whose last turns are beyond the context, and so left out: `file:line: how many turns`."""
+    remarks: dict[str, list[str]] = field(default_factory=dict)
+    """What may be a mistake of rows that are learned, and where: `file:line` of each."""
     seconds: float = 0.0
 
     def report(self) -> list[str]:
@@ -72,10 +74,20 @@ class Demonstrations:
         rate = (self.chats + len(self.skipped)) / max(self.seconds, 1e-9)
         lines = [f"chat: {self.chats:,} rows to learn from, {len(self.skipped):,} skipped ({rate:,.0f} rows/s)"]
         if self.shortened:
-            lines.append(f"chat: {self.shortened:,} rows end early: their last turns are beyond the context")
+            lines.append(
+                f"chat: {len(self.shortened):,} rows end early: their last turns are beyond the context; "
+                f"the first is {self.shortened[0]}"
+            )
+        for remark, places in self.remarks.items():
+            lines.append(f"chat: {len(places):,} rows have {remark}; the first is {places[0]}")
         lines += [f"skipped {count:,}: {reason}" for reason, count in self.reasons.most_common()]
         lines += self.skipped[:_SHOWN]
         return lines
+
+    def listed(self) -> list[str]:
+        """Each row that is not learned whole, or with a remark: `file:line: why`."""
+        odd = [f"{place}: learned, though it has {why}" for why, places in self.remarks.items() for place in places]
+        return [*self.skipped, *self.shortened, *odd]
 
 
 async def read_demonstrations(config: TrainConfig, model: Any, renderer: Renderer, console: Console) -> Demonstrations:
@@ -147,12 +159,17 @@ def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabu
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc
     found.chats += 1
-    found.shortened += chat.left_out > 0
+    if chat.left_out:
+        found.shortened.append(f"{where}: its last {chat.left_out} turns are beyond the context, and left out")
+    for remark in chat.remarks:
+        found.remarks.setdefault(remark, []).append(where)
     found.turns.append(len(chat.trajectory.turns))
     found.rows += _learned(chat.trajectory, where, vocabulary)
 
 
 def _trajectory(row: JSON, where: str) -> Trajectory:
+    if remedy := other_format(row):
+        raise ConfigError(f"{where}: no chat that can be read; {remedy}")
     try:
         return Trajectory.from_json(row)
     except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:

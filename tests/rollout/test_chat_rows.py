@@ -14,7 +14,7 @@ from agentrl.engine import ScriptedEngine
 from agentrl.errors import ConfigError
 from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
-from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat
+from agentrl.rollout.chat_rows import NO_RESULT, NO_TOOLS, ChatReader, SkippedError, is_chat
 from tests.render.markers import HERE, small_tokenizer, tokenizer_of
 
 FIND = {
@@ -251,7 +251,7 @@ SKIPPED = {
     r"no chat that can be read: .*'image_url'": [{"role": "user", "content": PICTURE}, said("b")],
     "the arguments of a call are no JSON object": [
         user("A?"),
-        {**said(None), "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{x"}}]},
+        {**said(None), "tool_calls": [{"id": "1", "function": {"name": "find_papers", "arguments": "{x"}}]},
     ],
     r"cut at a stop token within it: '<\|im_end\|>'": [user("A?"), said("one<|im_end|> two")],
     "does not come back to the letter": [user("A?"), said('Say <tool_call>\n{"name": "f"}\n</tool_call>')],
@@ -265,6 +265,39 @@ def test_a_row_that_cannot_be_carried_is_skipped_with_the_reason(reason: str) ->
 
     with pytest.raises(SkippedError, match=reason):
         read(renderer, SKIPPED[reason], tools=[FIND])
+
+
+ODD = {
+    "is not among the row's tools: 'burn'": [
+        user("A?"),
+        {**said(None), "tool_calls": [{"id": "call_0", "function": {"name": "burn", "arguments": "{}"}}]},
+        result("x"),
+        said("b"),
+    ],
+    "fits no call of the turn before it: 'call_7'": [
+        user("A?"), said(None, ARGUMENTS), result("x", "call_7"), said("b"),
+    ],
+    "no result, and the assistant goes on: find_papers": [user("A?"), said(None, ARGUMENTS), said("It is 42.")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", ODD)
+def test_calls_that_could_only_teach_a_mistake_are_skipped(reason: str, renderer: Any) -> None:
+    with pytest.raises(SkippedError, match=reason):
+        read(renderer, ODD[reason], tools=[FIND])
+
+
+def test_calls_that_are_only_odd_are_learned_with_a_remark(renderer: Any) -> None:
+    asked = [user("A?"), said(None, ARGUMENTS)]
+
+    assert read(renderer, asked, tools=[FIND]).remarks == (), "a row may end with its call"
+    assert read(renderer, [*asked, result("x"), said("b")]).remarks == (NO_TOOLS,)
+    assert read(renderer, [*asked, user("Well?"), said("b")], tools=[FIND]).remarks == (NO_RESULT,)
+    burnt = {**said(None, weight=0), "tool_calls": [{"id": "1", "function": {"name": "burn", "arguments": "{}"}}]}
+    mended = [user("A?"), burnt, result("no such tool", "1"), said("b")]
+    assert read(renderer, mended, tools=[FIND]).remarks == (), "what is not learned may be wrong"
+    unnamed = {"role": "tool", "content": "x"}
+    assert read(renderer, [*asked, unnamed, said("b")], tools=[FIND]).trajectory.messages[2]["role"] == "tool"
 
 
 LOSES = (

@@ -194,6 +194,25 @@ def test_rows_that_are_all_skipped_end_a_run_before_it_begins(tmp_path, load_dem
         load_demonstrations(tmp_path / "chat.jsonl")
 
 
+def test_rows_that_are_odd_or_cut_are_counted_and_named(tmp_path, load_demonstrations):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    odd = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    file = tmp_path / "chat.jsonl"
+    file.write_text(json.dumps({"messages": odd}) + "\n" + chat("a", "b", "c", "x" * 3000) + "\n")
+    found = load_demonstrations(file)
+
+    assert any("1 rows have calls, but the row has no tools" in line and f"{file}:1" in line for line in found.report())
+    assert any("1 rows end early" in line and f"{file}:2" in line for line in found.report())
+    assert [line.split(": ")[0] for line in found.listed()] == [f"{file}:2", f"{file}:1"]
+
+
+def test_chat_of_another_format_is_told_what_to_rename(tmp_path, load_demonstrations):
+    (tmp_path / "chat.jsonl").write_text('{"conversations": [{"from": "human", "value": "a"}]}\n')
+
+    with pytest.raises(ConfigError, match=r'chat.jsonl:1: .*rename "conversations" to "messages", each with "role"'):
+        load_demonstrations(tmp_path / "chat.jsonl")
+
+
 def test_a_run_keeps_why_rows_were_skipped(make_config, tmp_path, capsys):
     file = tmp_path / "chat.jsonl"
     file.write_text(chat("say 1", "so 1") + "\n" + chat("say 2") + "\n" + chat("say 3", "x" * 500, "say 4") + "\n")
