@@ -19,7 +19,10 @@ def sft(
     ],
     model: Annotated[str, typer.Option(help="smollm2-135m, a folder, a run's folder, or a Hub name.")],
     out: Annotated[Path, typer.Option(help="The run's folder; it must be new.")],
-    epochs: Annotated[float, typer.Option(help="How often each row is seen.", min=0.0)] = 3.0,
+    epochs: Annotated[
+        float | None,
+        typer.Option(help="How often each row is seen; default 3. Or give --set warm_start.steps=N.", min=0.0),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same run.")] = 0,
     device: Device = DeviceName.AUTO,
     settings: Annotated[

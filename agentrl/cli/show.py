@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,8 +19,11 @@ from agentrl.cli._errors import one_line_errors
 from agentrl.cli._session import session_tree, visible
 from agentrl.cli.models import open_renderer, run_config, weights_of
 from agentrl.errors import ConfigError, LedgerError
+from agentrl.render.base import Renderer
+from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat, other_format
 from agentrl.segment import Segment
 from agentrl.trajectory import Span, Trajectory, total_ledger
+from agentrl.types import JSON
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 Role: TypeAlias = Literal["prompt", "trained", "masked", "env", "template", "unread"]
@@ -152,23 +155,34 @@ def _legend(trajectory: Trajectory, *, plain: bool) -> Iterator[Text]:
 
 
 def show(
-    trajectories: Annotated[Path, typer.Argument(help="A file of trajectories, one a line, or a run's folder.")],
+    trajectories: Annotated[
+        Path, typer.Argument(help="A file of trajectories or of chat, one a line, or a run's folder.")
+    ],
     index: Annotated[int, typer.Option(help="Which one, from 0; negative counts from the end.")] = 0,
     model: Annotated[
         str | None, typer.Option(help="Whose tokenizer reads it; else that of the run it lies in, else tiny.")
     ] = None,
 ) -> None:
-    """Print a whole trajectory: who wrote each token, and which are trained."""
+    """Print a whole trajectory: who wrote each token, and which are trained.
+
+    A row of chat is shown as agentrl sft learns it, in the template of --model.
+    """
     with one_line_errors(lambda: "nothing is lost"):
         file = _newest(trajectories) if trajectories.is_dir() else trajectories
-        trajectory = load_trajectory(file, index)
-        renderer, _ = open_renderer(model or _model_of(file))
+        name = model or _model_of(file)
+        trajectory = load_trajectory(file, index, lambda row: _of_chat(row, open_renderer(name)[0], name))
+        renderer, _ = open_renderer(name)
         _check_tokenizer(trajectory, renderer.decode, file)
     Console().print(render_trajectory(trajectory, renderer.decode))
 
 
-def load_trajectory(file: Path, index: int = 0) -> Trajectory:
-    """The trajectory on line `index` of a JSONL file. Raises ConfigError (`file:line: what and remedy`)."""
+def load_trajectory(
+    file: Path, index: int = 0, of_chat: Callable[[Mapping[str, JSON]], Trajectory] | None = None
+) -> Trajectory:
+    """The trajectory on line `index` of a JSONL file. `of_chat` makes one of a row of chat.
+
+    Raises ConfigError (`file:line: what and remedy`).
+    """
     try:
         lines = [(n, line) for n, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1) if line.strip()]
     except (OSError, UnicodeDecodeError) as exc:
@@ -179,11 +193,36 @@ def load_trajectory(file: Path, index: int = 0) -> Trajectory:
     number, line = lines[index]
     try:
         data = json.loads(line)
+        if remedy := other_format(data):
+            raise ConfigError(f"{file}:{number}: no chat that can be read; {remedy}")
+        if of_chat is not None and is_chat(data):
+            return _at(f"{file}:{number}", lambda: of_chat(data))
         trajectory = _of_log(lines) if "event" in data else Trajectory.from_json(data)
         list(session_tree(trajectory, 80))  # what an agent's session holds is read here, not while it is printed
         return trajectory
+    except ConfigError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
         raise ConfigError(f"{file}:{number}: not a trajectory ({type(exc).__name__}: {exc}); record it again") from exc
+
+
+def _at(where: str, read: Callable[[], Trajectory]) -> Trajectory:
+    """What `read` gives. Raises ConfigError with the line for chat that is not learned."""
+    try:
+        return read()
+    except SkippedError as exc:
+        raise ConfigError(f"{where}: agentrl sft would skip this row: {exc}") from exc
+    except ConfigError as exc:
+        raise ConfigError(f"{where}: {exc}") from exc
+
+
+def _of_chat(row: Mapping[str, JSON], renderer: Renderer, model: str) -> Trajectory:
+    """A row of chat, as long as it may be, as the template of `model` writes it."""
+    chat = ChatReader(renderer=renderer, context=1 << 30).read(row)
+    typer.echo(f"chat, as agentrl sft --model {model} learns it")
+    for remark in chat.remarks:
+        typer.echo(f"it has {remark}")
+    return chat.trajectory
 
 
 def _of_log(lines: Sequence[tuple[int, str]]) -> Trajectory:

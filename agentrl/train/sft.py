@@ -13,6 +13,8 @@ from agentrl.rollout.parquet import read_rows
 from agentrl.train.config import TrainConfig, WarmStartConfig
 from agentrl.types import Action, StepResult, Task
 
+_EPOCHS = 3.0
+
 
 class NoEnv(Env):
     """Stands in a run that plays no episode."""
@@ -25,12 +27,15 @@ class NoEnv(Env):
         return StepResult(done=True)
 
 
-def sft_config(demonstrations: Path, epochs: float, values: Mapping[str, Any]) -> TrainConfig:
+def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a run that is a warm start and nothing else. An epoch is as many rows as the file has.
 
-    Raises ConfigError.
+    `epochs` is 3 where neither it nor `warm_start.steps` is given. Raises ConfigError, also where both are.
     """
     rows = _count(demonstrations)
+    if epochs is not None and "steps" in (values.get("warm_start") or {}):
+        raise ConfigError("--epochs and warm_start.steps both say how long to learn; give one of them")
+    epochs = _EPOCHS if epochs is None else epochs
     given: dict[str, Any] = {**(values.get("warm_start") or {}), "demonstrations": demonstrations}
     batch = given.get("batch_size", WarmStartConfig.model_fields["batch_size"].default)
     if isinstance(batch, int) and batch > 0:

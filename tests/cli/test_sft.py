@@ -29,6 +29,8 @@ def test_chat_becomes_a_model_that_can_be_trained_on(folder, agentrl):
     assert config["warm_start"]["steps"] == 2, "an epoch of three rows, two at a time"
     assert "agentrl train ENV --model run" in agentrl.stdout
     assert "warm start 2/2" in agentrl.stdout
+    assert not [*(folder / "run" / "trajectories").iterdir()]
+    assert not {"metrics.jsonl", "reward.png"} & {file.name for file in (folder / "run").iterdir()}, "as the docs say"
 
 
 def test_a_file_that_is_missing_or_teaches_nothing_ends_before_a_folder_is_made(folder, agentrl):
@@ -40,3 +42,11 @@ def test_a_file_that_is_missing_or_teaches_nothing_ends_before_a_folder_is_made(
     assert agentrl(*command) == 2
     assert "all 1 rows were skipped" in agentrl.stderr
     assert not (folder / "run").exists()
+
+
+def test_epochs_and_steps_are_not_given_together(folder, agentrl):
+    (folder / "chat.jsonl").write_text(chat("a?", "b"))
+
+    command = ("sft", "chat.jsonl", "--model", "tiny", "--out", "run", "--set", "warm_start.steps=5", "--epochs", "1")
+    assert agentrl(*command) == 2
+    assert "--epochs and warm_start.steps both say how long to learn; give one of them" in agentrl.stderr

@@ -178,6 +178,21 @@ def test_another_tokenizer_is_noticed(recorded, agentrl):
     assert agentrl.stderr == f"error: {recorded}: recorded with another tokenizer; name its model with --model\n"
 
 
+def test_a_row_of_chat_is_shown_as_it_would_be_learned(folder, agentrl):
+    said = [{"role": "user", "content": "Rome?"}, {"role": "assistant", "content": "Foggy."}]
+    rows = [{"messages": said}, {"messages": said[:1]}, {"messages": "hi"}, {"conversations": said}]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert agentrl("show", "chat.jsonl") == 0
+    assert "model*   | Foggy.<|im_end|>" in agentrl.stdout
+    for index, told in enumerate(
+        ["agentrl sft would skip this row: no message", '"messages" must be a list', 'rename "conversations" to'], 1
+    ):
+        assert agentrl("show", "chat.jsonl", "--index", str(index)) == 2
+        assert agentrl.stderr.startswith(f"error: chat.jsonl:{index + 1}: ")
+        assert told in agentrl.stderr
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 99}', '{"version": 1}'])
 def test_a_broken_line_is_named(tmp_path, text):
     file = tmp_path / "t.jsonl"
