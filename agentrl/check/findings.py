@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias
 
@@ -21,6 +22,8 @@ class Finding:
     place: Place
     what: str
     remedy: str
+    play: Mapping[str, JSON] | None = None
+    """The episode that it was found in: player, task, turns, turn_limit, reward. None if it is in no single one."""
 
     def __str__(self) -> str:
         return f"{self.place}  {self.severity}: {self.what}; {self.remedy} [{self.check}]"
@@ -36,11 +39,11 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)
     """Check -> why it, or a part of it, could not be done."""
 
-    def error(self, check: str, place: Place, what: str, remedy: str) -> None:
-        self._add(Finding("error", check, place, _line(what), remedy))
+    def error(self, check: str, place: Place, what: str, remedy: str, play: Mapping[str, JSON] | None = None) -> None:
+        self._add(Finding("error", check, place, _line(what), remedy, play))
 
-    def warn(self, check: str, place: Place, what: str, remedy: str) -> None:
-        self._add(Finding("warning", check, place, _line(what), remedy))
+    def warn(self, check: str, place: Place, what: str, remedy: str, play: Mapping[str, JSON] | None = None) -> None:
+        self._add(Finding("warning", check, place, _line(what), remedy, play))
 
     def _add(self, found: Finding) -> None:
         """Keep it, unless the same check has found something there already: the first is the clearest."""

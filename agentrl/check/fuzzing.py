@@ -40,7 +40,7 @@ async def fuzzing(subject: Subject, task: Task, tools: Sequence[ToolSpec], seed:
             subject, task, lambda task, trajectory: _speech(waiting), turns=_TURNS, prepare=watched.attach
         )
         sizes(subject, played)
-        in_range(subject, played)
+        in_range(subject, played, "calls by chance")
         _broke(subject, played)
         if len(waiting) == before:
             break

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 
 from agentrl.check.places import Place, of_function
 from agentrl.check.playing import NOTHING, Played, Speak, Speech, Subject, by, play, recording
@@ -14,62 +16,135 @@ from agentrl.trajectory import Trajectory
 from agentrl.types import Task
 
 _CHECK = "players"
+_GOLD = "the gold player"
 _TURNS_OF_NOTHING = 6
 
 
-async def players(subject: Subject, tasks: Sequence[Task]) -> None:
-    """Findings about the scores. What the gold player said is kept as a script of its task."""
-    for task in tasks:
-        await _judged(subject, task)
+async def players(subject: Subject, tasks: Sequence[Task], of: str = "") -> None:
+    """Findings about the scores. What the gold player said is kept as a script of its task.
+
+    `of` says how many tasks there are: "6 held-out and 18 training tasks".
+    """
+    plays = [await _both(subject, task) for task in tasks]
+    _unscored(subject, plays)
+    for one in plays:
+        _judged(subject, one)
+    _nothing_rewarded(subject, [one for one in plays if not one.broken])
     given = [name for name, player in (("gold", subject.gold), ("no-op", subject.noop)) if player]
-    subject.report.checked[_CHECK] = f"{' and '.join([*given, 'no-op by agentrl'])} on {len(tasks)} tasks, twice each"
+    by_whom = " and ".join([*given, *([] if subject.noop else ["no-op by agentrl"])])
+    subject.report.checked[_CHECK] = f"{len(tasks)} of {of or f'{len(tasks)} tasks'}, each twice by {by_whom}"
     if subject.gold is None:
         subject.report.skipped[_CHECK] = "whether the task can be won: name a player that knows the answers, --gold"
 
 
-async def _judged(subject: Subject, task: Task) -> None:
-    gold: list[Play] = []
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """One task, played by those that know the answer and by those that do nothing."""
+
+    task: Task
+    gold: Sequence[Played]
+    noop: Sequence[Played]
+
+    @property
+    def broken(self) -> bool:
+        """Whether a play failed, which is told elsewhere."""
+        return any(played.failure for played in (*self.gold, *self.noop))
+
+    def nothing(self) -> float:
+        """The most that doing nothing got. What nobody rewards is 0."""
+        return max(played.trajectory.reward or 0.0 for played in self.noop)
+
+
+async def _both(subject: Subject, task: Task) -> _Both:
+    gold: list[Played] = []
     if subject.gold is not None:
         said: list[Turn] = []
-        gold.append(_play(await _played(subject, task, recording(by(subject.gold), said)), subject))
+        gold.append(await _played(subject, task, recording(by(subject.gold), said), _GOLD))
         subject.scripts[task.id] = _without_rest(said)
-        gold += [_play(await _played(subject, task, by(subject.gold)), subject) for _ in range(TIMES - 1)]
+        gold += [await _played(subject, task, by(subject.gold), _GOLD) for _ in range(TIMES - 1)]
     speak = by(subject.noop) if subject.noop else _nothing
-    noop = [_play(await _played(subject, task, speak, turns=_TURNS_OF_NOTHING), subject) for _ in range(TIMES)]
-    if any(one.error for one in (*gold, *noop)):
-        return  # the failure is told elsewhere
-    least, most = subject.cls.reward_range or (0.0, 1.0)
-    verdict, reason = judge(noop, gold, least=max(least, 0.0) if subject.cls.reward_range else 0.0, most=most)
-    _tell(subject, task, verdict, reason)
+    noop = [await _played(subject, task, speak, _noop(subject), turns=_TURNS_OF_NOTHING) for _ in range(TIMES)]
+    return _Both(task, gold, noop)
 
 
-def _tell(subject: Subject, task: Task, verdict: str, reason: str) -> None:
+def _unscored(subject: Subject, plays: Sequence[_Both]) -> None:
+    """Plays that were to be scored, and got no reward at all.
+
+    A `score` may hand on what the steps gave, which is None where no step gave anything; so None counts only where no
+    step of any play did.
+    """
+    whose = [(_GOLD, played) for one in plays for played in one.gold]
+    whose += [(_noop(subject), played) for one in plays for played in one.noop]
+    place = subject.own.of_member("score", "step", "run")
+    in_steps = any(played.trajectory.step_rewards for _, played in whose)
+    for player, played in whose:
+        if played.failure is not None or played.trajectory.reward is not None:
+            continue
+        if subject.own.wrote("score") and (player == _GOLD or not in_steps):
+            what = f"score returned None ({played.told(player)})"
+            subject.report.error(_CHECK, place, what, "return a number", played.row(player))
+        elif player == _GOLD:
+            what = f"the gold player got no reward, neither by a step nor by a score ({played.told(player)})"
+            subject.report.error(_CHECK, place, what, "write score, or give rewards in steps", played.row(player))
+
+
+def _judged(subject: Subject, one: _Both) -> None:
+    """What is wrong with how the gold player scored, and whether two plays agree."""
+    if one.broken or any(played.trajectory.reward is None for played in one.gold):
+        return
+    gold = [Play(played.trajectory.reward) for played in one.gold]
+    noop = [Play(played.trajectory.reward or 0.0) for played in one.noop]
+    verdict, reason = judge(noop, gold, least=inf, most=_range(subject)[1])
     place = subject.own.of_member("score", "step")
     if verdict == "oracle failed":
-        what = f"the gold player does not get the most that there is, on task {task.id}: {reason}"
+        what = f"the gold player does not get the most that there is: {reason} ({one.gold[0].told(_GOLD)})"
         player = of_function(subject.gold)
-        subject.report.error(_CHECK, place, what, f"mend score, or the player at {player}")
+        subject.report.error(_CHECK, place, what, f"mend score, or the player at {player}", one.gold[0].row(_GOLD))
     elif verdict == "flaky":
-        subject.report.error(
-            _CHECK,
-            place,
-            f"two plays of one player score differently on task {task.id}: {reason}",
-            "let the score depend on task and trajectory alone",
-        )
-    elif verdict == "no-op rewarded":
-        tell = subject.report.error if subject.noop or _full(subject, reason) else subject.report.warn
-        tell(_CHECK, place, f"{reason}, on task {task.id}", "reward only what was done")
+        what = f"two plays of one player score differently on task {one.task.id}: {reason}"
+        subject.report.error(_CHECK, place, what, "let the score depend on task and trajectory alone")
 
 
-def _full(subject: Subject, reason: str) -> bool:
-    most = (subject.cls.reward_range or (0.0, 1.0))[1]
-    return f"{most:g}" in reason.split()
+def _nothing_rewarded(subject: Subject, plays: Sequence[_Both]) -> None:
+    """Doing nothing is rewarded: an error where it wins every task, as then nothing can be learned.
+
+    Where it wins some, these may be tasks with nothing to do.
+    """
+    least, most = _range(subject)
+    rewarded = [one for one in plays if one.nothing() > max(least, 0.0)]
+    if not rewarded:
+        return
+    won = [one for one in plays if one.nothing() >= most]
+    better = any((played.trajectory.reward or 0.0) > one.nothing() for one in plays for played in one.gold)
+    first = max(rewarded[0].noop, key=lambda played: played.trajectory.reward or 0.0)
+    place, player = subject.own.of_member("score", "step"), _noop(subject)
+    what = f"doing nothing scored {rewarded[0].nothing():g} ({first.told(player)})"
+    if len(won) == len(plays) and not better:
+        what += ", and the full reward on every task that was played"
+        subject.report.error(_CHECK, place, what, "reward only what was done", first.row(player))
+        return
+    if len(rewarded) < len(plays):
+        names = ", ".join(one.task.id for one in rewarded)
+        what += f"; it is rewarded on {len(rewarded)} of {len(plays)} tasks: {names}"
+        remedy = "reward only what was done, but this may be right for tasks with nothing to do"
+    else:
+        remedy = "reward only what was done"
+    subject.report.warn(_CHECK, place, what, remedy, first.row(player))
 
 
-async def _played(subject: Subject, task: Task, speak: Speak, turns: int | None = None) -> Played:
+def _range(subject: Subject) -> tuple[float, float]:
+    """What doing nothing and the gold player should get."""
+    return subject.cls.reward_range or (0.0, 1.0)
+
+
+def _noop(subject: Subject) -> str:
+    return "the no-op player" if subject.noop else "a player that says nothing of use"
+
+
+async def _played(subject: Subject, task: Task, speak: Speak, player: str, turns: int | None = None) -> Played:
     played = await play(subject, task, speak, turns=turns)
     sizes(subject, played)
-    in_range(subject, played)
+    in_range(subject, played, player)
     failed(subject, played)
     return played
 
@@ -87,11 +162,6 @@ def failed(subject: Subject, played: Played) -> bool:
         what = f"{failure.boundary} says that the world broke: {failure.error}"
         subject.report.error("lifecycle", place, what, f"start what the Env needs ({needs})")
     return True
-
-
-def _play(played: Played, subject: Subject) -> Play:
-    reward = played.trajectory.reward
-    return Play(reward, played.failure.error if played.failure else "")
 
 
 def _nothing(task: Task, trajectory: Trajectory) -> Speech:

@@ -21,7 +21,7 @@ from agentrl.parking import EpisodeState, Parked
 from agentrl.render.base import Renderer
 from agentrl.resume import resume_episode
 from agentrl.trajectory import Trajectory
-from agentrl.types import Limits, Task
+from agentrl.types import JSON, Limits, Task
 
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
 Speech: TypeAlias = Generator[Turn, str, None]
@@ -85,6 +85,23 @@ class Played:
     seconds: float = 0.0
     close_errors: list[Exception] = field(default_factory=list)
     parked: Parked | None = None
+    turn_limit: int = 0
+    """The most turns that it could have."""
+
+    def told(self, player: str) -> str:
+        """Who played how long, so that the same can be played by hand."""
+        turns = len(self.trajectory.turns)
+        return f"{player}, task {self.trajectory.task.id}, {turns} of at most {self.turn_limit} turns"
+
+    def row(self, player: str) -> dict[str, JSON]:
+        """The same for programs."""
+        return {
+            "player": player,
+            "task": self.trajectory.task.id,
+            "turns": len(self.trajectory.turns),
+            "turn_limit": self.turn_limit,
+            "reward": self.trajectory.reward,
+        }
 
     @property
     def failure(self) -> Failure | None:
@@ -123,7 +140,7 @@ async def play(
     subject.plays += 1
     env = subject.envs.make()
     trajectory = Trajectory(task, session_id=f"check-{time.monotonic_ns()}")
-    played = Played(env, trajectory)
+    played = Played(env, trajectory, turn_limit=limits_of(subject, turns).turns)
     prepare(env)
     keep_close_errors(env, played)
     given = await _episode(subject, played, speak, turns, around, stop_after)

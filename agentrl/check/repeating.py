@@ -43,7 +43,7 @@ async def repeat(subject: Subject, ledger: Ledger, script: Sequence[Turn], task:
     plays = [await _once(subject, ledger, task, speak, number) for number in range(_TIMES)]
     _leaks(subject, ledger, plays[-2:])
     sizes(subject, plays[0].played)
-    in_range(subject, plays[0].played)
+    in_range(subject, plays[0].played, "a script, played again")
     if picture(_told(task), subject.own) != told:
         await _task_changed(subject, before, speak)
     await _state(subject, task, speak, plays)

@@ -33,7 +33,7 @@ async def scoring(subject: Subject, task: Task, speak: Speak) -> None:
 
         setattr(env, "score", twice)  # noqa: B010 - a method is replaced
 
-    in_range(subject, await play(subject, task, speak, prepare=prepare))
+    in_range(subject, await play(subject, task, speak, prepare=prepare), "a script, played again")
     for first, second, unchanged in seen:
         if not unchanged:
             await _changes(subject, task, speak)
@@ -66,7 +66,7 @@ async def _changes(subject: Subject, task: Task, speak: Speak) -> None:
     subject.report.error(_CHECK, place, what, "work on a copy; notes belong into trajectory.info")
 
 
-def in_range(subject: Subject, played: Played) -> None:
+def in_range(subject: Subject, played: Played, player: str) -> None:
     """The reward of any play lies within what the Env declares, else within the usual."""
     reward, declared = played.trajectory.reward, subject.cls.reward_range
     if reward is None:
@@ -76,11 +76,12 @@ def in_range(subject: Subject, played: Played) -> None:
         return
     place = subject.own.of_member("score", "step")
     if declared:
-        what = f"the reward {reward:g} lies outside of reward_range, {least:g} to {most:g}"
-        subject.report.error(_CHECK, place, what, "mend score, or reward_range")
+        what = f"the reward {reward:g} lies outside of reward_range, {least:g} to {most:g} ({played.told(player)})"
+        subject.report.error(_CHECK, place, what, "mend score, or reward_range", played.row(player))
     else:
-        what = f"the reward {reward:g} lies outside of the usual -1 to 1"
-        subject.report.warn(_CHECK, place, what, f"scale it, or declare it: reward_range = ({min(0.0, reward):g}, ...)")
+        what = f"the reward {reward:g} lies outside of -1 to 1, as no reward_range is declared ({played.told(player)})"
+        remedy = f"scale it, or declare it: reward_range = ({min(0.0, reward):g}, ...)"
+        subject.report.warn(_CHECK, place, what, remedy, played.row(player))
 
 
 def _json(trajectory: Any) -> dict[str, JSON]:

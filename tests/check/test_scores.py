@@ -1,0 +1,110 @@
+"""What `agentrl check` says of scores: None, nothing done that is rewarded, and which play it was."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl import Env, StepResult, Task, tool
+from agentrl.check import Given, check
+
+
+class Scored(Env):
+    """Wins by the word of the task. A task whose word is "nothing" is won by not acting."""
+
+    @tool
+    async def look(self, at: str) -> str:
+        """Look at something."""
+        return at
+
+    async def score(self, trajectory):
+        won = (trajectory.answer or "") == self.task.label
+        return float(won or self.task.label == "nothing")
+
+
+class Forgets(Scored):
+    async def score(self, trajectory):  # the line that is named
+        float((trajectory.answer or "") == self.task.label)
+
+
+class InSteps(Env):
+    """Rewards in a step, and writes no score."""
+
+    async def step(self, action):
+        return StepResult("", reward=1.0 if action.text == self.task.label else None, done=True)
+
+
+class HandsOn(InSteps):
+    async def score(self, trajectory):
+        return sum(trajectory.step_rewards) if trajectory.step_rewards else None
+
+
+class Unrewarded(Env):
+    async def step(self, action):
+        return StepResult("", done=True)
+
+
+class Four(Scored):
+    async def score(self, trajectory):
+        return 4.0 * await super().score(trajectory)
+
+
+def gold(task):
+    yield task.label
+
+
+def found(renderer, cls, *labels, gold=gold):
+    tasks = [Task(id=label, prompt=f"Say {label}.", label=label) for label in labels or ("one", "two")]
+    return asyncio.run(
+        check(Given(env=cls, tasks=tasks, renderer=renderer, gold=gold, only=["players"], process=False))
+    )
+
+
+@pytest.mark.parametrize("player", [gold, None])
+def test_a_score_that_returns_none_is_an_error_at_its_line(renderer, player):
+    [error] = found(renderer, Forgets, gold=player).errors
+    assert "score returned None" in error.what
+    assert error.remedy == "return a number"
+    assert error.place.line == Forgets.score.__code__.co_firstlineno
+
+
+@pytest.mark.parametrize("cls", [InSteps, HandsOn])
+def test_rewards_in_steps_need_no_score(renderer, cls):
+    assert found(renderer, cls).findings == []
+
+
+def test_a_gold_player_without_a_reward_is_an_error(renderer):
+    [error] = found(renderer, Unrewarded).errors
+    assert "the gold player got no reward" in error.what
+
+
+def test_some_tasks_with_nothing_to_do_are_a_warning_that_names_them(renderer):
+    [warning] = found(renderer, Scored, "one", "nothing", "two").findings
+    assert warning.severity == "warning"
+    assert warning.what.endswith("it is rewarded on 1 of 3 tasks: nothing")
+    assert "tasks with nothing to do" in warning.remedy
+
+
+def test_nothing_done_that_wins_every_task_is_an_error(renderer):
+    [error] = found(renderer, Scored, "nothing").errors
+    assert "the full reward on every task" in error.what
+
+
+def test_gold_that_fails_is_told_beside_nothing_that_is_rewarded(renderer):
+    def lost(task):
+        yield "wrong"
+
+    report = found(renderer, Scored, "one", "nothing", gold=lost)
+    assert "does not get the most" in report.errors[0].what
+
+
+def test_a_reward_names_its_player_its_turns_and_their_limit(renderer):
+    [warning, error] = sorted(found(renderer, Four, "one").findings, key=lambda one: one.check, reverse=True)
+    assert "the reward 4 lies outside of -1 to 1, as no reward_range is declared" in warning.what
+    assert "(the gold player, task one, 1 of at most 12 turns)" in warning.what
+    row = {"player": "the gold player", "task": "one", "turns": 1, "turn_limit": 12, "reward": 4.0}
+    assert warning.play == row
+    assert "does not get the most" in error.what
+    [written] = [one for one in found(renderer, Four, "one").to_json()["findings"] if one["check"] == "reward"]
+    assert written["play"] == row
