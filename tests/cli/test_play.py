@@ -138,6 +138,15 @@ def test_a_reward_function_replaces_the_envs_score(folder, agentrl):
     assert agentrl.stderr == "error: --set reward=3: name a function, as in --set reward=my_reward.py:function\n"
 
 
+def test_a_reward_of_whole_groups_is_refused_where_each_episode_is_scored_alone(folder, agentrl):
+    (folder / "ranks.py").write_text(
+        "from agentrl.rewards import group\n\n\n@group\ndef ranked(episodes):\n    return [0.0 for _ in episodes]\n"
+    )
+    args = ("play", "my_env.py:Capitals", *PLAY, "my_env.py:gold")
+    assert agentrl(*args, "--set", "reward=ranks.py:ranked") == 2
+    assert agentrl.stderr.startswith("error: --set reward=ranks.py:ranked scores groups together; here each episode")
+
+
 def test_without_a_terminal_lines_tell_of_the_progress(monkeypatch, capsys):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setattr("agentrl.cli.episodes._EVERY_S", 0.01)
