@@ -123,7 +123,7 @@ def _keys(hint: Any) -> list[str] | None:
 
 
 def _model_keys(model: type[BaseModel]) -> list[str] | None:
-    if model.model_config.get("extra") is not None:
+    if model.model_config.get("extra") not in (None, "forbid"):
         return None
     aliases = [alias for info in model.model_fields.values() for alias in (info.alias, info.validation_alias)]
     names = [*model.model_fields, *filter(None, aliases)]

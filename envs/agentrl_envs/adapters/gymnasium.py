@@ -3,8 +3,8 @@
     pip install gymnasium
     agentrl train agentrl_envs.adapters.gymnasium:Gymnasium --set env_config.name=FrozenLake-v1
 
-The model reads what the environment's own documentation says, then each observation. It answers with an action: of a
-discrete space its name or number, of any other space JSON.
+The model reads `prompt`, or a few sentences of the environment's own documentation, then each observation. It
+answers with an action: of a discrete space its name or number, of any other space JSON.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from pydantic import Field
 
@@ -29,14 +29,20 @@ _MOST_NUMBERS = 256
 """Numbers of an observation that are told as text. An image has more."""
 _SECTIONS = re.compile(r"^[ \t]*## (.+?)\n(.*?)(?=^[ \t]*## |\Z)", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"(?:^|[-;|])\s*(\d+)\s*(?::|\|)\s*([^|;\n]+)", re.MULTILINE)
+_SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+_OF_PROGRAMS = re.compile(r"https?:|\]\(|<a |\b(?:ndarray|shape|version|Argument|Pixel art|Gif)\b|^[#|`*-]")
+_ROW = re.compile(r"^\s*\|\s*(\d+)\s*\|\s*([^|\n]+)", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+
+Names: TypeAlias = Sequence[tuple[int, str]]
+"""Actions of a discrete space, with a name each."""
 
 
 class GymnasiumConfig(GameConfig):
     prompt: str | None = None
-    """What is told first. None: what the environment's documentation says of task, actions and observations."""
-    actions: list[str] = Field(default=[])
-    """Names of a discrete space's actions, in order. None given: those of the documentation, if it lists them."""
+    """What is told first. None: a few sentences of the environment's documentation, which are seldom good ones."""
+    actions: list[str] | dict[str, int] = Field(default=[])
+    """Names of a discrete space's actions, all in order, or some: `{left: 0}`. Default: those documented."""
     read_action: str | None = None
     """A function at `file.py:name` or `package.module:name`: `(text, env)` gives the action, None if there is none."""
     show: str | None = None
@@ -75,7 +81,7 @@ class _Game:
     def __init__(self, name: str, env: Any, config: GymnasiumConfig) -> None:
         self._name, self._env, self._config = name, env, config
         self._failed = 0
-        self._names = config.actions or _documented_names(env)
+        self._names = _named(config.actions, env.action_space, name) or _documented_names(env)
         self._show = _function(config.show)
         self._read = _function(config.read_action)
 
@@ -108,7 +114,7 @@ class _Game:
         return f"{board}Observation: {_told(self._env.observation_space, observed, self._name)}"
 
 
-def read_action(space: Any, text: str, names: list[str]) -> Any:
+def read_action(space: Any, text: str, names: Names) -> Any:
     """The action of a space that stands in a text, the last one of several. None if there is none."""
     kind = type(space).__name__
     if kind == "Text":
@@ -134,10 +140,10 @@ def _from_json(space: Any, value: Any) -> Any:
     return space.from_jsonable([value])[0]
 
 
-def _discrete(space: Any, text: str, names: list[str]) -> int | None:
+def _discrete(space: Any, text: str, names: Names) -> int | None:
     start = int(space.start)
     numbers = {str(start + i): start + i for i in range(int(space.n))}
-    known = {**{name.lower(): start + i for i, name in enumerate(names)}, **numbers}
+    known = {**{name.lower(): number for number, name in names}, **numbers}
     said = text.strip().lower()
     if said in known:
         return known[said]
@@ -190,32 +196,65 @@ def _count(value: Any) -> int:
     return sum(map(_count, value)) if isinstance(value, list) else 1
 
 
-def _described(space: Any, names: list[str]) -> str:
+def _described(space: Any, names: Names) -> str:
     kind = type(space).__name__
     if kind == "Discrete":
         first, last = int(space.start), int(space.start) + int(space.n) - 1
-        named = [f"{first + i} ({name})" for i, name in enumerate(names)]
+        named = [f"{number} ({name})" for number, name in names]
         return f"one action: {', '.join(named)}" if named else f"one action, a number from {first} to {last}"
     return "text" if kind == "Text" else f"one action as JSON: an element of {space}"
 
 
 def _documentation(env: Any) -> str:
-    """What the environment's class says of the task, without its rewards and versions."""
+    """The plain sentences of a few paragraphs: what the task is, and what is seen and done."""
     doc = _doc(env)
-    sections = {title.strip().lower(): text.strip() for title, text in _SECTIONS.findall(doc)}
-    told = [text for title, text in sections.items() if title.startswith(("description", "action", "observation"))]
-    return inspect.cleandoc("\n\n".join(told) or doc.split("\n\n")[0])
+    sections = _sections(doc)
+    told = [_plain_sentences(doc.partition("## ")[0]), _plain_sentences(sections.get("description", ""))]
+    for kind in ("action", "observation"):
+        if kind == "observation" or type(env.action_space).__name__ != "Discrete":  # `_asks` tells discrete ones
+            text = next((text for title, text in sections.items() if title.startswith(kind)), "")
+            listed = ", ".join(f"{number} {name.strip()}" for number, name in _ROW.findall(text))
+            told += [_plain_sentences(text), f"The numbers of the {kind}: {listed}." if listed else ""]
+    return "\n\n".join(filter(None, told))
 
 
-def _documented_names(env: Any) -> list[str]:
+def _plain_sentences(text: str) -> str:
+    """Those of the first paragraph, but not what speaks of programs, pages or other sections."""
+    first = " ".join(re.split(r"\n\s*\n", text.strip())[0].split())
+    return " ".join(each for each in _SENTENCE.split(first) if not _OF_PROGRAMS.search(each))
+
+
+def _sections(doc: str) -> dict[str, str]:
+    return {title.strip().lower(): text.strip("\n") for title, text in _SECTIONS.findall(doc)}
+
+
+def _named(given: Sequence[str] | Mapping[str, int], space: Any, name: str) -> Names:
+    """The names that the configuration gives. Raises ConfigError where they do not fit the space."""
+    if not given:
+        return []
+    if type(space).__name__ != "Discrete":
+        raise ConfigError(f"env_config.actions: {name} takes {space}, which has no actions to name; leave it out")
+    first, last = int(space.start), int(space.start) + int(space.n) - 1
+    if isinstance(given, Mapping):
+        if wrong := [f"{each}: {number}" for each, number in given.items() if not first <= number <= last]:
+            raise ConfigError(f"env_config.actions: {wrong[0]}: the actions of {name} are {first} to {last}")
+        return [(number, each) for each, number in given.items()]
+    if len(given) != int(space.n):
+        raise ConfigError(
+            f"env_config.actions: {len(given)} names for the {space.n} actions of {name}; name each, "
+            f"or say whose the names are: {{{given[0]}: {first}}}"
+        )
+    return [*enumerate(given, first)]
+
+
+def _documented_names(env: Any) -> Names:
     """The names of a discrete space's actions, where the documentation lists all of them."""
-    sections = {title.strip().lower(): text for title, text in _SECTIONS.findall(_doc(env))}
-    text = next((text for title, text in sections.items() if title.startswith("action")), "")
+    text = next((text for title, text in _sections(_doc(env)).items() if title.startswith("action")), "")
     named = {int(number): name.strip(" .").lower() for number, name in _NAMED.findall(text)}
     space = env.action_space
     if type(space).__name__ != "Discrete" or sorted(named) != list(range(int(space.start), int(space.start + space.n))):
         return []
-    return [named[number] for number in sorted(named)]
+    return sorted(named.items())
 
 
 def _doc(env: Any) -> str:

@@ -10,15 +10,17 @@ Each episode has a server of its own, over stdin and stdout, or a session of its
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl import CallError, ConfigError, Env, InfraError, Task, ToolCall, ToolError, ToolSpec, Trajectory
 from agentrl.errors import leaves, told
@@ -29,6 +31,9 @@ from agentrl_envs.adapters.suites import refuse_unknown, suite
 _FOLDER = "{folder}"
 _SAID = 600
 """Characters of a server's last words on stderr that an error repeats."""
+
+_rubbish: ContextVar[list[str] | None] = ContextVar("_rubbish", default=None)
+"""The first line that the server of this context wrote to stdout and that is no message."""
 
 
 class Server(BaseModel):
@@ -142,9 +147,9 @@ class MCP(Env):
 class _Session:
     """One connection to a server."""
 
-    def __init__(self, name: str, client: Any, folder: Path, errors: IO[str]) -> None:
-        self.name, self.folder = name, folder
-        self._client, self._errors = client, errors
+    def __init__(self, name: str, client: Any, folder: Path, last_words: Callable[[], str]) -> None:
+        self.name, self.folder, self.last_words = name, folder, last_words
+        self._client = client
 
     async def tools(self, only: Sequence[str]) -> dict[str, ToolSpec]:
         """What the server offers now, by name. Raises ConfigError if it lacks one of `only`."""
@@ -172,11 +177,11 @@ class _Session:
             return await asking
         except MCPError as exc:
             if exc.code == CONNECTION_CLOSED:
-                raise InfraError(f"the MCP server {self.name} is gone{_last_words(self._errors)}") from exc
+                raise InfraError(f"the MCP server {self.name} is gone{self.last_words()}") from exc
             wrong = CallError if exc.code in (INVALID_PARAMS, METHOD_NOT_FOUND) else ToolError
             raise wrong(exc.message) from exc
         except (BrokenResourceError, ClosedResourceError) as exc:
-            raise InfraError(f"the MCP server {self.name} is gone{_last_words(self._errors)}") from exc
+            raise InfraError(f"the MCP server {self.name} is gone{self.last_words()}") from exc
         except (RuntimeError, ValueError) as exc:  # its result breaks the protocol, or its own schema
             raise ToolError(f"the tool's result cannot be read: {told(exc)[:_SAID]}") from exc
 
@@ -188,12 +193,17 @@ async def _session(server: Server, files: Mapping[str, str]) -> AsyncIterator[_S
     from mcp import Client
 
     with tempfile.TemporaryDirectory(prefix="agentrl-mcp-") as made, tempfile.TemporaryFile("w+") as errors:
-        folder = _written(made, files)
-        entered = False
+        folder, entered, rubbish = _written(made, files), False, list[str]()
+        logging.getLogger("mcp.client.stdio").addFilter(_keep_rubbish)
+        _rubbish.set(rubbish)
+
+        def last_words() -> str:
+            return _last_words(errors, rubbish)
+
         try:
             async with Client(_transport(server, folder, errors)) as client:
                 entered = True
-                yield _Session(server.name, client, folder, errors)
+                yield _Session(server.name, client, folder, last_words)
         except Exception as exc:
             if entered:
                 raise
@@ -201,8 +211,18 @@ async def _session(server: Server, files: Mapping[str, str]) -> AsyncIterator[_S
             if isinstance(first, ConfigError):
                 raise first from exc
             raise InfraError(
-                f"the MCP server {server.name} does not answer: {told(first)[:_SAID]}{_last_words(errors)}"
+                f"the MCP server {server.name} does not answer: {told(first)[:_SAID]}{last_words()}"
             ) from exc
+
+
+def _keep_rubbish(record: logging.LogRecord) -> bool:
+    """Keep the line of which the client logs a traceback, and show none of it: each line would have its own."""
+    kept, error = _rubbish.get(), record.exc_info[1] if record.exc_info else None
+    if kept is None or not isinstance(error, ValidationError):
+        return True
+    if not kept:
+        kept.append(str(error.errors()[0]["input"]))
+    return False
 
 
 def _transport(server: Server, folder: Path, errors: IO[str]) -> Any:
@@ -242,7 +262,7 @@ async def _prove(server: Server, held: Held[_Session], config: MCPConfig) -> Non
     except (InfraError, ToolError) as exc:
         raise ConfigError(str(exc)) from exc
     if not listed:
-        raise ConfigError(f"the MCP server {server.name} offers no tools{_last_words(session._errors)}")
+        raise ConfigError(f"the MCP server {server.name} offers no tools{session.last_words()}")
 
 
 def _servers(config: MCPConfig) -> dict[str, Server]:
@@ -297,8 +317,9 @@ def _written(made: str, files: Mapping[str, str]) -> Path:
     return folder
 
 
-def _last_words(errors: IO[str]) -> str:
-    """What a server wrote last on stderr, in one line."""
+def _last_words(errors: IO[str], rubbish: Sequence[str]) -> str:
+    """What a server wrote last on stderr, and first on stdout that is no message, in one line."""
     errors.seek(0)
     said = " ".join(errors.read().split())
-    return f"; it said: {said[-_SAID:]}" if said else ""
+    wrote = f"; it wrote to stdout what is no JSON-RPC: {rubbish[0]!r:.80}" if rubbish else ""
+    return wrote + (f"; it said: {said[-_SAID:]}" if said else "")

@@ -31,6 +31,26 @@ async def test_the_lake_is_crossed_by_names_and_numbers(renderer):
     assert others[0].endswith("SFFF\n[F]HFH\nFFFH\nHFFG\nObservation: 4")
 
 
+async def test_the_default_prompt_is_short_and_speaks_of_the_game(renderer):
+    for name, told in [
+        ("FrozenLake-v1", "holes by walking over the frozen lake"),
+        ("CartPole-v1", "The numbers of the observation: 0 Cart Position, 1 Cart Velocity"),
+        ("Pendulum-v1", "The numbers of the action: 0 Torque"),
+        ("Acrobot-v1", "0 Cosine of `theta1`, 1 Sine of `theta1`, 2"),
+        ("Blackjack-v1", "Answer with one action: 0 (stick), 1 (hit)."),
+    ]:
+        first = (await played({"name": name}, ["0"], renderer, turns=1)).messages[0]["content"]
+        assert told in first
+        assert not [word for word in ("http", "ndarray", "Argument", "Pixel", "<a ", "##", "Example") if word in first]
+        assert len(first) < 1000
+
+
+async def test_some_actions_may_have_names(renderer):
+    t = await played({**LAKE, "actions": {"east": 2}}, ["east", "1"], renderer, turns=2)
+    assert "Answer with one action: 2 (east)." in t.messages[0]["content"]
+    assert [m["content"][-1] for m in t.messages if m["role"] == "user"] == ["0", "1", "5"]
+
+
 @pytest.mark.parametrize("name", ["Blackjack-v1", "CliffWalking-v1", "Taxi-v4", "CartPole-v1", "Pendulum-v1"])
 async def test_rewards_are_those_of_its_own_api(name, renderer):
     env = gymnasium.make(name)
@@ -113,6 +133,13 @@ async def test_what_cannot_be_played_is_told_before_the_first_episode():
         ({"name": "FrozenLake-v9"}, "no environment of gymnasium 'FrozenLake-v9'; did you mean FrozenLake-v1"),
         ({"name": "Image-v0"}, "Image-v0 shows 12,288 numbers at a time"),
         ({"name": "FrozenLake-v1", "options": {"holes": 3}}, "gymnasium cannot make FrozenLake-v1: .*holes"),
+        (
+            {**LAKE, "actions": ["west", "east"]},
+            "2 names for the 4 actions of FrozenLake-v1; name each, or .*{west: 0}",
+        ),
+        ({**LAKE, "actions": {"west": 4}}, "west: 4: the actions of FrozenLake-v1 are 0 to 3"),
+        ({"name": "Pendulum-v1", "actions": ["left"]}, "Pendulum-v1 takes Box.* no actions to name"),
+        ({**LAKE, "promt": "x"}, "promt: there is no such key; did you mean 'prompt'"),
         ({**LAKE, "show": "json:decoder"}, "json:decoder is .*, not a function"),
     ]:
         with pytest.raises(ConfigError, match=said) as caught:

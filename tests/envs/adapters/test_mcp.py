@@ -109,3 +109,11 @@ async def test_what_cannot_work_is_told_before_the_first_episode(config, said):
 async def test_files_stay_inside_the_folder(renderer):
     with pytest.raises(ConfigError, match="leaves the episode's folder"):
         await played(["red"], task=Task(prompt="?", metadata={"files": {"../x": "y"}}), renderer=renderer)
+
+
+async def test_a_program_that_is_no_server_is_told_in_one_line(caplog):
+    program = {"command": sys.executable, "args": ["-c", "print('bin'); print('boot')"]}
+    with pytest.raises(ConfigError, match=r"does not answer: .*; it wrote to stdout what is no JSON-RPC: 'bin'$"):
+        async with EnvFactory(ENV, program):
+            pass
+    assert not [record for record in caplog.records if record.name.startswith("mcp")], "no traceback of each line"
