@@ -50,5 +50,9 @@ EngineName: TypeAlias = Annotated[
 ]
 EpisodeSettings: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="env_config.KEY=VALUE, limits.KEY=VALUE, or what else the guide names; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="env_config.KEY=VALUE, limits.KEY=VALUE, or what else the guide names; may be repeated.",
+    ),
 ]
