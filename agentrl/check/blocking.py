@@ -27,6 +27,7 @@ _SLEPT_S, _WORKED_S = 0.03, 0.1
 """What an Env may sleep, or compute, in one go on the event loop."""
 _SAMPLES = 3
 _PLAYERS = ("agentrl/engine/scripted.py", "agentrl/check/playing.py")
+_RENDERING = "/agentrl/render/"
 _CHECK = "blocking"
 
 
@@ -130,8 +131,10 @@ class Watchdog:
         """The Env's line; None while a player speaks in the model's place, which may take its time.
 
         None, too, while a process starts: asyncio itself waits on the loop until the child runs, which takes long on a
-        busy machine.
+        busy machine. And None while agentrl renders and tokenises for the Env, such as for a user that it simulates.
         """
+        if _renders(self._own, frame):
+            return None
         outer = frame
         while outer is not None:
             if outer.f_code.co_filename.endswith(_PLAYERS) and outer.f_code.co_name != "play":
@@ -147,6 +150,15 @@ class Watchdog:
             ran, queued, _ = Path(f"/proc/self/task/{self._native}/schedstat").read_text().split()
             worked, waited = int(ran) / 1e9, int(queued) / 1e9
         return _Clock(time.monotonic(), worked, waited)
+
+
+def _renders(own: Own, frame: FrameType | None) -> bool:
+    """Whether agentrl's rendering runs, and nothing of the author's within it."""
+    while frame is not None and not own.has(frame.f_code.co_filename):
+        if _RENDERING in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def sleeping_calls(own: Own, report: Report) -> None:

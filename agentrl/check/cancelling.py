@@ -21,7 +21,6 @@ from agentrl.types import Task
 _CHECK = "cancellation"
 _EACH = 2
 """How often each line is tried: the first times that it waits."""
-_SECONDS = 20.0
 PATIENCE_S = 10.0
 """How much longer than usual an episode may take before it is taken for stuck."""
 
@@ -39,7 +38,7 @@ async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Spea
         seen[wait] += 1
         if seen[wait] <= _EACH:
             chosen.append(number)
-    until, tried = time.monotonic() + _SECONDS, 0
+    until, tried = time.monotonic() + subject.patience_s, 0
     for number in chosen:
         if time.monotonic() > until:
             break

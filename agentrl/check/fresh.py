@@ -12,13 +12,14 @@ import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from random import Random
 from typing import Any
 
 from agentrl.check.places import Place
 from agentrl.check.playing import Subject, play, saying
 from agentrl.engine.scripted import Turn
-from agentrl.env import Env, EnvFactory, begin_env, close_env, offered_tools, runtime
+from agentrl.env import Env, EnvFactory, begin_env, close_env, load_env, offered_tools, runtime
 from agentrl.errors import told
 from agentrl.parking import Parked, resume_method
 from agentrl.plain import plain
@@ -26,7 +27,8 @@ from agentrl.replies import messages_of, observed
 from agentrl.types import JSON, Action, Limits, Raw, Task
 
 _CHECK = "determinism"
-_CHEAP_S = 2.0
+SHARE_OF_PROCESS = 10
+"""`share` and an episode may take this part of the time that a check has."""
 _PATIENCE_S = 60.0
 
 
@@ -43,6 +45,7 @@ class _Order:
     rng: Any
     """The state of its random numbers."""
     limits: Limits
+    patience_s: float
 
 
 async def fresh_process(subject: Subject, task: Task, script: Sequence[Turn], config: Mapping[str, JSON]) -> None:
@@ -57,7 +60,7 @@ async def fresh_process(subject: Subject, task: Task, script: Sequence[Turn], co
     actions = whole.trajectory.actions if whole.failure is None else ()
     if any(action.error for action in actions):
         actions = ()
-    order = _Order(subject.path, config, task, actions, *_saved(parked), subject.limits)
+    order = _Order(subject.path, config, task, actions, *_saved(parked), subject.limits, subject.patience_s)
     try:
         here = await played(order, subject.envs)
         there = await _elsewhere(order)
@@ -75,8 +78,10 @@ def _why_not(subject: Subject) -> str:
         return "an agent takes its turns by itself"
     if not subject.steady:
         return "the same actions get two answers here"
-    if subject.share_s + subject.seconds > _CHEAP_S:
-        return f"share and an episode take {subject.share_s + subject.seconds:.0f} s"
+    took, most = subject.share_s + subject.seconds, subject.patience_s / SHARE_OF_PROCESS
+    if took > most:
+        needs = ceil(took * SHARE_OF_PROCESS) + 1
+        return f"share and an episode take {took:.1f} s, and may take {most:g} s; `--seconds {needs}` gives more"
     return ""
 
 
@@ -96,7 +101,7 @@ async def _elsewhere(order: _Order) -> dict[str, Any]:
         env=environment,
     )
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(max(_PATIENCE_S, order.patience_s)):
             out, err = await process.communicate(pickle.dumps((order.path, pickle.dumps(order))))
     finally:
         if process.returncode is None:
@@ -178,18 +183,16 @@ def _said(given: Any) -> list[str]:
 
 
 async def _main() -> None:
-    from agentrl.loading import load_object
-
     raw = sys.stdin.buffer.read()
-    order: _Order = _read(raw, load_object)
+    order: _Order = _read(raw)
     async with EnvFactory(order.path, order.config) as envs:
         sys.stdout.write("\n" + json.dumps(await played(order, envs)) + "\n")
 
 
-def _read(raw: bytes, load: Any) -> _Order:
+def _read(raw: bytes) -> _Order:
     """The order. What it holds may be of classes in the Env's file, so that is imported first."""
     path, order = pickle.loads(raw)
-    load(path)
+    load_env(path)
     found: _Order = pickle.loads(order)
     return found
 

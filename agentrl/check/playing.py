@@ -52,6 +52,8 @@ class Subject:
     """How long an episode took."""
     share_s: float = 0.0
     slow: bool = False
+    patience_s: float = 20.0
+    """How long the cancellations of one script may take, in seconds. Other limits of time go with it."""
     plays: int = 0
     """How many episodes were begun."""
     scripts: dict[str, list[Turn]] = field(default_factory=dict)

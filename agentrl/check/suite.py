@@ -6,9 +6,10 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from agentrl.check.blocking import Watchdog, sleeping_calls
 from agentrl.check.cancelling import StuckError, cancellation
@@ -50,8 +51,8 @@ CHECKS = (
     "blocking",
 )
 _TURNS = 12
-_SLOW_S = 1.0
-"""An Env whose episodes take longer is checked with one task and one script."""
+_SHARE_OF_EPISODE = 20
+"""An Env whose episodes take more than this part of the time is checked with one task and one script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,12 @@ class Given:
     """Some of CHECKS; all if there are none."""
     process: bool = True
     """Also play in a process of its own."""
+    seconds: float = 20.0
+    """How long the cancellations of one script may take. Other limits of time go with it."""
+    of: str = ""
+    """Of how many tasks `tasks` are: "6 held-out and 18 training tasks"."""
+    begins: Callable[[str], object] = lambda name: None
+    """Gets the name of each check when it begins."""
 
 
 async def check(given: Given) -> Report:
@@ -78,9 +85,11 @@ async def check(given: Given) -> Report:
     path = given.env if isinstance(given.env, str) else ""
     limits = replace(given.limits, turns=min(given.limits.turns, _TURNS))
     subject = Subject(path, envs, given.tasks, given.renderer, limits, own, report, given.gold, given.noop)
+    subject.patience_s = given.seconds
     ledger = Ledger(own, held=lambda: sandboxes_held(envs.shared))
     with _quiet(), Warned(subject) as warned, Watchdog(own, lambda: subject.plays) as dog, ledger.watching():
         there, began = ledger.look(), time.monotonic()
+        given.begins("share")
         async with envs:
             subject.share_s = time.monotonic() - began
             await _Suite(subject, ledger, given).run()
@@ -101,6 +110,7 @@ class _Suite:
     async def run(self) -> None:
         subject, tasks = self.subject, self.subject.tasks
         if self._wants("tasks"):
+            self.given.begins("tasks")
             own_tasks(subject)
         first = await self._first_plays()
         if first is None:
@@ -112,28 +122,35 @@ class _Suite:
             sleeping_calls(subject.own, subject.report)
             subject.report.checked["blocking"] = "in every play"
         if subject.slow:
-            why = f"one task and one script only: an episode takes {subject.seconds:.1f} s"
-            subject.report.skipped["a part of each"] = why
+            needs = ceil(subject.seconds * _SHARE_OF_EPISODE) + 1
+            subject.report.skipped["a part of each"] = (
+                f"one task and one script only: an episode takes {subject.seconds:.1f} s, and may take "
+                f"{self._slow_s:g} s; `--seconds {needs}` checks all"
+            )
         if self._wants("players"):
-            await players(subject, tasks[:1] if subject.slow else tasks)
+            self.given.begins("players")
+            await players(subject, tasks[:1] if subject.slow else tasks, self.given.of)
         task, plain = tasks[0], explored(first[0].trajectory)
         scripts = [[*said] for said in (subject.scripts.get(task.id), plain) if said]
         scripts = scripts[:1] if subject.slow else scripts
         await self._of_scripts(task, scripts)
         if self._wants("robustness", "sizes") and not subject.is_agent:
+            self.given.begins("robustness")
             subject.report.checked["robustness"] = await fuzzing(subject, task, tools)
         elif subject.is_agent:
             subject.report.skipped["robustness"] = "an agent takes its turns by itself; its tools are its own"
         if self._wants("cancellation"):  # the last, as it may leave a lock behind that nobody gives back
+            self.given.begins("cancellation")
             await self._cancelled(task, scripts)
 
     async def _first_plays(self) -> list[Played] | None:
         """Each task once. None if none of them can be played."""
         subject, plays, reads = self.subject, list[Played](), ResetReads()
+        self.given.begins("prompt")
         for task in subject.tasks:
             plays.append(await play(subject, watched(task), saying(()), turns=2, prepare=reads.attach))
             subject.seconds = min(subject.seconds or 1e9, plays[-1].seconds)
-        subject.slow = subject.seconds > _SLOW_S
+        subject.slow = subject.seconds > self._slow_s
         broken = [played for played in plays if failed(subject, played)]
         if len(broken) == len(plays):
             subject.report.skipped["everything else"] = "no task can be played"
@@ -147,19 +164,25 @@ class _Suite:
         subject, speak = self.subject, saying(scripts[0])
         for script in scripts:
             if self._wants("state", "determinism", "leaks", "blocking"):
+                self.given.begins("state, determinism and leaks")
                 await repeat(subject, self.ledger, script, task)
                 for name in ("state", "determinism", "leaks"):
                     subject.report.checked[name] = "plays of one script, compared"
         if self._wants("lifecycle"):
+            self.given.begins("lifecycle")
             await lifecycle(subject, task, speak)
         if self._wants("reward"):
+            self.given.begins("reward")
             await scoring(subject, task, speak)
         for script in scripts if self._wants("state") else ():
+            self.given.begins("state: episodes beside each other")
             await self._beside(task, script)
         for script in scripts:
             if self._wants("resuming"):
+                self.given.begins("resuming")
                 subject.report.checked["resuming"] = await resuming(subject, task, script)
         if self._wants("determinism", "resuming") and self.given.process:
+            self.given.begins("determinism in a process of its own")
             await fresh_process(subject, task, scripts[-1], self.given.config)
 
     async def _beside(self, task: Task, script: Sequence[Turn]) -> None:
@@ -175,18 +198,24 @@ class _Suite:
             subject.report.skipped["state"] = f"episodes beside each other: {said}"
 
     async def _cancelled(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
-        tried = known = 0
+        tried, known, began = 0, 0, time.monotonic()
         for script in scripts:
             try:
                 done, of = await cancellation(self.subject, self.ledger, task, saying(script))
             except StuckError:
                 break
             tried, known = tried + done, known + of
+        took = time.monotonic() - began
         self.subject.report.checked["cancellation"] = f"cancelled at {tried} waits"
         if tried < known:
             self.subject.report.skipped["cancellation"] = (
-                f"{known - tried} of {known} waits: there was no time for them"
+                f"{known - tried} of {known} waits: a script has {self.given.seconds:g} s for them; "
+                f"`--seconds {ceil(took * known / max(1, tried)) + 1}` gives it more"
             )
+
+    @property
+    def _slow_s(self) -> float:
+        return self.given.seconds / _SHARE_OF_EPISODE
 
     def _wants(self, *names: str) -> bool:
         return not self.given.only or any(name in self.given.only for name in names)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import replace
 from functools import update_wrapper
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 FOUND = 1
 """Exit code where there is an error; 2 is a wrong command."""
 _CLOSE_S = 10.0
+_EVERY_S = 10.0
+"""How often it is told which check runs."""
 
 
 def check(
@@ -40,10 +45,15 @@ def check(
     ] = None,
     noop: Annotated[
         str | None,
-        typer.Option(help="A player that does nothing of use; it must get nothing. Default: agentrl's own."),
+        typer.Option(help="A player that does nothing of use; it should get nothing. Default: agentrl's own."),
     ] = None,
     model: ModelName = "tiny",
-    limit: Annotated[int, typer.Option(help="Check with the first N tasks.", min=1)] = 3,
+    limit: Annotated[
+        int, typer.Option(help="Check with N tasks: of the Env's own, the first of both splits by turns.", min=1)
+    ] = 3,
+    seconds: Annotated[
+        float, typer.Option(help="How long the cancellations of a script may take; other limits go with it.", min=1)
+    ] = 20.0,
     settings: EpisodeSettings = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all findings here.")] = None,
 ) -> None:
@@ -55,7 +65,7 @@ def check(
     with one_line_errors():
         if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
             raise ConfigError(f"--json {out}: name a file in a folder that exists")
-        report = _checked(env, data, gold, noop, model, limit, EpisodeConfig.parse(settings or ()))
+        report = _checked(env, data, gold, noop, model, limit, seconds, EpisodeConfig.parse(settings or ()))
         if out is not None:
             out.write_text(json.dumps(report.to_json(), indent=1) + "\n")
         _print(report)
@@ -70,12 +80,13 @@ def _checked(
     noop: str | None,
     model: str,
     limit: int,
+    seconds: float,
     config: EpisodeConfig,
 ) -> Report:
     from agentrl.check import Given
     from agentrl.check import check as check_env
 
-    tasks = _tasks(EnvFactory(env, config.env_config), data, limit)
+    tasks, of = _tasks(EnvFactory(env, config.env_config), data, limit)
     renderer, _ = open_renderer(model)
     limits = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
     given = Given(
@@ -86,8 +97,35 @@ def _checked(
         gold=_player(gold),
         noop=_player(noop),
         limits=limits,
+        seconds=seconds,
+        of=of,
     )
-    return run(check_env(given))
+    with Progress() as progress:
+        return run(check_env(replace(given, begins=progress.begins)))
+
+
+class Progress:
+    """Tells from time to time, within `with`, which check runs. A thread does it, as an Env may block the loop."""
+
+    def __init__(self) -> None:
+        self._name, self._began = "the Env", time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="agentrl-check-progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def begins(self, name: str) -> None:
+        self._name = name
+
+    def _tell(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            typer.echo(f"checking     {self._name} ({time.monotonic() - self._began:.0f} s so far)", err=True)
 
 
 def _player(path: str | None) -> Player | None:
@@ -95,16 +133,24 @@ def _player(path: str | None) -> Player | None:
     return update_wrapper(load_player(path), load_object(path)) if path else None
 
 
-def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> list[Task]:
+def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> tuple[list[Task], str]:
+    """The tasks to check with, and of how many they are."""
     from agentrl.rollout.own_tasks import makes_tasks, own_tasks
     from agentrl.rollout.tasks import load_tasks
 
     if data is not None:
-        return load_tasks(data, split="eval", check=envs.check)[:limit]
+        read = load_tasks(data, split="eval", check=envs.check)
+        return read[:limit], f"{len(read)} tasks"
     if not makes_tasks(envs.cls):
         name = envs.cls.__name__
         raise ConfigError(f"{name} makes no tasks of its own; name a file of tasks with --data, or write {name}.tasks")
-    return own_tasks(envs, "eval", most=limit) or own_tasks(envs, "train", most=limit)
+    held_out, train = own_tasks(envs, "eval"), own_tasks(envs, "train")
+    by_turns = chain.from_iterable(zip_longest(train, held_out))
+    chosen: dict[str, Task] = {}
+    for task in by_turns:
+        if task is not None:
+            chosen.setdefault(task.id, task)
+    return list(chosen.values())[:limit], f"{len(held_out)} held-out and {len(train)} training tasks"
 
 
 def _print(report: Report) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -41,3 +42,42 @@ def test_a_wrong_command_ends_with_2(tmp_path):
     result = run(f"{file}:Empty")
     assert result.exit_code == 2
     assert "name a file of tasks with --data" in result.output
+
+
+TWO_SPLITS = """
+import time
+from agentrl import Env, Task, tool
+
+class Halves(Env):
+    @classmethod
+    def tasks(cls, config, split):
+        for n in range(6 if split == "eval" else 18):
+            yield Task(prompt=f"What is half of {split} {2 * n}?", label=f"{split} {n}")
+
+    @tool
+    async def half(self, n: int) -> str:
+        \"\"\"Half of a number.\"\"\"
+        return str(n // 2)
+
+    async def score(self, trajectory):
+        return float(trajectory.answer == self.task.label)
+
+def gold(task):
+    with open("played.txt", "a") as file:
+        print(task.split, task.label, file=file)
+    yield task.label
+"""
+
+
+def test_tasks_of_both_splits_are_played_and_it_says_of_how_many(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.modules["agentrl.cli.check"], "_EVERY_S", 0.02)
+    Path("halves.py").write_text(TWO_SPLITS)
+    result = run("halves.py:Halves", "--gold", "halves.py:gold")
+    assert result.exit_code == 0, result.output
+    assert "players: 3 of 6 held-out and 18 training tasks" in result.stderr
+    played = list(dict.fromkeys(Path("played.txt").read_text().splitlines()))
+    assert played == ["train train 0", "eval eval 0", "train train 1"]
+    running = [line for line in result.stderr.splitlines() if line.startswith("checking ")]
+    assert any("cancellation" in line or "robustness" in line or "state" in line for line in running), result.stderr
+    assert "checking" not in result.stdout
