@@ -76,6 +76,8 @@ class SimulatedUser:
     config: UserConfig
     rules: str = _RULES
     """The speaker's system prompt, with {instruction} and {stop}."""
+    facts: Mapping[str, JSON] = field(default_factory=dict)
+    """For a script, which finds them as `messages[0]["facts"]`. An endpoint never gets them."""
     messages: list[Message] = field(default_factory=list)
     """The talk as the speaker sees it: what the agent says is the user's, what the user says the assistant's."""
     usage: dict[str, float] = field(default_factory=dict)
@@ -100,8 +102,9 @@ class SimulatedUser:
 
     async def _answer(self, asked: Sequence[Message]) -> str:
         system = self.rules.replace("{instruction}", self.instruction).replace("{stop}", self.config.stop[0])
+        own = {} if isinstance(self.speaker, ChatModel) else {"facts": dict(self.facts)}
         for _ in range(_AGAIN):
-            told = [{"role": "system", "content": system}, *asked]
+            told = [{"role": "system", "content": system, **own}, *asked]
             text = await _ask(self.speaker, told, self.config.speaker.seconds, self.usage)
             if text.strip():
                 return text.strip()

@@ -115,16 +115,24 @@ async def test_an_env_talks_with_its_user_and_keeps_what_that_took():
 async def test_the_guides_env_is_played_as_it_stands(tmp_path):
     guide = (Path(__file__).parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
     (tmp_path / "support.py").write_text(re.search(r"```python\n(# support\.py\n.*?)```", guide, re.DOTALL)[1])
-    (tmp_path / "users.py").write_text(
-        "def ada(messages, tools):\n    return 'Bye. ###STOP###' if messages[2:] else 'Hi.'"
-    )
+    (tmp_path / "users.py").write_text(re.search(r"```python\n(# users\.py\n.*?)```", guide, re.DOTALL)[1])
     config = {"user": {"speaker": {"script": f"{tmp_path}/users.py:ada"}, "turns": 20}}
 
     async with EnvFactory(f"{tmp_path}/support.py:Support", config) as envs:
-        t = await rollout(envs.make(), Task(metadata={"instruction": "You are Ada."}), ["Hello!"])
+        task = Task(metadata={"instruction": "You are Ada.", "order": 7})
+        t = await rollout(envs.make(), task, ["Which order is it?", "Done."])
 
-    assert t.messages[-1]["content"] == "Bye."
-    assert t.info["user"] == {"turns": 2, "requests": 2}
+    said = [m["content"] for m in t.messages if m["role"] == "user"]
+    assert said == ["I want to return my lamp.", "It is order 7.", "Thanks!"]
+    assert t.info["user"] == {"turns": 3, "requests": 3}
+
+
+async def test_an_endpoint_never_gets_the_facts():
+    with chat_server(lambda messages, tools: str(sorted(messages[0]))) as server:
+        model = ChatModel(base_url=server.url, model="m")
+        heard = await SimulatedUser(model, "", CONFIG, facts={"secret": 1}).hear("Hello!")
+
+    assert heard.text == "['content', 'role']"
 
 
 async def test_an_endpoint_that_is_down_masks_the_episode(renderer):
