@@ -42,10 +42,11 @@ class Server(BaseModel):
     command: str | None = None
     """Starts a server that speaks over stdin and stdout."""
     args: list[str] = []
-    """`{folder}` stands for an empty folder of this episode, here and in `env` and `cwd`. It is removed at the end."""
+    """What stands behind the command. `{folder}`, here and in `env` and `cwd`, is an empty folder of this episode."""
     env: dict[str, str] = {}
     """Variables of the server's environment, beside PATH, HOME and the like."""
     cwd: str | None = None
+    """The server's working folder. None: that of the run."""
     url: str | None = None
     """A server that speaks streamable HTTP, instead of a command."""
     key: str | None = None
