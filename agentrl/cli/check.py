@@ -150,7 +150,15 @@ def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> tuple[list[Task],
     for task in by_turns:
         if task is not None:
             chosen.setdefault(task.id, task)
-    return list(chosen.values())[:limit], f"{len(held_out)} held-out and {len(train)} training tasks"
+    of = f"{_count(held_out, 'eval')} held-out and {_count(train, 'train')} training tasks"
+    return list(chosen.values())[:limit], of
+
+
+def _count(tasks: list[Task], split: str) -> str:
+    """How many there are. A generator, which may be endless, is not followed to its end."""
+    from agentrl.rollout.own_tasks import DEFAULT_EPISODES
+
+    return f"{len(tasks)}{' or more' if len(tasks) == DEFAULT_EPISODES[split] else ''}"
 
 
 def _print(report: Report) -> None:

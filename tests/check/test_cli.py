@@ -69,6 +69,14 @@ def gold(task):
 """
 
 
+def test_an_endless_generator_is_not_said_to_be_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    endless = TWO_SPLITS.replace('range(6 if split == "eval" else 18)', "itertools.count()")
+    Path("endless.py").write_text(endless.replace("import time", "import itertools"))
+    result = run("endless.py:Halves", "--gold", "endless.py:gold", "--limit", "1", "--seconds", "1.5")
+    assert "players: 1 of 200 or more held-out and 1000 or more training tasks" in result.stderr
+
+
 def test_tasks_of_both_splits_are_played_and_it_says_of_how_many(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys.modules["agentrl.cli.check"], "_EVERY_S", 0.02)
