@@ -40,7 +40,8 @@ class MyEnv(Env):
 
     def reset(self, task: Task) -> Observation:
         wish = f"You want a {task.metadata['what']} on {task.label}."
-        self.user, self.booked = SimulatedUser(self.shared, wish, self.config.user), ""
+        facts = {"day": task.label}  # for a scripted user; a model reads the wish
+        self.user, self.booked = SimulatedUser(self.shared, wish, self.config.user, facts=facts), ""
         return task.prompt
 
     @tool(parallel=False)
