@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from agentrl import Env, Limits, Task, tool
 from agentrl.check import Given, check, fresh
 from agentrl.env import EnvFactory
-from agentrl.rollout.own_tasks import own_tasks
 
 TASKS = (Task(id="one", prompt="Look."),)
 SLOW = "import time\ndef render(): time.sleep(0.06)\n"
@@ -46,8 +46,9 @@ def report_of(renderer, env, tasks=TASKS, **given):
 
 
 def test_a_registered_name_is_checked_in_a_process_of_its_own():
-    tasks = own_tasks(EnvFactory("fact_search"), "eval", most=1)
-    order = fresh._Order("fact_search", {}, tasks[0], (), None, None, Limits(), 60.0)
+    envs = EnvFactory("fact_search")
+    task = replace(next(iter(envs.cls.tasks(envs.config, "eval"))), id="one")
+    order = fresh._Order("fact_search", {}, task, (), None, None, Limits(), 60.0)
     answered = asyncio.run(fresh._elsewhere(order))
     assert answered["first"]
     assert not answered["broken"]
