@@ -103,6 +103,7 @@ class ChatModel:
             seconds=self.seconds,
             retries=self.retries,
             concurrency=self.concurrency,
+            always_json=True,
         )
         object.__setattr__(self, "_service", service)
 

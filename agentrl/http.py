@@ -82,6 +82,8 @@ class Service:
     concurrency: int = 64
     trip: int = 5
     open_s: float = 30.0
+    always_json: bool = False
+    """A web page or a stream means that the address is wrong, not that a proxy stands in for a server that is down."""
     _loops: dict[asyncio.AbstractEventLoop, _OfLoop] = field(default_factory=dict, repr=False)
     _breaker: Breaker = field(default_factory=lambda: Breaker(), repr=False)
     _pause: Pause = field(default_factory=lambda: Pause(), repr=False)
@@ -151,7 +153,8 @@ class Service:
                 if response.status >= 400:
                     self._refuse(response.status, _hidden(await response.text(), headers), response.headers)
                 if response.content_type in _NO_JSON:
-                    raise ConfigError(f"{self.name} answered with {_NO_JSON[response.content_type]}")
+                    wrong = ConfigError if self.always_json else InfraError
+                    raise wrong(f"{self.name} answered with {_NO_JSON[response.content_type]}")
                 if not (await response.read()).strip():
                     raise InfraError("an empty answer")
                 return await response.json(content_type=None)

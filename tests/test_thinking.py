@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -29,6 +28,7 @@ from agentrl.models import load_tokenizer
 from agentrl.monitor import RolloutMetrics
 from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
+from agentrl.rollout.chat_rows import ChatReader
 from agentrl.testing import call
 from agentrl.train.warm_start import load_demonstrations
 from agentrl.trajectory import total_ledger
@@ -208,7 +208,8 @@ async def test_whoever_counts_or_learns_reads_every_segment(thinker, qwen3_like,
     assert metrics.turns_mean == 5
     assert metrics.response_length_mean == sum(s.response_length for s in t.segments)
     (tmp_path / "d.jsonl").write_text(json.dumps(t.to_json()))
-    found = load_demonstrations(Path(tmp_path / "d.jsonl"), len(qwen3_like))
+    chats = ChatReader(renderer=thinker, context=1024)
+    found = (await load_demonstrations(tmp_path / "d.jsonl", len(qwen3_like), chats)).rows
     assert sum(sum(d.mask) for d in found) == sampled
     console = Console(width=120, no_color=True, record=True, file=io.StringIO())
     console.print(render_trajectory(t, thinker.decode))

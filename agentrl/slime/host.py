@@ -62,6 +62,9 @@ class HostArgs:
     opd_type: str = ""
     rm_url: str = ""
     rollout_temperature: float = 1.0
+    rollout_batch_size: int = 1
+    n_samples_per_prompt: int = 1
+    prompt_data: str = ""
 
     eps_clip: float = 0.2
     eps_clip_high: float = 0.2

@@ -36,11 +36,12 @@ def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: b
         raise ConfigError(
             "agentrl.slime.sft: nothing is evaluated: leave out --eval-interval, or name another function"
         )
-    reader = _reader(HostArgs.of(args))
+    flags = HostArgs.of(args)
+    reader = _reader(flags)
     batch: list[list[Any]] = []
     skipped: Counter[str] = Counter()
     in_a_row = 0
-    for sample in _samples(args, data_buffer):
+    for sample in _samples(flags, data_buffer):
         try:
             _write(sample, _read(reader, sample), reader.renderer)
         except SkippedError as exc:
@@ -48,29 +49,29 @@ def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: b
             in_a_row += 1
             log.warning("sft: row skipped: %s (%s)", exc, _shown(sample))
             if in_a_row > epoch_of(data_buffer):
-                raise ConfigError(_nothing(args, skipped)) from exc
+                raise ConfigError(_nothing(flags, skipped)) from exc
             continue
         in_a_row = 0
         batch.append([sample])
-        if len(batch) == args.rollout_batch_size:
+        if len(batch) == flags.rollout_batch_size:
             break
     if skipped:
         log.warning("sft: rollout %d skipped %d rows, and drew others: %s", rollout_id, skipped.total(), dict(skipped))
     return rollout_output(batch, {"sft/skipped_rows": skipped.total()})
 
 
-def _nothing(args: Any, skipped: Counter[str]) -> str:
+def _nothing(flags: HostArgs, skipped: Counter[str]) -> str:
     reasons = "; ".join(f"{count} times: {reason}" for reason, count in skipped.most_common(3))
-    return f"agentrl.slime.sft: no row of {args.prompt_data} could be learned from in a whole epoch: {reasons}"
+    return f"agentrl.slime.sft: no row of {flags.prompt_data} could be learned from in a whole epoch: {reasons}"
 
 
-def _samples(args: Any, data_buffer: Any) -> Iterator[Any]:
+def _samples(flags: HostArgs, data_buffer: Any) -> Iterator[Any]:
     """Rows without end, as many at a time as a batch may need."""
-    if args.n_samples_per_prompt != 1:
+    if flags.n_samples_per_prompt != 1:
         raise ConfigError("agentrl.slime.sft: a row is learned once: leave out --n-samples-per-prompt")
-    if HostArgs.of(args).apply_chat_template:
+    if flags.apply_chat_template:
         raise ConfigError("agentrl.slime.sft: remove --apply-chat-template: the messages are needed as they are")
-    wanted = args.rollout_batch_size
+    wanted = flags.rollout_batch_size
     while True:
         for (sample,) in data_buffer.get_samples(wanted):
             yield sample

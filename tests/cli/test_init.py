@@ -108,12 +108,12 @@ def test_a_class_name_that_the_template_s_code_uses_gets_an_ending(name, templat
 
 
 def test_nothing_is_overwritten(folder, agentrl):
-    assert agentrl("init", "shop", "--template", "game") == 0
-    assert agentrl.stdout.splitlines()[-1] == "next: cd shop, and go on with README.md"
-    before = {path: path.read_bytes() for path in (folder / "shop").rglob("*.*")}
+    assert agentrl("init", "parlour", "--template", "game") == 0
+    assert agentrl.stdout.splitlines()[-1] == "next: cd parlour, and go on with README.md"
+    before = {path: path.read_bytes() for path in (folder / "parlour").rglob("*.*")}
 
-    assert agentrl("init", "shop") == 2
-    assert agentrl.stderr == "error: shop exists; choose another name, or remove it\n"
-    assert {path: path.read_bytes() for path in (folder / "shop").rglob("*.*")} == before
+    assert agentrl("init", "parlour") == 2
+    assert agentrl.stderr == "error: parlour exists; choose another name, or remove it\n"
+    assert {path: path.read_bytes() for path in (folder / "parlour").rglob("*.*")} == before
     with pytest.raises(ConfigError, match="--template chess: there is no such template; choose one of tool, game"):
         write_project("hall", "chess", folder)

@@ -109,7 +109,7 @@ def test_a_run_leaves_all_it_promises(straight):
     assert stored["sampled_tokens"] == sum(line["sampled_tokens"] for line in metrics)
     assert stored["reward_first"] == metrics[0]["reward_mean"]
     assert {type(stored[f"eval_{name}"]) for name in ("start", "warm", "final")} == {float}
-    assert "held out, warm: mean reward" in said
+    assert "held out, warm: 3 episodes, mean reward" in said
     assert "warm start 3/3" in said
     assert "rl 6/6" in said
 

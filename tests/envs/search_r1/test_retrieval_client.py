@@ -79,13 +79,12 @@ WRONG = {
     "a passage that is text": {"result": [["Paris"]]},
     "no contents": {"result": [[{"document": {"id": "1"}, "score": 1.0}]]},
     "contents that are no text": {"result": [[{"id": "1", "contents": None}]]},
-    "nothing": "",
 }
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
 async def test_an_answer_of_another_shape_is_a_failure_and_no_empty_result(answer):
-    async with Served(lambda body: answer if answer != "" else web.Response()) as served:
+    async with Served(lambda body: answer) as served:
         with pytest.raises(InfraError, match="gave no answer of a retriever"):
             await HTTPRetriever(served.url, timeout=5).search("q", 3)
     assert len(served.bodies) == 1
@@ -96,6 +95,7 @@ BROKEN = {
     "truncated": lambda: web.Response(text='{"result": [[{"id": "1", "cont', content_type="application/json"),
     "not UTF-8": lambda: web.Response(body=b'{"result": "\xff"}', content_type="application/json"),
     "nested too deep": lambda: web.Response(text="[" * 200_000, content_type="application/json"),
+    "nothing": web.Response,
     "500": lambda: web.Response(status=500, text="a traceback"),
     "503": lambda: web.Response(status=503),
 }
@@ -129,7 +129,7 @@ async def test_a_server_that_hangs_costs_its_deadline_and_one_that_is_down_too()
         with pytest.raises(InfraError, match=r"did not answer within 0\.2 s; no answer yet"):
             await HTTPRetriever(served.url, timeout=0.2).search("q", 3)
         release.set()
-    with pytest.raises(InfraError, match=r"did not answer within 0\.2 s; .*Cannot connect"):
+    with pytest.raises(InfraError, match=r"did not answer within 0\.2 s; .*nothing listens at"):
         await HTTPRetriever(served.url, timeout=0.2).search("q", 3)
 
 
