@@ -51,7 +51,7 @@ def main() -> None:
         follow("first hour", GUIDE.read_text(encoding="utf-8").replace(PORT, port), Path(folder))
 
 
-def follow(what: str, text: str, folder: Path, least: float = HELD_OUT) -> None:
+def follow(what: str, text: str, folder: Path, least: float = HELD_OUT, promised: float = PROMISED_S) -> None:
     """Run a guide's commands in one shell, and see the reward rise; held-out tasks must earn `least` at the end."""
     began = time.monotonic()
     run(script(text), folder)

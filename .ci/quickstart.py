@@ -20,7 +20,7 @@ def main() -> None:
     in_python = re.search(r"## Episodes in Python\n.*?```python\n(.*?)```", GUIDE, re.DOTALL)[1]
     episode = f"```python\n# one_episode.py\n{in_python}```\n```bash\npython one_episode.py\n```\n"
     with tempfile.TemporaryDirectory() as folder:
-        follow("quickstart", f"```bash\n{commands}```\n{episode}", Path(folder), 120)
+        follow("quickstart", f"```bash\n{commands}```\n{episode}", Path(folder), promised=120)
 
 
 if __name__ == "__main__":
