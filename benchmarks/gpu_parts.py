@@ -240,7 +240,7 @@ def timed(kept: Kept, seconds: float, device: str) -> type[Trainer]:
         async def warm_start(self) -> None:
             config, done = self.config.warm_start, self.position.warm_steps
             assert config is not None
-            length = statistics.fmean(len(demonstration.tokens) for demonstration in self.demonstrations)
+            length = statistics.fmean(len(demonstration.tokens) for demonstration in self.demonstrations.rows)
             try:
                 with phase("warm_start"):
                     await super().warm_start()
