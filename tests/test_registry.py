@@ -120,6 +120,7 @@ def test_the_command_lists_one_line_each_and_a_broken_one_with_its_reason(instal
         "package": "board 1.2",
         "what": "Play chess against a club player.",
         "tools": ["move"],
+        "tools_later": False,
         "agent": False,
         "needs": ["a chess engine at port 9 for 1 (stockfish)"],
         "broken": "",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from agentrl.cli._errors import one_line_errors
-from agentrl.env import EnvFactory, load_env, plays_itself
+from agentrl.env import Env, EnvFactory, load_env, plays_itself
 from agentrl.env_config import required
 from agentrl.errors import ConfigError
 from agentrl.loading import cause
@@ -28,6 +28,8 @@ class Described:
     tools: list[str] = field(default_factory=list)
     agent: bool = False
     """Whether an agent with tools of its own plays it."""
+    tools_later: bool = False
+    """Whether there are tools, or more of them, that only an episode makes known: an MCP server's, say."""
     needs: list[str] = field(default_factory=list)
     """Keys of env_config that have to be given, and what a machine must have for one episode."""
     broken: str = ""
@@ -36,7 +38,8 @@ class Described:
     def line(self) -> str:
         if self.broken:
             return f"broken: {self.broken}"
-        tools = "an agent's own" if self.agent else ", ".join(self.tools) or "none, or the task's"
+        known = [*self.tools, *(["made known by each episode"] if self.tools_later and not self.tools else [])]
+        tools = "an agent's own" if self.agent else ", ".join(known) or "none"
         needs = _short(self.needs[0]) if self.needs else "nothing"
         return f"{_sentence(self.what)} [tools: {tools}; needs: {needs}]"
 
@@ -78,5 +81,5 @@ def described(entry: Entry) -> Described:
         return Described(entry.name, entry.path, entry.package, broken=str(exc))
     except Exception as exc:  # noqa: BLE001 - the boundary of `needs`
         return Described(entry.name, entry.path, entry.package, broken=f"needs failed: {cause(exc)}")
-    tools = [*cls._agentrl_tools]
-    return Described(entry.name, entry.path, entry.package, about, tools, plays_itself(cls), needs)
+    tools, later = [*cls._agentrl_tools], cls.tools is not Env.tools
+    return Described(entry.name, entry.path, entry.package, about, tools, plays_itself(cls), later, needs)
