@@ -25,7 +25,7 @@ from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat, other_f
 from agentrl.rollout.parquet import read_rows
 from agentrl.train.batch import Row
 from agentrl.train.config import OptimizerName, TrainConfig, WarmStartConfig
-from agentrl.train.optimizers import make_adam
+from agentrl.train.optimizers import make_adam, make_muon
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON
 
@@ -228,19 +228,18 @@ def weighted_rows(batch: Sequence[Demonstration], context_weight: float) -> list
 def make_optimizers(
     model: Any, masters: Sequence[Tensor], config: WarmStartConfig, adam: OptimizerName = "adamw"
 ) -> list[Optimizer]:
-    """Optimizers of `masters`, which stand for the model's trained parameters (see Learner). Raises ConfigError without
-    Muon."""
+    """Optimizers of `masters`, the float32 copies of the model's trained parameters (see Learner).
+
+    Raises ConfigError without Muon.
+    """
     rate = config.learning_rate
     if config.optimizer == "adamw":
         return [make_adam(adam, masters, rate)]
-    if not hasattr(torch.optim, "Muon"):
-        raise ConfigError(f"warm_start.optimizer: torch {torch.__version__} has no Muon; use adamw, or torch 2.9")
     outer = _outer(model)
     inner = [p.ndim == 2 and id(p) not in outer for p in model.parameters()]
     hidden = list(compress(masters, inner))
     rest = [master for master, is_inner in zip(masters, inner, strict=True) if not is_inner]
-    muon = torch.optim.Muon(hidden, lr=_MUON_FACTOR * rate, momentum=0.95, weight_decay=0.0, adjust_lr_fn="original")
-    return [muon, make_adam(adam, rest, rate)]
+    return [make_muon(hidden, _MUON_FACTOR * rate), make_adam(adam, rest, rate)]
 
 
 def _outer(model: Any) -> set[int]:

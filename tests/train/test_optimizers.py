@@ -1,4 +1,4 @@
-"""8-bit Adam by bitsandbytes, which the tests use where it is installed: it has 43 MB."""
+"""8-bit Adam by bitsandbytes, which the tests use where it is installed (43 MB), and Muon."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.errors import ConfigError
+from agentrl.train import optimizers
 from agentrl.train.learner import Learner
-from agentrl.train.optimizers import make_adam
+from agentrl.train.optimizers import make_adam, make_muon
 from tests.train.test_learner import make, rows, weights
 
 
@@ -69,3 +71,43 @@ def test_its_state_goes_on_exactly(make_config):
     for learner in (straight, again):
         learner.learn(given, step=2, normaliser=100)
     assert torch.equal(weights(straight), weights(again))
+
+
+class Products(TorchDispatchMode):
+    """The dtypes in which matrices are multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.dtypes.add(args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("fast", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_muon_multiplies_in_what_the_processor_is_fast_at(monkeypatch, fast, dtype):
+    monkeypatch.setattr(optimizers, "_bfloat16_is_fast", lambda: fast)
+    matrix = torch.ones(8, 12)
+    matrix.grad = torch.randn(8, 12, generator=torch.Generator().manual_seed(0))
+    muon = make_muon([matrix], 0.1)
+    with Products() as seen:
+        muon.step()
+    assert seen.dtypes == {dtype}
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (16, 40), (40, 16)])
+def test_muon_in_float32_steps_as_torchs_own(monkeypatch, shape):
+    generator = torch.Generator().manual_seed(1)
+    start, grads = torch.randn(shape, generator=generator), torch.randn(4, *shape, generator=generator)
+    moved = []
+    for fast in (True, False):
+        monkeypatch.setattr(optimizers, "_bfloat16_is_fast", lambda fast=fast: fast)
+        matrix = start.clone()
+        muon = make_muon([matrix], 0.05)
+        for grad in grads:
+            matrix.grad = grad.clone()
+            muon.step()
+        moved.append(matrix - start)
+    assert (moved[0] - moved[1]).norm() < 0.02 * moved[0].norm()  # bfloat16 keeps eight bits
