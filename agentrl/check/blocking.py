@@ -1,8 +1,10 @@
 """Find out whether an Env blocks the event loop: a thread looks at what the loop's thread does whenever it is late.
 
-A machine that is busy makes every loop late. So a line counts only if it is seen again and again while the loop stands,
-if the thread then slept or used the processor (time in which it waited for a processor is left out), and if that
-happens in more than one episode.
+A busy machine makes every loop late. So a line counts only if it is seen several times while the loop is held up, if
+the loop's thread then slept or used the processor, and if that happens in more than one episode. Time in which the
+thread waited for a processor is left out, and so is time by which the watching thread itself woke up late. A line is an
+error only if it blocks again when the episode is played once more, and if the time is not spent inside a library: an
+awaited request computes there, too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from agentrl.check.findings import Report
-from agentrl.check.places import Own, Place
+from agentrl.check.places import Own, Place, library_of
 
 _BEAT_S, _LOOK_S, _LATE_S = 0.003, 0.004, 0.010
 _SLEPT_S, _WORKED_S = 0.03, 0.1
@@ -29,6 +31,7 @@ _SAMPLES = 3
 _PLAYERS = ("agentrl/engine/scripted.py", "agentrl/check/playing.py")
 _RENDERING = "/agentrl/render/"
 _CHECK = "blocking"
+_REMEDY = "await it, write the hook as a plain `def`, or use `await self.call(function)`"
 
 
 class _Clock(NamedTuple):
@@ -39,26 +42,35 @@ class _Clock(NamedTuple):
     waited: float
 
 
+class _Line(NamedTuple):
+    """A line of the Env's own code, and the library that it has called, if it is inside of one."""
+
+    place: Place
+    library: str | None
+
+
 @dataclass(slots=True)
-class _Stand:
-    """A time in which the loop stood still."""
+class _Stall:
+    """A time in which the event loop was held up."""
 
     beat: float
     first: _Clock
     last: _Clock
-    places: Counter[Place] = field(default_factory=Counter)
+    late: float = 0.0
+    """Seconds by which the watching thread woke up late meanwhile: the machine was busy, whatever the loop did."""
+    lines: Counter[_Line] = field(default_factory=Counter)
 
-    def blocked(self) -> tuple[Place, str] | None:
-        """The line that blocked it, and how."""
-        if self.places.total() < _SAMPLES:
+    def blocked(self) -> tuple[_Line, str] | None:
+        """The line that blocked the loop, and how."""
+        if self.lines.total() < _SAMPLES:
             return None
         worked, waited = self.last.worked - self.first.worked, self.last.waited - self.first.waited
-        slept = self.last.wall - self.first.wall - worked - waited
-        place, seen = self.places.most_common(1)[0]
+        slept = self.last.wall - self.first.wall - worked - max(waited, self.late)
+        line, seen = self.lines.most_common(1)[0]
         if slept >= _SLEPT_S and seen >= _SAMPLES:
-            return place, f"sleeps or waits for {1000 * slept:.0f} ms"
+            return line, f"sleeps or waits for {1000 * slept:.0f} ms"
         if worked >= _WORKED_S:
-            return place, f"computes for {1000 * worked:.0f} ms"
+            return line, f"computes for {1000 * worked:.0f} ms"
         return None
 
 
@@ -69,10 +81,11 @@ class Watchdog:
         self._own, self._loop, self._episode = own, asyncio.get_running_loop(), episode
         self._ident, self._native = threading.get_ident(), threading.get_native_id()
         self._beat = time.monotonic()
-        self._stand: _Stand | None = None
+        self._stall: _Stall | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="agentrl-check", daemon=True)
-        self._found: dict[Place, dict[int, str]] = defaultdict(dict)
+        self._blocked: dict[_Line, dict[int, str]] = defaultdict(dict)
+        """Line -> number of the episode -> how it blocked there."""
 
     def __enter__(self) -> Watchdog:
         self._strike()
@@ -84,50 +97,64 @@ class Watchdog:
         self._timer.cancel()
         self._thread.join()
 
-    def report(self, report: Report) -> None:
-        for place, episodes in sorted(self._found.items()):
-            if len(episodes) > 1:
-                how = next(iter(episodes.values()))
-                report.error(
-                    _CHECK,
-                    place,
-                    f"this line {how} on the event loop, where every other episode waits for it "
-                    f"(seen in {len(episodes)} episodes)",
-                    "await it, write the hook as a plain `def`, or use `await self.call(function)`",
-                )
+    def suspects(self) -> bool:
+        """Whether a line blocked in several episodes."""
+        return any(len(episodes) > 1 for episodes in self._blocked.values())
+
+    def report(self, report: Report, replayed: int) -> None:
+        """Add the findings. Episodes numbered above `replayed` were played to judge again."""
+        for line, episodes in sorted(self._blocked.items(), key=lambda item: item[0].place):
+            if len(episodes) < 2:
+                continue
+            how = next(iter(episodes.values()))
+            within = f", inside {line.library}," if line.library else ""
+            what = (
+                f"this line {how}{within} on the event loop, where every other episode waits for it "
+                f"(seen in {len(episodes)} episodes)"
+            )
+            if line.library is None and max(episodes) > replayed:
+                report.error(_CHECK, line.place, what, _REMEDY)
+            elif line.library is None:
+                what += "; it did not block when it was played again"
+                report.warn(_CHECK, line.place, what, f"if no busy machine explains it, {_REMEDY}")
+            else:
+                report.warn(_CHECK, line.place, what, f"if this is no awaited call of {line.library}, {_REMEDY}")
 
     def _strike(self) -> None:
         self._beat = time.monotonic()
         self._timer = self._loop.call_later(_BEAT_S, self._strike)
 
     def _watch(self) -> None:
+        asleep = time.monotonic()
         while not self._over.wait(_LOOK_S):
             beat, now = self._beat, time.monotonic()
-            if self._stand is not None and self._stand.beat != beat:
-                self._end(self._stand)
-            if now - beat < _LATE_S:
-                continue
-            self._look(beat)
-        if self._stand is not None:
-            self._end(self._stand)
+            if self._stall is not None:
+                self._stall.late += max(0.0, now - asleep - _LOOK_S)
+                if self._stall.beat != beat:
+                    self._end(self._stall)
+            if now - beat >= _LATE_S:
+                self._look(beat)
+            asleep = time.monotonic()
+        if self._stall is not None:
+            self._end(self._stall)
 
     def _look(self, beat: float) -> None:
-        place = self._place(sys._current_frames().get(self._ident))
-        if place is None:
+        line = self._line(sys._current_frames().get(self._ident))
+        if line is None:
             return
         clock = self._clock()
-        if self._stand is None:
-            self._stand = _Stand(beat, clock, clock)
-        self._stand.last = clock
-        self._stand.places[place] += 1
+        if self._stall is None:
+            self._stall = _Stall(beat, clock, clock)
+        self._stall.last = clock
+        self._stall.lines[line] += 1
 
-    def _end(self, stand: _Stand) -> None:
-        self._stand = None
-        if (found := stand.blocked()) is not None:
-            place, how = found
-            self._found[place].setdefault(self._episode(), how)
+    def _end(self, stall: _Stall) -> None:
+        self._stall = None
+        if (blocked := stall.blocked()) is not None:
+            line, how = blocked
+            self._blocked[line].setdefault(self._episode(), how)
 
-    def _place(self, frame: FrameType | None) -> Place | None:
+    def _line(self, frame: FrameType | None) -> _Line | None:
         """The Env's line; None while a player speaks in the model's place, which may take its time.
 
         None, too, while a process starts: asyncio itself waits on the loop until the child runs, which takes long on a
@@ -142,7 +169,8 @@ class Watchdog:
             if outer.f_code.co_name == "_execute_child":  # of subprocess.Popen
                 return None
             outer = outer.f_back
-        return self._own.of_frame(frame)
+        place = self._own.of_frame(frame)
+        return _Line(place, library_of(self._own, frame)) if place is not None else None
 
     def _clock(self) -> _Clock:
         worked = waited = 0.0

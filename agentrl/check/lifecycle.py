@@ -82,7 +82,7 @@ async def _close_twice(subject: Subject, task: Task, speak: Speak) -> None:
             _CHECK,
             subject.own.of_error(error) or subject.own.of_member("close"),
             f"close fails after an episode: {_told(error)}",
-            "mend close: what it does not release stays",
+            "fix close: what it does not release stays",
         )
     for error in second[:1]:
         subject.report.error(

@@ -24,7 +24,7 @@ def own_tasks(subject: Subject) -> None:
             [_seen(subject, task) for task in made_by(subject.envs, split, most=_MOST)] for split in _SPLITS
         )
     except ConfigError as exc:
-        subject.report.error(_CHECK, place, str(exc), "mend tasks")
+        subject.report.error(_CHECK, place, str(exc), "fix tasks")
         return
     if train != again:
         calls = undetermined_calls(subject.own)

@@ -19,6 +19,7 @@ from agentrl.loading import not_the_users, short
 _SHIPPED = ("agentrl", "agentrl_envs", "agentrl_sandbox")
 _ENDS = ("asyncio/events.py", "asyncio/base_events.py", "threading.py", "agentrl/_concurrency.py")
 """Files of the frames below which nobody has called the Env's code: the event loop's, and a thread's."""
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/(?P<package>[^/]+)")
 _END_NAMES = ("_run", "_run_once", "run_forever", "run", "_bootstrap_inner", "_work")
 
 
@@ -49,7 +50,8 @@ class Own:
             return False
         if file.startswith(self._homes):
             return not _is_installed(file) or any(_is_installed(home) for home in self._homes)
-        return not not_the_users(file) and not any(f"/{name}/" in file for name in _SHIPPED)
+        installed = not_the_users(file) or _is_installed(file)
+        return not installed and not any(f"/{name}/" in file for name in _SHIPPED)
 
     def of_frame(self, frame: FrameType | None) -> Place | None:
         """The innermost line of the Env's own code that runs below a frame. None if it is not the Env that runs."""
@@ -230,6 +232,18 @@ def _home(cls: type) -> str:
 
 def _is_agentrls(module: str) -> bool:
     return module == "agentrl" or module.startswith("agentrl.")
+
+
+def library_of(own: Own, frame: FrameType | None) -> str | None:
+    """The installed package that the Env's own code has called and that now runs. None if its own line runs.
+
+    The standard library is none: what it does in the Env's line, such as `time.sleep`, is that line's.
+    """
+    while frame is not None and not own.has(frame.f_code.co_filename):
+        if found := _INSTALLED.search(frame.f_code.co_filename):
+            return found["package"].removesuffix(".py")
+        frame = frame.f_back
+    return None
 
 
 def _is_installed(file: str) -> bool:

@@ -98,11 +98,23 @@ def _judged(subject: Subject, one: _Both) -> None:
     place = subject.own.of_member("score", "step")
     if verdict == "oracle failed":
         what = f"the gold player does not get the most that there is: {reason} ({one.gold[0].told(_GOLD)})"
+        what += _answered(one.gold[0].trajectory)
         player = of_function(subject.gold)
-        subject.report.error(_CHECK, place, what, f"mend score, or the player at {player}", one.gold[0].row(_GOLD))
+        subject.report.error(_CHECK, place, what, f"fix score, or the player at {player}", one.gold[0].row(_GOLD))
     elif verdict == "flaky":
         what = f"two plays of one player score differently on task {one.task.id}: {reason}"
         subject.report.error(_CHECK, place, what, "let the score depend on task and trajectory alone")
+
+
+def _answered(trajectory: Trajectory) -> str:
+    """What the player answered beside the label, where that may be why the score is low."""
+    answer, label = trajectory.answer, trajectory.task.label
+    if not answer or not isinstance(label, str | int | float | bool):
+        return ""
+    shown = f"; it answered {answer!r:.80}, and the label is {label!r:.80}"
+    if isinstance(label, str) or answer.strip() != str(label):
+        return shown
+    return f"{shown}, of type {type(label).__name__}: compare with str(self.task.label)"
 
 
 def _nothing_rewarded(subject: Subject, plays: Sequence[_Both]) -> None:
@@ -156,7 +168,7 @@ def failed(subject: Subject, played: Played) -> bool:
         return False
     place: Place = subject.place_of(failure)
     if failure.kind == "bug":
-        subject.report.error("lifecycle", place, f"{failure.boundary} fails: {failure.error}", "mend it")
+        subject.report.error("lifecycle", place, f"{failure.boundary} fails: {failure.error}", "fix it")
     else:
         needs = "; ".join(subject.cls.needs(subject.envs.config, 1)) or "what the error names"
         what = f"{failure.boundary} says that the world broke: {failure.error}"

@@ -42,7 +42,7 @@ async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: 
     if first.parked is None:
         said = first.trajectory.info.get("not_parked")
         if said is not None:
-            _found(subject, _of_snapshot(subject), f"snapshot fails after turn {after}: {said}", "mend it")
+            _found(subject, _of_snapshot(subject), f"snapshot fails after turn {after}: {said}", "fix it")
         return said is None
     parked = _through_pickle(subject, first.parked, after)
     if parked is None:

@@ -77,7 +77,7 @@ def in_range(subject: Subject, played: Played, player: str) -> None:
     place = subject.own.of_member("score", "step")
     if declared:
         what = f"the reward {reward:g} lies outside of reward_range, {least:g} to {most:g} ({played.told(player)})"
-        subject.report.error(_CHECK, place, what, "mend score, or reward_range", played.row(player))
+        subject.report.error(_CHECK, place, what, "fix score, or reward_range", played.row(player))
     else:
         what = f"the reward {reward:g} lies outside of -1 to 1, as no reward_range is declared ({played.told(player)})"
         remedy = f"scale it, or declare it: reward_range = ({min(0.0, reward):g}, ...)"

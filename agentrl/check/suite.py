@@ -92,11 +92,15 @@ async def check(given: Given) -> Report:
         given.begins("share")
         async with envs:
             subject.share_s = time.monotonic() - began
-            await _Suite(subject, ledger, given).run()
+            suite = _Suite(subject, ledger, given)
+            await suite.run()
+            replayed = subject.plays
+            if dog.suspects():
+                await suite.replay()
         left = await ledger.left(there)
         await ledger.clear(left)
         warned.report()
-    dog.report(report)
+    dog.report(report, replayed)
     report.findings.sort(key=lambda found: (found.severity, found.place))
     return report
 
@@ -106,6 +110,13 @@ class _Suite:
 
     def __init__(self, subject: Subject, ledger: Ledger, given: Given) -> None:
         self.subject, self.ledger, self.given = subject, ledger, given
+        self._scripts: list[list[Turn]] = []
+
+    async def replay(self) -> None:
+        """Play the scripts once more: what seems to block is judged again, as a busy machine makes any line slow."""
+        self.given.begins("blocking, again")
+        for script in self._scripts:
+            await play(self.subject, self.subject.tasks[0], saying(script))
 
     async def run(self) -> None:
         subject, tasks = self.subject, self.subject.tasks
@@ -132,7 +143,7 @@ class _Suite:
             await players(subject, tasks[:1] if subject.slow else tasks, self.given.of)
         task, plain = tasks[0], explored(first[0].trajectory)
         scripts = [[*said] for said in (subject.scripts.get(task.id), plain) if said]
-        scripts = scripts[:1] if subject.slow else scripts
+        self._scripts = scripts = scripts[:1] if subject.slow else scripts
         await self._of_scripts(task, scripts)
         if self._wants("robustness", "sizes") and not subject.is_agent:
             self.given.begins("robustness")

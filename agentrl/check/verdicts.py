@@ -41,8 +41,8 @@ def judge(
     if not oracle:
         return "no oracle", "the task comes without a solution; doing nothing scored 0"
     if any(score != most for score in solved):
-        said = oracle[0].error or " ".join(oracle[0].log[-300:].split())
-        return "oracle failed", f"the solution scored {_shown(solved)}: {said}"
+        cause = oracle[0].error or " ".join(oracle[0].log[-300:].split())
+        return "oracle failed", f"the solution scored {_shown(solved)}" + (f": {cause}" if cause else "")
     return "good", ""
 
 

@@ -108,3 +108,24 @@ def test_a_reward_names_its_player_its_turns_and_their_limit(renderer):
     assert "does not get the most" in error.what
     [written] = [one for one in found(renderer, Four, "one").to_json()["findings"] if one["check"] == "reward"]
     assert written["play"] == row
+
+
+class Sums(Env):
+    """The label is a number, the answer is text."""
+
+    async def score(self, trajectory):
+        return float(trajectory.answer == self.task.label)
+
+
+def test_a_label_that_is_no_text_is_compared_with_the_answer(renderer):
+    tasks = [Task(id=str(n), prompt=f"Say {n}.", label=n) for n in (3, 4)]
+
+    def say(task):
+        yield str(task.label)
+
+    report = asyncio.run(
+        check(Given(env=Sums, tasks=tasks, renderer=renderer, gold=say, only=["players"], process=False))
+    )
+    error = next(one for one in report.findings if one.severity == "error")
+    assert "the solution scored 0 and 0 (" in error.what
+    assert error.what.endswith("it answered '3', and the label is 3, of type int: compare with str(self.task.label)")
