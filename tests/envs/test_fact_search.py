@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from pydantic import ValidationError
@@ -84,3 +87,22 @@ def test_written_tasks_are_rows_for_agentrl_and_slime(tmp_path):
     assert len(held_out.read_text().splitlines()) == 3
     again, _ = write_tasks(tmp_path / "again", train=5, held_out=3)
     assert again.read_text() == train.read_text()
+
+
+def test_the_index_does_not_start_jax(tmp_path):
+    """bm25s imports JAX where it is installed, and JAX takes 75 % of a GPU's memory when it starts."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("raise SystemExit('JAX was started')\n")
+    program = (
+        "from agentrl_envs.fact_search.facts import Index; import sys\n"
+        "print(Index(['one city', 'two towns']).search('city', 1)); assert 'jax' not in sys.modules"
+    )
+    paths = [str(tmp_path), *filter(None, sys.path)]
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.stdout, ran.returncode) == ("('one city',)\n", 0), ran.stderr

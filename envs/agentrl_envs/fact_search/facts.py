@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,12 +105,8 @@ class Index:
     """BM25 over passages. `search` is cached, since the members of a group ask the same things."""
 
     def __init__(self, passages: list[str]) -> None:
-        try:
-            import bm25s
-        except ImportError as exc:
-            raise ConfigError("fact_search needs bm25s; in agentrl's folder: pip install -e '.[search]'") from exc
         self._passages = passages
-        self._bm25 = bm25s.BM25()
+        self._bm25 = _import_bm25s().BM25(backend="numpy")
         self._bm25.index([_words(passage) for passage in passages], show_progress=False)
         self.search = lru_cache(maxsize=50_000)(self._search)
 
@@ -121,6 +118,24 @@ class Index:
         scores = self._bm25.get_scores(known)
         best = np.argsort(-scores, kind="stable")[:limit]
         return tuple(self._passages[i] for i in best if scores[i] > 0)
+
+
+def _import_bm25s() -> Any:
+    """bm25s without JAX, which it would start where JAX is installed, and which then takes 75 % of a GPU's memory.
+
+    bm25s asks for JAX when it is imported, whatever back end is used later. It does without if the import fails.
+    """
+    hidden = "jax" not in sys.modules
+    if hidden:
+        sys.modules["jax"] = None  # type: ignore[assignment]  # `import jax` then raises ImportError
+    try:
+        import bm25s
+    except ImportError as exc:
+        raise ConfigError("fact_search needs bm25s; in agentrl's folder: pip install -e '.[search]'") from exc
+    finally:
+        if hidden:
+            del sys.modules["jax"]
+    return bm25s
 
 
 def _words(text: str) -> list[str]:
