@@ -16,6 +16,7 @@ demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 # process more than there are cores, because tests wait for a fifth of their time. Compiled modules are kept, whatever
 # the environment says: hundreds of processes that tests start would each compile agentrl again.
 test: $(STAMP)  ## All tests that this machine can run, in up to four processes. The summary lists the skipped ones.
+	@echo "About five minutes on two quiet cores; beside other work it may take four times as long."
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal \
 		-n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
 
@@ -65,8 +66,13 @@ bench-retriever: $(STAMP)  ## Recall, latency and memory over DATA=FOLDER (corpu
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "agentrl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
-	@echo "Installing agentrl into $(VENV) (once; about two minutes) ..."
+	@echo "Installing agentrl into $(VENV), once: two minutes, or up to ten on a busy machine or a slow network."
 	@$(PYTHON) -m venv $(VENV)
+	@echo "  1 of 3: torch, the largest (200 MB)"
+	@$(BIN)/pip install --quiet -c constraints.txt 'torch>=2.6'
+	@echo "  2 of 3: agentrl, and what it needs to train and to play"
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[train,search,coding,docker,rewards]'
+	@echo "  3 of 3: what the tests need"
 	@$(BIN)/pip install --quiet -c constraints.txt -e '.[train,search,coding,docker,rewards,dev]'
 	@touch $@
 
