@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -12,6 +11,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from typing_extensions import is_typeddict
 
+from agentrl._config_errors import did_you_mean
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
@@ -104,8 +104,7 @@ def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
     known = _keys(hint)
     unknown = [key for key in config if known is not None and key not in known]
     if known is not None and unknown:
-        close = difflib.get_close_matches(unknown[0], known, 1)
-        meant = f"; did you mean {close[0]!r}?" if close else ""
+        meant = did_you_mean(unknown[0], known)
         raise ConfigError(
             f"env_config of {cls.__name__}: {', '.join(unknown)}: there is no such key{meant}{_known(hint)}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import re
@@ -11,11 +10,11 @@ import sysconfig
 import threading
 import traceback
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentrl._config_errors import did_you_mean
 from agentrl.errors import ConfigError
 
 _NOT_THE_USERS = tuple(
@@ -45,7 +44,7 @@ def load_object(path: str, kind: type = object) -> Any:
 def _instead(module: ModuleType, name: str, kind: type) -> str:
     """The remedy for a wrong name: a name that is close, and the module's subclasses of `kind`."""
     known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
-    close = _close(name, known or [n for n in vars(module) if not n.startswith("_")])
+    close = did_you_mean(name, known or [n for n in vars(module) if not n.startswith("_")])
     return close + (f"; it has: {', '.join(known)}" if known else "")
 
 
@@ -88,7 +87,7 @@ def _load_module(module_path: str, path: str) -> ModuleType:
 def _load_file(file: Path) -> ModuleType:
     """Import a file under a name made of its path, so that two files called env.py do not clash, and pickling works."""
     if not file.is_file():
-        near = _close(file.name, (found.name for found in file.parent.glob("*.py")))
+        near = did_you_mean(file.name, (found.name for found in file.parent.glob("*.py")))
         raise ConfigError(f"{file}: no such file{near}; give its path from here, {Path.cwd()}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     with _importing:  # no thread may see a module that another has read only in part
@@ -119,11 +118,6 @@ def _import_cause(exc: BaseException) -> str:
     if isinstance(exc, SyntaxError):
         return f"{short(exc.filename or '')}:{exc.lineno}: {exc.msg}"
     return cause(exc)
-
-
-def _close(name: str, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, list(names), 1)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def short(file: str) -> str:

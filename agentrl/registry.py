@@ -8,12 +8,12 @@ After that, `agentrl train weather` finds the class wherever the package is inst
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from agentrl._config_errors import did_you_mean
 from agentrl.errors import ConfigError
 
 GROUP = "agentrl.envs"
@@ -60,8 +60,7 @@ def path_of(name: str) -> str:
         return paths[0]
     if paths:
         raise ConfigError(f"{name} is the name of {' and of '.join(paths)}; name one of these instead")
-    close = difflib.get_close_matches(name, [entry.name for entry in known], 1)
-    meant = f"; did you mean {close[0]}?" if close else ""
+    meant = did_you_mean(name, (entry.name for entry in known))
     raise ConfigError(
         f"no installed environment has the name {name!r}{meant}; `agentrl envs` lists them, and a class of your own is "
         "my_env.py:NAME or package.module:NAME"

@@ -9,6 +9,7 @@ from enum import StrEnum
 from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
+from agentrl._config_errors import unknown_key
 from agentrl.errors import BadCall, ConfigError
 from agentrl.plain import text
 
@@ -223,7 +224,7 @@ class Limits:
         """The limits in a configuration. Raises ConfigError for an unknown key and for a value that is no bound."""
         for key in given:
             if key not in cls.__slots__:
-                raise ConfigError(f"unknown key limits.{key}; the keys are {', '.join(cls.__slots__)}")
+                raise ConfigError(unknown_key(f"limits.{key}", cls.__slots__))
         return cls(**given)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
+from agentrl._config_errors import did_you_mean
 from agentrl.cli.settings import merge, parse_settings
 from agentrl.errors import ConfigError, InfraError
 from agentrl.loading import load_object
@@ -57,7 +58,7 @@ class EpisodeConfig:
             if key not in known:
                 forms = [*(f"{name}.KEY=VALUE" for name in known), *(["reward=FILE.py:NAME"] if with_reward else ())]
                 keys = " or ".join(forms)
-                raise ConfigError(f"--set: unknown key {key!r}; here it is {keys}")
+                raise ConfigError(f"--set: unknown key {key}{did_you_mean(key, known)}; here it is {keys}")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
         limits = Limits.of(settings.get("limits", {}))

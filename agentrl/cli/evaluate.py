@@ -30,7 +30,7 @@ from agentrl.cli.api import (
 )
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, refuse_all_failed, write_trajectories
 from agentrl.cli.figures import Told, report
-from agentrl.cli.models import import_slow, open_model, run_config
+from agentrl.cli.models import check_model, import_slow, open_model, run_config
 from agentrl.cli.options import (
     Device,
     DeviceName,
@@ -138,6 +138,7 @@ def evaluate(
 
 def _play(job: _Job) -> list[list[Trajectory]]:
     """Episodes by task, played by a model that runs here."""
+    check_model(job.model)
     prepared = _prepare(job)
     import_slow(weights=job.engine == "local")
     return run(_evaluate(job, *prepared))

@@ -74,6 +74,13 @@ def weights_of(name: str) -> str:
     return run_folder.weights_of(name) if run_config(name) else name
 
 
+def check_model(name: str) -> None:
+    """Raises ConfigError for a model that cannot exist: at once, before anything slow is imported."""
+    from agentrl.models import check_name
+
+    check_name(weights_of(name))
+
+
 def run_config(name: str) -> TrainConfig | None:
     """The configuration of the run in folder `name`; None if it is not a run's folder."""
     from agentrl.train.config import TrainConfig

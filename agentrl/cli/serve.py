@@ -10,7 +10,7 @@ import typer
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig
-from agentrl.cli.models import OpenModel, import_slow, open_model
+from agentrl.cli.models import OpenModel, check_model, import_slow, open_model
 from agentrl.cli.options import Device, DeviceName, EngineName, ModelName
 from agentrl.errors import ConfigError
 
@@ -58,6 +58,7 @@ def serve(
 
         Access(host, api_key)  # refuses wrong options before a model is loaded
         config = EpisodeConfig.parse(settings or (), with_engine=True)
+        check_model(model)
         import_slow(weights=engine == "local")
         run(_serve(model, host, port, device, engine, config, _openai if openai else _sglang, api_key))
 

@@ -44,9 +44,11 @@ def sft(
         return f"go on with: agentrl train --resume --out {out}" if begun else "run the command again"
 
     with one_line_errors(how_to_go_on):
+        from agentrl.train.preflight import check_inputs
         from agentrl.train.sft import sft_config
 
         config = sft_config(data, epochs, merge(given, parse_settings(settings or ())))
+        check_inputs(config, resume=False)
         with needs_torch():
             from agentrl.train import train as run
         run(config)

@@ -79,8 +79,11 @@ def train(
         return f"go on with: agentrl train --resume --out {folder}" if begun else "run the command again"
 
     with one_line_errors(how_to_go_on):
+        from agentrl.train.preflight import check_inputs
+
         train_config = build_config(config, merge(given, parse_settings(settings or ())), resume=resume)
         folder = train_config.out
+        check_inputs(train_config, resume=resume)
         with needs_torch():
             from agentrl.train import train as run
         run(train_config, resume=resume, accept_changed_data=accept_changed_data)

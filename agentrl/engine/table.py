@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl._config_errors import unknown_key
 from agentrl.engine.base import Engine
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
@@ -91,7 +92,7 @@ def _check_keys(
     """Raise ConfigError for an unknown key of `config`, and for a parameter that is not in `given`."""
     own = [key for key in parameters if key not in ("model", "tokenizer", "renderer", "training")]
     if unknown := [key for key in config if key not in parameters or key == "training"]:
-        raise ConfigError(f"engine {name}: unknown key engine_config.{unknown[0]}; the keys are {', '.join(own)}")
+        raise ConfigError(f"engine {name}: {unknown_key(f'engine_config.{unknown[0]}', own)}")
     for key in own:
         if key not in given and parameters[key].default is inspect.Parameter.empty:
             hint = _HINTS.get((name, key), "")

@@ -8,12 +8,13 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.models.adapter import base_of, has_adapter, is_adapter, load_adapter, merge_adapter, save_adapter
 from agentrl.models.folder import load_folder, quiet_transformers, read_weights
-from agentrl.models.hub import folder_of
+from agentrl.models.hub import NAMES, check_name, folder_of
 from agentrl.models.tiny import tiny_model, tiny_tokenizer
 from agentrl.models.tokenizer import load_tokenizer
 
 __all__ = [
     "NAMES",
+    "check_name",
     "folder_of",
     "is_adapter",
     "load_config",
@@ -26,8 +27,6 @@ __all__ = [
     "tiny_model",
     "tiny_tokenizer",
 ]
-
-NAMES = ("tiny", "smollm2-135m")
 
 
 def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:

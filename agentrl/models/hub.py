@@ -15,10 +15,15 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentrl._config_errors import did_you_mean
 from agentrl._interrupts import raising_at_once
 from agentrl.errors import ConfigError, told
 from agentrl.models.smollm2 import smollm2_folder
 
+NAMES = ("tiny", "smollm2-135m")
+"""Names of models that are neither folders nor on the Hub."""
+_RUN = re.compile(r"(\./)*runs?/")
+"""README and the guides write every run below this folder."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
 _SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 """Endings of files that are no weights and may matter. Without weights, only these are downloaded."""
@@ -38,15 +43,11 @@ def folder_of(model: str, *, weights: bool) -> Path:
     with `weights` the weights. A path never reaches the Hub. Raises ConfigError for what is unknown or cannot be
     downloaded, and OSError (ENOSPC) where the disk is full.
     """
+    check_name(model)
     if model == "smollm2-135m":
         return smollm2_folder()
     if Path(model).is_dir():
         return Path(model)
-    if not _may_be_on_hub(model):
-        raise ConfigError(
-            f"unknown model {model!r}: use tiny, smollm2-135m, a run's folder, the folder of a Hugging Face model, or "
-            "its name on the Hub, such as Qwen/Qwen3-0.6B"
-        )
     name, _, revision = model.partition("@")
     cached = _cached(name, revision or "main")
     if cached is not None and (_has_weights(cached) if weights else (cached / "tokenizer.json").is_file()):
@@ -63,9 +64,23 @@ def folder_of(model: str, *, weights: bool) -> Path:
         raise ConfigError(_why(model, revision, exc)) from exc
 
 
+def check_name(model: str) -> None:
+    """Raises ConfigError for what is no model of ours, no folder and no possible name on the Hub. Nothing is asked."""
+    if model in NAMES or Path(model).is_dir() or _may_be_on_hub(model):
+        return
+    if _RUN.match(model):
+        raise ConfigError(f"there is no folder {model}; name a run's folder, or make one: agentrl train --out {model}")
+    raise ConfigError(
+        f"unknown model {model!r}{did_you_mean(model, NAMES)}: use {', '.join(NAMES)}, a run's folder, the folder of a "
+        "Hugging Face model, or its name on the Hub, such as Qwen/Qwen3-0.6B"
+    )
+
+
 def _may_be_on_hub(model: str) -> bool:
-    """Whether it looks like owner/name, and not like a path: `runs/frist` is none where `runs` is a folder."""
-    return bool(_NAME.fullmatch(model)) and ("@" in model or not Path(model).parent.exists())
+    """Whether it looks like owner/name, and not like a path: `runs/frist` is a run, and so is what lies in a folder."""
+    if "@" in model:
+        return bool(_NAME.fullmatch(model))
+    return bool(_NAME.fullmatch(model)) and not _RUN.match(model) and not Path(model).parent.exists()
 
 
 def _cached(name: str, revision: str) -> Path | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeAlias
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agentrl._config_errors import unknown_key
 from agentrl.episode_keys import EpisodeKeys
 from agentrl.errors import ConfigError
 from agentrl.monitor.canaries import CanaryConfig
@@ -304,7 +305,7 @@ def _problems(exc: ValidationError, cls: type[BaseModel]) -> str:
         key = ".".join(map(str, error["loc"]))
         if error["type"] == "extra_forbidden":
             known = _PARTS[str(error["loc"][0])] if len(error["loc"]) > 1 else cls
-            problems.append(f"unknown key {key!r}; the keys are {', '.join(known.model_fields)}")
+            problems.append(unknown_key(key, known.model_fields))
         elif error["type"] == "missing":
             problems.append(f"{key!r} is missing")
         else:

@@ -50,13 +50,13 @@ def bad(folder):
         ),
         (("train", "my_env.py:Capitals", *TRAIN, "--model", "gpt-9"), "unknown model 'gpt-9': use tiny, "),
         (("train", "my_env.py:Capitals", *TRAIN, "--model", "base"), "base has no chat template: put "),
-        (("train", "my_env.py:Capitals", *TRAIN, "--set", "nope=1"), "unknown key 'nope'; the keys are env, "),
+        (("train", "my_env.py:Capitals", *TRAIN, "--set", "nope=1"), "unknown key nope; the keys are env, "),
         (
             ("train", "my_env.py:Capitals", *TRAIN, "--set", "limits.turn=1"),
-            "unknown key limits.turn; the keys are ",
+            "unknown key limits.turn; did you mean turns?",
         ),
         (("train", "my_env.py:Capitals", *TRAIN, "--set", "nope"), "--set nope: write key=value"),
-        (("train", "my_env.py:Capitals", *TRAIN, "--config", "typo.yaml"), "unknown key 'stepz'"),
+        (("train", "my_env.py:Capitals", *TRAIN, "--config", "typo.yaml"), "unknown key stepz; did you mean steps?"),
         (("train", "my_env.py:Capitals", *TRAIN, "--config", "none.yaml"), "none.yaml: no such configuration file"),
         (("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "old"), "--out old holds another run; add "),
         (

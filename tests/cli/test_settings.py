@@ -56,9 +56,9 @@ def test_episode_settings_win_over_the_runs_own():
 @pytest.mark.parametrize(
     ("pair", "problem"),
     [
-        ("steps=3", "unknown key 'steps'; here it is env_config.KEY=VALUE or limits.KEY=VALUE"),
+        ("steps=3", "unknown key steps; here it is env_config.KEY=VALUE or limits.KEY=VALUE"),
         ("limits=3", "name a key of it"),
-        ("limits.turn=3", "unknown key limits.turn; the keys are turns, "),
+        ("limits.turn=3", "unknown key limits.turn; did you mean turns?"),
         ("limits.turns=many", "limits.turns must be a whole number, not 'many'"),
         ("limits.turns=-1", "limits.turns must be positive"),
     ],

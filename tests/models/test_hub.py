@@ -95,11 +95,21 @@ def test_a_name_with_a_revision(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, r
     assert "is not (completely) in the cache" in refused(NAME)
 
 
-@pytest.mark.parametrize("path", ["./runs/x", "/abs/x", "../x", "~/x", "runs/frist", "a/b/c", "tyni", "runs/a b", "a/"])
+@pytest.mark.parametrize("path", ["/abs/x", "../x", "~/x", "made/frist", "a/b/c", "made/a b", "a/"])
 def test_a_path_never_reaches_the_hub(hub: FakeHub, path: str) -> None:
-    Path("runs").mkdir()
+    Path("made").mkdir()
     assert f"unknown model {path!r}: use tiny" in refused(path)
     assert not hub.asked
+
+
+@pytest.mark.parametrize("path", ["./runs/x", "runs/frist", "runs/a b", "run/x"])
+def test_a_run_that_is_not_there_is_no_name_on_the_hub(hub: FakeHub, path: str) -> None:
+    assert f"there is no folder {path}; name a run's folder, or make one" in refused(path)
+    assert not hub.asked
+
+
+def test_a_slip_in_the_name_of_our_own_model(hub: FakeHub) -> None:
+    assert "unknown model 'tny'; did you mean tiny?: use tiny" in refused("tny")
 
 
 def test_a_folder_wins(hub: FakeHub) -> None:

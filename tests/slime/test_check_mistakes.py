@@ -121,7 +121,7 @@ MISTAKES = [
     (SCRIPT, "${HERE}/agentrl.yaml", "${HERE}/agent.yaml", "error", "agent.yaml: no such file"),
     (CONFIG, "agentrl:", "agentr:", "error", "has no key 'agentrl' (it has: agentr)"),
     (CONFIG, "env: my_env.py:Lookup", "env: my_env.py:Lockup", "error", "my_env.py has no 'Lockup'"),
-    (CONFIG, "turns: 8", "turn: 8", "error", "turn; the keys are turns"),
+    (CONFIG, "turns: 8", "turn: 8", "error", "turn; did you mean turns?"),
     (CONFIG, "  limits:", "  reward: my_env.py:scor\n  limits:", "error", "my_env.py has no 'scor'"),
     ("my_env.py", "what: str", "what", "error", "look"),
     # rewards and prompts

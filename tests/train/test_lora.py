@@ -205,7 +205,7 @@ def test_settings_and_their_defaults(make_config, demonstrations):
     again = type(config).make(**json.loads(config.model_dump_json()))
     assert again == config
     for values, says in (
-        ({"lora": {"dora": True}}, "unknown key 'lora.dora'; the keys are rank, alpha, targets"),
+        ({"lora": {"dora": True}}, "unknown key lora.dora; the keys are rank, alpha, targets"),
         ({"lora": {"rank": "big"}}, "lora.rank: Input should be a valid integer"),
         (
             {"lora": {}, "warm_start": {"demonstrations": demonstrations, "optimizer": "muon"}},

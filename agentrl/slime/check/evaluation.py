@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from agentrl._config_errors import did_you_mean
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.finding import Finding, error, warning
@@ -145,8 +145,7 @@ def _listed(args: Args) -> Iterator[Mapping[str, Any]]:
 def _known(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for key in row:
         if key not in _KEYS:
-            close = get_close_matches(str(key), _KEYS, n=1)
-            raise ConfigError(f"{where}: slime knows no key {key!r}" + (f"; did you mean {close[0]}?" if close else ""))
+            raise ConfigError(f"{where}: slime knows no key {key!r}{did_you_mean(str(key), _KEYS)}")
     return row
 
 

@@ -6,10 +6,10 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
+from agentrl._config_errors import did_you_mean
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
 from agentrl.slime.check.finding import Finding, error, unchecked
@@ -52,8 +52,7 @@ def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[Finding]:
         else:  # another folder with the package's name
             yield unchecked(path, f"there is no module {module} here; is it on PYTHONPATH, or spelt wrongly?")
     elif (names := _names(file)) is not None and name not in names:
-        close = get_close_matches(name, names, n=1)
-        yield error(f"{flag} {path}: {file} defines no {name}" + (f"; did you mean {close[0]}?" if close else ""))
+        yield error(f"{flag} {path}: {file} defines no {name}{did_you_mean(name, names)}")
 
 
 def _roots(package: str, folders: Sequence[str]) -> list[Path]:
