@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ async def _play(
                 played.append(episode)
                 terminal.over(episode)
                 if number < len(tasks):
-                    await terminal.go_on()
+                    await terminal.go_on(partial(terminal.tokens, episode, renderer))
             except _QuitError:
                 break
 
@@ -151,12 +152,18 @@ class _Terminal:
         self._read[:] = rest
         return line.decode(errors="replace").rstrip("\r")
 
-    async def go_on(self) -> None:
-        """Wait for Enter. Raises _QuitError."""
+    async def go_on(self, show_tokens: Callable[[], None]) -> None:
+        """Wait for Enter. The finished episode can still be looked at. Raises _QuitError."""
         while line := (await self.line("Enter: the next task. :quit: end > ")).strip():
-            if line == ":quit":
-                raise _QuitError
-            self.say(f"this episode is over, and nobody read {line!r:.60}", "red")
+            match line:
+                case ":quit":
+                    raise _QuitError
+                case ":tokens":
+                    show_tokens()
+                case ":help":
+                    self.say(f"{_HELP}\nThis episode is over: of these, :tokens, :help and :quit work here.")
+                case _:
+                    self.say(f"this episode is over, and nobody read {line!r:.60}", "red")
 
     def message(self, message: Message) -> None:
         role, content = str(message.get("role")), message.get("content")

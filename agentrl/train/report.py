@@ -107,6 +107,18 @@ def told_stops(metrics: RolloutMetrics) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in metrics.stops.items())
 
 
+def after_warm_start(metrics: RolloutMetrics) -> str:
+    """Whether the warm start was enough, by the first step of reinforcement learning after it."""
+    differ = metrics.groups - metrics.zero_advantage_groups
+    told = (
+        f"after the warm start: mean reward {metrics.reward_mean:.3f}, and {differ} of {metrics.groups} groups have "
+        "better and worse episodes to learn from"
+    )
+    if differ:
+        return told
+    return f"{told}; if that stays so, take more warm_start.steps, or more or better demonstrations"
+
+
 def nothing_learned(metrics: RolloutMetrics) -> str:
     """What to say after a run in which no group had a better and a worse episode, by its last step."""
     return (

@@ -40,7 +40,7 @@ from agentrl.train.learner import DivergedError, Learner, Schedule, random_state
 from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines
 from agentrl.train.progress import Progress
-from agentrl.train.report import StepReport, Summary, draw_curve, nothing_learned, told_stops
+from agentrl.train.report import StepReport, Summary, after_warm_start, draw_curve, nothing_learned, told_stops
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
@@ -181,8 +181,7 @@ class Trainer:
             self.folder.save_model(self.folder.base, 0, self._save_base)
         if self._resume:
             self.folder.rewind(self.position.step)
-            where = f"going on {self._where()}" if checkpoint else "no checkpoint yet: beginning anew"
-            self.console.print(where, highlight=False)
+            self._say(f"going on {self._where()}" if checkpoint else "no checkpoint yet: beginning anew")
         limits = self.rollout.options.limits  # an engine may start here, and write to the run folder
         self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
         self._trackers = Trackers(config, self.folder.path, self.position.step, self._warn)
@@ -201,7 +200,7 @@ class Trainer:
         config, position = self.config, self.position
         if not position.started:
             if config.model == "tiny" and config.warm_start is None:
-                self.console.print(_KNOWS_NOTHING, highlight=False, soft_wrap=True)
+                self._say(_KNOWS_NOTHING)
             if "start" not in position.evals:
                 await self._evaluate_and_keep("start")
             if config.warm_start is not None:
@@ -213,6 +212,8 @@ class Trainer:
         with Progress(self.console, "rl", config.steps, done=position.step) as progress:
             while position.step < config.steps:
                 report = await self.step(position.step + 1)
+                if report.step == 1 and config.warm_start is not None:
+                    self._say(after_warm_start(report.rollout))
                 found_nothing = found_nothing and report.rollout.zero_advantage_groups == report.rollout.groups
                 await self._finish_step(report, progress)
         if found_nothing and config.steps:
@@ -374,7 +375,7 @@ class Trainer:
         """Write a checkpoint if anything was learned since the last one."""
         if self._progress_made() not in (self._progress_saved, (0, 0, False)):
             self.checkpoint()
-            self.console.print(f"checkpoint written {self._where()}", highlight=False)
+            self._say(f"checkpoint written {self._where()}")
 
     def _progress_made(self) -> tuple[int, int, bool]:
         return self.position.step, self.position.warm_steps, self.position.started
@@ -389,8 +390,11 @@ class Trainer:
         self.folder.lock()
         return self.folder.latest_checkpoint(self._warn)
 
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
     def _warn(self, text: str) -> None:
-        self.console.print(f"warning: {text}", highlight=False, soft_wrap=True)
+        self._say(f"warning: {text}")
 
     def _read_state(self, checkpoint: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
@@ -403,7 +407,7 @@ class Trainer:
         source = str(checkpoint) if checkpoint else weights_of(self.config.model)
         self.tokenizer = load_tokenizer(source)
         for line in memory_lines(self.config, source, _device(self.config.device)):
-            self.console.print(line, highlight=False, soft_wrap=True)
+            self._say(line)
         base = lora.name_of_base(self.folder.base, self.config.model, source)
         model = lora.attach(self._load(source), self.config.lora, base=base, seed=self.config.seed)
         self.learner = Learner(model, self.config)
@@ -414,7 +418,7 @@ class Trainer:
             self.folder.path.absolute(),
             self.learner.device.type,
             config.dtype,
-            lambda text: self.console.print(text, highlight=False, soft_wrap=True),
+            self._say,
         )
         parts = EngineParts(self.tokenizer, renderer, lambda: self.learner.model, config.concurrency, training)
         engine = open_engine(config.engine, parts, config.engine_config)

@@ -59,6 +59,10 @@ class Demonstrations:
     """How many rows were skipped, by reason."""
     chats: int = 0
     """Rows of chat that are learned from."""
+    episodes: int = 0
+    """Recorded episodes that are learned from."""
+    unrewarded: int = 0
+    """Those of them whose reward is 0 or less."""
     turns: list[int] = field(default_factory=list)
     """Of each episode and each chat."""
     shortened: list[str] = field(default_factory=list)
@@ -68,9 +72,16 @@ class Demonstrations:
     seconds: float = 0.0
 
     def report(self) -> list[str]:
-        """What to tell the user: nothing of trajectories, which are never skipped."""
-        if not self.chats:
-            return []
+        """What the user should know of the file: what is left out, and what is imitated although it may be wrong."""
+        lines = []
+        if self.unrewarded:
+            lines.append(
+                f"demonstrations: {self.unrewarded:,} of {self.episodes:,} episodes have a reward of 0 or less, and "
+                "are imitated, too; to leave them out, record with agentrl play --min-reward 1"
+            )
+        return lines + self._chat_report() if self.chats else lines
+
+    def _chat_report(self) -> list[str]:
         rate = (self.chats + len(self.skipped)) / max(self.seconds, 1e-9)
         lines = [f"chat: {self.chats:,} rows to learn from, {len(self.skipped):,} skipped ({rate:,.0f} rows/s)"]
         if self.shortened:
@@ -149,6 +160,8 @@ def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabu
         episode = _trajectory(row, where)
         found.rows += _learned(episode, where, vocabulary)
         found.turns.append(len(episode.turns))
+        found.episodes += 1
+        found.unrewarded += episode.reward is not None and episode.reward <= 0
         return
     try:
         chat = chats.read(row)

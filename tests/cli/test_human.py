@@ -144,9 +144,14 @@ def test_rewards_of_steps_the_turns_that_are_left_and_what_is_not_read(play, tmp
         (YOU, "a"),
         (YOU, "b"),
         (":quit: end > ", "4 euros"),
+        (":quit: end > ", ":tokens"),
+        (":quit: end > ", ":help"),
         (":quit: end > ", ":quit"),
     )
     assert code == 0
+    after = shown.partition("over: ")[2]
+    assert re.search(r"model\*\s+\d+ tokens  sampled by the model, trained", after)
+    assert ":tokens, :help and :quit work here" in after
     assert re.findall(r"turns left: \d+", shown) == ["turns left: 16", "turns left: 15"]
     assert re.findall(r"reward of this step: \S+", shown) == ["reward of this step: 0.25", "reward of this step: 0.5"]
     assert "this episode is over, and nobody read '4 euros'" in shown

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
-from agentrl.train.report import draw_curve
+from agentrl.monitor import RolloutMetrics
+from agentrl.train.report import after_warm_start, draw_curve
 
 figures = pytest.importorskip("matplotlib.figure")
 
@@ -39,3 +43,9 @@ def test_a_run_that_learns_fills_the_axis(drawn):
     assert drawn(0.0, 100.0) == pytest.approx((-5.0, 105.0))
     low, high = drawn(0.5, 0.6, evals={"start": 0.0, "final": 0.9})
     assert (low < 0.0, high > 0.9) == (True, True)
+
+
+@pytest.mark.parametrize(("equal", "says"), [(1, "3 of 4 groups"), (4, "0 of 4 groups .*; if that stays so")])
+def test_whether_the_warm_start_was_enough(equal, says):
+    metrics = replace(RolloutMetrics.of_groups([]), groups=4, zero_advantage_groups=equal, reward_mean=0.25)
+    assert re.match(f"after the warm start: mean reward 0.250, and {says}", after_warm_start(metrics))

@@ -2,6 +2,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,6 +111,7 @@ def test_a_run_leaves_all_it_promises(straight):
     assert stored["reward_first"] == metrics[0]["reward_mean"]
     assert {type(stored[f"eval_{name}"]) for name in ("start", "warm", "final")} == {float}
     assert "held out, warm: 3 episodes, mean reward" in said
+    assert re.search(r"after the warm start: mean reward [\d.]+, and \d of \d groups have better and worse", said)
     assert "warm start 3/3" in said
     assert "rl 6/6" in said
 

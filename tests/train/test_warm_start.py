@@ -44,6 +44,15 @@ def test_reads_what_the_player_wrote(demonstrations, load_demonstrations):
     assert len(found[0].mask) == len(found[0].tokens)
 
 
+def test_lost_episodes_that_are_imitated_are_counted(demonstrations, load_demonstrations, tmp_path):
+    rows = [json.loads(line) for line in demonstrations.read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["reward"] = (0.0, 1.0, None, -1.0)[number % 4]
+    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (said,) = load_demonstrations(tmp_path / "mixed.jsonl").report()
+    assert said.startswith("demonstrations: 10 of 20 episodes have a reward of 0 or less, and are imitated, too; ")
+
+
 def test_names_the_line_that_is_no_json(demonstrations, load_demonstrations):
     with demonstrations.open("a") as file:
         file.write("{\n")
@@ -182,7 +191,8 @@ def test_chat_and_trajectories_may_stand_in_one_file(demonstrations, load_demons
         f"{demonstrations}:22: no message of the assistant to learn, behind one of the user",
         f"{demonstrations}:23: it has a key that is not served: functions",
     ]
-    assert found.report()[0].startswith("chat: 1 rows to learn from, 2 skipped (")
+    assert found.report()[0].startswith("demonstrations: 20 of 20 episodes have a reward of 0 or less")
+    assert found.report()[1].startswith("chat: 1 rows to learn from, 2 skipped (")
     assert "skipped 1: it has a key that is not served" in found.report()
 
 
