@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from agentrl._concurrency import is_cancelled
 from agentrl.errors import Boundary, ConfigError, EngineLostError, Failure, LedgerError, ResumeError, TemplateError
+from agentrl.loading import definition, own_frames
 
 watcher: ContextVar[Callable[[Boundary], contextlib.AbstractContextManager[Any]] | None] = ContextVar(
     "agentrl_boundary_watcher", default=None
@@ -26,10 +28,11 @@ class FailedError(Exception):
 
 
 @contextlib.contextmanager
-def at_boundary(name: Boundary, *, data: bool = False) -> Iterator[None]:
+def at_boundary(name: Boundary, *, data: bool = False, hook: Callable[..., Any] | None = None) -> Iterator[None]:
     """Turn exceptions into a FailedError that names the boundary, except those that must end the run.
 
     `data`: an episode's own messages are rendered, so a TemplateError blames them and not the template.
+    `hook`: what is called, or what it gives is read. If no line of the user's raised, the error names its definition.
     """
     watch = watcher.get()
     try:
@@ -45,4 +48,12 @@ def at_boundary(name: Boundary, *, data: bool = False) -> Iterator[None]:
             raise
         raise FailedError(Failure.of(exc, name)) from exc
     except Exception as exc:
-        raise FailedError(Failure.of(exc, name)) from exc
+        raise FailedError(_located(Failure.of(exc, name), hook)) from exc
+
+
+def _located(failure: Failure, hook: Callable[..., Any] | None) -> Failure:
+    """The failure with the line of the hook, if no line of the user's raised: the hook returned a wrong type."""
+    if hook is None or failure.kind != "bug" or own_frames(failure.traceback):
+        return failure
+    place = definition(hook)
+    return replace(failure, error=f"{failure.error} ({place})") if place else failure

@@ -159,7 +159,7 @@ class Episode:
         """Reset the Env. Its first observation becomes the prompt."""
         env, trajectory = self.env, self.state.trajectory
         await self.talk.open()
-        with at_boundary("reset"):
+        with at_boundary("reset", hook=env.reset):
             first: Observation = await runtime(env).hook(
                 env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
             )
@@ -192,7 +192,7 @@ class Episode:
         """Let the Env answer, and append its observation if another turn is to come."""
         env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
         turn, started = trajectory.turns[-1], time.monotonic()
-        with at_boundary("step"):
+        with at_boundary("step", hook=env.step):
             result = await self._answer(action)
             read, reward = self._plain(result)
             trajectory.info.update(shown(dict(result.info)))
@@ -257,7 +257,7 @@ class Episode:
             return pending
         if turns > limits.turns:
             return None
-        with at_boundary("step"):
+        with at_boundary("step", hook=env.last_turn):
             last = await runtime(env).hook(env.last_turn, StopReason.MAX_TURNS, timeout=limits.step_s)
             return None if last is None else joined(pending, last, self.talk.renderer.certificate.capabilities)
 

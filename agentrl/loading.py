@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import sysconfig
 import threading
 import traceback
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +65,14 @@ def cause(exc: BaseException) -> str:
 def not_the_users(file: str) -> bool:
     """Whether a file is Python's, a package's or agentrl's."""
     return file.startswith(_NOT_THE_USERS)
+
+
+def definition(function: Callable[..., Any]) -> str | None:
+    """`file:line` of a function of the user's; None for one of a package, of Python or of agentrl."""
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+    if code is None or not_the_users(code.co_filename):
+        return None
+    return f"{short(code.co_filename)}:{code.co_firstlineno}"
 
 
 def own_frames(formatted: str) -> str:

@@ -18,8 +18,8 @@ async def score(
     env: Env, trajectory: Trajectory, reward: RewardFn | None, policy: BadCallPolicy | None, *, timeout: float
 ) -> None:
     """Write the reward and its parts into the trajectory. Raises FailedError."""
-    with at_boundary("score"):
-        hook: Callable[[Trajectory], Any] = reward or env.score
+    hook: Callable[[Trajectory], Any] = reward or env.score
+    with at_boundary("score", hook=hook):
         value = await runtime(env).hook(hook, trajectory, timeout=timeout)
         given = value if isinstance(value, Reward) else Reward(value)
         parts = {str(shown(name)): number(part, f"part {name!r} of the reward") for name, part in given.parts.items()}

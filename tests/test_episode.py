@@ -304,7 +304,7 @@ async def test_a_step_that_returns_nothing_is_a_bug_that_says_so(renderer):
             return None
 
     t = await play(renderer, ["Paris"], Forgot())
-    assert t.failure.error == "TypeError: Forgot.step returned NoneType, not a StepResult"
+    assert t.failure.error.startswith("TypeError: Forgot.step returned NoneType, not a StepResult (")
 
 
 async def test_rewards_score_parts_reward_function_steps_and_none(renderer):
@@ -339,7 +339,7 @@ async def test_rewards_score_parts_reward_function_steps_and_none(renderer):
 async def test_a_reward_that_is_no_number_is_a_bug(renderer, value):
     t = await play(renderer, ["Paris"], reward=lambda t: value)
     assert (t.stop, t.reward) == (StopReason.FAILED, None)
-    assert t.failure.error == f"ValueError: the reward is {value}; it must be a finite number"
+    assert t.failure.error.startswith(f"ValueError: the reward is {value}; it must be a finite number (")
 
 
 async def test_cancellation_closes_the_env_and_passes_on(renderer):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from agentrl import __version__
+from agentrl.cli._warnings import name_unawaited_lines
 from agentrl.cli.certify import certify
 from agentrl.cli.check import check
 from agentrl.cli.data import data
@@ -64,6 +65,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
+    name_unawaited_lines()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
     elif context.invoked_subcommand != "slime" and (here := os.getcwd()) not in sys.path:

@@ -44,7 +44,7 @@ def one_line_errors(
     except BugError as exc:
         if frames := own_frames(exc.failure.traceback):
             typer.echo(frames, err=True, nl=False)
-        _end(f"error: {exc.summary}; mend it; {interrupted()}", BUG)
+        _end(f"error: {exc.summary}; fix it; {interrupted()}", BUG)
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -132,7 +132,7 @@ def evaluate(
             _refuse_engine(engine)
             groups = _ask(job, api_of(api, model, api_key_env, tokenizer, concurrency, temperature, job.config))
     report(groups, told)
-    with one_line_errors(lambda: "mend that, and run the command again"):
+    with one_line_errors(lambda: "fix that, and run the command again"):
         refuse_all_failed([trajectory for group in groups for trajectory in group])
 
 

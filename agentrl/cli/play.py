@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from agentrl._concurrency import gather
+from agentrl._config_errors import did_you_mean
 from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.api import (
@@ -59,6 +60,7 @@ from agentrl.errors import ConfigError
 from agentrl.loading import cause, load_object
 from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.testing import rollout
+from agentrl.tools import tool_name
 from agentrl.trajectory import Trajectory
 from agentrl.types import MaybeAwait, Message, Task, ToolSpec
 
@@ -177,8 +179,10 @@ def play(
     if job.out is not None:
         also = f" (replaced {replaced} episodes)" if replaced else ""
         typer.echo(f"written to {job.out}{also}; look at the first with: agentrl show {job.out}")
-    with one_line_errors(lambda: "mend that, and run the command again"):
+    with one_line_errors(lambda: "fix that, and run the command again"):
         refuse_all_failed(trajectories)
+        if not asked:
+            _warn_unknown_tools(trajectories, str(player))
 
 
 def load_player(path: str) -> Player:
@@ -377,6 +381,25 @@ def _report(
     _report_api(played, kept, prices)
     if job.out is not None and player_figures(played, None) and any(not t.is_valid for t in played):
         typer.echo(f"the same command plays again what failed: the others are in {_unfinished(job.out)}")
+
+
+def _warn_unknown_tools(played: Sequence[Trajectory], player: str) -> None:
+    """Say which tools a script called that do not exist. Raises ConfigError if each of its episodes called one."""
+    unknown, episodes = Counter[str](), 0
+    for trajectory in played:
+        known = [tool_name(tool) for tool in trajectory.tools]
+        names = [call.name for action in trajectory.said for call in action.calls if call.name not in known]
+        episodes += bool(names and known)
+        unknown.update(
+            f"{name!r}{did_you_mean(name, known) or ': the tools are ' + ', '.join(known)}" for name in names
+        )
+    if not episodes:
+        return
+    called = "; ".join(f"{what} (called {count} times)" for what, count in unknown.most_common(3))
+    told = f"--player {player} called a tool that does not exist in {episodes} of {len(played)} episodes: {called}"
+    if episodes == len(played):
+        raise ConfigError(told)
+    typer.echo(f"warning: {told}", err=True)
 
 
 def _report_api(played: Sequence[Trajectory], kept: Sequence[Trajectory], prices: tuple[float, float] | None) -> None:

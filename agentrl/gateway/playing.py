@@ -139,7 +139,7 @@ class Playing:
         if session.failure is not None:
             raise FailedError(session.failure)
         try:
-            with at_boundary("run"):
+            with at_boundary("run", hook=self._env.run):
                 self._keep_result(running, trajectory, stop)
         except FailedError as failed:
             if stop is None and (trajectory.said or not self._too_long()):

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from agentrl.env import Env, EnvFactory
 from agentrl.errors import ConfigError
-from agentrl.loading import cause
+from agentrl.loading import cause, definition
 from agentrl.plain import plain
 from agentrl.types import JSON, Raw, Task
 
@@ -83,7 +83,9 @@ def _given(envs: EnvFactory, split: Split, most: int | None) -> list[Task]:
         if not isinstance(made, Iterable) or isinstance(made, str | dict):
             if inspect.iscoroutine(made):
                 made.close()
-            raise ConfigError(f"{where}: gave {_kind(made)}, nothing to go through; `yield` tasks, in a plain `def`")
+            raise ConfigError(
+                f"{_at(envs.cls)}{where}: gave {_kind(made)}, nothing to go through; `yield` tasks, in a plain `def`"
+            )
         if most is None and not isinstance(made, Sized):
             most = DEFAULT_EPISODES[split]
         given = list(islice(made, most))
@@ -93,8 +95,15 @@ def _given(envs: EnvFactory, split: Split, most: int | None) -> list[Task]:
         raise ConfigError(f"{where} failed: {cause(exc)}") from exc
     for number, task in enumerate(given, 1):
         if not isinstance(task, Task):
-            raise ConfigError(f"{where}: number {number} is {_kind(task)}, not a Task; yield Task(prompt=...)")
+            what = f"number {number} is {_kind(task)}, not a Task; yield Task(prompt=...)"
+            raise ConfigError(f"{_at(envs.cls)}{where}: {what}")
     return given
+
+
+def _at(cls: type[Env]) -> str:
+    """`file:line: ` of the class's `tasks`."""
+    place = definition(cls.tasks)
+    return f"{place}: " if place else ""
 
 
 def _kind(value: object) -> str:

@@ -277,7 +277,7 @@ def test_eval_of_which_every_episode_fails_ends_with_the_first_failure(folder, a
     args = ("eval", "my_env.py:Unreliable", "--model", "tiny", "--data", "peru.jsonl", "--engine", "scripted")
     assert agentrl(*args, "--set", "engine_config.turns=script.py:say") == 2
     assert re.fullmatch(
-        r"error: none of 1 episodes could be played; the first: .*; mend that, and run the command again\n",
+        r"error: none of 1 episodes could be played; the first: .*; fix that, and run the command again\n",
         agentrl.stderr,
     )
     assert "failed" in agentrl.stdout, "the table is printed all the same"

@@ -77,7 +77,7 @@ def test_a_bug_in_the_env_shows_the_users_frames_alone(folder, agentrl):
     assert agentrl("play", "my_env.py:Buggy", *PLAY, "my_env.py:gold") == 1
     *frames, last = agentrl.stderr.splitlines()
     assert last.startswith("error: KeyError: 'oops' (in score, episode ")
-    assert last.endswith("); mend it; nothing was written; run the command again")
+    assert last.endswith("); fix it; nothing was written; run the command again")
     assert [line.strip() for line in frames if not line.lstrip().startswith("File")] == ['raise KeyError("oops")']
     assert len(frames) == 2
 

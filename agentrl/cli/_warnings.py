@@ -1,0 +1,37 @@
+"""Coroutines that nobody awaited are reported at the line that made them, not where they were collected."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from typing import Any
+
+from agentrl.loading import not_the_users, short
+
+_MADE_AT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+)', re.MULTILINE)
+_ORIGIN_FRAMES = 3
+
+
+def name_unawaited_lines() -> None:
+    """Have Python remember where coroutines are made in this thread, and report forgotten ones in one line."""
+    sys.set_coroutine_origin_tracking_depth(_ORIGIN_FRAMES)
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        line = unawaited(str(message), f"{short(filename)}:{lineno}")
+        if line is None:
+            before(message, category, filename, lineno, *rest)
+        else:
+            sys.stderr.write(f"warning: {line}\n")
+
+    warnings.showwarning = show  # type: ignore[assignment]
+
+
+def unawaited(message: str, collected_at: str) -> str | None:
+    """`env.py:12: coroutine 'f' was never awaited; write ...`, or None for any other warning."""
+    if "was never awaited" not in message:
+        return None
+    made = [place for place in _MADE_AT.finditer(message) if not not_the_users(place["file"])]
+    at = f"{short(made[-1]['file'])}:{made[-1]['line']}" if made else collected_at
+    return f"{at}: {message.splitlines()[0]}; write `await` in front of the call"
