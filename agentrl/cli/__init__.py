@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
 from agentrl import __version__
+from agentrl.cli._errors import INTERRUPTED, USAGE_ERROR
 from agentrl.cli._warnings import name_unawaited_lines
 from agentrl.cli.certify import certify
 from agentrl.cli.check import check
@@ -26,6 +28,9 @@ from agentrl.cli.show import show
 from agentrl.cli.slime import slime
 from agentrl.cli.train import train
 from agentrl.cli.validate import validate
+
+_UsageError: Any = typer.BadParameter.__mro__[1]
+"""click's UsageError, wherever typer has it: newer versions bring a click of their own."""
 
 app = typer.Typer(
     name="agentrl",
@@ -77,4 +82,20 @@ def main() -> None:
     # Read when torch is imported. Its threads spin while they wait, by default; on cores that others use too, and so in
     # an engine beside an event loop, that costs far more than waking them (a contended evaluation: 38 s against 1.3 s).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    app()
+    sys.exit(run_line(sys.argv[1:]))
+
+
+def run_line(words: Sequence[str]) -> int:
+    """Run one command line, and return its exit code. What was typed wrongly is answered in one line on stderr."""
+    try:
+        return int(app(list(words), prog_name="agentrl", standalone_mode=False) or 0)
+    except _UsageError as exc:
+        if exc.format_message():
+            path = exc.ctx.command_path if exc.ctx is not None else app.info.name
+            typer.echo(f"error: {' '.join(exc.format_message().split())} ({path} --help lists what there is)", err=True)
+        else:
+            exc.show()  # a group without a command prints its help
+        return USAGE_ERROR
+    except typer.Abort:  # Ctrl-C before a command had begun
+        typer.echo("interrupted", err=True)
+        return INTERRUPTED

@@ -87,6 +87,7 @@ def _checked(
     from agentrl.check import check as check_env
 
     tasks, of = _tasks(EnvFactory(env, config.env_config), data, limit)
+    knows, does_nothing = _player(gold), _player(noop)
     renderer, _ = open_renderer(model)
     limits = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
     given = Given(
@@ -94,8 +95,8 @@ def _checked(
         tasks=tasks,
         renderer=renderer,
         config=config.env_config,
-        gold=_player(gold),
-        noop=_player(noop),
+        gold=knows,
+        noop=does_nothing,
         limits=limits,
         seconds=seconds,
         of=of,

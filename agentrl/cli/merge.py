@@ -36,10 +36,15 @@ def merge(
     is; SGLang takes the adapter in RUN/model.
     """
     with one_line_errors():
+        from agentrl.models import is_adapter
+
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not an empty folder; choose another folder")
+        folder = Path(weights_of(str(run)))
+        if not is_adapter(folder):
+            raise ConfigError(f"{folder} holds no LoRA adapter: there is nothing to merge")
         with needs_torch():
-            _merge(Path(weights_of(str(run))), out, dtype.value)
+            _merge(folder, out, dtype.value)
     typer.echo(f"evaluate  agentrl eval ENV --model {out} --data DATA")
     typer.echo(f"serve     agentrl serve --model {out}")
 
@@ -47,11 +52,9 @@ def merge(
 def _merge(folder: Path, out: Path, dtype: str) -> None:
     import torch
 
-    from agentrl.models import is_adapter, load_model, load_tokenizer, merge_adapter, save_model
+    from agentrl.models import load_model, load_tokenizer, merge_adapter, save_model
     from agentrl.train.files import write_folder
 
-    if not is_adapter(folder):
-        raise ConfigError(f"{folder} holds no LoRA adapter: there is nothing to merge")
     tokenizer = load_tokenizer(str(folder))
     model = merge_adapter(load_model(str(folder))).to(getattr(torch, dtype))
     write_folder(out, lambda path: save_model(model, tokenizer, path))

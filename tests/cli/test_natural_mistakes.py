@@ -1,0 +1,137 @@
+"""Mistakes that people make when they type: each ends at once, in one line that says what to do.
+
+"At once" is tested by what is imported: neither torch nor transformers, which take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+ENV = '''from agentrl import Env, Task, tool
+from agentrl.testing import call
+
+class Capitals(Env):
+    config: dict[str, int]
+
+    @classmethod
+    def tasks(cls, config, split):
+        yield Task(prompt=f"The capital of {split}?", label=split)
+
+    @tool
+    async def look(self, place: str) -> str:
+        """Look."""
+        return place
+
+    def score(self, trajectory):
+        return 1.0
+
+class Empty(Env):
+    pass
+
+def gold(task):
+    yield task.label
+'''
+FILES = {
+    "my_env.py": ENV,
+    "broken.py": "def f(:\n",
+    "raises.py": "1 / 0\n",
+    "chat.jsonl": '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+    "torn.jsonl": '{"prompt": "a", "label": "b"}\n{"prompt": \n',
+    "odd.jsonl": '{"promt": "a"}\n',
+    "empty.jsonl": "",
+    "typo.yaml": "stepz: 3\n",
+    "list.yaml": "- 1\n",
+    "torn.yaml": "a: [1\n",
+}
+E, OUT = "my_env.py:Capitals", ("--out", "run")
+MISTAKES = [
+    ("evl x", "No such command 'evl'. Did you mean 'eval'?"),
+    (f"eval {E} --modle tiny", "No such option: --modle"),
+    ("eval", "Missing argument 'ENV'"),
+    (f"eval {E}", "Missing option '--model'"),
+    (f"play {E} --samples many", "Invalid value for '--samples'"),
+    (f"eval {E} --model tny", "did you mean tiny?"),
+    (f"eval {E} --model runs/frist", "there is no folder runs/frist"),
+    (f"eval {E} --model tiny --data none.jsonl", "none.jsonl: no such data file"),
+    (f"eval {E} --model tiny --data torn.jsonl", "torn.jsonl:2: "),
+    (f"eval {E} --model tiny --data odd.jsonl", 'odd.jsonl:1: no "prompt"'),
+    (f"eval {E} --model tiny --data empty.jsonl", "empty.jsonl"),
+    (f"eval {E} --model tiny --set limits.turn=3", "did you mean turns?"),
+    (f"eval {E} --model tiny --set limits.turns=none", "limits.turns"),
+    (f"eval {E} --model tiny --set nonsense", "--set nonsense: write key=value"),
+    (f"eval {E} --model tiny --api http://127.0.0.1:9/v1 --engine sglang", "one model plays at a time"),
+    ("train", "missing ENV, --out"),
+    (f"train {E}", "missing --out"),
+    (f"train my_env.py:Capitls {' '.join(OUT)}", "did you mean Capitals?"),
+    (f"train my_evn.py:Capitals {' '.join(OUT)}", "did you mean my_env.py?"),
+    (f"train my_env:Capitalss {' '.join(OUT)}", "did you mean Capitals?"),
+    (f"train my_env.py:Empty {' '.join(OUT)}", "neither tools nor a step nor a score"),
+    (f"train my_env.py {' '.join(OUT)}", "my_env.py"),
+    (f"train broken.py:X {' '.join(OUT)}", "broken.py:1: "),
+    (f"train raises.py:X {' '.join(OUT)}", "raises.py:1: "),
+    (f"train {E} {' '.join(OUT)} --set group_sise=4", "did you mean group_size?"),
+    (f"train {E} {' '.join(OUT)} --set steps=many", "steps: "),
+    (f"train {E} {' '.join(OUT)} --config typo.yaml", "did you mean steps?"),
+    (f"train {E} {' '.join(OUT)} --config list.yaml", "list.yaml: not a mapping"),
+    (f"train {E} {' '.join(OUT)} --config torn.yaml", "torn.yaml: not "),
+    (f"train {E} {' '.join(OUT)} --config none.yaml", "none.yaml: no such configuration file"),
+    (f"train {E} {' '.join(OUT)} --warm-start none.jsonl", "no such file of demonstrations"),
+    (f"train {E} {' '.join(OUT)} --model runs/frist", "there is no folder runs/frist"),
+    (f"train {E} {' '.join(OUT)} --set env_config.size=big", "env_config of Capitals: size"),
+    ("train --resume --out none", "none holds no run"),
+    ("train --resume", "name the run's folder with --out"),
+    ("sft none.jsonl --model tiny --out run", "none.jsonl: no such file"),
+    ("sft chat.jsonl --model runs/frist --out run", "there is no folder runs/frist"),
+    ("show none", "none"),
+    ("show empty.jsonl", "empty.jsonl"),
+    (f"play {E}", "playing yourself needs a terminal; name a player"),
+    (f"play {E} --player my_env.py:glod", "did you mean gold?"),
+    (f"play {E} --player api", "--api"),
+    (f"check {E} --gold my_env.py:glod", "did you mean gold?"),
+    ("init 1weather", "1weather"),
+    ("serve --model tny", "did you mean tiny?"),
+    ("serve --model tiny --host 0.0.0.0 --port 99999", "Invalid value for '--port'"),
+    ("merge none out", "none"),
+    ("data tasks my_env.py:Capitls --out t.jsonl", "did you mean Capitals?"),
+    ("validate none", "none"),
+    ("retriever serve none.jsonl", "none.jsonl"),
+    ("slime slices none.jsonl --by source", "none.jsonl"),
+]
+RUN_ALL = """
+import contextlib, io, json, sys
+from agentrl.cli import run_line
+known = set()
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run_line(words.split())
+    slow = {"torch", "transformers"} & set(sys.modules) - known
+    known |= slow
+    print(json.dumps([code, err.getvalue(), sorted(slow)]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Exit code, stderr and slow modules after each mistake, all made in one process, as importing takes longest."""
+    folder = tmp_path_factory.mktemp("typing")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    command = [sys.executable, "-c", RUN_ALL, json.dumps([words for words, _ in MISTAKES])]
+    ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert not (folder / "run").exists()
+    return {words: json.loads(line) for (words, _), line in zip(MISTAKES, ran.stdout.splitlines(), strict=True)}
+
+
+@pytest.mark.parametrize(("words", "says"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_it_is_answered_at_once_in_one_line(answers, words, says):
+    code, stderr, slow = answers[words]
+    assert says in stderr
+    assert stderr.count("\n") == 1, stderr
+    assert stderr.startswith("error: ")
+    assert (code, slow) == (2, [])
