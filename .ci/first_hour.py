@@ -1,6 +1,8 @@
-"""docs/first-hour.md, verbatim: its commands run in an empty folder, and what it promises is looked for.
+"""README's quickstart, then docs/first-hour.md, verbatim and in one folder: what they promise is looked for.
 
 .venv/bin/python .ci/first_hour.py [--templates]
+
+Between the two, the episode in Python of docs/environments.md.
 
 --templates: the READMEs of all templates of `agentrl init` instead, each in its own folder; a quarter of an hour.
 """
@@ -20,8 +22,10 @@ from pathlib import Path
 from agentrl.init import TEMPLATES, write_project
 
 ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "first-hour.md"
-PROMISED_S = 180
+ENVIRONMENTS = ROOT / "docs" / "environments.md"
+PROMISED_S, QUICKSTART_S = 180, 120
 """On two quiet cores. Told, not enforced: machines are noisy."""
 GAIN, HELD_OUT = 0.1, 0.5
 """What the rewards must rise by while it trains, and the least that held-out tasks must earn at the end."""
@@ -48,15 +52,25 @@ def main() -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
+        follow("quickstart", quickstart(), Path(folder), promised=QUICKSTART_S)
         follow("first hour", GUIDE.read_text(encoding="utf-8").replace(PORT, port), Path(folder))
+
+
+def quickstart() -> str:
+    """README's first commands, and an episode in Python after them."""
+    commands = re.search(r"## Two minutes.*?```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
+    guide = ENVIRONMENTS.read_text(encoding="utf-8")
+    in_python = re.search(r"## Episodes in Python\n.*?```python\n(.*?)```", guide, re.DOTALL)[1]
+    episode = f"```python\n# one_episode.py\n{in_python}```\n```bash\npython one_episode.py\n```\n"
+    return f"```bash\n{commands}```\n{episode}"
 
 
 def follow(what: str, text: str, folder: Path, least: float = HELD_OUT, promised: float = PROMISED_S) -> None:
     """Run a guide's commands in one shell, and see the reward rise; held-out tasks must earn `least` at the end."""
-    began = time.monotonic()
+    began, before = time.monotonic(), set(folder.rglob("metrics.jsonl"))
     run(script(text), folder)
     seconds = time.monotonic() - began
-    (run_folder,) = {file.parent for file in folder.rglob("metrics.jsonl")}
+    (run_folder,) = {file.parent for file in folder.rglob("metrics.jsonl") if file not in before}
     rewards = [json.loads(line)["reward_mean"] for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run_folder / "summary.json").read_text())
     held_out = [summary[f"eval_{name}"] for name in ("start", "warm", "final")]
