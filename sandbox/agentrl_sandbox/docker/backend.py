@@ -11,6 +11,7 @@ from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox import owners
 from agentrl_sandbox.backend import Found
 from agentrl_sandbox.docker.container import DEADLINE, IMAGE, OWNER, RUN, SANDBOX
+from agentrl_sandbox.docker.disk import DiskWatch
 from agentrl_sandbox.docker.engine import Engine
 from agentrl_sandbox.docker.images import Images
 from agentrl_sandbox.docker.sandbox import DockerSandbox, remove
@@ -39,7 +40,8 @@ class DockerBackend:
             engine = Engine()
             stack.push_async_callback(engine.close)
             await engine.connect()
-            self._engine, self._images = engine, Images(engine)
+            self._engine, self._images, self._watch = engine, Images(engine), DiskWatch(engine)
+            await stack.enter_async_context(self._watch.running())
             await stack.enter_async_context(reaping(self))
             self._stack = stack.pop_all()
         return self
@@ -55,7 +57,7 @@ class DockerBackend:
         if not spec.workdir.startswith("/") or spec.workdir.rstrip("/") in ("", "/tmp"):
             raise ConfigError(f"workdir {spec.workdir!r} must be an absolute folder of its own, such as /work")
         engine, images = self._opened()
-        return DockerSandbox(spec, engine, images)
+        return DockerSandbox(spec, engine, images, self._watch)
 
     async def prepare(self, image: str) -> None:
         """See `Backend.prepare`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl_sandbox import owners
+from agentrl_sandbox.docker.engine import Host
 from agentrl_sandbox.spec import SandboxSpec
 
 SANDBOX = "agentrl.sandbox"
@@ -16,9 +17,15 @@ OWNER = "agentrl.owner"
 RUN = "agentrl.run"
 DEADLINE = "agentrl.deadline"
 IMAGE = "agentrl.image"
+DISK = "agentrl.disk"
+"""A label of sandboxes that can write to the engine's disk, with their `disk_mb`."""
+FIRST = "exec sleep 2147483647"
+"""What the first process does: nothing."""
 
 _AGENT = 1000
 """The user `agent`, by number, as images need not know the name."""
+_KEEPER = 61017
+"""The first process's user. No command has it, so that none can signal that process: root has no capabilities here."""
 _MB = 1 << 20
 
 
@@ -50,16 +57,16 @@ def labels(spec: SandboxSpec, sandbox_id: str) -> dict[str, str]:
         RUN: owners.run_name(),
         DEADLINE: f"{deadline:.3f}",
         IMAGE: spec.image or "base",
+        **({} if spec.read_only else {DISK: str(spec.disk_mb)}),
     }
 
 
-def configuration(spec: SandboxSpec, sandbox_id: str, image: Image) -> dict[str, Any]:
+def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) -> dict[str, Any]:
     """The body of a request to create it."""
     return {
         "Image": image.name,
-        # As root without capabilities, so that no command of another user can end it.
-        "User": "0:0",
-        "Entrypoint": ["/bin/sh", "-c", "exec sleep 2147483647"],
+        "User": f"{_KEEPER}:{_KEEPER}",
+        "Entrypoint": ["/bin/sh", "-c", FIRST, sandbox_id],  # by which `leftovers` knows it on its machine
         "Cmd": [],
         "WorkingDir": "/",
         "Hostname": "sandbox",
@@ -67,7 +74,7 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: Image) -> dict[str,
         "Labels": labels(spec, sandbox_id),
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",
-        "HostConfig": _host_config(spec, image),
+        "HostConfig": _host_config(spec, image, host),
     }
 
 
@@ -76,7 +83,7 @@ def _environment(spec: SandboxSpec) -> Mapping[str, str]:
     return {**own, **spec.env}
 
 
-def _host_config(spec: SandboxSpec, image: Image) -> dict[str, Any]:
+def _host_config(spec: SandboxSpec, image: Image, host: Host) -> dict[str, Any]:
     return {
         "NetworkMode": "none" if spec.network == "none" else "default",
         "ReadonlyRootfs": spec.read_only,
@@ -84,10 +91,10 @@ def _host_config(spec: SandboxSpec, image: Image) -> dict[str, Any]:
         "Mounts": _sockets(spec),
         "Memory": spec.memory_mb * _MB,
         "MemorySwap": spec.memory_mb * _MB,  # equal: no swap
-        "NanoCpus": int(spec.cpus * 1e9),
+        "NanoCpus": int(min(spec.cpus, host.cores) * 1e9),  # an engine refuses more than its machine has
         "PidsLimit": spec.pids,
         "Ulimits": [
-            {"Name": "fsize", "Soft": (size := _file_size(spec)), "Hard": size},
+            {"Name": "fsize", "Soft": (size := _file_size(spec, host)), "Hard": size},
             {"Name": "core", "Soft": 0, "Hard": 0},
         ],
         "CapDrop": ["ALL"],
@@ -96,6 +103,7 @@ def _host_config(spec: SandboxSpec, image: Image) -> dict[str, Any]:
         "LogConfig": {"Type": "none"},
         "IpcMode": "private",
         "ShmSize": _share(spec) * _MB,  # /dev/shm
+        "StorageOpt": {"size": f"{spec.disk_mb}m"} if host.quotas and not spec.read_only else {},
     }
 
 
@@ -122,8 +130,8 @@ def _sockets(spec: SandboxSpec) -> list[dict[str, Any]]:
     return [{"Type": "bind", "Source": host, "Target": path} for path, host in spec.sockets.items()]
 
 
-def _file_size(spec: SandboxSpec) -> int:
+def _file_size(spec: SandboxSpec, host: Host) -> int:
     """In bytes. An engine refuses more than its own hard limit, which is ours where it runs on this machine."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     size = spec.file_mb * _MB
-    return size if hard == resource.RLIM_INFINITY else min(size, hard)
+    return size if hard == resource.RLIM_INFINITY or not host.here else min(size, hard)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,18 @@ _NO_CONNECTION = 900
 """What aiodocker calls it where there is no HTTP status."""
 
 
+@dataclass(slots=True)
+class Host:
+    """The machine that an engine runs on."""
+
+    cores: float
+    memory_mb: int
+    here: bool
+    """It is this machine."""
+    quotas: bool = True
+    """Its disk may limit a container's size. It is not known before the first container with a limit is made."""
+
+
 class Engine:
     """A client of one engine. It speaks API 1.41, which Docker has had since 2020."""
 
@@ -34,22 +49,29 @@ class Engine:
             raise SandboxError(f"{self.address}: {exc}; set DOCKER_HOST to the engine's address") from exc
         # Each running command holds a connection. At aiodocker's limit of 100, none would be left to kill one.
         self.docker.connector._limit = 0
+        self.host = Host(math.inf, 0, here=True)
 
     async def connect(self) -> None:
         """Raises SandboxError, naming the remedy, if no engine answers, or one that lets commands out."""
-        try:
-            async with asyncio.timeout(_GREETING_S):
-                version = await self.docker.version()
-        except (DockerError, OSError, aiohttp.ClientError) as exc:
-            why = "" if isinstance(exc, DockerError) and exc.status == _NO_CONNECTION else f" ({_said(exc)})"
-            raise SandboxError(
-                f"no container engine answers at {self.address}{why}; start Docker, or set DOCKER_HOST to its socket"
-            ) from exc
+        version = await self._greeted(self.docker.version())
         if any("podman" in part.get("Name", "").lower() for part in version.get("Components") or ()):
             raise SandboxError(
                 f"the engine at {self.address} is podman, which does not enforce what a sandbox promises "
                 "(tried with 4.3); set DOCKER_HOST to a Docker Engine, or take the back end bubblewrap"
             )
+        info = await self._greeted(self.docker.system.info())
+        here = self.address.startswith("unix://") and info.get("Name") == socket.gethostname()
+        self.host = Host(info.get("NCPU") or math.inf, (info.get("MemTotal") or 0) >> 20, here)
+
+    async def _greeted(self, question: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                return await question
+        except (DockerError, OSError, aiohttp.ClientError) as exc:
+            why = "" if isinstance(exc, DockerError) and exc.status == _NO_CONNECTION else f" ({_said(exc)})"
+            raise SandboxError(
+                f"no container engine answers at {self.address}{why}; start Docker, or set DOCKER_HOST to its socket"
+            ) from exc
 
     async def close(self) -> None:
         await self.docker.close()

@@ -42,14 +42,15 @@ case $2 in
      set -- "$1" "$user:$group" "$3"
      changed=1 ;;
 esac
-if ! [ -d "$1" ] || { [ "$2" != 0:0 ] && [ "$(stat -c %u:%g -- "$1")" != "$2" ]; }; then
+if ! [ -d "$1" ] || [ "$(stat -c %u:%g -- "$1")" != "$2" ]; then
   mkdir -p -- "$1" && chown -R -- "$2" "$1" && changed=1 || exit 1
 fi
 if [ "$2" = 1000:1000 ] && ! grep -q '^[^:]*:[^:]*:1000:' /etc/passwd; then
   mkdir -p /etc && echo "agent:x:1000:1000:agent:$1:/bin/sh" >> /etc/passwd && changed=1 || exit 1
 fi
 if [ -n "$3" ] && [ -n "$(ls -A -- "$1")" ]; then
-  cp -al -- "$1" "$3" 2>/dev/null || { rm -rf -- "$3"; cp -a -- "$1" "$3"; } && changed=1 || exit 1
+  cp -al -- "$1" "$3" 2>/dev/null || { rm -rf -- "$3"; cp -a -- "$1" "$3"; } || exit 1
+  chown -R -- "$2" "$3" && changed=1 || exit 1
 fi
 echo "$2"
 [ -n "$changed" ] || exit 3
@@ -85,6 +86,10 @@ class Images:
         image = await self.ready(spec.image)
         key = (image.name, spec.workdir, spec.user, str(spec.read_only))
         return await self._once(key, lambda: self._owned(image, spec))
+
+    def forget(self) -> None:
+        """Look for each image again the next time: one is gone that was there."""
+        self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
 
     async def _once(self, key: tuple[str, ...], make: Callable[[], Coroutine[Any, Any, Image]]) -> Image:
         """What fails is tried again at the next time. A caller who is cancelled takes nothing from the others."""

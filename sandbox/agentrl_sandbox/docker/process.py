@@ -112,12 +112,14 @@ class DockerProcess:
             await asyncio.wait([self._code], timeout=_TRAILING_S)  # it may have ended just now
             told = self._out.complete
         if not told:
-            await self._box.kill_all(
-                "a command could not be killed at its end: there was no room for what kills it, "
-                "or the command had killed what watches over it"
-            )
-            await asyncio.wait([self._code], timeout=_ENDING_S)
-            await self.abandon()
+            try:
+                await self._box.kill_all(
+                    "a command could not be killed at its end: there was no room for what kills it, "
+                    "or the command had killed what watches over it"
+                )
+                await asyncio.wait([self._code], timeout=_ENDING_S)
+            finally:
+                await self.abandon()
             self._box.check_alive()
         return None
 
@@ -181,7 +183,8 @@ class DockerProcess:
         name = self._box.sandbox_id
         if _NO_USER.search(said):
             return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")
-        lacks = "process" if _FULL.search(said) else await self._box.used_up()
+        # An engine whose own machine has no room for a process says so in the same words.
+        lacks = await self._box.used_up(0.5 if _FULL.search(said) else 1.0)
         if lacks == "process":
             return SandboxKilledError(self._box.no_room())
         await self._box.ensure_alive()

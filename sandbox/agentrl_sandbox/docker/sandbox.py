@@ -16,7 +16,8 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox import OnOutput, SandboxKilledError
 from agentrl_sandbox.base import ShellSandbox
 from agentrl_sandbox.command import finish
-from agentrl_sandbox.docker.container import configuration, identity
+from agentrl_sandbox.docker.container import Image, configuration, identity
+from agentrl_sandbox.docker.disk import DiskWatch
 from agentrl_sandbox.docker.engine import Engine
 from agentrl_sandbox.docker.images import SOWN, Images, sowing
 from agentrl_sandbox.docker.process import DockerProcess
@@ -31,8 +32,8 @@ _START_S = 60.0
 _KILL_S = 10.0
 _LEARNING_S = (0.0, 0.05, 0.2, 0.5)
 """Pauses before the engine is asked again whether a container has ended. It learns of it a moment later."""
-_CAUSE_S = 0.2
-"""After a container's end, how long the engine may take to learn that it was for memory."""
+_CAUSE_S = (0.2, 0.3, 0.5)
+"""Pauses after a container's end, before the engine is asked again whether it was for memory."""
 _TOOL_S = 10.0
 _NEEDED = 6
 """Processes that it takes to start a command."""
@@ -46,14 +47,16 @@ class DockerSandbox(ShellSandbox):
 
     kind: ClassVar[str] = "docker"
 
-    def __init__(self, spec: SandboxSpec, engine: Engine, images: Images) -> None:
+    def __init__(self, spec: SandboxSpec, engine: Engine, images: Images, watch: DiskWatch) -> None:
         super().__init__(spec, f"docker-{secrets.token_hex(8)}")
-        self._engine, self._images = engine, images
+        self._engine, self._images, self._watch = engine, images, watch
         self._docker = engine.docker
         self._container = self._docker.containers.container(self.sandbox_id)  # an engine takes names for ids
         self._request: asyncio.Task[Any] | None = None
         self._processes: set[DockerProcess] = set()
-        self._dead = ""
+        self._dead: tuple[type[SandboxError], str] | None = None
+        """Why nothing can run here any more: SandboxKilledError if its own commands are to blame."""
+        self._killed_for = ""
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -63,12 +66,32 @@ class DockerSandbox(ShellSandbox):
 
     async def _open(self) -> None:
         image = await self._images.owned(self.spec)
-        body = configuration(self.spec, self.sandbox_id, image)
         with self.telling():
-            await self._whole(self._docker.containers.create(body, name=self.sandbox_id))
+            try:
+                await self._create(image)
+            except DockerError as exc:
+                if exc.status != 404:  # the image was removed since it was made
+                    raise
+                self._images.forget()
+                image = await self._images.owned(self.spec)
+                await self._create(image)
+            if not self.spec.read_only:
+                self._watch.add(self.sandbox_id, self.spec.disk_mb, self.kill_all)
             await self._whole(self._container.start())
         if image.seed:
             await self._sow()
+
+    async def _create(self, image: Image) -> None:
+        host = self._engine.host
+        body = configuration(self.spec, self.sandbox_id, image, host)
+        limited = bool(body["HostConfig"]["StorageOpt"])
+        try:
+            await self._whole(self._docker.containers.create(body, name=self.sandbox_id))
+        except DockerError as exc:
+            if not limited or "storage-opt" not in exc.message.lower():
+                raise
+            host.quotas = False
+            await self._create(image)
 
     async def _whole(self, request: Coroutine[Any, Any, T]) -> T:
         """A request that makes something. When its caller is cancelled, it goes on, and `_close` waits for its end:
@@ -87,6 +110,7 @@ class DockerSandbox(ShellSandbox):
 
     async def _close(self) -> None:
         """An engine that does not answer leaves the container to the reaper of a later run."""
+        self._watch.drop(self.sandbox_id)
         if self._request is not None:
             await asyncio.wait([self._request])
             if not self._request.cancelled():
@@ -153,24 +177,36 @@ class DockerSandbox(ShellSandbox):
     async def kill_tree(self, pid: int, user: str) -> bool:
         """Kill a process of this user and what descends from it. False: that could not be made sure."""
         for _ in range(3):
-            with contextlib.suppress(SandboxError):
+            with contextlib.suppress(SandboxError, TimeoutError):
                 async with asyncio.timeout(_KILL_S):
                     said = await self._small(killer(pid), KILLED, user=identity(user))
                 if said.endswith(KILLED):
                     return True
-            if self._dead:
+            if self._dead is not None:
                 break
         return False
 
     async def kill_all(self, why: str) -> None:
-        """Kill the container. Whatever is asked of it later raises SandboxKilledError with this reason."""
-        self._dead = self._dead or f"sandbox {self.sandbox_id} was killed: {why}"
-        with self.telling():
-            try:
-                await self._container.kill()
-            except DockerError as exc:
-                if exc.status not in (404, 409):  # it has ended by itself
-                    raise
+        """Kill the container for what its commands did. Whatever is asked of it later raises SandboxKilledError with
+        this reason; or SandboxError, if the engine does not do it, or something else ended the container before."""
+        try:
+            with self.telling():
+                async with asyncio.timeout(_KILL_S):
+                    await self.look()
+                    self._killed_for = why
+                    await self._kill()
+                    await self.look()
+        except SandboxError as exc:
+            self._killed_for = ""
+            self._dead = self._dead or (SandboxError, f"{exc} (it was to be killed: {why})")
+            raise
+
+    async def _kill(self) -> None:
+        try:
+            await self._container.kill()
+        except DockerError as exc:
+            if exc.status not in (404, 409):  # it has ended by itself
+                raise
 
     async def _small(self, argv: Sequence[str], last: str, *, user: str) -> str:
         """What a command of our own says: up to its `last` word, or all if it never says it.
@@ -188,9 +224,10 @@ class DockerSandbox(ShellSandbox):
     # How it is
 
     def check_alive(self) -> None:
-        """Raises SandboxKilledError, with the cause, if the container has ended."""
-        if self._dead:
-            raise SandboxKilledError(self._dead)
+        """Raises SandboxKilledError or SandboxError, with the cause, if the container has ended."""
+        if self._dead is not None:
+            kind, why = self._dead
+            raise kind(why)
 
     async def ensure_alive(self) -> None:
         """As `check_alive`, when something speaks for an end of which the engine need not know yet."""
@@ -215,20 +252,27 @@ class DockerSandbox(ShellSandbox):
 
     async def look(self) -> None:
         """Ask the engine whether the container has ended, and note why."""
-        if self._dead:
+        if self._dead is not None:
             return
         state = await self._told_state()
-        if not state["Running"] and state["ExitCode"] == _BY_KILL and not state["OOMKilled"]:
-            await asyncio.sleep(_CAUSE_S)
+        if state["Running"]:
+            return
+        for delay in _CAUSE_S:
+            if state["ExitCode"] != _BY_KILL or state["OOMKilled"] or self._killed_for:
+                break
+            await asyncio.sleep(delay)
             state = await self._told_state()
-        if state["OOMKilled"] and not state["Running"]:
-            self._dead = f"sandbox {self.sandbox_id} ended: its memory was used up (memory_mb={self.spec.memory_mb})"
-        elif not state["Running"] and state["ExitCode"] == _NOT_FOUND:
-            raise SandboxError(f"sandbox {self.sandbox_id}: image {self.spec.image or 'of the spec'!r} has no /bin/sh")
-        elif not state["Running"]:
-            self._dead = (
-                f"sandbox {self.sandbox_id} ended: its first process was killed (exit code {state['ExitCode']})"
-            )
+        name = f"sandbox {self.sandbox_id}"
+        if self._killed_for:
+            self._dead = (SandboxKilledError, f"{name} was killed: {self._killed_for}")
+        elif state["OOMKilled"]:
+            why = f"{name} ended: its memory was used up (memory_mb={self.spec.memory_mb})"
+            self._dead = (SandboxKilledError, why)
+        elif state["ExitCode"] == _NOT_FOUND:
+            raise SandboxError(f"{name}: image {self.spec.image or 'of the spec'!r} has no /bin/sh")
+        else:  # none of its commands can end its first process
+            why = f"{name} was stopped from outside (exit code {state['ExitCode']}): by a restart of the engine, or by hand"
+            self._dead = (SandboxError, why)
 
     async def _told_state(self) -> dict[str, Any]:
         try:
@@ -252,14 +296,14 @@ class DockerSandbox(ShellSandbox):
             return "OOM-killed" in said or max(counts, default=0) > before  # or there is no room for this one either
         return False
 
-    async def used_up(self) -> Literal["process", "memory", ""]:
-        """What the container has no more of, as the engine counts it."""
+    async def used_up(self, pids: float = 1.0) -> Literal["process", "memory", ""]:
+        """What the container has no more of, as the engine counts it: from this share of its processes on, say."""
         try:
             parameters = {"stream": "0", "one-shot": "1"}
             stats = await self._docker._query_json(f"containers/{self.sandbox_id}/stats", params=parameters)
         except DockerError:  # it has ended
             return ""
-        if stats.get("pids_stats", {}).get("current", 0) > self.spec.pids - _NEEDED:
+        if stats.get("pids_stats", {}).get("current", 0) > pids * self.spec.pids - _NEEDED:
             return "process"
         memory = stats.get("memory_stats", {})
         return "memory" if memory.get("usage", 0) > 0.9 * memory.get("limit", float("inf")) else ""

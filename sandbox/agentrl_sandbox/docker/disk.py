@@ -1,0 +1,91 @@
+"""The limit of what sandboxes with a writable root write to the engine's disk.
+
+An engine limits a container's disk only on XFS with project quotas (`Engine.quotas`). So the engine is also asked, again
+and again, what each of these sandboxes has written; one that has written more than its `disk_mb` is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from agentrl.errors import SandboxError, told
+from agentrl_sandbox import owners
+from agentrl_sandbox.docker.container import DISK, OWNER, SANDBOX
+from agentrl_sandbox.docker.engine import Engine
+
+log = logging.getLogger("agentrl")
+
+_EVERY_S = 1.0
+"""A disk takes half a gigabyte or more in this time."""
+_OFTEN_S = 0.2
+"""For when a sandbox has used half of what it may: the next look must not come too late."""
+_REST = 4
+"""Times as long as a look took, so that the engine does little else than look at most for a fifth of its time."""
+
+
+class DiskWatch:
+    """Watches the sandboxes of one back end. It asks for all of them at once, and only while there are some."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._watched: dict[str, tuple[int, Callable[[str], Awaitable[None]]]] = {}
+        self._some = asyncio.Event()
+        self._warned = False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._run(), name="docker-disk-watch")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def add(self, sandbox_id: str, disk_mb: int, kill: Callable[[str], Awaitable[None]]) -> None:
+        """From now on, `kill` is called with the reason once the sandbox has written more than `disk_mb`."""
+        self._watched[sandbox_id] = (disk_mb, kill)
+        self._some.set()
+
+    def drop(self, sandbox_id: str) -> None:
+        self._watched.pop(sandbox_id, None)
+        if not self._watched:
+            self._some.clear()
+
+    async def _run(self) -> None:
+        while True:
+            await self._some.wait()
+            began = time.monotonic()
+            try:
+                fullest = await self._look()
+            except SandboxError as exc:
+                fullest = 0.0
+                if not self._warned:
+                    log.warning("what sandboxes write to the disk cannot be watched: %s", told(exc))
+                self._warned = True
+            took = time.monotonic() - began
+            await asyncio.sleep(max(_OFTEN_S if fullest > 0.5 else _EVERY_S, _REST * took))
+
+    async def _look(self) -> float:
+        """The largest share that one of them has used of what it may."""
+        shares = [0.0]
+        for sandbox_id, written in (await self._written()).items():
+            disk_mb, kill = self._watched.get(sandbox_id, (0, None))
+            if kill is None:
+                continue
+            shares.append(written / (disk_mb << 20))
+            if shares[-1] > 1:
+                await kill(f"its disk was used up (disk_mb={disk_mb}): it wrote {written >> 20} MiB")
+                self.drop(sandbox_id)
+        return max(shares)
+
+    async def _written(self) -> dict[str, int]:
+        """The bytes that each sandbox of this process has written to its root."""
+        labels = json.dumps({"label": [DISK, f"{OWNER}={owners.current()}"]})
+        with self._engine.telling("the sizes of sandboxes"):
+            shown = await self._engine.docker._query_json("containers/json", params={"size": "1", "filters": labels})
+        return {one["Labels"][SANDBOX]: int(one.get("SizeRw") or 0) for one in shown}
