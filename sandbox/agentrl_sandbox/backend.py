@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, cast
+from typing import Protocol, Self, cast, runtime_checkable
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.loading import load_object
 from agentrl.sandbox import Sandbox
+from agentrl_sandbox import machine
+from agentrl_sandbox.machine import Machine
 from agentrl_sandbox.spec import SandboxSpec
 
 
@@ -58,6 +60,19 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Placed(Protocol):
+    """A back end that knows on which machine its sandboxes run, once it is entered. That of others is this one."""
+
+    @property
+    def machine(self) -> Machine: ...
+
+
+def machine_of(backend: Backend) -> Machine:
+    """The machine on which a back end's sandboxes run, as far as it is known. The back end is entered."""
+    return backend.machine if isinstance(backend, Placed) else machine.here()
+
+
 BACKENDS = {
     "docker": "agentrl_sandbox.docker.backend:DockerBackend",
     "bubblewrap": "agentrl_sandbox.bubblewrap.backend:BubblewrapBackend",
@@ -67,7 +82,10 @@ BACKENDS = {
 }
 """Back ends by name. auto: docker if an engine answers, else bubblewrap."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("agentrl")
+
+_warned: set[str] = set()
+"""The fallbacks that were warned of, so that the pools of several event loops say it once."""
 
 
 def open_backend(name: str) -> Backend:
@@ -88,7 +106,7 @@ def open_backend(name: str) -> Backend:
 
 
 class AutoBackend:
-    """Docker if an engine answers, else bubblewrap. Which one it is, is known and logged once it is entered."""
+    """Docker if an engine answers, else bubblewrap, with a warning that says why. `name` is that of the chosen one."""
 
     def __init__(self) -> None:
         self._chosen: Backend | None = None
@@ -106,7 +124,7 @@ class AutoBackend:
             except (SandboxError, ConfigError) as exc:
                 reasons.append(f"{name}: {exc}")
             else:
-                log.info("sandboxes run in %s", name)
+                _tell_choice(name, reasons)
                 return self
         raise SandboxError(f"no sandbox back end works here ({'; '.join(reasons)})")
 
@@ -131,7 +149,21 @@ class AutoBackend:
         await self._entered.remove(sandbox_ids)
 
     @property
+    def machine(self) -> Machine:
+        """See `Placed.machine`."""
+        return machine_of(self._entered)
+
+    @property
     def _entered(self) -> Backend:
         if self._chosen is None:
             raise SandboxError("the back end is not entered; use it within `async with`")
         return self._chosen
+
+
+def _tell_choice(name: str, reasons: Sequence[str]) -> None:
+    """Log which back end `auto` took, and why not the better one."""
+    if not reasons:
+        log.info("sandboxes run in %s", name)
+    elif (why := "; ".join(reasons)) not in _warned:
+        _warned.add(why)
+        log.warning("sandboxes run in %s, whose limits and images differ (%s); name the back end to be sure", name, why)

@@ -1,9 +1,10 @@
-"""The cores and the memory that this process may use: the machine's, or those of the container it runs in."""
+"""The cores and the memory for sandboxes: what this process may use here, or those of another machine."""
 
 from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl_sandbox.spec import SandboxSpec
@@ -14,9 +15,27 @@ _SHARE_OF_MEMORY = 0.75
 """The rest is for this program, and for the engine."""
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that holds sandboxes."""
+
+    cores: float
+    memory_mb: int
+
+    def room(self, spec: SandboxSpec) -> int:
+        """How many sandboxes of a spec it holds at once; at least 2, one of them to grade in."""
+        by_memory = _SHARE_OF_MEMORY * self.memory_mb / spec.memory_mb
+        return max(2, int(min(_SHARING * self.cores / spec.cpus, by_memory)))
+
+
+def here() -> Machine:
+    """What this process may use."""
+    return Machine(cores(), memory_mb())
+
+
 def room(spec: SandboxSpec) -> int:
-    """How many sandboxes of a spec this machine holds at once; at least 2, one of them to grade in."""
-    return max(2, min(int(_SHARING * cores() / spec.cpus), int(_SHARE_OF_MEMORY * memory_mb() / spec.memory_mb)))
+    """How many sandboxes of a spec this machine holds at once."""
+    return here().room(spec)
 
 
 def needed(spec: SandboxSpec, sandboxes: int) -> tuple[int, int]:

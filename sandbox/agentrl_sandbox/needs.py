@@ -22,9 +22,15 @@ def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = Non
         f"for {episodes} episodes at a time {wanted} sandboxes, and {both - wanted} more to grade in, each of up to "
         f"{spec.cpus:g} cores and {spec.memory_mb} MiB: {cores} cores and {math.ceil(memory_mb / 1024)} GiB"
     )
-    if (here := machine.room(spec)) < both:
+    if _runs_here(backend) and (here := machine.room(spec)) < both:
         text += f"; a machine like this one holds {here}, and the other episodes wait for one"
     return [*_programs(backend), text]
+
+
+def _runs_here(backend: str) -> bool:
+    """Whether its sandboxes run on this machine, as far as that is known without asking an engine."""
+    remote = not os.environ.get("DOCKER_HOST", "unix://").startswith("unix://")
+    return not backend.startswith("hosted:") and not (backend in ("docker", "auto") and remote)
 
 
 def _programs(backend: str) -> list[str]:

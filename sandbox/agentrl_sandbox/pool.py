@@ -13,9 +13,10 @@ from agentrl.errors import AgentRLError, ConfigError, SandboxError
 from agentrl.runtime import uncounted
 from agentrl.sandbox import Sandbox, Snapshot
 from agentrl_sandbox import machine
-from agentrl_sandbox.backend import Backend, open_backend
+from agentrl_sandbox.backend import Backend, machine_of, open_backend
 from agentrl_sandbox.figures import LaneName, PoolFigures, Tally
 from agentrl_sandbox.lanes import Box, Lane, Request, Trouble
+from agentrl_sandbox.machine import Machine
 from agentrl_sandbox.spec import SandboxSpec
 from agentrl_sandbox.workshop import Workshop
 
@@ -47,7 +48,8 @@ class SandboxPool:
     slower, and nothing else. That wait does not count towards the deadline of the hook that asked.
 
     `backend` is the name of a back end, which the pool opens and closes, or an open one. `spec` is what `acquire` gives
-    by default; with None, each call has to name one. Without `size`, the machine's cores and memory decide. `warm`
+    by default; with None, each call has to name one. Without `size`, the cores and the memory of the machine
+    decide on which the sandboxes run. `warm`
     sandboxes are kept ready in each lane, of the specs that were asked for last. At most `create` sandboxes are made at
     a time, and `rate` in a second. If for `wait_s` seconds no sandbox has become free, `acquire` raises SandboxError.
 
@@ -71,14 +73,9 @@ class SandboxPool:
             if given is not None and given <= 0:
                 raise ConfigError(f"SandboxPool: {name} must be positive, not {given}")
         self._given, self._spec = backend, spec
-        size, grade = _sizes(spec or SandboxSpec(), size, grade)
-        warm = min(size, 8) if warm is None else max(0, warm)
-        self._create = create or min(16, max(2, round(machine.cores())))
+        self._size, self._grade, self._warm, self._creating = size, grade, warm, create
         self._gap_s, self._wait_s = 1 / rate, wait_s
-        self._lanes: dict[LaneName, Lane] = {  # grading first: it sets an episode's sandbox free
-            "grade": _lane("grade", grade, warm, spec),
-            "episode": _lane("episode", size, warm, spec),
-        }
+        self._plan(machine.here())
         self._troubles: dict[SandboxSpec, Trouble] = {}
         self._tally, self._prefetches = Tally(), asyncio.Semaphore(_PREFETCHES)
         self._workers, self._removers = set[asyncio.Task[None]](), set[asyncio.Task[None]]()
@@ -95,6 +92,8 @@ class SandboxPool:
         async with AsyncExitStack() as stack:
             given = self._given
             backend = await stack.enter_async_context(open_backend(given)) if isinstance(given, str) else given
+            found = machine_of(backend)
+            self._plan(found)
             self._workshop = Workshop(backend, self._tally, self._create)
             stack.push_async_callback(self._workshop.close)
             if self._spec is not None:
@@ -102,7 +101,7 @@ class SandboxPool:
                 await self._workshop.prepare(self._spec.image)
             self._stack = stack.pop_all()
         self._open = True
-        _say_once(f"{backend.name}: {self._lanes['episode'].capacity} sandboxes at a time for episodes", self._lanes)
+        _say_once(backend.name, found, self._lanes)
         self._begin(self._tend())
         self._schedule()
         return self
@@ -146,6 +145,16 @@ class SandboxPool:
 
     def figures(self) -> PoolFigures:
         return self._tally.figures({name: lane.figures() for name, lane in self._lanes.items()})
+
+    def _plan(self, found: Machine) -> None:
+        """Size the lanes: by what is given, and by what the machine of the sandboxes holds."""
+        size, grade = _sizes(found.room(self._spec or SandboxSpec()), self._size, self._grade)
+        warm = min(size, 8) if self._warm is None else max(0, self._warm)
+        self._create = self._creating or min(16, max(2, round(found.cores)))
+        self._lanes: dict[LaneName, Lane] = {  # grading first: it sets an episode's sandbox free
+            "grade": _lane("grade", grade, warm, self._spec),
+            "episode": _lane("episode", size, warm, self._spec),
+        }
 
     # Handing out
 
@@ -320,9 +329,8 @@ class SandboxPool:
         return asyncio.get_running_loop().time()
 
 
-def _sizes(spec: SandboxSpec, size: int | None, grade: int | None) -> tuple[int, int]:
+def _sizes(room: int, size: int | None, grade: int | None) -> tuple[int, int]:
     """The capacities of the two lanes: what is given, and the rest of what the machine holds."""
-    room = machine.room(spec)
     grade = grade or max(1, (size or room) // 4)
     return size or max(1, room - grade), grade
 
@@ -336,10 +344,11 @@ def _name(spec: SandboxSpec) -> str:
     return f"image {spec.image}" if spec.image else "the base image"
 
 
-def _say_once(text: str, lanes: dict[LaneName, Lane]) -> None:
+def _say_once(backend: str, found: Machine, lanes: dict[LaneName, Lane]) -> None:
     text = (
-        f"sandbox pool, {text}, {lanes['grade'].capacity} for grading ({machine.cores():g} cores, "
-        f"{machine.memory_mb() >> 10} GiB); SandboxPool(size=..., grade=...) changes that"
+        f"sandbox pool, {backend}: {lanes['episode'].capacity} sandboxes at a time for episodes, "
+        f"{lanes['grade'].capacity} for grading ({found.cores:g} cores, {found.memory_mb >> 10} GiB); "
+        "SandboxPool(size=..., grade=...) changes that"
     )
     if text not in _said:
         _said.add(text)

@@ -47,3 +47,4 @@ def test_what_a_machine_holds(monkeypatch, spec, holds):
     monkeypatch.setattr(machine, "cores", lambda: 16.0)
     monkeypatch.setattr(machine, "memory_mb", lambda: 64 << 10)
     assert machine.room(SandboxSpec(**spec)) == holds
+    assert machine.Machine(16.0, 64 << 10).room(SandboxSpec(**spec)) == holds

@@ -36,3 +36,24 @@ async def test_auto_takes_the_first_that_works(monkeypatch, docker, chosen):
             assert [found.sandbox_id for found in await backend.list()] == [box.sandbox_id]
             await backend.remove([box.sandbox_id])
         assert await backend.list() == []
+
+
+async def test_auto_without_an_engine_warns_once_with_the_reason(monkeypatch, caplog):
+    monkeypatch.setattr("agentrl_sandbox.backend._warned", set())
+    monkeypatch.setattr("agentrl_sandbox.docker.backend.DockerBackend", Absent)
+    monkeypatch.setattr("agentrl_sandbox.bubblewrap.backend.BubblewrapBackend", FakeBackend)
+    caplog.set_level("INFO", "agentrl")
+    for _ in range(2):
+        async with open_backend("auto"):
+            pass
+    (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "sandboxes run in bubblewrap" in said.message
+    assert "docker: it is not here" in said.message
+
+
+async def test_auto_with_an_engine_warns_of_nothing(monkeypatch, caplog):
+    monkeypatch.setattr("agentrl_sandbox.docker.backend.DockerBackend", FakeBackend)
+    caplog.set_level("INFO", "agentrl")
+    async with open_backend("auto"):
+        pass
+    assert [record.levelname for record in caplog.records] == ["INFO"]

@@ -13,6 +13,7 @@ import pytest
 from agentrl import ConfigError, SandboxError
 from agentrl.sandbox import Snapshot
 from agentrl_sandbox import SandboxPool, SandboxSpec, lanes, pool, workshop
+from agentrl_sandbox.machine import Machine
 from tests.sandbox.yard import Yard, YardBox
 
 A, B, C = (SandboxSpec(image=name) for name in "abc")
@@ -498,6 +499,23 @@ async def test_the_size_is_derived_from_the_machine_and_logged_once(monkeypatch,
         "sandbox pool, fake: 18 sandboxes at a time for episodes, 6 for grading (8 cores, 64 GiB); "
         "SandboxPool(size=..., grade=...) changes that"
     ]
+
+
+class Away(Yard):
+    """A back end whose sandboxes run on another machine."""
+
+    machine = Machine(64.0, 512 << 10)
+
+
+async def test_the_size_follows_the_machine_on_which_the_sandboxes_run(monkeypatch, caplog):
+    caplog.set_level("INFO", "agentrl")
+    monkeypatch.setattr(pool, "_said", set())
+    monkeypatch.setattr("agentrl_sandbox.machine.cores", lambda: 1.0)
+    monkeypatch.setattr("agentrl_sandbox.machine.memory_mb", lambda: 2 << 10)
+    async with SandboxPool(Away(), SandboxSpec(memory_mb=2048), warm=0) as boxes:
+        sizes = {name: lane.capacity for name, lane in boxes.figures().lanes.items()}
+    assert sizes == {"episode": 144, "grade": 48}
+    assert "(64 cores, 512 GiB)" in caplog.text
 
 
 # The storm

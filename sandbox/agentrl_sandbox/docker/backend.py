@@ -8,13 +8,14 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from agentrl.errors import ConfigError, SandboxError
-from agentrl_sandbox import owners
+from agentrl_sandbox import machine, owners
 from agentrl_sandbox.backend import Found
 from agentrl_sandbox.docker.container import DEADLINE, IMAGE, OWNER, RUN, SANDBOX
 from agentrl_sandbox.docker.disk import DiskWatch
 from agentrl_sandbox.docker.engine import Engine
 from agentrl_sandbox.docker.images import Images
 from agentrl_sandbox.docker.sandbox import DockerSandbox, remove
+from agentrl_sandbox.machine import Machine
 from agentrl_sandbox.reaper import reaping
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -63,6 +64,14 @@ class DockerBackend:
         """See `Backend.prepare`."""
         _, images = self._opened()
         await images.ready(image)
+
+    @property
+    def machine(self) -> Machine:
+        """See `Placed.machine`: the engine's. What limits this process limits an engine of the same machine too."""
+        host, own = self._opened()[0].host, machine.here()
+        if host.here or not host.memory_mb:
+            return Machine(min(host.cores, own.cores), own.memory_mb)
+        return Machine(host.cores, host.memory_mb)
 
     async def list(self) -> Sequence[Found]:
         """See `Backend.list`."""

@@ -1,7 +1,7 @@
 """The limit of what sandboxes with a writable root write to the engine's disk.
 
-An engine limits a container's disk only on XFS with project quotas (`Engine.quotas`). So the engine is also asked, again
-and again, what each of these sandboxes has written; one that has written more than its `disk_mb` is killed.
+An engine limits a container's disk only on XFS with project quotas (`Host.quotas`). So it is also asked, again and
+again, what each of these sandboxes has written. One that has written more than its `disk_mb` is killed.
 """
 
 from __future__ import annotations

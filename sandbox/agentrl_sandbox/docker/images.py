@@ -130,7 +130,9 @@ class Images:
         try:
             await container.start()
             code = (await container.wait())["StatusCode"]
-            said = "".join(await container.log(stdout=True, stderr=True)).strip()
+            said, complained = [
+                "".join(await container.log(**{stream: True})).strip() for stream in ("stdout", "stderr")
+            ]
             if code == _UNCHANGED:
                 await self._docker.images.tag(image.name, repo, tag=tag)
             elif code == 0:
@@ -138,7 +140,7 @@ class Images:
                 await container.commit(repository=repo, tag=tag, changes=notes)
             else:
                 raise SandboxError(
-                    f"{what}: {spec.workdir} cannot be given to {spec.user}: {said or f'exit code {code}'}"
+                    f"{what}: {spec.workdir} cannot be given to {spec.user}: {complained or f'exit code {code}'}"
                 )
         finally:
             await container.delete(force=True, v=True)

@@ -271,8 +271,8 @@ class DockerSandbox(ShellSandbox):
         elif state["ExitCode"] == _NOT_FOUND:
             raise SandboxError(f"{name}: image {self.spec.image or 'of the spec'!r} has no /bin/sh")
         else:  # none of its commands can end its first process
-            why = f"{name} was stopped from outside (exit code {state['ExitCode']}): by a restart of the engine, or by hand"
-            self._dead = (SandboxError, why)
+            why = f"exit code {state['ExitCode']}: the engine was restarted, or somebody stopped it"
+            self._dead = (SandboxError, f"{name} was stopped from outside ({why})")
 
     async def _told_state(self) -> dict[str, Any]:
         try:
