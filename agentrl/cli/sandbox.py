@@ -38,7 +38,7 @@ def check(backend: _Backend = "") -> None:
 
 @sandbox.command("ls")
 def list_(backend: _Backend = "") -> None:
-    """List the sandboxes of all runs, those left behind too."""
+    """List the sandboxes of all runs, those left behind too, and what else is left: images, cgroups, processes."""
     with one_line_errors():
         boxes = _asked("found", backend)
         if boxes:
@@ -49,13 +49,24 @@ def list_(backend: _Backend = "") -> None:
             typer.echo(f"{box.sandbox_id:<27} {box.run:<20} {owner:<6} {left:>9}  {box.image}")
         if not boxes:
             typer.echo("no sandboxes")
+        if others := _asked("left", backend):
+            typer.echo("left behind, which `agentrl sandbox gc` removes:")
+        for one in others:
+            typer.echo(f"{one.kind:<8} {one.name}  ({one.note})")
 
 
 @sandbox.command()
 def gc(backend: _Backend = "") -> None:
-    """Remove the sandboxes whose run has ended or whose time is over. A run that starts does so, too."""
+    """Remove the sandboxes whose run has ended or whose time is over, as a run that starts does; and what else is left
+    behind: images that agentrl made, unless a run has sandboxes on the engine, empty cgroups, processes of an engine
+    that is gone."""
     with one_line_errors():
-        typer.echo(f"removed {_asked('collect', backend)} sandboxes")
+        said = [f"{_asked('collect', backend)} sandboxes"]
+        cleared = _asked("tidy", backend)
+        for kind, many in (("image", "images"), ("cgroup", "cgroups"), ("process", "orphaned containers")):
+            if count := sum(one.kind == kind for one in cleared):
+                said.append(f"{count} {many}")
+        typer.echo(f"removed {', '.join(said)}")
 
 
 def _asked(what: str, backend: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, cast, runtime_checkable
+from typing import Literal, Protocol, Self, cast, runtime_checkable
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.loading import load_object
@@ -57,6 +57,28 @@ class Backend(Protocol):
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
         """Remove sandboxes with all that runs in them. Those already gone are no error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something other than a sandbox that agentrl made on this machine or engine, and that no sandbox uses any more."""
+
+    kind: Literal["image", "cgroup", "process"]
+    name: str
+    note: str
+    size: int = 0
+    """Bytes, where it is known."""
+
+
+@runtime_checkable
+class Tidied(Protocol):
+    """What knows more that can be left behind than sandboxes."""
+
+    async def leftovers(self) -> Sequence[Leftover]: ...
+
+    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+        """Remove them; those that are gone now. What is in use again is kept."""
         ...
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError, SandboxError
+from agentrl.loading import load_object
 from agentrl.sandbox import Sandbox
-from agentrl_sandbox.backend import Found, open_backend
+from agentrl_sandbox.backend import Found, Leftover, Tidied, open_backend
 from agentrl_sandbox.reaper import paused
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -82,6 +84,28 @@ async def collect(name: str = "") -> int:
                 await backend.remove(gone)
                 count += len(gone)
     return count
+
+
+async def left(name: str = "") -> Sequence[Leftover]:
+    """What else is left behind: images, cgroups, and processes of an engine that is gone. Nothing is removed."""
+    with paused():
+        return [one async for tidied in _tidied(name) for one in await tidied.leftovers()]
+
+
+async def tidy(name: str = "") -> Sequence[Leftover]:
+    """Remove what `left` finds; what was removed."""
+    with paused():
+        return [one async for tidied in _tidied(name) for one in await tidied.clear(await tidied.leftovers())]
+
+
+async def _tidied(name: str) -> AsyncIterator[Tidied]:
+    for one in await _working(name):
+        async with open_backend(one) as backend:
+            if isinstance(backend, Tidied):
+                yield backend
+    if name in ("", "docker"):
+        with contextlib.suppress(ConfigError):  # without docker's client, none of its sandboxes were made here
+            yield load_object("agentrl_sandbox.docker.orphans:Orphans")()
 
 
 async def _listed(name: str) -> Sequence[Found]:

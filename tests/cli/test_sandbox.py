@@ -11,7 +11,7 @@ BACKEND = """
 from pathlib import Path
 
 from agentrl.errors import SandboxError
-from agentrl_sandbox.backend import Found
+from agentrl_sandbox.backend import Found, Leftover
 from agentrl_sandbox.local.backend import LocalBackend
 from agentrl_sandbox.reaper import reaping
 
@@ -38,6 +38,16 @@ class Remembering(LocalBackend):
         LIST.write_text("\\n".join(kept))
 
 
+class Untidy(Remembering):
+    async def leftovers(self):
+        names = LIST.with_name("left").read_text().split()
+        return [Leftover(name.partition("-")[0], name, "10 MB") for name in names]
+
+    async def clear(self, left):
+        LIST.with_name("left").write_text("image-2")
+        return [one for one in left if one.name != "image-2"]
+
+
 class Broken(LocalBackend):
     async def __aenter__(self):
         raise SandboxError("no engine here; start one")
@@ -51,6 +61,8 @@ def sandbox(tmp_path):
     (tmp_path / "boxes").write_text(
         f"box-1 {time.time() + 100} lives\nbox-2 {time.time() + 100} gone\nbox-3 1.0 gone\n"
     )
+
+    (tmp_path / "left").write_text("image-1 image-2 cgroup-1 process-1")
 
     def run(command, name="Remembering"):
         return CliRunner().invoke(app, ["sandbox", command, "--backend", f"{tmp_path}/backends.py:{name}"])
@@ -70,6 +82,13 @@ def test_gc_counts_what_it_removes(sandbox):
     assert sandbox("gc").stdout == "removed 2 sandboxes\n"
     assert sandbox("gc").stdout == "removed 0 sandboxes\n"
     assert sandbox("ls").stdout.count("\n") == 2
+
+
+def test_what_else_is_left_is_shown_and_removed(sandbox):
+    shown = sandbox("ls", "Untidy").stdout
+    assert "left behind, which `agentrl sandbox gc` removes:\nimage    image-1  (10 MB)\n" in shown
+    assert sandbox("gc", "Untidy").stdout == "removed 2 sandboxes, 1 images, 1 cgroups, 1 orphaned containers\n"
+    assert sandbox("ls", "Untidy").stdout.splitlines()[-1] == "image    image-2  (10 MB)"
 
 
 def test_check_says_what_is_enforced_and_what_is_not(sandbox):

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import SandboxKilledError
-from agentrl_sandbox.bubblewrap import registry
+from agentrl_sandbox import survey
+from agentrl_sandbox.bubblewrap import cgroups, registry
 from agentrl_sandbox.bubblewrap.cgroups import Cgroups
 from agentrl_sandbox.spec import SandboxSpec
 from tests.sandbox.backends.inside import count, long_time, started
@@ -75,7 +76,10 @@ async def test_kill_9_of_the_owner_leaves_nothing(backend):
             break
         await asyncio.sleep(0.02)
     assert not any(map(registry.start_of, pids))
-    assert not {entry.sandbox_id for entry in left} & {found.sandbox_id for found in await backend.list()}
+    names = {entry.sandbox_id for entry in left}
+    assert names <= {found.sandbox_id for found in await survey.found("bubblewrap") if found.gone}
+    assert await survey.collect("bubblewrap") >= len(names)
+    assert not names & {found.sandbox_id for found in await backend.list()}
     assert not any(map(os.path.exists, [folder for entry in left for folder in entry.cgroups]))
     assert not any((registry.folder() / f"{entry.sandbox_id}.json").exists() for entry in left)
 
@@ -180,3 +184,33 @@ def test_the_filter_is_made_once(backend):
     assert seccomp.program() is seccomp.program()
     assert len(seccomp.program()) % 8 == 0
     assert ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+async def test_cgroups_of_no_box_are_shown_and_removed(backend, monkeypatch):
+    """Their owner was killed before it wrote down what it had made."""
+    made = Cgroups.make(f"{cgroups.NAME}-bubblewrap-{os.urandom(8).hex()}", SandboxSpec())
+    if made is None:
+        pytest.skip("no cgroup can be made here")
+    names = {str(folder) for folder in made.folders}
+    made.command()
+    try:
+        assert not names & {one.name for one in await survey.left("bubblewrap")}  # it may be on its way to a box
+        monkeypatch.setattr(cgroups, "_NEW_S", -1.0)
+        async with backend.sandbox(SandboxSpec()) as box:
+            assert names <= {one.name for one in await survey.left("bubblewrap")}
+            assert names <= {one.name for one in await survey.tidy("bubblewrap")}
+            assert await box.exec("echo alive") == (0, "alive\n", "")
+        assert not any(folder.exists() for folder in made.folders)
+    finally:
+        made.remove()
+
+
+async def test_a_box_whose_time_was_over_is_not_the_agent_s_fault(backend):
+    async with backend.sandbox(SandboxSpec(lifetime_s=0.5)) as box:
+        running = asyncio.create_task(box.exec("sleep 60"))
+        await asyncio.sleep(0.7)
+        await survey.collect("bubblewrap")
+        for work in (running, box.exec("true")):
+            with pytest.raises(SandboxError, match=r"removed by another: its lifetime_s=0\.5 was over") as caught:
+                await work
+            assert not isinstance(caught.value, SandboxKilledError)

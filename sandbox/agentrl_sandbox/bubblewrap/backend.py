@@ -9,11 +9,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Self
 
 from agentrl.errors import SandboxError
-from agentrl_sandbox.backend import Found
-from agentrl_sandbox.bubblewrap import registry, root, seccomp
+from agentrl_sandbox.backend import Found, Leftover
+from agentrl_sandbox.bubblewrap import cgroups, registry, root, seccomp
 from agentrl_sandbox.bubblewrap.box import Box
 from agentrl_sandbox.bubblewrap.cgroups import Cgroups
 from agentrl_sandbox.bubblewrap.sandbox import BubblewrapSandbox
@@ -69,6 +70,16 @@ class BubblewrapBackend:
             if entry.sandbox_id in sandbox_ids:
                 await asyncio.to_thread(registry.end, entry)
 
+    async def leftovers(self) -> Sequence[Leftover]:
+        """See `Tidied.leftovers`: the cgroups that no box has."""
+        known = [folder for entry in await asyncio.to_thread(registry.entries) for folder in entry.cgroups]
+        left = await asyncio.to_thread(cgroups.left, known)
+        return [Leftover("cgroup", str(folder), "empty") for folder in left]
+
+    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+        """See `Tidied.clear`."""
+        return [one for one in left if await asyncio.to_thread(cgroups.clear, Path(one.name))]
+
 
 async def _probe() -> None:
     """Make one box. Raises SandboxError, with the remedy, if this machine does not allow it."""
@@ -84,7 +95,7 @@ async def _probe() -> None:
         for file in files:
             os.close(file)
         await finish(box.end())
-    if (made := Cgroups.make(f"agentrl-probe-{os.getpid()}", SandboxSpec())) is None:
+    if (made := Cgroups.make(f"{cgroups.NAME}-probe-{os.getpid()}", SandboxSpec())) is None:
         log.warning(
             "bubblewrap: no cgroup can be made, so memory and processes are limited for each process alone; "
             "run as root, or in a scope of systemd with Delegate=yes"

@@ -19,6 +19,10 @@ from agentrl_sandbox.spec import SandboxSpec
 
 _ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "cpu", "pids")
+NAME = "agentrl"
+"""What the name of each folder begins with."""
+_NEW_S = 60.0
+"""A folder younger than this may be one whose box is being made."""
 _DYING_S = 5.0
 _PERIOD_US = 100_000
 
@@ -90,6 +94,32 @@ def remove(folders: tuple[Path, ...]) -> None:
             _kill(path)
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+def left(known: Iterable[str]) -> list[Path]:
+    """Folders of ours that are empty, not new, and not among those of the known boxes: their owner was killed before it
+    wrote down what it had made."""
+    taken, own = {*known}, _own()
+    places = {(_ROOT / one / own.get(one, "").lstrip("/")) for one in (*_CONTROLLERS, "")}
+    places |= {_ROOT / one for one in (*_CONTROLLERS, "")}
+    found = [folder for place in places if place.is_dir() for folder in place.glob(f"{NAME}-*")]
+    return sorted(folder for folder in found if str(folder) not in taken and _is_left(folder))
+
+
+def clear(folder: Path) -> bool:
+    """Remove an empty folder with its commands' folders; False if something runs in it."""
+    with contextlib.suppress(OSError):
+        for path in (*(path for path in folder.iterdir() if path.is_dir()), folder):
+            path.rmdir()
+    return not folder.exists()
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        old = time.time() - folder.stat().st_mtime > _NEW_S
+        return old and not any(_pids(path) for path in (folder, *folder.iterdir()) if path.is_dir())
+    except OSError:
+        return False
 
 
 def _kill(folder: Path) -> bool:

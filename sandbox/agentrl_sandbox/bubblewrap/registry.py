@@ -32,7 +32,7 @@ class Entry:
     cgroups: tuple[str, ...]
 
     def found(self) -> Found:
-        gone = owners.is_gone(self.owner, self.deadline)
+        gone = not self.runs or owners.is_gone(self.owner, self.deadline)
         return Found(self.sandbox_id, self.image, self.owner, self.run, self.deadline, gone)
 
     @property
@@ -57,15 +57,13 @@ def write(entry: Entry) -> None:
 
 
 def entries() -> list[Entry]:
-    """All boxes that run. Of those that do not, the file and the cgroups are removed."""
+    """All boxes that run, and those of which a file and cgroups are left because their owner is gone."""
     found = []
     for file in sorted(folder().glob("bubblewrap-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
             entry = Entry(**json.loads(file.read_text()))
-            if entry.runs:
+            if entry.runs or owners.is_gone(entry.owner, entry.deadline):  # else its owner is about to remove it
                 found.append(entry)
-            elif owners.is_gone(entry.owner, entry.deadline):  # else its owner is about to do it
-                end(entry)
     return found
 
 

@@ -17,7 +17,7 @@ from agentrl_sandbox import owners
 from agentrl_sandbox.base import ShellSandbox
 from agentrl_sandbox.bubblewrap import registry, root, seccomp
 from agentrl_sandbox.bubblewrap.box import Box
-from agentrl_sandbox.bubblewrap.cgroups import Cgroups
+from agentrl_sandbox.bubblewrap.cgroups import NAME, Cgroups
 from agentrl_sandbox.bubblewrap.process import BoxProcess, Control
 from agentrl_sandbox.command import finish
 from agentrl_sandbox.spec import SandboxSpec
@@ -45,7 +45,7 @@ class BubblewrapSandbox(ShellSandbox):
     async def _open(self) -> None:
         if self.spec.image:
             self.shell = await asyncio.to_thread(root.shell, self.spec.image)
-        self._cgroups = Cgroups.make(f"agentrl-{self.sandbox_id}", self.spec)
+        self._cgroups = Cgroups.make(f"{NAME}-{self.sandbox_id}", self.spec)
         files = root.etc()
         try:
             self._box = Box()
@@ -143,6 +143,9 @@ class BubblewrapSandbox(ShellSandbox):
 
     def _require_alive(self) -> None:
         if self._box is None or not self._box.alive:
+            if not self._killed_for and self._entry is not None and time.time() > self._entry.deadline:
+                why = f"its lifetime_s={self.spec.lifetime_s:g} was over"
+                raise SandboxError(f"sandbox {self.sandbox_id} was removed by another: {why}")
             why = self._killed_for or self._why_ended()
             raise SandboxKilledError(f"sandbox {self.sandbox_id} was killed: {why}")
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
+from aiodocker import DockerError
+
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox import machine, owners
-from agentrl_sandbox.backend import Found
+from agentrl_sandbox.backend import Found, Leftover
 from agentrl_sandbox.docker.container import DEADLINE, IMAGE, OWNER, RUN, SANDBOX
 from agentrl_sandbox.docker.disk import DiskWatch
 from agentrl_sandbox.docker.engine import Engine
-from agentrl_sandbox.docker.images import Images
+from agentrl_sandbox.docker.images import NAMES, Images
 from agentrl_sandbox.docker.sandbox import DockerSandbox, remove
 from agentrl_sandbox.machine import Machine
 from agentrl_sandbox.reaper import reaping
 from agentrl_sandbox.spec import SandboxSpec
 
+_OWN_IMAGES = json.dumps({"reference": list(NAMES)})
 _AT_ONCE = 8
 """Removals at a time."""
 
@@ -94,6 +99,32 @@ class DockerBackend:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def leftovers(self) -> Sequence[Leftover]:
+        """The images that agentrl built, imported or made ready. While a run has sandboxes here, it may need them."""
+        if not all(found.gone for found in await self.list()):
+            return []
+        engine, _ = self._opened()
+        with engine.telling("the list of images"):
+            shown = await engine.docker._query_json("images/json", params={"filters": _OWN_IMAGES})
+            running = await engine.docker.containers.list(all=1)
+        used = {container["ImageID"] for container in running}
+        return [
+            Leftover("image", name, f"{image['Size'] / 1e6:.0f} MB", image["Size"])
+            for image in shown
+            for name in image["RepoTags"] or ()
+            if name.partition(":")[0] in NAMES and image["Id"] not in used
+        ]
+
+    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+        """See `Tidied.clear`. An image that is also called otherwise loses its name only."""
+        engine, _ = self._opened()
+        cleared = []
+        for one in left:
+            with contextlib.suppress(DockerError), engine.telling(f"image {one.name}"):
+                await engine.docker.images.delete(one.name)
+                cleared.append(one)
+        return cleared
 
     def _opened(self) -> tuple[Engine, Images]:
         if self._engine is None or self._images is None:

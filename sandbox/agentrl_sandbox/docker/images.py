@@ -24,6 +24,9 @@ from agentrl_sandbox.docker.container import Image, identity, labels
 from agentrl_sandbox.docker.engine import Engine
 from agentrl_sandbox.spec import SandboxSpec
 
+NAMES = READY, BUILT, IMPORTED = "agentrl-ready", "agentrl-build", "agentrl-import"
+"""What images of our own are called. Behind a colon follows the hash of what they were made of."""
+
 BASE = "AGENTRL_BASE_IMAGE"
 """Environment variable: the image of a SandboxSpec that names none."""
 
@@ -102,7 +105,7 @@ class Images:
         """A container changes the owner, once. The result is kept on the engine under a name of its own."""
         user, what = identity(spec.user), f"image {spec.image or 'of the spec'!r}"
         recipe = "\0".join((image.name, spec.workdir, user, str(spec.read_only), _OWN))
-        name = f"agentrl-ready:{hashlib.sha256(recipe.encode()).hexdigest()[:32]}"
+        name = f"{READY}:{hashlib.sha256(recipe.encode()).hexdigest()[:32]}"
         with self._engine.telling(what):
             if not await self._is_here(name):
                 await self._own(image, spec, name, what)
@@ -130,9 +133,8 @@ class Images:
         try:
             await container.start()
             code = (await container.wait())["StatusCode"]
-            said, complained = [
-                "".join(await container.log(**{stream: True})).strip() for stream in ("stdout", "stderr")
-            ]
+            said = "".join(await container.log(stdout=True)).strip()
+            complained = "".join(await container.log(stderr=True)).strip()
             if code == _UNCHANGED:
                 await self._docker.images.tag(image.name, repo, tag=tag)
             elif code == 0:
@@ -184,7 +186,7 @@ class Images:
             raise ConfigError(f"{folder} has no Dockerfile; add one, or name an image")
         with tempfile.TemporaryFile() as file:
             digest = await asyncio.to_thread(context.pack, folder, file)
-            name = f"agentrl-build:{digest[:32]}"
+            name = f"{BUILT}:{digest[:32]}"
             if not await self._is_here(name):
                 file.seek(0)
                 try:
@@ -196,7 +198,7 @@ class Images:
     async def _import(self, tar: Path) -> str:
         with tar.open("rb") as file:
             digest = (await asyncio.to_thread(hashlib.file_digest, file, "sha256")).hexdigest()
-            name = f"agentrl-import:{digest[:32]}"
+            name = f"{IMPORTED}:{digest[:32]}"
             if not await self._is_here(name):
                 file.seek(0)
                 repo, _, tag = name.partition(":")

@@ -1,0 +1,142 @@
+"""Containers whose engine was killed and has not come back: their processes run on, and no engine knows them.
+
+They are seen by what the first process of a sandbox is called, on the machine of the engine. Their parent is
+containerd's shim, whose command line names the socket on which its containerd would answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl_sandbox.backend import Leftover
+from agentrl_sandbox.docker.container import FIRST
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_DYING_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Orphan:
+    sandbox_id: str
+    pid: int
+    """Its first process, whose end ends all others."""
+    shim: int
+
+
+class Orphans:
+    """A `Tidied` that needs no engine."""
+
+    async def leftovers(self) -> Sequence[Leftover]:
+        """See `Tidied.leftovers`."""
+        return [
+            Leftover("process", one.sandbox_id, f"its engine is gone; process {one.pid}, shim {one.shim}")
+            for one in await asyncio.to_thread(_orphans)
+        ]
+
+    async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
+        """See `Tidied.clear`."""
+        wanted = {one.name: one for one in left if one.kind == "process"}
+        found = [one for one in await asyncio.to_thread(_orphans) if one.sandbox_id in wanted]
+        return [wanted[one.sandbox_id] for one in found if await asyncio.to_thread(_end, one)]
+
+
+def _orphans() -> list[_Orphan]:
+    return [one for pid in _pids() if (one := _orphan(pid)) is not None]
+
+
+def _orphan(pid: int) -> _Orphan | None:
+    words = _command(pid)
+    if words[1:5] != ["--", "/bin/sh", "-c", FIRST] or not re.fullmatch(r"docker-[0-9a-f]{16}", words[-1]):
+        return None
+    shim = _parent(pid)
+    said = _command(shim) if shim else []
+    if not said or not Path(said[0]).name.startswith("containerd-shim") or "-address" not in said[:-1]:
+        return None
+    # A shim in another container names a path that means something else here.
+    if not _shares_files(shim) or _answers(said[said.index("-address") + 1]):
+        return None
+    return _Orphan(words[-1], pid, shim)
+
+
+def _end(one: _Orphan) -> bool:
+    """Kill it and its shim, and remove their cgroups. False: this user may not."""
+    folders = list(_folders(one.pid))
+    try:
+        os.kill(one.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.shim, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    deadline = time.monotonic() + _DYING_S
+    left = folders
+    while (left := [folder for folder in left if not _gone(folder)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not left
+
+
+def _gone(folder: Path) -> bool:
+    with contextlib.suppress(OSError):  # something in it is still dying
+        folder.rmdir()
+    return not folder.exists()
+
+
+def _folders(pid: int) -> Iterator[Path]:
+    """The cgroups of a process, but for a hierarchy's root."""
+    for line in _read(f"/proc/{pid}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in [controllers.removeprefix("name=")] if controllers else ["", "unified"]:
+            folder = _CGROUPS / name / path.strip("/")
+            if path.strip("/") and folder.is_dir():
+                yield folder
+
+
+def _answers(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # it is there, and slow, or not for this user
+            return True
+    return True
+
+
+def _shares_files(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return False
+
+
+def _pids() -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return []
+
+
+def _command(pid: int) -> list[str]:
+    return _read(f"/proc/{pid}/cmdline").removesuffix("\0").split("\0")
+
+
+def _parent(pid: int) -> int:
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
