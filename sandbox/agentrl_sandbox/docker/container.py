@@ -117,8 +117,8 @@ def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
 
 
 def _share(spec: SandboxSpec) -> int:
-    """Of `disk_mb`, what each writable folder has beside the work folder."""
-    return max(spec.disk_mb // 8, 1)
+    """What each writable folder has beside the work folder, in MiB. They lie in memory, so they must not fill it."""
+    return max(min(spec.disk_mb // 8, spec.memory_mb // 4), 1)
 
 
 def _sized(size_mb: int, mode: str, owner: str) -> str:

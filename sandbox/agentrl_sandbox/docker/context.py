@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+_FLAG = re.compile(r"(?:the --|Unknown flag: (?=link|checksum|parents|exclude|keep-git))([a-z-]+)")
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)[A-Za-z_]\w*\1")
+
 
 def pack(folder: Path, target: IO[bytes]) -> str:
     """Write the tar file, without what `.dockerignore` names. The hash is that of names, modes, links and contents."""
@@ -28,6 +31,18 @@ def pack(folder: Path, target: IO[bytes]) -> str:
             else:
                 tar.addfile(entry)
     return digest.hexdigest()
+
+
+def wants_buildkit(folder: Path, said: str) -> str:
+    """What in a Dockerfile the engine cannot build without BuildKit, by what the engine said; empty if nothing."""
+    if (flag := _FLAG.search(said)) is not None:
+        return f"--{flag[1]}"
+    if "unknown instruction" in said.lower():  # a line of a here-document, or a slip of the pen
+        lines = (folder / "Dockerfile").read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, 1):
+            if not line.lstrip().startswith("#") and _HEREDOC.search(line):
+                return f"the here-document of line {number}"
+    return "its Dockerfile" if "BuildKit" in said else ""
 
 
 def _paths(folder: Path) -> Iterator[Path]:

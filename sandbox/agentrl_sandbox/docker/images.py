@@ -70,8 +70,9 @@ class Images:
 
     An image is given as
     - "": the one that AGENTRL_BASE_IMAGE names, or else one built from a Dockerfile of ours (it needs a registry);
-    - a path that begins with `/`, `./`, `../` or `~`: a folder with a Dockerfile, which is built without BuildKit, or a
-      root file system in a tar file, which is imported. It is read once: what changes later is for the next back end;
+    - a path that begins with `/`, `./`, `../` or `~`: a folder with a Dockerfile, which is built without BuildKit (so
+      without here-documents and mounts), or a root file system in a tar file, which is imported. It is read once: what
+      changes later is for the next back end;
     - anything else: a name, as `docker run` takes it. It is pulled if it is not there.
     """
 
@@ -192,7 +193,7 @@ class Images:
                 try:
                     await self._docker.images.build(fileobj=file, encoding="identity", tag=name, forcerm=True)
                 except DockerError as exc:
-                    raise SandboxError(f"{folder}/Dockerfile cannot be built: {_line(exc)}") from exc
+                    raise SandboxError(f"{folder}/Dockerfile cannot be built: {_unbuilt(folder, exc)}") from exc
         return name
 
     async def _import(self, tar: Path) -> str:
@@ -255,6 +256,16 @@ def _kind(image: str) -> tuple[Literal["folder", "tar"], Path]:
 async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
     while piece := await asyncio.to_thread(file.read, _PIECE):
         yield piece
+
+
+def _unbuilt(folder: Path, exc: DockerError) -> str:
+    said = _line(exc)
+    if wants := context.wants_buildkit(folder, said):
+        said += (
+            f"; {wants} needs BuildKit, which is not used here: build it once with `docker build -t NAME {folder}` "
+            "(Docker 23 or newer), and give NAME as the image"
+        )
+    return said
 
 
 def _line(exc: DockerError) -> str:

@@ -95,5 +95,13 @@ def test_variables_come_from_this_machine_or_their_default(monkeypatch):
     monkeypatch.delenv("GONE", raising=False)
     env = {"A": "${HERE}", "B": "${GONE:-no: at all}", "C": "literal ${HERE}", "D": "${GONE:-}"}
     assert resolved(env, "task") == {"A": "yes", "B": "no: at all", "C": "literal ${HERE}", "D": ""}
-    with pytest.raises(ConfigError, match="GONE"):
-        resolved({"A": "${GONE}"}, "task")
+
+
+def test_a_variable_that_is_not_set_is_left_out_with_one_warning(monkeypatch, caplog):
+    monkeypatch.setattr("agentrl_envs.coding.formats.harbor.config._warned", set())
+    monkeypatch.delenv("GONE", raising=False)
+    for task in ("one", "two"):
+        assert resolved({"A": "${GONE}", "B": "b"}, f"{task}: [verifier] env") == {"B": "b"}
+    (said,) = caplog.messages
+    assert said.startswith("one: [verifier] env: A is left out, as GONE is not set here;")
+    assert "${GONE:-default}" in said

@@ -27,7 +27,7 @@ def test_a_task_becomes_a_problem(tmp_path):
     spec = SandboxSpec(**problem.spec)
     assert (spec.workdir, spec.user, spec.memory_mb, spec.env) == ("/app", "root", 256, {"A": "b"})
     assert (spec.network, spec.read_only) == ("none", False)
-    assert spec.cpus < 4096
+    assert (spec.cpus, spec.disk_mb) == (4096, 10240)
 
 
 def test_a_network_is_opened_only_if_both_ask_for_it(tmp_path):
@@ -99,6 +99,17 @@ def test_a_task_without_a_solution_has_no_oracle(tmp_path):
 def test_what_a_box_cannot_do_is_said(tmp_path, toml, said):
     with pytest.raises(CannotRunError, match=said):
         loaded(harbor_task(tmp_path, toml=toml, steps=("one",) if "steps" in toml else ()))
+
+
+@pytest.mark.parametrize("where", ["environment", "verifier", "solution"])
+def test_a_key_that_is_not_set_here_refuses_no_task(tmp_path, monkeypatch, where):
+    """Most tasks of a set name the key of a judge that few of its tests ask."""
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    problem = loaded(harbor_task(tmp_path, toml=f'[{where}.env]\nKEY = "${{JUDGE_KEY}}"\nOTHER = "${{NO:-yes}}"'))
+    (step,) = problem.steps
+    env = {"environment": problem.spec["env"], "verifier": step.grader.env, "solution": step.gold.env}[where]
+    assert "KEY" not in env
+    assert env["OTHER"] == "yes"
 
 
 def test_broken_tasks_are_named(tmp_path):

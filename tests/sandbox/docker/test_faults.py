@@ -9,6 +9,8 @@ from aiodocker import DockerError
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import SandboxKilledError
+from agentrl_sandbox import SandboxPool
+from agentrl_sandbox.docker.engine import Host
 from agentrl_sandbox.docker.process import DockerProcess
 from tests.sandbox.docker.conftest import SMALL
 
@@ -129,6 +131,20 @@ async def test_an_engine_with_quotas_is_asked_for_one_and_another_only_once(dock
         assert asked == [{"size": "64m"}, {"size": "64m"}, {}]
     else:
         assert asked == [{"size": "64m"}, {}, {}, {}]
+
+
+async def test_the_machine_of_sandboxes_is_the_engine_s(docker, monkeypatch):
+    info = await docker._engine.docker.system.info()
+    assert docker._engine.host.here
+    assert (docker.machine.cores <= info["NCPU"], docker.machine.memory_mb <= info["MemTotal"] >> 20) == (True, True)
+    monkeypatch.setattr(docker._engine, "host", Host(64.0, 256 << 10, here=False))
+    async with SandboxPool(docker, SMALL.model_copy(update={"memory_mb": 2048}), warm=0) as pool:
+        assert {name: lane.capacity for name, lane in pool.figures().lanes.items()} == {"episode": 72, "grade": 24}
+
+
+async def test_a_sandbox_gets_no_more_cores_than_the_engine_has(docker):
+    async with docker.sandbox(SMALL.model_copy(update={"cpus": 4096.0})) as box:
+        await box.ping()
 
 
 @pytest.mark.parametrize("read_only", [True, False])

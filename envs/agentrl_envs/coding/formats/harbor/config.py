@@ -5,6 +5,7 @@ Keys that are not known here are ignored, as Harbor ignores them.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
@@ -19,6 +20,10 @@ from agentrl import ConfigError
 NetworkMode: TypeAlias = Literal["public", "no-network", "allowlist"]
 User: TypeAlias = Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
 """A user's name or number; None: the image's own, which is root unless its Dockerfile says otherwise."""
+
+_log = logging.getLogger("agentrl")
+_warned: set[str] = set()
+"""The variables that were warned of: all tasks of a set name the same ones."""
 
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])B?", re.IGNORECASE)
@@ -194,16 +199,21 @@ def read_task_toml(path: Path) -> TaskToml:
 def resolved(env: Mapping[str, str], where: str) -> dict[str, str]:
     """`env` with `${VAR}` and `${VAR:-default}` filled in from this process's environment.
 
-    Only a value that is such a form as a whole is filled in. Raises ConfigError naming a variable that is not set and
-    has no default.
+    Only a value that is such a form as a whole is filled in. One that is not set here, and has no default, is left out
+    with a warning: a set of tasks may name keys that few of its tests need.
     """
     found = {}
     for key, value in env.items():
         match = _VARIABLE.fullmatch(value)
         known = os.environ.get(match[1], match[2]) if match else value
-        if known is None:
-            raise ConfigError(f"{where}: {key} needs the environment variable {match[1] if match else ''}: set it")
-        found[key] = known
+        if known is not None:
+            found[key] = known
+        elif match is not None and match[1] not in _warned:
+            _warned.add(match[1])
+            _log.warning(
+                "%s: %s is left out, as %s is not set here; what needs it fails: set it, or write ${%s:-default}",
+                *(where, key, match[1], match[1]),
+            )
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 import shlex
@@ -31,6 +30,8 @@ from agentrl_envs.coding.problem import Grader, Problem, Solution, Step
 ROOT = ("root", "0")
 _PLACING_S = 60.0
 """Seconds for what grading does beside running test.sh."""
+_STORAGE_MB = 10240
+"""The format's own default."""
 _NO_NETWORK = re.compile(
     r"\b(curl|wget|uvx?|npx?m?|git|pip3?|apt-get|go|cargo): (?:command )?not found|[Cc]ould not resolve \w+"
     r"|name resolution|[Nn]etwork is unreachable|No matching distribution found|Unable to locate package"
@@ -122,10 +123,9 @@ class _Loading:
         environment = self.environment
         env = resolved(environment.env, f"{self.folder.name}: [environment] env")
         opened = self.settings.network == "task" and environment.network_mode == "public"
-        cores = os.cpu_count() or 1  # an engine refuses more than the machine has
-        cpus = min(environment.cpus, cores) if environment.cpus else None
-        sizes = {"memory_mb": environment.memory_mb, "cpus": cpus, "disk_mb": environment.storage_mb}
+        sizes = {"memory_mb": environment.memory_mb, "cpus": environment.cpus}
         return {
+            "disk_mb": environment.storage_mb or _STORAGE_MB,
             "workdir": self.workdir,
             "user": self.user,
             "read_only": False,
