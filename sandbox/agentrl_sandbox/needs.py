@@ -29,7 +29,7 @@ def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = Non
 
 def _runs_here(backend: str) -> bool:
     """Whether its sandboxes run on this machine, as far as that is known without asking an engine."""
-    remote = not os.environ.get("DOCKER_HOST", "unix://").startswith("unix://")
+    remote = not (os.environ.get("DOCKER_HOST") or "unix://").startswith("unix://")
     return not backend.startswith("hosted:") and not (backend in ("docker", "auto") and remote)
 
 

@@ -24,7 +24,8 @@ class SandboxSpec(BaseModel):
     pids: int = Field(default=256, gt=0)
     """Processes and threads at a time."""
     disk_mb: int = Field(default=512, gt=0)
-    """Size of the writable folders together. Where they are kept in memory, they count towards `memory_mb` too."""
+    """Size of the writable folders together. Where they are kept in memory, they count towards `memory_mb` too. With a
+    root that is not read-only, what may be written to it."""
     file_mb: int = Field(default=256, gt=0)
     """Largest single file."""
     network: Literal["none", "open"] = "none"

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from agentrl_sandbox import SandboxSpec, machine
+from agentrl_sandbox.needs import needs
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,13 @@ def test_what_a_machine_holds(monkeypatch, spec, holds):
     monkeypatch.setattr(machine, "memory_mb", lambda: 64 << 10)
     assert machine.room(SandboxSpec(**spec)) == holds
     assert machine.Machine(16.0, 64 << 10).room(SandboxSpec(**spec)) == holds
+
+
+@pytest.mark.parametrize(("engine", "told"), [("tcp://far:2375", False), ("unix:///no/socket", True), ("", True)])
+def test_what_this_machine_holds_is_said_only_of_sandboxes_that_run_here(monkeypatch, engine, told):
+    monkeypatch.setattr(machine, "cores", lambda: 1.0)
+    monkeypatch.setattr(machine, "memory_mb", lambda: 1 << 10)
+    monkeypatch.setenv("DOCKER_HOST", engine)
+    said = needs("docker", SandboxSpec(), 64)[-1]
+    assert "for 64 episodes at a time 64 sandboxes" in said
+    assert ("a machine like this one holds" in said) == told
