@@ -24,8 +24,8 @@ FIRST = "exec sleep 2147483647"
 
 _AGENT = 1000
 """The user `agent`, by number, as images need not know the name."""
-_KEEPER = 61017
-"""The first process's user. No command has it, so that none can signal that process: root has no capabilities here."""
+_KEEPER = 64_321
+"""The user of the processes that hold a container open."""
 _MB = 1 << 20
 
 
@@ -65,6 +65,7 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) 
     """The body of a request to create it."""
     return {
         "Image": image.name,
+        # A user that no command has: so none can end it, or trace it. root has no capabilities here.
         "User": f"{_KEEPER}:{_KEEPER}",
         "Entrypoint": ["/bin/sh", "-c", FIRST, sandbox_id],  # by which `leftovers` knows it on its machine
         "Cmd": [],
