@@ -25,6 +25,7 @@ from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateE
 from agentrl.options import EpisodeOptions
 from agentrl.plain import plain, text
 from agentrl.render.base import Rendered, Renderer
+from agentrl.render.long_text import aside, size_of, texts_of, too_long
 from agentrl.replies import messages_of
 from agentrl.segment import checked
 from agentrl.spoken import Spoken, as_user, cut_to
@@ -90,7 +91,16 @@ class Conversation:
     def begin(self, observed: Observed) -> None:
         """Render the first prompt."""
         with at_boundary("render", data=True):
-            self.trajectory.append_prompt(self.renderer.prompt(observed), messages_of(observed))
+            self._append_first(observed, self.renderer.prompt(observed))
+
+    async def begin_aside(self, observed: Observed) -> None:
+        """As `begin`. A long observation is rendered in a thread, so that it holds up no other episode."""
+        with at_boundary("render", data=True):
+            rendered = await aside(size_of(observed), lambda: self.renderer.prompt(observed))
+            self._append_first(observed, rendered)
+
+    def _append_first(self, observed: Observed, rendered: Rendered) -> None:
+        self.trajectory.append_prompt(rendered, messages_of(observed))
         if self.thoughts is not None:
             self.thoughts.begin(observed)
 
@@ -128,17 +138,35 @@ class Conversation:
 
     def observe(self, observed: Observed) -> StopReason | None:
         """Append the next observation. If no turn would fit after it, append nothing and return the reason to stop."""
-        trajectory, limits = self.trajectory, self.options.limits
         with at_boundary("render", data=True):
-            stripped = self.thoughts.strip(trajectory, observed, self.renderer) if self.thoughts else None
-        if stripped is not None:
-            if len(stripped.tokens) >= self.context:
+            rendered, anew = self._next(observed)
+        return self._append_next(observed, rendered, anew)
+
+    async def observe_aside(self, observed: Observed) -> StopReason | None:
+        """As `observe`. A long observation is rendered in a thread, so that it holds up no other episode.
+
+        One that surely does not fit is not rendered at all.
+        """
+        with at_boundary("render", data=True):
+            if self.options.limits.observation_tokens is None:
+                left = self.context - (0 if self.thoughts else self.trajectory.length)
+                if await too_long(self.renderer, texts_of(observed), left) is not None:
+                    return StopReason.CONTEXT_FULL
+            rendered, anew = await aside(size_of(observed), lambda: self._next(observed))
+        return self._append_next(observed, rendered, anew)
+
+    def _next(self, observed: Observed) -> tuple[Rendered, bool]:
+        """The next observation's tokens, and whether they begin a segment."""
+        stripped = self.thoughts.strip(self.trajectory, observed, self.renderer) if self.thoughts else None
+        return (self._render(observed), False) if stripped is None else (stripped, True)
+
+    def _append_next(self, observed: Observed, rendered: Rendered, anew: bool) -> StopReason | None:
+        trajectory, limits, length = self.trajectory, self.options.limits, len(rendered.tokens)
+        if anew:
+            if length >= self.context:
                 return StopReason.CONTEXT_FULL
-            trajectory.begin_segment(stripped, messages_of(observed))
+            trajectory.begin_segment(rendered, messages_of(observed))
             return None
-        with at_boundary("render", data=True):
-            rendered = self._render(observed)
-        length = len(rendered.tokens)
         if trajectory.length + length >= self.context:
             return StopReason.CONTEXT_FULL
         if limits.tokens is not None and trajectory.response_length + length >= limits.tokens:

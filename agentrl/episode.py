@@ -166,7 +166,7 @@ class Episode:
             read = observed(first, f"{type(env).__name__}.reset")
             tools = plain(await offered_tools(env), f"{type(env).__name__}.tools")
         self.talk.use_tools(tools)
-        self.talk.begin(read)
+        await self.talk.begin_aside(read)
         self.state.turn_options = env.turn_options
 
     async def _turn(self) -> StopReason | None:
@@ -225,7 +225,7 @@ class Episode:
         if before_next is None:
             return StopReason.MAX_TURNS
         self.state.turn_options = result.turn_options or self.env.turn_options
-        return self.talk.observe(before_next)
+        return await self.talk.observe_aside(before_next)
 
     async def _answer(self, action: Action) -> StepResult:
         """The Env's answer. The BadCallPolicy, if any, answers calls that could not be read."""

@@ -155,6 +155,6 @@ class Asked(Protocol):
         """Attach a request. Never raises: the exchange does."""
         ...
 
-    def count(self, request: Request) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if the template cannot write it."""
+    async def count(self, request: Request) -> int:
+        """The tokens of the request's whole prompt. Raises RefusedError if it is too long, or cannot be written."""
         ...

@@ -131,7 +131,7 @@ async def test_a_closed_session_refuses_who_waits_and_who_comes(renderer):
         with pytest.raises(RefusedError, match="over"):
             await never_begun.accepted()
         with pytest.raises(RefusedError, match="over"):
-            talk.session.count(request(SYSTEM, ASK))
+            await talk.session.count(request(SYSTEM, ASK))
         assert talk.session.ended.is_set()
         await talk.session.quiet()
         talk.engine.gate.set()
@@ -237,11 +237,11 @@ async def test_stop_strings_are_obeyed_and_not_told(renderer):
 
 async def test_tokens_are_counted_as_they_will_be_sent(renderer):
     talk = Talk(renderer, lambda ids: f"reply {len(ids)}")
-    count = talk.session.count(request(SYSTEM, ASK))
+    count = await talk.session.count(request(SYSTEM, ASK))
     one = await talk.says(SYSTEM, ASK)
     assert one.usage.prompt == count
     behind = (SYSTEM, ASK, told(one), ASK)
-    count = talk.session.count(request(*behind))
+    count = await talk.session.count(request(*behind))
     assert (await talk.says(*behind)).usage.prompt == count
     assert len(talk.end().segments) == 1, "counting leaves no trace"
 

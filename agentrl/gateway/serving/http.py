@@ -125,7 +125,7 @@ class WireServer:
         raw = await _body(request)
         answer = wire.read(reading.read_body(raw), request.headers, _digest(path, raw))
         kind = {} if wire is _MESSAGES else {"object": "response.input_tokens"}
-        return json_response({"input_tokens": session.count(answer.request), **kind})
+        return json_response({"input_tokens": await session.count(answer.request), **kind})
 
     def _found(self, key: str, request: web.BaseRequest) -> Asked:
         if self._closing.done():

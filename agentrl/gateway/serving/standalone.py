@@ -53,9 +53,9 @@ class Standalone:
         # Without the digest: the same request again is another one.
         return _Alone(session.ask(replace(request, digest="", retried=False)), session)
 
-    def count(self, request: Request) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if the template cannot write it."""
-        return self._session(request).count(request)
+    async def count(self, request: Request) -> int:
+        """The tokens of the request's whole prompt. Raises RefusedError if it is too long, or cannot be written."""
+        return await self._session(request).count(request)
 
     def _session(self, request: Request) -> Session:
         options = SessionOptions()

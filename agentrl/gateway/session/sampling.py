@@ -17,8 +17,9 @@ from agentrl.gateway.session.tree import Head, Node, Prompt
 from agentrl.gateway.writing.writer import Writer, prove_for_agents
 from agentrl.options import EpisodeOptions
 from agentrl.render.base import Rendered, Renderer
+from agentrl.render.long_text import aside, too_long
 from agentrl.trajectory import Trajectory
-from agentrl.types import Action, Raw, StopReason, TurnOptions
+from agentrl.types import Action, Message, Raw, StopReason, TurnOptions
 
 _LOOK_S = 0.05
 """Seconds between two looks at the host's flag, while it is set."""
@@ -93,29 +94,57 @@ class Sampler:
         while self._aborted():
             await asyncio.sleep(_LOOK_S)
             await self._playing.wait()
+        await self._learn_context()
+
+    async def _learn_context(self) -> None:
+        """Ask the engine for its longest sequence, once. Raises FailedError if it breaks."""
         if not self._context:
             assert self._engine is not None
             with at_boundary("engine"):
                 self._context = self.options.limits.context or await self._engine.context_length()
 
-    def render(self, prompt: Prompt, request: Request) -> None:
-        """Write a prompt's tokens, unless they are there. Raises TemplateError if the template cannot carry them."""
+    async def render(self, prompt: Prompt, request: Request) -> None:
+        """Write a prompt's tokens, unless they are there. A long prompt is written in a thread.
+
+        Raises RefusedError for one that surely does not fit, and TemplateError if the template cannot carry it. Raises
+        FailedError if the engine or the template breaks.
+        """
         if prompt.length:
             return
-        above, writer = prompt.parent, self._writer(prompt.head, request)
-        rendered = self.rendered(prompt, request)
-        prompt.rendered = replace(rendered, tokens=array("i", rendered.tokens))
-        prompt.messages = writer.messages(
+        await self._learn_context()
+        with at_boundary("render"):
+            writer = self._writer(prompt.head, request)
+        await self._refuse_too_long(prompt, writer.renderer)
+        with at_boundary("render"):
+            rendered, messages = await aside(_size(prompt), lambda: self._written(writer, prompt, request))
+        if not prompt.length:  # another request may have written it meanwhile
+            prompt.rendered, prompt.messages = replace(rendered, tokens=array("i", rendered.tokens)), messages
+            prompt.length = prompt.before + len(rendered.tokens)
+
+    async def _refuse_too_long(self, prompt: Prompt, renderer: Renderer) -> None:
+        """Raises RefusedError for new material that surely does not fit, before it is encoded."""
+        if prompt.parent is not None and self.options.limits.observation_tokens is not None:
+            return  # it is cut
+        bound, _ = self._bound(prompt)
+        texts = [entry.text for i, entry in enumerate(prompt.entries) if i not in prompt.known]
+        about = await too_long(renderer, texts, bound - prompt.before)
+        if about is not None:
+            raise _full(f"about {prompt.before + about}", bound)
+
+    def _written(self, writer: Writer, prompt: Prompt, request: Request) -> tuple[Rendered, Sequence[Message]]:
+        """A prompt's new tokens and messages."""
+        above = prompt.parent
+        rendered = self._rendered(writer, prompt, request)
+        return rendered, writer.messages(
             prompt.entries, _ids(prompt), root=above is None, action=above.action if above else None
         )
-        prompt.length = prompt.before + len(rendered.tokens)
 
-    def rendered(self, prompt: Prompt, request: Request) -> Rendered:
+    def _rendered(self, writer: Writer, prompt: Prompt, request: Request) -> Rendered:
         """The tokens of a prompt's material, and what lets the model speak behind it.
 
         On Anthropic's wire a conversation that ends with the assistant's own words is gone on with in the same turn.
         """
-        above, writer, entries = prompt.parent, self._writer(prompt.head, request), prompt.entries
+        above, entries = prompt.parent, prompt.entries
         opened = request.wire == "messages" and entries[-1:] and entries[-1].role == "assistant"
         material = entries[:-1] if opened else entries
         known = {i: (_whole(node), node.turn.ids) for i, node in prompt.known.items() if i < len(material)}
@@ -132,7 +161,7 @@ class Sampler:
         """Raises RefusedError if no token could be sampled behind a prompt."""
         bound, _ = self._bound(prompt)
         if prompt.length >= bound:
-            raise RefusedError("context_full", f"prompt is too long: {prompt.length} tokens > {bound} maximum")
+            raise _full(str(prompt.length), bound)
 
     def full(self, prompt: Prompt) -> StopReason | None:
         """The limit that a prompt does not fit into; None if it fits."""
@@ -239,6 +268,18 @@ class _Counted:
 
     async def close(self) -> None:
         """The engine is its owner's to close."""
+
+
+def _full(tokens: str, bound: int) -> RefusedError:
+    """The error for a prompt behind which no token could be sampled, in the words on which clients compact."""
+    return RefusedError("context_full", f"prompt is too long: {tokens} tokens > {bound} maximum")
+
+
+def _size(prompt: Prompt) -> int:
+    """The characters of a prompt's new material, the tools of a root included."""
+    calls = sum(len(str(call.arguments)) for entry in prompt.entries for call in entry.calls)
+    tools = len(str(prompt.head.tools)) if prompt.parent is None else 0
+    return sum(len(entry.text) + len(entry.reasoning or "") for entry in prompt.entries) + calls + tools
 
 
 def wishes_of(request: Request) -> TurnOptions:

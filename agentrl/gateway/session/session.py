@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from typing import Literal, Self
 
 from agentrl._concurrency import gather
-from agentrl.boundary import FailedError, at_boundary
+from agentrl.boundary import FailedError
 from agentrl.engine.base import Engine
 from agentrl.errors import ConfigError, Failure, TemplateError
 from agentrl.gateway.options import SessionOptions
@@ -152,8 +152,8 @@ class Session:
             return Refused(refused)
         return Waiting(answer, self._refusal, self._left)
 
-    def count(self, request: Request) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if the template cannot write it."""
+    async def count(self, request: Request) -> int:
+        """The tokens of the request's whole prompt. Raises RefusedError if it is too long, or cannot be written."""
         self._check_open()
         if not self._sampler.started:
             raise RefusedError("unavailable", "this session has not begun; ask again")
@@ -162,9 +162,11 @@ class Session:
             -1, place.parent, place.entries, place.digest, place.known, self._head(request), 0
         )
         try:
-            self._sampler.render(prompt, request)
+            await self._sampler.render(prompt, request)
         except TemplateError as exc:
             raise RefusedError("invalid", str(exc)) from exc
+        except FailedError as failed:
+            raise RefusedError("unavailable", f"the model cannot answer: {failed.failure.error}") from failed
         return prompt.length
 
     def _attach(self, request: Request) -> Answer:
@@ -260,8 +262,7 @@ class Session:
         self._sampler.bind(prompt.head)
         if not prompt.length:
             try:
-                with at_boundary("render"):
-                    self._sampler.render(prompt, request)
+                await self._sampler.render(prompt, request)
             except TemplateError as exc:
                 raise RefusedError("invalid", str(exc)) from exc
             self.log.note("prompt", lambda: replaying.of_prompt(prompt), prompt=prompt.index, tokens=prompt.length)

@@ -68,7 +68,7 @@ class FakeSession:
         self.asked.set()
         return self.exchanges[-1]
 
-    def count(self, request: Request) -> int:
+    async def count(self, request: Request) -> int:
         return sum(len(entry.text) for entry in request.entries)
 
     @property

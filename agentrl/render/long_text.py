@@ -1,0 +1,80 @@
+"""Long texts: what surely does not fit is refused by its length, and what may fit is encoded in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import TypeVar
+
+from agentrl.render.base import Renderer
+from agentrl.types import Message, Observed, Raw
+
+T = TypeVar("T")
+
+TOKEN_CHARACTERS = 256
+"""More characters than any token has, even a run of spaces."""
+LONG = 32_768
+"""Characters from which on a text is rendered in a thread: some 50 ms of work."""
+_USUAL = 4
+"""Characters of a usual token."""
+_CHUNK = 65_536
+_SEAM = 256
+"""Tokens of a chunk that may exist only because the text was cut there."""
+
+_THREADS = ThreadPoolExecutor(2, "agentrl-render")
+"""Threads of their own: those of asyncio may all be taken by agents that wait for their replies."""
+
+
+async def aside(characters: int, make: Callable[[], T]) -> T:
+    """The result of `make`, which renders so many characters. Long ones are rendered in a thread."""
+    if characters < LONG:
+        return make()
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, copy_context().run, make)
+
+
+async def too_long(renderer: Renderer, texts: Sequence[str], bound: int) -> int | None:
+    """About how many tokens the texts have, if that is surely `bound` or more. Costs no more than `bound` tokens do.
+
+    None if they may fit: then only rendering them tells.
+    """
+    texts = [text.strip() for text in texts]  # templates trim what is around a text
+    size = sum(map(len, texts))
+    if size >= TOKEN_CHARACTERS * max(bound, 1):
+        return size // _USUAL
+    if size < LONG or size < 2 * _USUAL * bound:
+        return None
+    return await aside(size, lambda: _counted(renderer, texts, bound))
+
+
+def size_of(observed: Observed) -> int:
+    """The characters of an observation."""
+    return sum(map(len, texts_of(observed)))
+
+
+def texts_of(observed: Observed) -> list[str]:
+    """What an observation says, where it is text."""
+    if isinstance(observed, Raw):
+        return [observed.text]
+    return [text for message in observed for text in _parts(message)]
+
+
+def _parts(message: Message) -> list[str]:
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else [content]
+    said = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return [text for text in said if isinstance(text, str)]
+
+
+def _counted(renderer: Renderer, texts: Sequence[str], bound: int) -> int | None:
+    """`too_long`, by encoding chunk after chunk until there are enough tokens."""
+    tokens = characters = 0
+    for text in texts:
+        for start in range(0, len(text), _CHUNK):
+            chunk = text[start : start + _CHUNK]
+            tokens += max(0, len(renderer.prompt(Raw(chunk)).tokens) - _SEAM)
+            characters += len(chunk)
+            if tokens >= bound:
+                return tokens * sum(map(len, texts)) // characters
+    return None
