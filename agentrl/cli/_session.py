@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.style import Style
@@ -43,6 +44,16 @@ def session_tree(trajectory: Trajectory, width: int) -> Iterator[Text]:
         other = [child for child in children if child["segment"] != node["segment"]]
         waiting += [(child, depth) for child in same]  # the line goes on behind what branches off
         waiting += [(child, depth + 1) for child in reversed(other)]
+    yield from _refusals(session.get("requests", ()), width)
+
+
+def _refusals(requests: Sequence[Mapping[str, JSON]], width: int) -> Iterator[Text]:
+    """What the gateway refused, and how often. What came after the session's end is left out."""
+    lines = [line for line in requests if line["event"] == "refused" and line["kind"] != "closed"]
+    counted = Counter(": ".join(filter(None, [line.get("what"), line["message"]])) for line in lines)
+    for said, times in counted.items():
+        often = f" {times} times" if times > 1 else ""
+        yield _cut(Text(visible(f"- refused{often}: {said}"), _AUDIT), width)
 
 
 def _line(node: Mapping[str, JSON], trajectory: Trajectory, mark: str, width: int) -> Text:

@@ -22,3 +22,10 @@ class SessionOptions:
     holds."""
     most_replies: int = 8
     """The largest `n` of a request."""
+    images: Literal["refuse", "omit"] = "refuse"
+    """Images, and other media such as PDFs: refuse the request, or put a mark in their place."""
+    forced: Literal["refuse", "ignore"] = "refuse"
+    """A `tool_choice` that forces a call, and a format of the answer: refuse the request, or sample freely."""
+    unreadable: Literal["text", "call"] = "text"
+    """A tool call that cannot be read: the client gets it as text, which ends most agents, or as a call whose arguments
+    are the raw text, which most clients answer with an error that the model reads."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.env import runtime
-from agentrl.errors import Failure, InfraError, ResumeError, told
+from agentrl.errors import AgentRLError, Failure, InfraError, ResumeError, told
 from agentrl.gateway.endpoint import Endpoint
+from agentrl.gateway.request import RefusedError
 from agentrl.gateway.session.session import Session
 from agentrl.plain import plain
 from agentrl.spans import MaskReason
@@ -142,14 +144,23 @@ class Playing:
             with at_boundary("run", hook=self._env.run):
                 self._keep_result(running, trajectory, stop)
         except FailedError as failed:
-            if stop is None and (trajectory.said or not self._too_long()):
-                raise
+            refusal = self._refusal()
+            too_long = refusal is not None and refusal.kind == "context_full"
+            if stop is None and (trajectory.said or not too_long):
+                raise FailedError(_naming(failed.failure, refusal)) from failed
             trajectory.info["agent_error"] = failed.failure.error
         if not trajectory.said:
-            why = self._too_long() or f"let the agent ask {self._endpoint.openai} with the key of its endpoint"
-            error = InfraError(f"{type(self._env).__name__}.run ended without a reply of the model: {why}")
-            raise FailedError(Failure.of(error, "run"))
+            raise FailedError(Failure.of(self._unanswered(), "run"))
         return stop or StopReason.DONE
+
+    def _unanswered(self) -> AgentRLError:
+        """Why no request of the agent was answered. What the gateway refuses, it refuses in each episode: a bug."""
+        what = f"{type(self._env).__name__}.run ended without a reply of the model"
+        refusal = self._refusal()
+        if refusal is None:
+            return InfraError(f"{what}: let the agent ask {self._endpoint.openai} with the key of its endpoint")
+        error = f"{what}; the gateway refused its last request: {refusal}"
+        return RefusedError("invalid", error) if refusal.kind == "invalid" else InfraError(error)
 
     def _keep_result(self, running: asyncio.Task[JSON], trajectory: Trajectory, stop: StopReason | None) -> None:
         """Keep what `run` returned, or raise what it raised. Nothing, if the episode has ended it."""
@@ -159,10 +170,22 @@ class Playing:
         if self._env.result is not None:
             trajectory.info["result"] = self._env.result
 
-    def _too_long(self) -> str:
-        """By how much a request was too long; "" if none was."""
-        refused = [line for line in self._session.log.lines if line.get("kind") == "context_full"]
-        return str(refused[-1]["message"]) if refused else ""
+    def _refusal(self) -> RefusedError | None:
+        """Why the agent's last request was refused. None if it was answered, or came after the session's end."""
+        for line in reversed(self._session.log.lines):
+            if line["event"] == "reply":
+                return None
+            if line["event"] == "refused" and line["kind"] != "closed":
+                asked = f"{line['what']}: " if "what" in line else ""
+                return RefusedError(line["kind"], f"{asked}{line['message']}")
+        return None
+
+
+def _naming(failure: Failure, refusal: RefusedError | None) -> Failure:
+    """The failure, with what the gateway refused before it: an agent may keep that to itself."""
+    if refusal is None or str(refusal) in failure.error:
+        return failure
+    return replace(failure, error=f"{failure.error}; the gateway refused its last request: {refusal}")
 
 
 def _error(task: asyncio.Task[JSON]) -> BaseException | None:

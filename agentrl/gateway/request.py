@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from agentrl.errors import AgentRLError
+from agentrl.gateway.options import SessionOptions
 from agentrl.types import JSON, ToolSpec
 
 WireName: TypeAlias = Literal["messages", "responses", "chat"]
@@ -78,7 +79,7 @@ class Request:
     stop: tuple[str, ...] = ()
     model: str = ""
     asked: Mapping[str, JSON] = field(default_factory=dict)
-    """Sampling parameters that are recorded and not obeyed: temperature, top_p, top_k, seed."""
+    """What is recorded and not obeyed: temperature, top_p, top_k, seed; tools, images and formats that are left out."""
     branch: str = ""
     """What the client's headers call this line of work (a sub-agent's thread, say); empty for the main one."""
     digest: str = ""
@@ -94,7 +95,8 @@ class ReplyCall:
     id: str
     """Minted by the session: letters, digits, `_` and `-`, at most 64, unique in the session."""
     name: str
-    arguments: Mapping[str, JSON]
+    arguments: Mapping[str, JSON] | str
+    """A string is the text of a call that could not be read, for the client to answer. It is no JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,15 @@ class Exchange(Protocol):
 
 class Asked(Protocol):
     """What a server needs of a session."""
+
+    @property
+    def options(self) -> SessionOptions:
+        """What of a request may be left out instead of refused."""
+        ...
+
+    def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
+        """Keep that the server refused a request before it was asked. `what` is its method and path."""
+        ...
 
     def ask(self, request: Request) -> Exchange:
         """Attach a request. Never raises: the exchange does."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from agentrl import EngineError, Generation, Limits, StopReason, TemplateError, Trajectory
 from agentrl.errors import EngineLostError
+from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import RefusedError, Request
 from agentrl.testing import call
 from tests.gateway.client import ASK, FIND, SYSTEM, Entry, Talk, results, told
@@ -225,6 +227,48 @@ async def test_calls_that_cannot_be_read_are_told_as_text(renderer):
     assert talk.audits == ["unreadable_call"]
     assert [turn.bad_call for turn in t.turns] == ["structural", None]
     assert len(t.segments) == 1
+
+
+UNREADABLE = {
+    "a name and no end": ('{"name": "find", "arg', "find"),
+    "a tool that is named somewhere": ('{"tool": "find", "what": "x"}', "find"),
+    "no name": ('{"arguments": {}}', "unreadable_call"),
+    "nothing": ("", "unreadable_call"),
+    "arguments that are a list": ('{"name": "find", "arguments": [1]}', "find"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+async def test_calls_that_cannot_be_read_can_be_told_as_calls(renderer, what):
+    raw, name = UNREADABLE[what]
+    broken = f"Let me see.\n<tool_call>\n{raw}\n</tool_call>"
+    talk = Talk(renderer, [broken, "Sorry."], options=SessionOptions(unreadable="call"))
+    one = await talk.says(SYSTEM, ASK)
+    assert (one.stop, one.content, [made.name for made in one.calls]) == ("calls", "Let me see.", [name])
+    (made,) = one.calls
+    assert isinstance(made.arguments, str)
+    assert raw in made.arguments
+    with pytest.raises(ValueError):  # noqa: PT011 - no client may take it for arguments and execute it
+        json.loads(made.arguments)
+    await talk.says(SYSTEM, ASK, told(one), *results(one, "That is no JSON."))
+    t = talk.end()
+    assert (talk.audits, len(t.segments)) == (["unreadable_call"], 1)
+    assert [turn.bad_call for turn in t.turns] == ["structural", None]
+    assert "That is no JSON." in renderer.decode(t.tokens)
+    assert t.ledger.trained == t.ledger.sampled
+
+
+async def test_a_readable_call_beside_one_that_is_not_keeps_its_id(renderer):
+    good = '<tool_call>\n{"name": "find", "arguments": {"what": "x"}}\n</tool_call>'
+    turns = [f'<tool_call>\n{{"name": "find", oops\n</tool_call>\n{good}', "Done."]
+    talk = Talk(renderer, turns, options=SessionOptions(unreadable="call"))
+    one = await talk.says(SYSTEM, ASK)
+    assert [isinstance(made.arguments, str) for made in one.calls] == [True, False]
+    await talk.says(SYSTEM, ASK, told(one), *results(one, "No JSON.", "Found."))
+    t = talk.end()
+    assert len(t.segments) == 1
+    read = renderer.decode(t.tokens)
+    assert 0 < read.index("No JSON.") < read.index("Found.")
 
 
 async def test_stop_strings_are_obeyed_and_not_told(renderer):

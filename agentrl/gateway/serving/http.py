@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 from agentrl.gateway.request import Asked, Exchange, RefusedError
 from agentrl.gateway.serving.answering import json_response, respond
 from agentrl.gateway.wires import reading
-from agentrl.gateway.wires.base import Wire
+from agentrl.gateway.wires.base import Answer, Wire
 from agentrl.gateway.wires.chat import Chat
 from agentrl.gateway.wires.messages import Messages
 from agentrl.gateway.wires.responses import Responses
@@ -86,8 +87,6 @@ class WireServer:
             return json_response(wire.error(refused.status, str(refused), refused.kind), refused.status)
         except DeniedError as denied:
             return json_response(wire.error(denied.status, str(denied)), denied.status)
-        except web.HTTPRequestEntityTooLarge:
-            return json_response(wire.error(413, f"the body has more than {_BODY_BYTES} bytes"), 413)
         except ConnectionError:  # nobody reads the answer
             return web.Response()
         except Exception as exc:  # noqa: BLE001 - the boundary of a request: it must not harm other requests
@@ -106,12 +105,15 @@ class WireServer:
         if method == "POST" and path in _COUNTS:
             return await self._count(request, key, path, wire)
         served = ", ".join((*_REPLIES, *_COUNTS, "/v1/models"))
-        return json_response(wire.error(404, f"{method} {path} is not served here; these are: {served}"), 404)
+        not_served = DeniedError(404, f"{method} {path} is not served here; these are: {served}")
+        with suppress(RefusedError, DeniedError), _noting(self._found(key, request), f"{method} {path}"):
+            raise not_served
+        raise not_served
 
     async def _reply(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
         session = self._found(key, request)
-        raw = await _body(request)
-        answer = wire.read(reading.read_body(raw), request.headers, _digest(path, raw))
+        with _noting(session, f"POST {path}"):
+            answer = await _read(request, path, wire, session)
         exchange = session.ask(answer.request)
         response = await respond(request, answer, exchange, self._closing)
         if request.transport is None:
@@ -122,10 +124,11 @@ class WireServer:
 
     async def _count(self, request: web.BaseRequest, key: str, path: str, wire: Wire) -> web.StreamResponse:
         session = self._found(key, request)
-        raw = await _body(request)
-        answer = wire.read(reading.read_body(raw), request.headers, _digest(path, raw))
+        with _noting(session, f"POST {path}"):
+            answer = await _read(request, path, wire, session)
+            tokens = await session.count(answer.request)
         kind = {} if wire is _MESSAGES else {"object": "response.input_tokens"}
-        return json_response({"input_tokens": await session.count(answer.request), **kind})
+        return json_response({"input_tokens": tokens, **kind})
 
     def _found(self, key: str, request: web.BaseRequest) -> Asked:
         if self._closing.done():
@@ -151,11 +154,33 @@ def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: async
     return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=_BODY_BYTES)
 
 
+@contextmanager
+def _noting(session: Asked, what: str) -> Iterator[None]:
+    """What is refused within never becomes a request of the session, which keeps that it was refused."""
+    try:
+        yield
+    except RefusedError as refused:
+        session.note_refused(what, refused.status, str(refused), refused.kind)
+        raise
+    except DeniedError as denied:
+        session.note_refused(what, denied.status, str(denied))
+        raise
+
+
+async def _read(request: web.BaseRequest, path: str, wire: Wire, session: Asked) -> Answer:
+    """What a client asks, and what writes the answer. Raises RefusedError and DeniedError."""
+    raw = await _body(request)
+    return wire.read(reading.read_body(raw), request.headers, _digest(path, raw), session.options)
+
+
 async def _body(request: web.BaseRequest) -> bytes:
-    """The body; clients that ask first whether to send it are told to."""
+    """The body; clients that ask first whether to send it are told to. Raises DeniedError for one that is too long."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return await request.read()
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as exc:
+        raise DeniedError(413, f"the body has more than {_BODY_BYTES} bytes; send less") from exc
 
 
 def _split(path: str) -> tuple[str, str]:

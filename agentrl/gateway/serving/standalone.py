@@ -15,7 +15,7 @@ from aiohttp import web
 from agentrl.engine.base import Engine, SamplingParams
 from agentrl.engine.sglang.access import Access, exposure
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.request import Exchange, RefusedError, Reply, Request
+from agentrl.gateway.request import Exchange, RefusalKind, RefusedError, Reply, Request
 from agentrl.gateway.serving.http import DeniedError, WireServer, keys
 from agentrl.gateway.session.exchange import Refused
 from agentrl.gateway.session.session import Session
@@ -43,6 +43,7 @@ class Standalone:
     engine: Engine
     renderer: Renderer
     limits: Limits = Limits()  # noqa: RUF009 - immutable
+    options: SessionOptions = SessionOptions()  # noqa: RUF009 - immutable
 
     def ask(self, request: Request) -> Exchange:
         """Attach a request. Never raises: the exchange does."""
@@ -53,14 +54,16 @@ class Standalone:
         # Without the digest: the same request again is another one.
         return _Alone(session.ask(replace(request, digest="", retried=False)), session)
 
+    def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
+        """Nothing is kept of a request."""
+
     async def count(self, request: Request) -> int:
         """The tokens of the request's whole prompt. Raises RefusedError if it is too long, or cannot be written."""
         return await self._session(request).count(request)
 
     def _session(self, request: Request) -> Session:
-        options = SessionOptions()
-        session = Session("", options=options)
-        limits = replace(self.limits, turns=options.most_replies)
+        session = Session("", options=self.options)
+        limits = replace(self.limits, turns=self.options.most_replies)
         episode = EpisodeOptions(limits=limits, sampling_params=_sampling(request.asked))
         session.play(self.engine, self.renderer, episode, None, _conversation(request))
         return session

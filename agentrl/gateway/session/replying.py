@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 
+from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Entry, Reply, ReplyCall, Usage
 from agentrl.gateway.session.matching import canonical
 from agentrl.gateway.session.tree import Node
-from agentrl.types import Action
+from agentrl.types import Action, ToolCall, ToolSpec
+
+_DEFAULTS = SessionOptions()
+_NAMELESS = "unreadable_call"
+"""The name of a call in whose text no tool is named."""
 
 
-def reply_of(node: Node, action: Action, stop: Sequence[str]) -> tuple[Reply, dict[str, str]]:
+def reply_of(
+    node: Node, action: Action, stop: Sequence[str], options: SessionOptions = _DEFAULTS
+) -> tuple[Reply, dict[str, str]]:
     """The reply of a turn that is whole, and for each id on the wire that of the call in the action.
 
-    Calls that could not be read are told as text. `stop` holds the client's own stop strings.
+    Calls that could not be read are told as the options say; those of a turn that was cut, as text. `stop` holds the
+    client's own stop strings.
     """
-    readable = [call for call in action.calls if call.error is None]
-    ids = {f"call_{node.id}_{i}": call.id for i, call in enumerate(readable)}
-    calls = tuple(ReplyCall(wire, call.name, call.arguments) for wire, call in zip(ids, readable, strict=True))
-    unreadable = [call.raw for call in action.calls if call.error is not None]
+    as_calls = options.unreadable == "call" and action.finish_reason != "length"
+    made = [call for call in action.calls if call.error is None or as_calls]
+    ids = {f"call_{node.id}_{i}": call.id for i, call in enumerate(made)}
+    calls = tuple(_told(wire, call, node.prompt.head.tools) for wire, call in zip(ids, made, strict=True))
+    unreadable = [] if as_calls else [call.raw for call in action.calls if call.error is not None]
     matched = action.matched if isinstance(action.matched, str) and action.matched in stop else None
     content = action.content if matched is None else action.content.removesuffix(matched.rstrip())
     turn = node.turn.turns[-1]
@@ -33,6 +44,29 @@ def reply_of(node: Node, action: Action, stop: Sequence[str]) -> tuple[Reply, di
         matched,
         Usage(prompt, min(turn.cached_tokens, prompt), turn.sampled_tokens),
     ), ids
+
+
+def _told(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCall:
+    """A call as the client gets it."""
+    if call.error is None:
+        return ReplyCall(wire, call.name, call.arguments)
+    raw = call.raw.strip() or call.error
+    return ReplyCall(wire, call.name or _meant(raw, tools), f"{call.error}: {raw}" if _is_object(raw) else raw)
+
+
+def _meant(raw: str, tools: Sequence[ToolSpec]) -> str:
+    """The tool that is named first in the text of a call."""
+    names = [(tool.get("function") or tool).get("name", "") for tool in tools]
+    found = [(at.start(), name) for name in names if (at := re.search(rf"\b{re.escape(name)}\b", raw))]
+    return min(found)[1] if found else _NAMELESS
+
+
+def _is_object(text: str) -> bool:
+    """Whether a client would read the text as arguments, and execute the call."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def shown(entry: Entry) -> str:

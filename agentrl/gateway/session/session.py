@@ -25,7 +25,7 @@ from agentrl.boundary import FailedError
 from agentrl.engine.base import Engine
 from agentrl.errors import ConfigError, Failure, TemplateError
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.request import Entry, Exchange, RefusedError, Reply, Request
+from agentrl.gateway.request import Entry, Exchange, RefusalKind, RefusedError, Reply, Request
 from agentrl.gateway.session import replaying
 from agentrl.gateway.session.exchange import Answer, Answers, Refused, Waiting
 from agentrl.gateway.session.log import SessionLog
@@ -152,6 +152,10 @@ class Session:
             return Refused(refused)
         return Waiting(answer, self._refusal, self._left)
 
+    def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
+        """Keep that the server refused a request before it was asked."""
+        self.log.note("refused", kind=kind, message=message, what=what, status=status)
+
     async def count(self, request: Request) -> int:
         """The tokens of the request's whole prompt. Raises RefusedError if it is too long, or cannot be written."""
         self._check_open()
@@ -275,7 +279,7 @@ class Session:
 
     async def _one(self, node: Node, answer: Answer, number: int) -> Reply:
         action = await self._sampler.sample(node, answer.request, number)
-        reply, ids = reply_of(node, action, answer.request.stop)
+        reply, ids = reply_of(node, action, answer.request.stop, self.options)
         self.tree.commit(node, action, reply, ids)
         node.lost = not answer.waiting and not answer.delivered
         more = {"node": node.index, "prompt": node.prompt.index, "request": answer.number, "stop": reply.stop}

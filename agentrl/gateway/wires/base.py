@@ -6,8 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import RefusalKind, RefusedError, Reply, Request
 from agentrl.types import JSON
+
+DEFAULTS = SessionOptions()
 
 
 class Answer(Protocol):
@@ -42,7 +45,9 @@ class Answer(Protocol):
 class Wire(Protocol):
     """One vendor's API."""
 
-    def read(self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str) -> Answer:
+    def read(
+        self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
+    ) -> Answer:
         """The request in a body, and what writes its answer. `headers` finds names in any case.
 
         Raises RefusedError, which names the parameter.
@@ -64,6 +69,6 @@ def compact(data: JSON) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
-def arguments_text(arguments: Mapping[str, JSON]) -> str:
-    """A call's arguments as the wires of OpenAI tell them: JSON in a string."""
-    return json.dumps(arguments, ensure_ascii=False)
+def arguments_text(arguments: Mapping[str, JSON] | str) -> str:
+    """A call's arguments as the wires of OpenAI tell them: JSON in a string, or the text of a call that is none."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import cast
 from uuid import uuid4
 
+from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Call, Entry, RefusalKind, RefusedError, Reply, Request, Role
 from agentrl.gateway.wires import reading
-from agentrl.gateway.wires.base import Answer, arguments_text, compact
+from agentrl.gateway.wires.base import DEFAULTS, Answer, arguments_text, compact
 from agentrl.gateway.wires.openai_errors import error_body
 from agentrl.gateway.wires.reading import refuse
+from agentrl.gateway.wires.relaxed import relaxed
 from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -22,7 +24,10 @@ _STOPS = {"end": "stop", "calls": "tool_calls", "length": "length", "stop_sequen
 class Chat:
     """The wire of `/v1/chat/completions`."""
 
-    def read(self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str) -> Answer:
+    def read(
+        self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
+    ) -> Answer:
+        body, changed = relaxed(body, options)
         _refuse_unserved(body)
         sent = reading.sequence(body.get("messages"), "messages")
         entries = [entry for index, message in enumerate(sent) for entry in _message(message, f"messages[{index}]")]
@@ -39,13 +44,13 @@ class Chat:
             max_tokens=reading.bound(body.get(most), most),
             stop=reading.strings(body.get("stop"), "stop"),
             model=reading.string(body.get("model"), "model"),
-            asked=reading.sampling(body, left_out),
+            asked=reading.sampling(body, left_out) | changed,
             branch=headers.get("x-session-id", "sub-agent") if headers.get("x-parent-session-id") else "",
             digest=digest,
             retried=reading.is_retry(headers),
         )
-        options = body.get("stream_options")
-        return _Answer(request, isinstance(options, dict) and options.get("include_usage") is True)
+        streamed = body.get("stream_options")
+        return _Answer(request, isinstance(streamed, dict) and streamed.get("include_usage") is True)
 
     def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
         return error_body(status, message, kind)

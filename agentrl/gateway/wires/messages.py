@@ -7,16 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Call, Entry, RefusalKind, RefusedError, Reply, Request, Role, Usage
 from agentrl.gateway.wires import reading
-from agentrl.gateway.wires.base import Answer, compact, event
+from agentrl.gateway.wires.base import DEFAULTS, Answer, compact, event
 from agentrl.gateway.wires.reading import refuse
+from agentrl.gateway.wires.relaxed import relaxed
 from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("user", "assistant", "system")
 _BILLING = "x-anthropic-billing-header"
 """Claude Code's first system text. It changes within a session, and is not for the model."""
 _HOSTED = re.compile("(web_search|web_fetch|code_execution|tool_search_tool|advisor)_|mcp_toolset$")
+_UNREADABLE = "INVALID_JSON"
+"""Under this name the vendor says to put a call's text that is no JSON object."""
 _STOPS = {"end": "end_turn", "calls": "tool_use", "length": "max_tokens", "stop_sequence": "stop_sequence"}
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
@@ -24,7 +28,10 @@ _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "perm
 class Messages:
     """The wire of `/v1/messages`."""
 
-    def read(self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str) -> Answer:
+    def read(
+        self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
+    ) -> Answer:
+        body, changed = relaxed(body, options)
         _refuse_unserved(body)
         system = list(_system(body.get("system")))
         sent = reading.sequence(body.get("messages"), "messages")
@@ -43,7 +50,7 @@ class Messages:
             max_tokens=reading.bound(body.get("max_tokens"), "max_tokens"),
             stop=reading.strings(body.get("stop_sequences"), "stop_sequences"),
             model=reading.string(body.get("model"), "model"),
-            asked=reading.sampling(body, left_out),
+            asked=reading.sampling(body, left_out) | changed,
             branch=_branch(system, headers),
             digest=digest,
             retried=reading.is_retry(headers),
@@ -124,6 +131,8 @@ def _assistant(parts: Iterable[tuple[Mapping[str, JSON], str]]) -> Entry:
 
 def _call(part: Mapping[str, JSON], where: str) -> Call:
     name, given = reading.string(part.get("name"), f"{where}.name"), part.get("input")
+    if isinstance(given, dict) and list(given) == [_UNREADABLE]:
+        given = given[_UNREADABLE]
     return Call(reading.string(part.get("id"), f"{where}.id"), name, reading.arguments(given))
 
 
@@ -238,9 +247,14 @@ def _content(reply: Reply) -> list[dict[str, JSON]]:
     if reply.content:
         blocks.append({"type": "text", "text": reply.content})
     blocks.extend(
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)} for call in reply.calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in reply.calls
     )
     return blocks
+
+
+def _input(arguments: Mapping[str, JSON] | str) -> dict[str, JSON]:
+    """A call's input, which is an object on this API."""
+    return {_UNREADABLE: arguments} if isinstance(arguments, str) else dict(arguments)
 
 
 def _block_events(index: int, block: Mapping[str, JSON]) -> bytes:

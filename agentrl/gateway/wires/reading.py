@@ -15,7 +15,7 @@ from agentrl.types import JSON, ToolSpec
 T = TypeVar("T")
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
-_MEDIA = re.compile("image|audio|video|file|document")
+MEDIA = re.compile("image|audio|video|file|document")
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -113,8 +113,11 @@ def part_text(part: JSON, where: str) -> str:
 
 def foreign(kind: JSON, where: str) -> RefusedError:
     """The error for a part that is no text."""
-    if isinstance(kind, str) and _MEDIA.search(kind):
-        return refuse(f"{where}: the model reads text only; leave out the {kind!r}")
+    if isinstance(kind, str) and MEDIA.search(kind):
+        return refuse(
+            f"{where}: the model reads text only; leave out the {kind!r} "
+            "(an AgentEnv may set SessionOptions(images='omit'))"
+        )
     return refuse(f"{where}: the type {kind!r} is not served; send text, tool calls and their results")
 
 
@@ -182,7 +185,7 @@ def no_grammar(parameter: str, form: JSON) -> None:
     if unlike(kind, "text"):
         raise refuse(
             f"{parameter}: {kind!r} needs sampling that is held to a grammar, which is not the policy's own; "
-            "leave it out and ask for the format in the prompt"
+            "leave it out and ask for the format in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))"
         )
 
 
@@ -193,7 +196,8 @@ def no_force(choice: JSON) -> bool:
         return False
     if unlike(kind, "auto"):
         raise refuse(
-            f'tool_choice: {kind!r} would force a call that the policy did not choose; use "auto", or leave it out'
+            f'tool_choice: {kind!r} would force a call that the policy did not choose; use "auto", or leave it out '
+            "(an AgentEnv may set SessionOptions(forced='ignore'))"
         )
     return True
 

@@ -176,7 +176,7 @@ def _message(reply: Reply, status: str) -> dict[str, JSON]:
 
 
 def _plain_input(call: ReplyCall) -> str:
-    text = call.arguments.get("input")
+    text = call.arguments if isinstance(call.arguments, str) else call.arguments.get("input")
     return text if isinstance(text, str) else arguments_text(call.arguments)
 
 

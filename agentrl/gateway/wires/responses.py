@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Call, Entry, RefusalKind, Request, Role
 from agentrl.gateway.wires import reading
-from agentrl.gateway.wires.base import Answer
+from agentrl.gateway.wires.base import DEFAULTS, Answer
 from agentrl.gateway.wires.openai_errors import error_body
 from agentrl.gateway.wires.reading import refuse
+from agentrl.gateway.wires.relaxed import relaxed
 from agentrl.gateway.wires.response_events import ResponseAnswer, ToolForm
 from agentrl.types import JSON, ToolSpec
 
@@ -33,7 +35,10 @@ _RAW_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "re
 class Responses:
     """The wire of `/v1/responses`."""
 
-    def read(self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str) -> Answer:
+    def read(
+        self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
+    ) -> Answer:
+        body, changed = relaxed(body, options)
         _refuse_unserved(body)
         tools = _Tools.of(body.get("tools"))
         instructions = reading.string(body.get("instructions"), "instructions")
@@ -47,7 +52,7 @@ class Responses:
             stream=body.get("stream") is True,
             max_tokens=reading.bound(body.get("max_output_tokens"), "max_output_tokens"),
             model=reading.string(body.get("model"), "model"),
-            asked=reading.sampling(body, tools.left_out),
+            asked=reading.sampling(body, tools.left_out) | changed,
             branch=_branch(headers),
             digest=digest,
             retried=reading.is_retry(headers),

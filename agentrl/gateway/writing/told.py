@@ -114,7 +114,7 @@ class _Told:
         if not self._may_answer(call_id):
             self._user(said)
             return
-        name = self.calls.get(call_id, "unknown")
+        name = self.calls.get(call_id) or "unknown"
         self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": said})
 
     def _may_answer(self, call_id: str) -> bool:

@@ -255,9 +255,8 @@ def _names(action: Action | None) -> dict[str, str]:
 def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, str]:
     """The ids of the entry's calls -> those of the action, where nobody said otherwise: in order, if all are there."""
     readable = [call.id for call in action.calls if call.error is None]
-    if len(readable) != len(entry.calls):
-        return {}
-    pairs = zip(entry.calls, readable, strict=True)
+    made = next((ids for ids in (readable, [call.id for call in action.calls]) if len(ids) == len(entry.calls)), [])
+    pairs = zip(entry.calls if made else (), made, strict=True)
     return {wire: made for call, made in pairs for wire in (call.id, plain_id(call.id)) if wire not in ids}
 
 

@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from agentrl.gateway.options import SessionOptions
 from tests.gateway.clients import said
 from tests.gateway.clients.installed import ALL, slow
 from tests.gateway.clients.playing import play
@@ -95,3 +96,20 @@ async def test_defaults_that_a_client_fills_in():
     assert b"replace_all" in played.proxy.seen[-1].body.partition(b"Step 3.")[2]
     assert played.audits() == ["told_in_another_spelling"]
     assert "replace_all" not in played.texts[0].partition("Step 3.")[2]  # the tokens are those that were sampled
+
+
+@pytest.mark.parametrize("client", ["claude-code", "codex", *(["mini-swe-agent", "qwen-code"] if ALL else [])])
+async def test_a_call_that_cannot_be_read_ends_no_command_line(client):
+    """It is answered by the client, and the model reads that. As text, it would be the final answer."""
+    shell, last = {
+        "claude-code": (said.BASH, DONE),
+        "codex": (said.EXEC, DONE),
+        "mini-swe-agent": (said.MINI, SUBMIT),
+        "qwen-code": (said.QWEN, DONE),
+    }[client]
+    broken = Say("Broken.", ((shell.name, f'{{"{shell.key}": "echo broken", oops'),))
+    script = Script([Say("First.", (shell.run("echo one"),)), broken, last])
+    played = await play(script, starter(client), options=SessionOptions(unreadable="call"))
+    assert len(played.engine.calls) == 3
+    assert played.audits().count("unreadable_call") == 1
+    assert not re.search(r"^broken$", played.texts[-1], re.MULTILINE), "it was not executed"

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Reply, ReplyCall, Request, Usage
 
 USAGE = Usage(prompt=100, cached=60, sampled=7)
@@ -62,6 +63,11 @@ class FakeSession:
     hold: asyncio.Event | None = None
     exchanges: list[FakeExchange] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
+    options: SessionOptions = SessionOptions()  # noqa: RUF009 - immutable
+    refused: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def note_refused(self, what: str, status: int, message: str, kind: str = "invalid") -> None:
+        self.refused.append((what, status, message))
 
     def ask(self, request: Request) -> FakeExchange:
         self.exchanges.append(FakeExchange(request, self.answer, self.accept, self.hold))

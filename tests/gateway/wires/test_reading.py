@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.request import Call, Entry, RefusedError
 from agentrl.gateway.wires.chat import Chat
 from agentrl.gateway.wires.messages import Messages
@@ -269,3 +271,90 @@ def test_halves_of_characters_do_not_reach_the_tokenizer():
 def test_a_body_that_is_no_object(raw):
     with pytest.raises(RefusedError, match="body"):
         read_body(raw)
+
+
+def relaxed(wire, options, **body):
+    return WIRES[wire].read(LEAST[wire] | body, {}, "digest", options).request
+
+
+OMIT, IGNORE = SessionOptions(images="omit"), SessionOptions(forced="ignore")
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
+IMAGES = {
+    "messages": {
+        "messages": [
+            {"role": "user", "content": [text("See."), IMAGE, PDF]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [text("a"), IMAGE]}]},
+        ]
+    },
+    "chat": {
+        "messages": [
+            {"role": "user", "content": [text("See."), {"type": "image_url"}, {"type": "file"}]},
+            {"role": "tool", "tool_call_id": "c1", "content": [text("a"), {"type": "image_url"}]},
+        ]
+    },
+    "responses": {
+        "input": [
+            {"role": "user", "content": [text("See."), {"type": "input_image"}, {"type": "input_file"}]},
+            {"type": "function_call_output", "call_id": "c1", "output": [text("a"), {"type": "input_image"}]},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_images_can_be_left_out_with_a_mark(wire):
+    request = relaxed(wire, OMIT, **IMAGES[wire])
+    image = "[image omitted: this model reads text only]"
+    file = image.replace("image", "document" if wire == "messages" else "file")
+    assert [entry.text for entry in request.entries] == ["See.", image, file, f"a\n{image}"]
+    assert request.asked == {"images_omitted": 3}
+    with pytest.raises(RefusedError, match=r"text only.*SessionOptions\(images='omit'\)"):
+        read(wire, **IMAGES[wire])
+
+
+def test_only_contents_are_searched_for_images():
+    arguments = {"content": [IMAGE]}
+    plain = {"type": "document", "source": {"type": "text", "data": "words"}}
+    sent = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "draw", "input": arguments}]},
+        {"role": "user", "content": [plain]},
+    ]
+    request = relaxed("messages", OMIT, messages=sent)
+    assert (request.entries[0].calls[0].arguments, request.entries[1].text) == (arguments, "words")
+    assert request.asked == {}
+
+
+@pytest.mark.parametrize("body", [{"messages": 1}, {"messages": [1]}, {"messages": [{"role": "user", "content": [1]}]}])
+def test_a_body_of_another_shape_is_refused_as_it_was(body):
+    with pytest.raises(RefusedError, match="messages"):
+        relaxed("messages", SessionOptions(images="omit", forced="ignore"), **body)
+
+
+SCHEMA = {"type": "json_schema"}
+
+
+@pytest.mark.parametrize(
+    ("wire", "body", "recorded"),
+    [
+        ("chat", {"tool_choice": "required"}, {"tool_choice": "required"}),
+        ("chat", {"response_format": SCHEMA}, {"response_format": "json_schema"}),
+        ("messages", {"tool_choice": {"type": "any"}}, {"tool_choice": {"type": "any"}}),
+        ("messages", {"output_format": SCHEMA}, {"output_format": "json_schema"}),
+        ("messages", {"output_config": {"effort": "low", "format": SCHEMA}}, {"output_config.format": "json_schema"}),
+        (
+            "responses",
+            {"tool_choice": {"type": "function", "name": "look"}},
+            {"tool_choice": {"type": "function", "name": "look"}},
+        ),
+        ("responses", {"text": {"verbosity": "low", "format": SCHEMA}}, {"text.format": "json_schema"}),
+        ("responses", {"tool_choice": "none", "text": {"format": {"type": "text"}}}, {}),
+        ("chat", {"tool_choice": "auto", "response_format": {"type": "text"}}, {}),
+    ],
+)
+def test_what_is_forced_can_be_ignored(wire, body, recorded):
+    if recorded:
+        with pytest.raises(RefusedError, match=r"SessionOptions\(forced='ignore'\)"):
+            read(wire, **body)
+    request = relaxed(wire, IGNORE, **body)
+    assert request.asked.get("forced_ignored", {}) == recorded
+    assert request == replace(read(wire), asked=request.asked)

@@ -24,8 +24,10 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=5,
 )
+UNREADABLE = TEXTS.map(lambda text: f"{{oops {text}")
+ARGUMENTS = st.dictionaries(TEXTS, VALUES, max_size=3) | UNREADABLE
 CALLS = st.lists(
-    st.builds(ReplyCall, IDS, st.sampled_from(["look", "spawn", "patch"]), st.dictionaries(TEXTS, VALUES, max_size=3)),
+    st.builds(ReplyCall, IDS, st.sampled_from(["look", "spawn", "patch"]), ARGUMENTS),
     max_size=3,
     unique_by=lambda call: call.id,
 ).map(tuple)
