@@ -195,11 +195,16 @@ class StopReason(StrEnum):
         return self in (StopReason.TURN_MAX_TOKENS, StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL, StopReason.DEADLINE)
 
 
+class _Unset(int):
+    """A number that nobody has chosen."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Bounds of one episode, in turns, tokens and seconds. Each is a positive number; None means no bound."""
 
-    turns: int = 16
+    turns: int = _Unset(16)
+    """An agent that has `SessionOptions.replies` has these, unless this is set."""
     tokens: int | None = None
     """Response tokens, sampled and observed together; slime's --rollout-max-response-len counts the same. If thoughts
     are stripped, each segment is counted anew."""
@@ -218,6 +223,10 @@ class Limits:
     def __post_init__(self) -> None:
         for own in fields(self):
             object.__setattr__(self, own.name, _bound(f"limits.{own.name}", getattr(self, own.name), str(own.type)))
+
+    def turns_or(self, usual: int | None) -> int:
+        """The bound on turns; where nobody has set it, `usual` if that is given."""
+        return usual if usual is not None and isinstance(self.turns, _Unset) else int(self.turns)
 
     @classmethod
     def of(cls, given: Mapping[str, JSON]) -> Self:
@@ -238,4 +247,6 @@ def _bound(name: str, value: Any, kind: str) -> int | float | None:
         raise ConfigError(f"{name} must be {'a whole number' if whole else 'a number'}, not {value!r}")
     if not number > 0:
         raise ConfigError(f"{name} must be positive, not {value!r}")
+    if isinstance(value, _Unset):
+        return value
     return int(number) if whole else number

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from agentrl.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,8 @@ class SessionOptions:
     holds."""
     most_replies: int = 8
     """The largest `n` of a request."""
+    replies: int | None = None
+    """Replies of an episode, all conversations together, where nobody has set `limits.turns`."""
     images: Literal["refuse", "omit"] = "refuse"
     """Images, and other media such as PDFs: refuse the request, or put a mark in their place."""
     forced: Literal["refuse", "ignore"] = "refuse"
@@ -29,3 +33,12 @@ class SessionOptions:
     unreadable: Literal["text", "call"] = "text"
     """A tool call that cannot be read: the client gets it as text, which ends most agents, or as a call whose arguments
     are the raw text, which most clients answer with an error that the model reads."""
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                choices = " or ".join(map(repr, get_args(kind)))
+                raise ConfigError(f"SessionOptions.{name} is {value!r}; write {choices}")
+            if kind in (int, int | None) and value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"SessionOptions.{name} is {value!r}; write a positive whole number")

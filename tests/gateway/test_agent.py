@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import threading
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +20,7 @@ from agentrl import (
     EpisodeOptions,
     InfraError,
     Limits,
+    SessionOptions,
     StopReason,
     Task,
     TemplateError,
@@ -32,6 +36,10 @@ from tests.render.conftest import CHATML_TOOLS, chatml_tokenizer
 TASK = Task(prompt="Add up.", label=3)
 SCRIPT = [call("add", n=1), call("add", n=2), "It is 3."]
 USER = [{"role": "user", "content": "Hello."}]
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
 
 
 class AddingEnv(Env):
@@ -123,6 +131,29 @@ async def test_the_bound_on_turns_ends_the_session_and_is_scored():
     assert played.failure is None
     assert "RefusedByGateway: 400" in played.info["agent_error"]
     assert "result" not in played.info
+
+
+@pytest.mark.parametrize(("limits", "replies"), [(None, 20), (Limits(episode_s=60), 20), (Limits(turns=16), 16)])
+async def test_a_harness_may_have_more_turns_than_an_env_unless_they_are_set(limits, replies):
+    class Long(Adder):
+        session = SessionOptions(replies=20)
+
+    played = await rollout(Long(), TASK, [call("add", n=1)] * 30, limits=limits)
+    assert (played.stop, len(played.turns)) == (StopReason.MAX_TURNS, replies)
+
+
+@pytest.mark.parametrize("again", [lambda limits: replace(limits, close_s=1.0), copy.deepcopy, pickled])
+def test_a_limit_that_nobody_has_set_stays_so(again):
+    assert (again(Limits()).turns, again(Limits()).turns_or(99), again(Limits(turns=16)).turns_or(99)) == (16, 99, 16)
+    assert Limits().turns_or(None) == Limits.of({"close_s": 1}).turns == 16
+    assert Limits.of({"turns": 16}).turns_or(99) == 16
+
+
+@pytest.mark.parametrize("given", [{"images": "drop"}, {"echo": None}, {"most_replies": 0}, {"replies": "many"}])
+def test_a_session_option_that_does_not_exist_is_refused(given):
+    (name,) = given
+    with pytest.raises(ConfigError, match=rf"^SessionOptions.{name} is .*; write "):
+        SessionOptions(**given)
 
 
 async def test_a_full_context_ends_an_agent_that_cannot_shorten_its_history():

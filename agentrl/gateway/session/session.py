@@ -293,7 +293,7 @@ class Session:
 
     def _take_turns(self, count: int) -> None:
         """Raises RefusedError, and ends the session, if it would have more replies than the limit."""
-        turns = self._sampler.options.limits.turns
+        turns = self._sampler.options.limits.turns_or(self.options.replies)
         if len(self.tree.nodes) + count > turns:
             self.stop = self.stop or StopReason.MAX_TURNS
             self.ended.set()

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from agentrl import AgentEnv, Endpoint, Task
+from agentrl import AgentEnv, Endpoint, SessionOptions, Task
 from agentrl.sandbox import SandboxKilledError
 from agentrl.types import JSON
 from agentrl_envs.agents.start import Start
@@ -36,6 +36,7 @@ class CodingAgent(GradedWork, AgentEnv):
     """
 
     config: CodingAgentConfig
+    session = SessionOptions(images="omit", unreadable="call", replies=400)
     program: ClassVar[str]
     tested: ClassVar[tuple[str, ...]]
     """Versions of the program with which this harness was tested."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from agentrl import AgentEnv, Endpoint, Task
+from agentrl import AgentEnv, Endpoint, SessionOptions, Task
 from agentrl.types import JSON, Raw
 from agentrl_envs.agents.start import PATIENCE_S
 from agentrl_envs.agents.versions import CLIENTS
@@ -18,6 +18,7 @@ class OpenAIAgents(AgentEnv):
             return Agent(name="search", instructions="Search, then answer.", tools=[search], model=model)
     """
 
+    session = SessionOptions(images="omit", replies=100)
     max_turns: ClassVar[int] = 50
     tested: ClassVar[tuple[str, ...]] = (CLIENTS["openai-agents"].version,)
 

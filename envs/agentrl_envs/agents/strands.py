@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from agentrl import AgentEnv, Endpoint, Task
+from agentrl import AgentEnv, Endpoint, SessionOptions, Task
 from agentrl.types import JSON
 from agentrl_envs.agents.openai_agents import asked
 from agentrl_envs.agents.start import PATIENCE_S
@@ -19,6 +19,7 @@ class StrandsAgents(AgentEnv):
             return Agent(model=model, tools=[search], system_prompt="Search, then answer.", callback_handler=None)
     """
 
+    session = SessionOptions(images="omit", replies=100)
     tested: ClassVar[tuple[str, ...]] = (CLIENTS["strands-agents"].version,)
 
     def agent(self, task: Task, model: Any, /) -> Any:
