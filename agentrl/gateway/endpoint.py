@@ -13,6 +13,9 @@ from agentrl.sandbox import Sandbox
 
 SOCKET_INSIDE = "/run/agentrl-gateway.sock"
 """Where a sandbox has the gateway's socket."""
+RESET_PATH = "/connection-was-reset"
+"""A request of it says that the last answer on its connection was not read."""
+RESET_NOTICE = f"POST {RESET_PATH} HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _HERE = "127.0.0.1"
 
 
@@ -64,7 +67,7 @@ class Endpoint:
         seen = await box.exec(f"test -S {SOCKET_INSIDE} && echo mounted; test -S {quote(self.socket)} && echo here")
         if "mounted" in seen.stdout:
             relay = load_object("agentrl_sandbox.relay:relay")
-            await relay(box, port, SOCKET_INSIDE)
+            await relay(box, port, SOCKET_INSIDE, notice=RESET_NOTICE)
             return replace(self, url=f"http://{_HERE}:{port}")
         if "here" in seen.stdout:  # the back end `local`, whose commands run on this machine
             return self

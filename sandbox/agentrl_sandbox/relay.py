@@ -18,38 +18,57 @@ from agentrl_sandbox.output import Stream
 
 _READY_S = 20.0
 
-_PROGRAM = """
+PROGRAM = """
 import asyncio, sys
 
-async def copy(reader, writer):
+PORT, SOCKET, NOTICE = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
+
+async def back(reader, writer):
     try:
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
         writer.write_eof()
-    except OSError:
-        writer.close()
+    except OSError:  # the program inside has gone; what else comes is for nobody
+        while await reader.read(65536):
+            pass
 
 async def serve(reader, writer):
     try:
-        there = await asyncio.open_unix_connection(sys.argv[2])
-        await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
-        there[1].close()
+        there, forth = await asyncio.open_unix_connection(SOCKET)
     except OSError as exc:
         print(exc, file=sys.stderr, flush=True)
+        return writer.close()
+    answering = asyncio.create_task(back(there, writer))
+    try:
+        while data := await reader.read(65536):
+            forth.write(data)
+            await forth.drain()
+        forth.write_eof()
+        await answering
+    except OSError:  # reset
+        forth.write(NOTICE)
+        if NOTICE:
+            await asyncio.wait([answering], timeout=1)
+    answering.cancel()
+    forth.close()
     writer.close()
 
 async def main():
-    server = await asyncio.start_server(serve, "127.0.0.1", int(sys.argv[1]))
+    server = await asyncio.start_server(serve, "127.0.0.1", PORT)
     print("ready", flush=True)
     await server.serve_forever()
 
 asyncio.run(main())
 """
+"""Its arguments: a port, a socket, and the notice of `relay`."""
 
 
-async def relay(box: Sandbox, port: int, socket_path: str) -> Process:
+async def relay(box: Sandbox, port: int, socket_path: str, *, notice: str = "") -> Process:
     """Have `127.0.0.1:port` of a sandbox lead to a Unix socket in it, until the process returned is killed.
+
+    A Unix socket cannot be reset. So if a program inside resets its connection, which says that it has not read all of
+    an answer, the server outside gets `notice` before the connection ends.
 
     Raises SandboxError if the relay does not start: python3 is missing, or the port is taken.
     """
@@ -59,8 +78,8 @@ async def relay(box: Sandbox, port: int, socket_path: str) -> Process:
         if stream == "stdout":
             ready.set()
 
-    env = {"RELAY": _PROGRAM, "AT": str(port), "TO": socket_path}
-    process = await box.start('exec python3 -I -c "$RELAY" "$AT" "$TO"', env=env, on_output=hear)
+    env = {"RELAY": PROGRAM, "AT": str(port), "TO": socket_path, "NOTICE": notice}
+    process = await box.start('exec python3 -I -c "$RELAY" "$AT" "$TO" "$NOTICE"', env=env, on_output=hear)
     waiting, ending = asyncio.create_task(ready.wait()), asyncio.create_task(process.wait())
     try:
         await asyncio.wait([waiting, ending], timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)

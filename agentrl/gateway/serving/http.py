@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from agentrl.gateway.endpoint import RESET_PATH
 from agentrl.gateway.request import Asked, Exchange, RefusedError
 from agentrl.gateway.serving.answering import json_response, respond
 from agentrl.gateway.wires import reading
@@ -78,7 +79,11 @@ class WireServer:
             exchange.lost()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        self._last.pop(request.protocol, None)
+        last = self._last.pop(request.protocol, None)
+        if request.path == RESET_PATH:  # a sandbox's relay says so
+            if last is not None:
+                last.lost()
+            return web.Response()
         key, path = _split(request.path)
         wire = _wire(path, request)
         try:

@@ -98,14 +98,13 @@ async def test_defaults_that_a_client_fills_in():
     assert "replace_all" not in played.texts[0].partition("Step 3.")[2]  # the tokens are those that were sampled
 
 
-@pytest.mark.parametrize("client", ["claude-code", "codex", *(["mini-swe-agent", "qwen-code"] if ALL else [])])
+@pytest.mark.parametrize("client", ["claude-code", "codex", *(["mini-swe-agent"] if ALL else [])])
 async def test_a_call_that_cannot_be_read_ends_no_command_line(client):
     """It is answered by the client, and the model reads that. As text, it would be the final answer."""
     shell, last = {
         "claude-code": (said.BASH, DONE),
         "codex": (said.EXEC, DONE),
         "mini-swe-agent": (said.MINI, SUBMIT),
-        "qwen-code": (said.QWEN, DONE),
     }[client]
     broken = Say("Broken.", ((shell.name, f'{{"{shell.key}": "echo broken", oops'),))
     script = Script([Say("First.", (shell.run("echo one"),)), broken, last])
