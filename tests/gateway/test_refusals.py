@@ -67,7 +67,8 @@ async def test_a_path_that_is_not_served_and_a_body_that_is_too_long_are_named(m
     assert "POST /chat/completions is not served here; these are: /v1/messages" in played.failure.error
     assert played.info["agent"]["refused"] == 1
 
-    monkeypatch.setattr("agentrl.gateway.serving.http._BODY_BYTES", 1000)
+    monkeypatch.setattr("agentrl.gateway.serving.http.BODY_BYTES", 1000)
+    monkeypatch.setattr("agentrl.gateway.serving.bodies.BODY_BYTES", 1000)
 
     async def large(env, task, endpoint):
         assert await post(endpoint, "/v1/messages", b"x" * 2000) == 413

@@ -16,6 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 from agentrl.gateway.endpoint import RESET_PATH
 from agentrl.gateway.request import Asked, Exchange, RefusedError
 from agentrl.gateway.serving.answering import json_response, respond
+from agentrl.gateway.serving.bodies import BODY_BYTES, DeniedError, body_of
 from agentrl.gateway.wires import reading
 from agentrl.gateway.wires.base import Answer, Wire
 from agentrl.gateway.wires.chat import Chat
@@ -25,20 +26,11 @@ from agentrl.types import JSON
 
 _log = logging.getLogger(__name__)
 
-_BODY_BYTES = 64 << 20
 CLOSE_S = 5.0
 
 _MESSAGES, _RESPONSES, _CHAT = Messages(), Responses(), Chat()
 _REPLIES: dict[str, Wire] = {"/v1/messages": _MESSAGES, "/v1/responses": _RESPONSES, "/v1/chat/completions": _CHAT}
 _COUNTS: dict[str, Wire] = {"/v1/messages/count_tokens": _MESSAGES, "/v1/responses/input_tokens": _RESPONSES}
-
-
-class DeniedError(Exception):
-    """A request that may not be answered, with the status that says so."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class WireServer:
@@ -145,8 +137,13 @@ class _Connections(web.Server):
     """aiohttp's server without routes. It tells how each connection ends."""
 
     def __init__(self, handler: Any, lost: Any) -> None:
-        # Cancelling the handler tells at once that a client has gone.
-        super().__init__(handler, request_factory=_request, handler_cancellation=True, access_log=None)
+        super().__init__(
+            handler,
+            request_factory=_request,
+            handler_cancellation=True,  # tells at once that a client has gone
+            access_log=None,
+            auto_decompress=False,  # else a body that cannot be unpacked is refused without a word to the session
+        )
         self._lost = lost
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
@@ -156,7 +153,7 @@ class _Connections(web.Server):
 
 def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.BaseRequest:
     loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=_BODY_BYTES)
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=BODY_BYTES)
 
 
 @contextmanager
@@ -174,18 +171,8 @@ def _noting(session: Asked, what: str) -> Iterator[None]:
 
 async def _read(request: web.BaseRequest, path: str, wire: Wire, session: Asked) -> Answer:
     """What a client asks, and what writes the answer. Raises RefusedError and DeniedError."""
-    raw = await _body(request)
+    raw = await body_of(request)
     return wire.read(reading.read_body(raw), request.headers, _digest(path, raw), session.options)
-
-
-async def _body(request: web.BaseRequest) -> bytes:
-    """The body; clients that ask first whether to send it are told to. Raises DeniedError for one that is too long."""
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as exc:
-        raise DeniedError(413, f"the body has more than {_BODY_BYTES} bytes; send less") from exc
 
 
 def _split(path: str) -> tuple[str, str]:

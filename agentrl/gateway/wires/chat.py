@@ -112,7 +112,7 @@ def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
         if kind == "custom":
             raise refuse(f"{where}: custom tools are not served on this API; declare a function, or use /v1/responses")
         if kind != "function":
-            left_out.append(str(kind))
+            left_out.append(reading.left_out(kind, where))
             continue
         said = reading.mapping(tool.get("function"), f"{where}.function")
         tools.append(

@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 MEDIA = re.compile("image|audio|video|file|document")
+_RUN_BY_CLIENTS = re.compile("(local_)?shell$|apply_patch$|computer")
+"""Tools in a form of OpenAI's own that the client runs. An agent without them can do nothing."""
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -151,6 +153,13 @@ def _no_number(name: str) -> float:
 _ARGUMENTS = json.JSONDecoder(parse_constant=_no_number)
 
 
+def left_out(kind: JSON, where: str) -> str:
+    """The type of a tool that the vendor runs: it is not shown. Raises RefusedError for one that the client runs."""
+    if isinstance(kind, str) and _RUN_BY_CLIENTS.match(kind):
+        raise refuse(f"{where}: the type {kind!r} is OpenAI's own; declare the tool as a function")
+    return str(kind)
+
+
 def function(name: JSON, description: JSON, parameters: JSON, where: str) -> ToolSpec:
     """A tool as chat templates take it. Marks for caches and strictness are left out."""
     spec: dict[str, JSON] = {"name": string(name, f"{where}.name")}
@@ -162,10 +171,10 @@ def function(name: JSON, description: JSON, parameters: JSON, where: str) -> Too
     return {"type": "function", "function": spec}
 
 
-def sampling(body: Mapping[str, JSON], left_out: Sequence[str] = ()) -> dict[str, JSON]:
-    """What a client asks of the sampling. It is recorded. `left_out`: tools that the gateway does not show."""
+def sampling(body: Mapping[str, JSON], unseen: Sequence[str] = ()) -> dict[str, JSON]:
+    """What a client asks of the sampling. It is recorded. `unseen`: tools that the gateway does not show."""
     asked = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    return asked | ({"tools_left_out": list(left_out)} if left_out else {})
+    return asked | ({"tools_left_out": list(unseen)} if unseen else {})
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:

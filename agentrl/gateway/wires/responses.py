@@ -112,7 +112,7 @@ class _Tools:
             form = ToolForm(reading.string(tool.get("name"), where), namespace, kind == "custom")
             self.forms[spec["function"]["name"]] = form
         else:
-            self.left_out.append(str(kind))
+            self.left_out.append(reading.left_out(kind, where))
 
     def _name(self, tool: Mapping[str, JSON], namespace: str | None) -> JSON:
         """The tool's own name, unless another tool has it already."""

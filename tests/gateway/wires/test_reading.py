@@ -244,6 +244,11 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("messages", {"mcp_servers": [{}]}, "mcp_servers: .*leave it out"),
         ("messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "declare the tool with its input_schema"),
         ("chat", {"functions": [{}]}, "functions: .*use tools"),
+        *(
+            (wire, {"tools": [{"type": kind}]}, rf"tools\[0\]: the type '{kind}' is OpenAI's own; declare .* function")
+            for wire in ("responses", "chat")
+            for kind in ("local_shell", "shell", "apply_patch", "computer_use_preview")
+        ),
         ("chat", {"n": 0}, "n must be a positive whole number"),
         ("chat", {"max_tokens": 0}, "max_tokens must be a positive whole number"),
         ("chat", {"messages": []}, "messages: at least one"),

@@ -1,0 +1,85 @@
+"""The body of a request: read, bounded, and unpacked where the client has packed it."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from aiohttp import web
+
+BODY_BYTES = 64 << 20
+"""The longest body, as it came and unpacked."""
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+
+
+class DeniedError(Exception):
+    """A request that may not be answered, with the status that says so."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def body_of(request: web.BaseRequest) -> bytes:
+    """The body; clients that ask first whether to send it are told to. Raises DeniedError."""
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge as exc:
+        raise _too_long() from exc
+    return unpacked(raw, request.headers.get("Content-Encoding", ""))
+
+
+def unpacked(raw: bytes, coding: str) -> bytes:
+    """The body without its coding. Raises DeniedError for one that is unknown, broken or too long."""
+    coding = coding.strip().lower()
+    if coding in ("", "identity"):
+        return raw
+    try:
+        return _unpacked(raw, _unpacker(coding, raw))
+    except DeniedError:
+        raise
+    except Exception as exc:  # each coding has errors of its own
+        raise DeniedError(400, f"the body is not {coding}, as its Content-Encoding says: {exc}") from exc
+
+
+def _unpacked(raw: bytes, make: Callable[[], Any]) -> bytes:
+    found = b""
+    while raw:  # what was packed in pieces stands one after the other
+        unpacker = make()
+        found += unpacker.decompress(raw, BODY_BYTES + 1 - len(found))
+        if len(found) > BODY_BYTES:
+            raise _too_long()
+        if not unpacker.eof:
+            raise EOFError("its end is missing")
+        raw = unpacker.unused_data
+    return found
+
+
+def _unpacker(coding: str, raw: bytes) -> Callable[[], Any]:
+    """What makes an unpacker. Raises DeniedError for a coding that cannot be read here."""
+    if coding in ("gzip", "x-gzip"):
+        return lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)
+    if coding == "deflate":
+        bare = raw[:1] and raw[0] & 15 != 8  # some clients leave zlib's header out
+        return lambda: zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS)
+    if coding != "zstd":
+        raise DeniedError(
+            415, f"Content-Encoding: {coding!r:.80} is not served; send the body plain, as gzip or as zstd"
+        )
+    try:
+        return import_module(_ZSTD).ZstdDecompressor  # type: ignore[no-any-return]
+    except ImportError as exc:
+        raise DeniedError(
+            415,
+            "Content-Encoding: 'zstd' needs a package that is missing: pip install 'agentrl-sdk[zstd]', "
+            "or have the client send the body plain",
+        ) from exc
+
+
+def _too_long() -> DeniedError:
+    return DeniedError(413, f"the body has more than {BODY_BYTES} bytes; send less")
