@@ -112,3 +112,27 @@ async def test_a_call_that_cannot_be_read_ends_no_command_line(client):
     assert len(played.engine.calls) == 3
     assert played.audits().count("unreadable_call") == 1
     assert not re.search(r"^broken$", played.texts[-1], re.MULTILINE), "it was not executed"
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+@pytest.mark.parametrize("client", ["claude-code", "codex"])
+async def test_an_image_ends_no_session(client):
+    """Claude Code reads one, and Codex looks at one. It stays in the history, so each request after it has it, too."""
+    shell = said.BASH if client == "claude-code" else said.EXEC
+
+    def turns(number, prompt):
+        if number == 1:
+            return Say("", (shell.run(f"echo {PIXEL} | base64 -d > dot.png; echo in $PWD."),))
+        if number > 3:
+            return DONE
+        path = f"{re.findall(r'^in (/.*)[.]$', prompt, re.MULTILINE)[-1]}/dot.png"
+        call = ("Read", {"file_path": path}) if client == "claude-code" else ("view_image", {"path": path})
+        return Say(f"Look {number}.", ((call[0], json.dumps(call[1])),))
+
+    played = await play(Script(turns), starter(client), options=SessionOptions(images="omit"))
+    assert (len(played.engine.calls), len(played.trajectory.segments)) == (4, 1)
+    assert played.texts[0].count("[image omitted: this model reads text only]") == 2
+    asked = [line["asked"].get("images_omitted", 0) for line in played.session.log.lines if line["event"] == "request"]
+    assert asked == [0, 0, 1, 2]
