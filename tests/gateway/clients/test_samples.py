@@ -136,3 +136,24 @@ async def test_an_image_ends_no_session(client):
     assert played.texts[0].count("[image omitted: this model reads text only]") == 2
     asked = [line["asked"].get("images_omitted", 0) for line in played.session.log.lines if line["event"] == "request"]
     assert asked == [0, 0, 1, 2]
+
+
+CITY = '{"name": "Paris"}'
+FORCED = [("langgraph", "chat", Say(CITY), "json_schema"), ("langgraph", "responses", Say(CITY), "json_schema")]
+MORE_FORCED = [
+    ("langgraph", "messages", Say("", (("City", CITY),)), "City"),
+    *(("pydantic-ai", wire, Say("", (("final_result", CITY),)), "") for wire in ("chat", "responses", "messages")),
+    ("smolagents", "tools", Say("", (("final_answer", '{"answer": "Paris"}'),)), "required"),
+]
+
+
+@pytest.mark.parametrize(("client", "wire", "answer", "forced"), FORCED + (MORE_FORCED if ALL else []))
+async def test_what_a_library_forces_can_be_ignored(client, wire, answer, forced):
+    first = [] if client == "langgraph" else [Say("", (said.SEARCH.run("it"),))]
+    script, ignore = Script([*first, answer]), SessionOptions(forced="ignore")
+    played = await play(script, starter(client, wire, "output"), options=ignore)
+    assert "Paris" in played.output
+    requests = [line for line in played.session.log.lines if line["event"] == "request"]
+    assert len(requests) == len(first) + 1
+    assert all(forced in json.dumps(line["asked"]["forced_ignored"]) for line in requests)
+    assert [line for line in played.session.log.lines if line["event"] == "refused"] == []

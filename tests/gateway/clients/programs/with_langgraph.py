@@ -1,4 +1,7 @@
-"""A LangGraph agent with one tool: with_langgraph.py (chat|responses|messages) (stream|whole) PROMPT."""
+"""A LangGraph agent with one tool: with_langgraph.py (chat|responses|messages) (stream|whole) PROMPT.
+
+With "output" in the second place: the model itself, with an answer of a type.
+"""
 
 import asyncio
 import os
@@ -26,6 +29,17 @@ def model():
 
     return ChatOpenAI(model="agentrl", streaming=how == "stream", use_responses_api=wire == "responses")
 
+
+if how == "output":
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        """A city."""
+
+        name: str
+
+    print(model().with_structured_output(City).invoke(prompt).name)
+    sys.exit()
 
 agent = create_agent(model(), [search], system_prompt="You are a helpful agent.")
 done = asyncio.run(agent.ainvoke({"messages": [("user", prompt)]}, {"recursion_limit": 60}))

@@ -1,8 +1,12 @@
-"""An agent of pydantic-ai with one tool: with_pydantic_ai.py (chat|responses|messages) (stream|whole) PROMPT."""
+"""An agent of pydantic-ai with one tool: with_pydantic_ai.py (chat|responses|messages) (whole|output) PROMPT.
+
+With "output" its answer has a type.
+"""
 
 import os
 import sys
 
+from pydantic import BaseModel
 from pydantic_ai import Agent
 
 wire, how, prompt = sys.argv[1:]
@@ -17,7 +21,15 @@ else:
 
     model = (OpenAIResponsesModel if wire == "responses" else OpenAIChatModel)("agentrl")
 
-agent = Agent(model, instructions="You are a helpful agent.", retries=5)
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+
+
+kind = City if how == "output" else str
+agent = Agent(model, output_type=kind, instructions="You are a helpful agent.", retries=5)
 
 
 @agent.tool_plain
