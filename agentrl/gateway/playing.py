@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
     from agentrl.episode import Episode
     from agentrl.gateway.agent import AgentEnv
 
+log = logging.getLogger("agentrl")
+
 _LOOK_S = 0.1
 """Seconds between two looks at the host's flag."""
 _STILL_S = 5.0
 """Seconds that the engine has to end what the agent has left behind."""
+_WARNED: set[str] = set()
+"""Agents of which a refused request was told."""
 _LAST_WORDS_S = 1.0
 """Seconds that an agent has to end by itself once a pause was too long for its episode."""
 
@@ -64,6 +69,7 @@ class Playing:
         await self.end()
         self._session.write(trajectory)
         _mask_malformed(episode)
+        self._warn_of_refusals()
         return self._outcome(running, trajectory, stop)
 
     async def end(self) -> None:
@@ -169,6 +175,20 @@ class Playing:
         self._env.result = plain(running.result(), f"{type(self._env).__name__}.run")
         if self._env.result is not None:
             trajectory.info["result"] = self._env.result
+
+    def _warn_of_refusals(self) -> None:
+        """Say that requests were refused, once for each kind of agent: it may have ended on that, and is scored."""
+        refused = [line for line in self._session.log.lines if line["event"] == "refused" and line["kind"] == "invalid"]
+        agent = type(self._env).__name__
+        if refused and agent not in _WARNED:
+            _WARNED.add(agent)
+            log.warning(
+                "%s: the gateway refused %d requests of an episode, which may have ended the agent; the last: %s. "
+                'Each trajectory counts them in info["agent"]; this is said once',
+                agent,
+                len(refused),
+                refused[-1]["message"],
+            )
 
     def _refusal(self) -> RefusedError | None:
         """Why the agent's last request was refused. None if it was answered, or came after the session's end."""

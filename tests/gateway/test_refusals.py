@@ -109,6 +109,32 @@ async def test_a_refusal_that_the_agent_got_over_is_not_blamed():
     assert played.failure.error == "RuntimeError: oops"
 
 
+async def test_an_agent_that_ended_on_a_refusal_is_scored_with_a_warning(caplog):
+    async def run(env, task, endpoint):
+        said = await ask(endpoint, USER)
+        await quietly(endpoint, [*USER, said, {"role": "user", "content": [PICTURE]}])
+
+    agent = type("Ender", (doing(run),), {})
+    for _ in range(2):
+        played = await rollout(agent(), TASK, ["Hi."])
+        assert (played.failure, played.reward) == (None, 1.0)
+    (warned,) = [record.message for record in caplog.records if "refused" in record.message]
+    assert warned.startswith("Ender: the gateway refused 1 requests of an episode")
+    assert "text only" in warned
+
+
+async def test_a_bug_in_reading_a_request_is_kept(monkeypatch):
+    async def run(env, task, endpoint):
+        assert await post(endpoint, "/v1/chat/completions", {"messages": USER}) == 500
+
+    def broken(*_):
+        raise KeyError("oops")
+
+    monkeypatch.setattr("agentrl.gateway.wires.chat.relaxed", broken)
+    played = await rollout(doing(run)(), TASK, ["Hi."])
+    assert (played.failure.kind, "KeyError: 'oops'" in played.failure.error) == ("bug", True)
+
+
 async def test_an_image_can_be_left_out():
     async def run(env, task, endpoint):
         said = [{"role": "user", "content": [{"type": "text", "text": "Look."}, PICTURE]}]

@@ -167,6 +167,11 @@ def _noting(session: Asked, what: str) -> Iterator[None]:
     except DeniedError as denied:
         session.note_refused(what, denied.status, str(denied))
         raise
+    except ConnectionError:  # the client has gone
+        raise
+    except Exception as exc:
+        session.note_refused(what, 500, f"{type(exc).__name__}: {exc}")
+        raise
 
 
 async def _read(request: web.BaseRequest, path: str, wire: Wire, session: Asked) -> Answer:
