@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -23,15 +24,25 @@ _CHUNK = 65_536
 _SEAM = 256
 """Tokens of a chunk that may exist only because the text was cut there."""
 
-_THREADS = ThreadPoolExecutor(2, "agentrl-render")
+_NAME = "agentrl-render"
+_threads = ThreadPoolExecutor(2, _NAME)
 """Threads of their own: those of asyncio may all be taken by agents that wait for their replies."""
+
+
+def _renew() -> None:
+    """A forked process has none of its parent's threads."""
+    global _threads
+    _threads = ThreadPoolExecutor(2, _NAME)
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 async def aside(characters: int, make: Callable[[], T]) -> T:
     """The result of `make`, which renders so many characters. Long ones are rendered in a thread."""
     if characters < LONG:
         return make()
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, copy_context().run, make)
+    return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, make)
 
 
 async def too_long(renderer: Renderer, texts: Sequence[str], bound: int) -> int | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import threading
 
 import pytest
@@ -128,3 +131,12 @@ async def test_an_observation_that_cannot_fit_ends_the_episode_unread(renderer, 
     t = await played(renderer, Reader(LARGE * 10), context=2000)
     assert (t.failure, t.stop) == (None, StopReason.CONTEXT_FULL)
     assert max(length for length, _ in encoded) < 3000
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    assert asyncio.run(long_text.aside(long_text.LONG, threading.get_ident)) != threading.get_ident()
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        os._exit(asyncio.run(long_text.aside(long_text.LONG, lambda: 7)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
