@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from random import Random
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
@@ -15,9 +17,10 @@ from pydantic import BaseModel
 
 from agentrl._concurrency import is_cancelled
 from agentrl._resources import Resources
-from agentrl.env_config import validated_config
+from agentrl.env_config import own_config, validated_config
 from agentrl.errors import AgentRLError, BadCallPolicy, ConfigError, InfraError
 from agentrl.loading import cause, load_object
+from agentrl.plain import copied
 from agentrl.registry import is_name, path_of
 from agentrl.runtime import Runtime
 from agentrl.tool_calls import exec_own_tool, run_calls
@@ -87,9 +90,9 @@ class Env:
     Write `@tool` methods and `score`. Override `reset` or `step` if the defaults do not fit. A hook may be `def` or
     `async def`. A plain `def` runs in a thread of this Env, so it may block. Hooks can use:
 
-    - `self.config`: the Env's configuration; annotate it with a pydantic model to have it validated
+    - `self.config`: the Env's own copy of the configuration; annotate it with a pydantic model to have it validated
     - `self.shared`: the result of `share`, the same object for all episodes
-    - `self.task`: the Task, from `reset` on
+    - `self.task`: this episode's own copy of the Task, from `reset` on
     - `self.rng`: random numbers of this Env, seeded by `task.seed`
     """
 
@@ -163,7 +166,8 @@ class Env:
 
     def tools(self) -> MaybeAwait[Sequence[ToolSpec]]:
         """The tools of this episode; called once after reset. Default: the @tool methods, then the task's tools."""
-        return [*(tool.spec for tool in self._agentrl_tools.values()), *map(normal_spec, self.task.tools)]
+        own = (copied(tool.spec, f"the schema of {tool.name}") for tool in self._agentrl_tools.values())
+        return [*own, *map(normal_spec, self.task.tools)]
 
     def reset(self, task: Task, /) -> MaybeAwait[Observation]:
         """The first observation. Default: the task's prompt."""
@@ -261,6 +265,18 @@ def runtime(env: Env) -> Runtime:
 def plays_itself(cls: type[Env]) -> bool:
     """Whether the Env is an agent, which asks for its turns and executes its tools by itself."""
     return cls._agentrl_play is not Env._agentrl_play
+
+
+def own_task(task: Task) -> Task:
+    """The task of one episode: a copy that its Env may change. Raises ConfigError for a task that cannot be copied."""
+    try:
+        own = copied(task, f"task {task.id or task.prompt!r:.80}")
+    except TypeError as exc:
+        raise ConfigError(str(exc)) from exc
+    if own.seed is None:
+        named = own.id or repr((own.prompt, own.label, own.metadata, own.tools))
+        return replace(own, seed=zlib.crc32(named.encode(errors="surrogatepass")))
+    return own
 
 
 def begin_env(env: Env, task: Task, limits: Limits) -> None:
@@ -372,7 +388,7 @@ class EnvFactory:
 
     def make(self) -> Env:
         """An Env for one episode. Raises ConfigError if its `__init__` does not call Env's own."""
-        env = self.cls(self.config, shared=self.shared)
+        env = self.cls(own_config(self.cls, self.config), shared=self.shared)
         if not hasattr(env, "config"):
             raise ConfigError(f"{self.cls.__name__}.__init__ has to call super().__init__(config, shared=shared)")
         return env

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -13,6 +14,7 @@ from typing_extensions import is_typeddict
 
 from agentrl._config_errors import did_you_mean
 from agentrl.errors import ConfigError
+from agentrl.plain import copied
 from agentrl.types import JSON
 
 
@@ -36,6 +38,21 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
         ) from exc
     except ValidationError as exc:
         raise ConfigError(f"env_config of {cls.__name__}: {_problems(exc)}{_known(hint)}") from exc
+
+
+def own_config(cls: type, config: Any) -> Any:
+    """A copy for one Env, so that no episode sees what another one changed. What a model caches, all copies share.
+
+    Raises ConfigError for a configuration that cannot be copied.
+    """
+    try:
+        if not isinstance(config, BaseModel):
+            return copied(config, "it")
+        own = copy.copy(config)
+        own.__dict__.update(copied({name: getattr(config, name) for name in type(config).model_fields}, "it"))
+        return own
+    except TypeError as exc:
+        raise ConfigError(f"env_config of {cls.__name__}: {exc}") from exc
 
 
 def required(cls: type) -> list[str]:

@@ -13,11 +13,11 @@ from typing import Self
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.conversation import Conversation
 from agentrl.engine.base import Engine
-from agentrl.env import Env, begin_env, close_env, offered_tools, plays_itself, runtime
+from agentrl.env import Env, begin_env, close_env, offered_tools, own_task, plays_itself, runtime
 from agentrl.errors import BadCallPolicy, told
 from agentrl.options import EpisodeOptions, Host, ParkFn, RewardFn
 from agentrl.parking import EpisodeState, Parked, hand_over
-from agentrl.plain import number, plain, shown
+from agentrl.plain import copied, number, plain, shown
 from agentrl.render.base import Renderer
 from agentrl.replies import in_call_order, joined, messages_of, observed, replies
 from agentrl.scoring import score
@@ -108,8 +108,11 @@ class Episode:
         return trajectory
 
     async def begin(self) -> None:
-        """Bind the Env to the task."""
-        begin_env(self.env, self.state.trajectory.task, self.talk.options.limits)
+        """Bind the Env to its own copy of the task. What it changes there is seen by this episode alone."""
+        trajectory = self.state.trajectory
+        self.state.given = trajectory.task
+        trajectory.task = own_task(trajectory.task)
+        begin_env(self.env, trajectory.task, self.talk.options.limits)
 
     async def _stop(self) -> StopReason:
         """Play, then score, and return the reason to stop. Raises FailedError."""
@@ -235,7 +238,9 @@ class Episode:
             said = replies(action, self.policy, self.talk.renderer.certificate.capabilities)
             if len(said) == len(action.calls):
                 return StepResult(said)
-        seen = replace(action, calls=tuple(call for call in action.calls if call.error is None)) if said else action
+        calls = [call for call in action.calls if call.error is None or not said]
+        own = tuple(replace(call, arguments=copied(call.arguments, "arguments")) for call in calls)
+        seen = replace(action, calls=own)
         result: StepResult = await runtime(env).hook(env.step, seen, timeout=self.talk.options.limits.step_s)
         if not isinstance(result, StepResult):
             raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")

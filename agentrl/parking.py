@@ -33,7 +33,7 @@ from agentrl.errors import ConfigError, ResumeError
 from agentrl.options import ParkFn
 from agentrl.thoughts import Thoughts
 from agentrl.trajectory import Trajectory
-from agentrl.types import JSON, StopReason, TurnOptions
+from agentrl.types import JSON, StopReason, Task, TurnOptions
 
 log = logging.getLogger("agentrl")
 
@@ -43,7 +43,7 @@ _unparked: set[tuple[type[Env], type[Exception]]] = set()
 ResumeMethod: TypeAlias = Literal["alive", "snapshot", "replay"]
 Next: TypeAlias = Literal["generate", "step"]
 
-VERSION = 3
+VERSION = 4
 """Version of tickets and files. An episode of another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION
@@ -59,6 +59,8 @@ class EpisodeState:
 
     trajectory: Trajectory
     thoughts: Thoughts | None = None
+    given: Task | None = None
+    """The task as it was given. The Env may have changed its own copy, which the trajectory holds."""
     turn_options: TurnOptions = field(default_factory=TurnOptions)
     """The Env's options for the next turn."""
     next: Next = "generate"

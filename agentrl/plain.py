@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,16 @@ def plain(value: Any, where: str) -> JSON:
 def shown(value: Any) -> JSON:
     """The value as JSON for logs: parts that JSON cannot hold become text. Never raises."""
     return _plain(value, "", 0, _Walk(strict=False))
+
+
+def copied(value: T, what: str) -> T:
+    """A copy that shares nothing with the value that could be changed. Raises TypeError if there can be none."""
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:  # no data set nests so deep, and records show only its upper part
+        return value
+    except Exception as exc:  # the boundary of a foreign __deepcopy__
+        raise TypeError(f"{what} cannot be copied for each episode ({exc}); put only JSON into it") from exc
 
 
 def number(value: Any, what: str) -> float:

@@ -6,7 +6,7 @@ from functools import partial
 
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine, Generation
-from agentrl.env import Env, plays_itself, runtime
+from agentrl.env import Env, begin_env, plays_itself, runtime
 from agentrl.episode import Episode
 from agentrl.errors import ResumeError, told
 from agentrl.options import EpisodeOptions, Host, RewardFn
@@ -60,7 +60,7 @@ async def _restore(episode: Episode, parked: Parked) -> bool:
     env, limits = episode.env, episode.talk.options.limits
     kept = runtime(env)
     if parked.env is None:
-        await episode.begin()
+        begin_env(env, parked.episode.trajectory.task, limits)
         kept.rng.setstate(parked.rng)
         kept.tool_errors.update(parked.episode.trajectory.info.get("tool_errors", {}))
         await kept.hook(env.restore, parked.saved, timeout=limits.reset_s)
@@ -76,7 +76,7 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
     Raises ResumeError if any token differs from the record.
     """
     recorded, steps = parked.episode.trajectory, parked.episode.steps
-    again = Trajectory(recorded.task, session_id=recorded.session_id)
+    again = Trajectory(parked.episode.given or recorded.task, session_id=recorded.session_id)
     state = EpisodeState(again, None if parked.episode.thoughts is None else Thoughts())
     talk = episode.talk
     played = Episode.of(episode.env, state, talk.engine, talk.renderer, talk.options, None, episode.host)
@@ -94,6 +94,7 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
     unanswered = sum(turn.sampled_tokens for turn in recorded.turns[steps:])
     if not _begins(recorded, again) or again.length + unanswered != recorded.length:
         raise ResumeError("the environment diverged: its observation differs from before")
+    recorded.task = again.task
     return True
 
 

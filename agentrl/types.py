@@ -59,7 +59,8 @@ class Task:
     """The row's own tools, in addition to the Env's."""
     id: str = ""
     seed: int = 0
-    """Seed of the world, not of sampling. It is equal for all members of a group, so that they face one world."""
+    """Seed of the world, not of sampling. It is equal for all members of a group, so that they face one world. None is
+    read as a seed that follows from the id, or from the content of a task without one."""
     split: Literal["train", "eval"] = "train"
 
 

@@ -58,7 +58,7 @@ async def test_a_file_is_written_whole_and_read_once(tmp_path):
     before = parked(saved={"files": b"x" * 1000})
     ticket = await place.park(before, 60)
     assert ticket == {
-        "version": 3,
+        "version": 4,
         "how": "snapshot",
         "key": ticket["key"],
         "until": pytest.approx(time.time() + 60, 2),
@@ -162,8 +162,8 @@ async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkey
     [
         (b"agentrl parked 1\n", "written by another version"),
         (b"", "written by another version"),
-        (b"agentrl parked 3\n\x80garbage", "cannot be read: "),
-        (b"agentrl parked 3\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
+        (b"agentrl parked 4\n\x80garbage", "cannot be read: "),
+        (b"agentrl parked 4\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
     ],
 )
 async def test_a_file_that_is_not_ours(tmp_path, written, reason):
@@ -179,13 +179,13 @@ async def test_a_file_that_is_not_ours(tmp_path, written, reason):
 @pytest.mark.parametrize(
     ("ticket", "reason"),
     [
-        ({}, "version None; this agentrl reads 3"),
+        ({}, "version None; this agentrl reads 4"),
         ({"version": 1, "key": "0" * 32}, "version 1"),
-        ({"version": 3}, "names nothing: None"),
-        ({"version": 3, "key": 7}, "names nothing: 7"),
-        ({"version": 3, "key": "../secret"}, "names nothing: '../secret'"),
-        ({"version": 3, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
-        ({"version": 3, "key": "0" * 32, "how": "alive"}, "not open here"),
+        ({"version": 4}, "names nothing: None"),
+        ({"version": 4, "key": 7}, "names nothing: 7"),
+        ({"version": 4, "key": "../secret"}, "names nothing: '../secret'"),
+        ({"version": 4, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
+        ({"version": 4, "key": "0" * 32, "how": "alive"}, "not open here"),
     ],
 )
 async def test_a_ticket_that_is_none(tmp_path, ticket, reason):

@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.check.places import Place
 from agentrl.check.playing import Subject, play, saying
 from agentrl.engine.scripted import Turn
-from agentrl.env import Env, EnvFactory, begin_env, close_env, load_env, offered_tools, runtime
+from agentrl.env import Env, EnvFactory, begin_env, close_env, load_env, offered_tools, own_task, runtime
 from agentrl.errors import told
 from agentrl.parking import Parked, resume_method
 from agentrl.plain import plain
@@ -44,6 +44,8 @@ class _Order:
     """The snapshot after the first action; None if there is none."""
     rng: Any
     """The state of its random numbers."""
+    changed: Task
+    """The task as the Env had changed it by then."""
     limits: Limits
     patience_s: float
 
@@ -60,7 +62,7 @@ async def fresh_process(subject: Subject, task: Task, script: Sequence[Turn], co
     actions = whole.trajectory.actions if whole.failure is None else ()
     if any(action.error for action in actions):
         actions = ()
-    order = _Order(subject.path, config, task, actions, *_saved(parked), subject.limits, subject.patience_s)
+    order = _Order(subject.path, config, task, actions, *_saved(parked, task), subject.limits, subject.patience_s)
     try:
         here = await played(order, subject.envs)
         there = await _elsewhere(order)
@@ -85,8 +87,8 @@ def _why_not(subject: Subject) -> str:
     return ""
 
 
-def _saved(parked: Parked | None) -> tuple[Any, Any]:
-    return (None, None) if parked is None else (parked.saved, parked.rng)
+def _saved(parked: Parked | None, task: Task) -> tuple[Any, Any, Task]:
+    return (None, None, task) if parked is None else (parked.saved, parked.rng, parked.episode.trajectory.task)
 
 
 async def _elsewhere(order: _Order) -> dict[str, Any]:
@@ -146,8 +148,8 @@ async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
     try:
         env = envs.make()
         try:
-            begin_env(env, order.task, order.limits)
-            found["first"] = _said(await runtime(env).hook(env.reset, order.task))
+            begin_env(env, own_task(order.task), order.limits)
+            found["first"] = _said(await runtime(env).hook(env.reset, env.task))
             found["first"] += [json.dumps(plain(list(await offered_tools(env)), "tools"))]
             found["answers"] = [text for action in order.actions for text in await _answer(env, action)]
         finally:
@@ -162,7 +164,7 @@ async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
 async def _restored(order: _Order, envs: EnvFactory) -> list[str]:
     env = envs.make()
     try:
-        begin_env(env, order.task, order.limits)
+        begin_env(env, own_task(order.changed), order.limits)
         rng: Random = runtime(env).rng
         rng.setstate(order.rng)
         await runtime(env).hook(env.restore, order.saved)

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from agentrl.check.playing import Speak, Subject, play
-from agentrl.env import Env, begin_env, runtime
+from agentrl.env import Env, begin_env, own_task, runtime
 from agentrl.errors import leaves, told
 from agentrl.types import Task
 
@@ -35,7 +35,7 @@ async def lifecycle(subject: Subject, task: Task, speak: Speak) -> None:
 
 async def _close_without_reset(subject: Subject, env: Env, task: Task) -> None:
     """An episode that is cancelled before its reset is closed, too."""
-    begin_env(env, task, subject.limits)
+    begin_env(env, own_task(task), subject.limits)
     error = await _close(env)
     if error is not None:
         subject.report.error(

@@ -13,7 +13,7 @@ from agentrl.check.findings import Report
 from agentrl.check.places import Own, Place
 from agentrl.engine.base import Engine
 from agentrl.engine.scripted import ScriptedEngine, Turn
-from agentrl.env import Env, EnvFactory, plays_itself, runtime
+from agentrl.env import Env, EnvFactory, own_task, plays_itself, runtime
 from agentrl.episode import Episode
 from agentrl.errors import Failure
 from agentrl.options import EpisodeOptions, Host
@@ -230,7 +230,7 @@ def by(player: Player) -> Speak:
     """A player of the author's, who says nothing more once it has ended."""
 
     def speak(task: Task, trajectory: Trajectory) -> Speech:
-        yield from player(task)
+        yield from player(own_task(task))
         yield from talk(())
 
     return speak

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import gc
 import random
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from agentrl.check.leaks import Ledger, Left
 from agentrl.check.playing import Played, Speak, Subject, play, saying
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
-from agentrl.check.state import Culprit, Kept, Pictures, changed, picture, pictures
+from agentrl.check.state import Culprit, Kept, Pictures, changed, pictures
 from agentrl.check.undetermined import undetermined_calls
 from agentrl.engine.scripted import Turn
 from agentrl.types import Task
@@ -24,7 +23,6 @@ _REMEDIES = {
     "class": "set it in reset, on self: a class attribute is shared by all episodes, which run at the same time",
     "module": "keep it on self: a global is shared by all episodes, which run at the same time",
     "shared": "keep it on self: all episodes share this object, and run at the same time",
-    "config": "copy it first: all episodes share the configuration",
 }
 
 
@@ -38,14 +36,11 @@ class _Once:
 
 async def repeat(subject: Subject, ledger: Ledger, script: Sequence[Turn], task: Task) -> None:
     """Three plays of one script on one task, and what follows from them."""
-    speak, before = saying(script), copy.deepcopy(task)
-    told = picture(_told(task), subject.own)
+    speak = saying(script)
     plays = [await _once(subject, ledger, task, speak, number) for number in range(_TIMES)]
     _leaks(subject, ledger, plays[-2:])
     sizes(subject, plays[0].played)
     in_range(subject, plays[0].played, "a script, played again")
-    if picture(_told(task), subject.own) != told:
-        await _task_changed(subject, before, speak)
     await _state(subject, task, speak, plays)
     _determinism(subject, [once.played for once in plays])
 
@@ -100,21 +95,6 @@ _ENDINGS = {
 }
 
 
-def _told(task: Task) -> tuple[object, ...]:
-    return task.prompt, task.label, task.metadata, task.tools
-
-
-async def _task_changed(subject: Subject, task: Task, speak: Speak) -> None:
-    with Culprit(subject.own, lambda: picture(_told(task), subject.own)) as culprit:
-        await play(subject, task, speak)
-    subject.report.error(
-        "state",
-        culprit.place or subject.own.of_member("reset"),
-        "an episode changes its task, which all episodes of its group share",
-        "copy what you change: copy.deepcopy(task.metadata), say",
-    )
-
-
 async def _state(subject: Subject, task: Task, speak: Speak, plays: Sequence[_Once]) -> None:
     """What every play has changed again. A cache is filled once, by the first."""
     found = changed(plays[1].before, plays[1].after) & changed(plays[2].before, plays[2].after)
@@ -125,7 +105,7 @@ async def _state(subject: Subject, task: Task, speak: Speak, plays: Sequence[_On
             await play(subject, task, speak)
         place = culprit.place or subject.own.of_global(kept.name) or subject.own.of_member(kept.name)
         said = f"an episode changes {kept}, which outlives it"
-        tell = subject.report.error if kept.kind in ("class", "config") else subject.report.warn
+        tell = subject.report.error if kept.kind == "class" else subject.report.warn
         tell("state", place, said, _REMEDIES[kept.kind])
 
 

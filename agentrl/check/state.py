@@ -1,4 +1,4 @@
-"""What outlives an episode: class attributes, module globals, `shared`, the configuration, and the task."""
+"""What outlives an episode: class attributes, module globals, and `shared`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Pictures = Mapping[Kept, Any]
 
 def pictures(own: Own, envs: EnvFactory) -> Pictures:
     """A picture of each thing that outlives an episode; two differ if it was changed."""
-    found = {Kept("shared", "", "self.shared"): envs.shared, Kept("config", "", "self.config"): envs.config}
+    found = {Kept("shared", "", "self.shared"): envs.shared}
     for base in own.classes:
         for name, value in vars(base).items():
             if _is_data(name, value):

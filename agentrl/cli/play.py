@@ -54,7 +54,7 @@ from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
 from agentrl.cli.results import Results
 from agentrl.engine.scripted import Turn
-from agentrl.env import Env, EnvFactory, plays_itself, runtime
+from agentrl.env import Env, EnvFactory, own_task, plays_itself, runtime
 from agentrl.episode import run_episode
 from agentrl.errors import ConfigError
 from agentrl.loading import cause, load_object
@@ -193,7 +193,7 @@ def load_player(path: str) -> Player:
 
     def start(task: Task) -> Generator[Turn, str, None]:
         try:
-            turns = found(task)
+            turns = found(own_task(task))
             if not isinstance(turns, Generator):
                 raise ConfigError(f"--player {path} returned {type(turns).__name__}; it must yield its turns")
             yield from turns

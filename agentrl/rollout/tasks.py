@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -174,6 +174,8 @@ class TaskStream:
         if not tasks:
             raise ConfigError("a TaskStream needs at least one task")
         self._tasks, self._seed = list(tasks), seed
+        self._rows = "".join(map(_digest, self._tasks))
+        """Eight hexadecimal digits for each task. It is short because every checkpoint holds it."""
         self._epoch = self._position = 0
         self._order = self._shuffled()
 
@@ -190,7 +192,7 @@ class TaskStream:
         return taken
 
     def state_dict(self) -> dict[str, JSON]:
-        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows()}
+        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
         """Continue at the position of `state_dict`. Raises ConfigError if the seed changed, or a task, unless
@@ -211,14 +213,9 @@ class TaskStream:
         Random(f"{self._seed}/{self._epoch}").shuffle(order)
         return order
 
-    def _rows(self) -> str:
-        """Eight hexadecimal digits for each task. It is short because every checkpoint holds it."""
-        rows = (json.dumps(asdict(task), sort_keys=True, default=str) for task in self._tasks)
-        return "".join(hashlib.sha256(row.encode(errors="surrogatepass")).hexdigest()[:_DIGITS] for row in rows)
-
     def _changes(self, before: str | None) -> str:
         """Which rows have changed, in words; "" if none has, or if it is unknown."""
-        now = self._rows()
+        now = self._rows
         if before is None or before == now:
             return ""
         old, new = ([rows[i : i + _DIGITS] for i in range(0, len(rows), _DIGITS)] for rows in (before, now))
@@ -232,3 +229,12 @@ class TaskStream:
 
 
 _DIGITS, _NAMED = 8, 5
+
+
+def _digest(task: Task) -> str:
+    row = json.dumps({one.name: getattr(task, one.name) for one in fields(task)}, sort_keys=True, default=_as_json)
+    return hashlib.sha256(row.encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
+
+
+def _as_json(value: object) -> JSON:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

@@ -48,9 +48,7 @@ FOUND_BY = {
     "robustness": ("infra_for_anything", "key_error", "returns_a_set", "takes_arguments_for_granted", "unknown_tool"),
     "schemas": ("docstring_names_another", "no_description", "wrong_schema"),
     "sizes": ("repeats_itself", "whole_book"),
-    "state": (
-        *("cache_handed_out", "class_list", "config_used_up", "module_global", "shared_counter", "task_changed"),
-    ),
+    "state": (*("cache_handed_out", "class_list", "module_global", "shared_counter"),),
     "tasks": ("other_tasks_each_time",),
 }
 NAMES = sorted(name for names in FOUND_BY.values() for name in names)

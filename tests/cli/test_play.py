@@ -165,3 +165,17 @@ def test_no_bar_where_there_is_no_terminal(monkeypatch, capsys):
     with progress("playing", 1) as on_episode:
         on_episode(Trajectory(session_id="s"))
     assert capsys.readouterr().err == ""
+
+
+def test_a_player_changes_its_own_copy_of_the_task_alone(folder, agentrl):
+    (folder / "pops.py").write_text(
+        "from agentrl.testing import call\n\n\n"
+        "def player(task):\n"
+        "    yield call('search', query=task.metadata['names'].pop())\n"
+        "    yield task.label\n"
+    )
+    row = {"prompt": "Capital of Peru?", "label": "Lima", "metadata": {"names": ["Peru"]}}
+    (folder / "popped.jsonl").write_text(json.dumps(row) + "\n")
+    command = ("play", "my_env.py:Capitals", "--data", "popped.jsonl", "--player", "pops.py:player", "--samples", "3")
+    assert agentrl(*command) == 0
+    assert figures(agentrl.stdout)["mean reward"] == "1.000"
