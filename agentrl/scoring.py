@@ -28,6 +28,12 @@ async def score(
     _penalise(trajectory, policy.penalty if policy else 0.0)
 
 
+def nothing_earned(trajectory: Trajectory, policy: BadCallPolicy | None) -> None:
+    """Give an episode that nobody rewarded the reward 0, less the penalty."""
+    trajectory.reward = 0.0
+    _penalise(trajectory, policy.penalty if policy else 0.0)
+
+
 def _penalise(trajectory: Trajectory, penalty: float) -> None:
     unread = sum(turn.bad_call == "structural" for turn in trajectory.turns)
     if trajectory.reward is not None and penalty and unread:

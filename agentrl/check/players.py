@@ -18,6 +18,7 @@ from agentrl.types import Task
 _CHECK = "players"
 _GOLD = "the gold player"
 _TURNS_OF_NOTHING = 6
+_SCORE_NOTHING = "give reward=0.0 in the last step of a loss, or let score return sum(trajectory.step_rewards)"
 
 
 async def players(subject: Subject, tasks: Sequence[Task], of: str = "") -> None:
@@ -70,8 +71,8 @@ async def _both(subject: Subject, task: Task) -> _Both:
 def _unscored(subject: Subject, plays: Sequence[_Both]) -> None:
     """Plays that were to be scored, and got no reward at all.
 
-    A `score` may hand on what the steps gave, which is None where no step gave anything; so None counts only where no
-    step of any play did.
+    A `score` may hand on what the steps gave, which is None where no step gave anything. That is an error only if no
+    step of any play did, and else a warning.
     """
     whose = [(_GOLD, played) for one in plays for played in one.gold]
     whose += [(_noop(subject), played) for one in plays for played in one.noop]
@@ -86,6 +87,10 @@ def _unscored(subject: Subject, plays: Sequence[_Both]) -> None:
         elif player == _GOLD:
             what = f"the gold player got no reward, neither by a step nor by a score ({played.told(player)})"
             subject.report.error(_CHECK, place, what, "write score, or give rewards in steps", played.row(player))
+        elif in_steps:
+            what = f"no step gave a reward, so the episode is unscored unless another one is ({played.told(player)})"
+            subject.report.warn(_CHECK, place, what, _SCORE_NOTHING, played.row(player))
+            return
 
 
 def _judged(subject: Subject, one: _Both) -> None:

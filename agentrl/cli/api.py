@@ -157,7 +157,7 @@ async def play_all(
     does; what is finished by then is in the results.
     """
     from agentrl.engine.player import PlayerEngine
-    from agentrl.rollout.groups import Rollout, zero_unscored
+    from agentrl.rollout.groups import Rollout, settle_rewards
 
     reward = own_reward(api.config)
     if results.missing(samples):
@@ -180,8 +180,7 @@ async def play_all(
 
             with _kept(results):
                 await gather([play(task, seat) for task, seat in results.missing(samples)])
-        if not trained:
-            zero_unscored(rollout, [*results.done.values()])
+    settle_rewards(envs, rollout.scored, [*results.done.values()])
     return results.groups(samples)
 
 

@@ -17,6 +17,7 @@ from agentrl._config_errors import did_you_mean
 from agentrl.cli.settings import merge, parse_settings
 from agentrl.errors import ConfigError, InfraError
 from agentrl.loading import load_object
+from agentrl.monitor.earned import Earned
 from agentrl.options import RewardFn
 from agentrl.trajectory import Trajectory
 from agentrl.types import Limits
@@ -88,18 +89,22 @@ def progress(what: str, total: int) -> Iterator[OnEpisode]:
 @contextmanager
 def _lines(total: int) -> Iterator[OnEpisode]:
     """A thread prints them, so that they come although no episode ends."""
-    done, ended = list[Trajectory](), threading.Event()
+    earned, counting, ended = Earned(), threading.Lock(), threading.Event()
 
     def tell() -> None:
         while not ended.wait(_EVERY_S):
-            rewards = [trajectory.reward for trajectory in done if trajectory.reward is not None]
-            mean = f", reward {sum(rewards) / len(rewards):.2f}" if rewards else ""
-            typer.echo(f"{len(done)}/{total} episodes{mean}", err=True)
+            with counting:
+                told, count = earned.with_failed(), earned.count
+            typer.echo(f"{count}/{total} episodes" + (f", reward {told}" if count else ""), err=True)
+
+    def advance(trajectory: Trajectory) -> None:
+        with counting:
+            earned.add(trajectory)
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
     try:
-        yield done.append
+        yield advance
     finally:
         ended.set()
         thread.join()
@@ -113,16 +118,16 @@ def _bar(console: Console, what: str, total: int) -> Iterator[OnEpisode]:
         TextColumn(what),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("reward {task.fields[reward]:.3f}"),
+        TextColumn("reward {task.fields[reward]}"),
         TimeRemainingColumn(),
     )
-    rewards: list[float] = []
+    earned = Earned()
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total, reward=0.0)
+        task = bar.add_task(what, total=total, reward="none")
 
         def advance(trajectory: Trajectory) -> None:
-            rewards.append(trajectory.reward or 0.0)
-            bar.update(task, advance=1, reward=sum(rewards) / len(rewards))
+            earned.add(trajectory)
+            bar.update(task, advance=1, reward=earned.with_failed())
 
         yield advance
 

@@ -191,7 +191,13 @@ async def _evaluate(job: _Job, envs: EnvFactory, reward: Any, tasks: Sequence[Ta
         )
         with progress("episodes", len(tasks) * job.samples) as on_episode:
             groups = await run_groups(
-                rollout, tasks, job.samples, sampling_params=job.sampling_params, name="eval", on_episode=on_episode
+                rollout,
+                tasks,
+                job.samples,
+                sampling_params=job.sampling_params,
+                name="eval",
+                on_episode=on_episode,
+                keep_unscored=True,
             )
     if job.out is not None:
         write_trajectories(job.out, [trajectory for group in groups for trajectory in group])

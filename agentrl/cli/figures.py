@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agentrl.monitor.by_key import Score, score_of, scores_by
+from agentrl.monitor.earned import rewards_of
 from agentrl.monitor.passes import passes
 
 if TYPE_CHECKING:
@@ -59,18 +60,18 @@ def figures_of(groups: Sequence[Sequence[Trajectory]], told: Told) -> dict[str, 
     from agentrl.rollout import Evaluation
 
     samples, played = max(map(len, groups)), [trajectory for group in groups for trajectory in group]
-    best = [max((t.reward for t in group if t.reward is not None), default=None) for group in groups]
-    scored = [reward for reward in best if reward is not None]
+    earned = [rewards_of(group) for group in groups]
+    best = [max(rewards) for rewards in earned if rewards]
     metrics = Evaluation.of(played).metrics.to_json()
-    earned = [[t.reward or 0.0 for t in group if t.is_valid] for group in groups]
     overall = score_of([fmean(rewards) for rewards in earned if rewards])
     mean = metrics.pop("reward_mean")
     return {
         "reward_mean": mean if any(earned) else None,
         "reward_interval": [overall.low, overall.high],
         "pass_at": {str(k): score.to_json() for k, score in passes(groups, told.least).items()},
-        **({f"best_of_{samples}": fmean(scored)} if samples > 1 and scored else {}),
+        **({f"best_of_{samples}": fmean(best)} if samples > 1 and best else {}),
         "failed": metrics.pop("failed_episodes"),
+        "unscored": metrics.pop("unscored_episodes"),
         **{name: value for name, value in metrics.items() if name not in _TRAINING},
         **player_figures(played, told.prices),
     }
@@ -108,13 +109,14 @@ def _print_table(title: str, figures: Mapping[str, Any]) -> None:
 def _rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     low, high = figures["reward_interval"]
     hidden = {*(() if figures["episodes_with_tools"] else _OF_TOOLS)}
+    hidden |= {*(() if figures["unscored"] else ("unscored",))}
     hidden |= {*(_OF_TOKENS if figures.get("trainable") is False else ())}
     for name, value in figures.items():
         match name:
             case _ if name in hidden:
                 pass
             case "reward_mean" if value is None:
-                yield name, "none"
+                yield name, f"unscored {figures['unscored']}" if figures["unscored"] else "none"
             case "reward_mean":
                 yield name, _text(value) + ("" if low is None else f"  (95 %: {low:.3f} to {high:.3f})")
             case "pass_at":

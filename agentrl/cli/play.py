@@ -58,6 +58,7 @@ from agentrl.env import Env, EnvFactory, own_task, plays_itself, runtime
 from agentrl.episode import run_episode
 from agentrl.errors import ConfigError
 from agentrl.loading import cause, load_object
+from agentrl.monitor.earned import Earned
 from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.testing import rollout
 from agentrl.tools import tool_name
@@ -326,6 +327,8 @@ def _play_api(job: _Job, api: Api) -> list[Trajectory]:
 
 
 async def _play(job: _Job, path: str, model: str) -> list[Trajectory]:
+    from agentrl.rollout.groups import Scored, settle_rewards
+
     play_one = _player(path, job.config)
     envs, tasks = job.prepare()
     renderer, _ = open_renderer(model)  # transformers takes seconds to import
@@ -333,6 +336,7 @@ async def _play(job: _Job, path: str, model: str) -> list[Trajectory]:
     async with envs:
         with progress("playing", len(tasks)) as on_episode:
             trajectories = await _episodes(envs, play_one, tasks, renderer, on_episode)
+    settle_rewards(envs, Scored(), trajectories)
     if job.out is not None:
         write_trajectories(job.out, job.keep(trajectories))
     return trajectories
@@ -369,10 +373,10 @@ async def _episodes(
 def _report(
     played: Sequence[Trajectory], kept: Sequence[Trajectory], job: _Job, prices: tuple[float, float] | None
 ) -> None:
-    rewards = [t.reward for t in played if t.reward is not None]
+    earned = Earned.of(played)
     typer.echo(f"episodes     {len(played)}")
-    typer.echo(f"failed       {sum(t.failure is not None for t in played)}")
-    typer.echo(f"mean reward  {f'{fmean(rewards):.3f}' if rewards else 'none: no episode was scored'}")
+    typer.echo(f"failed       {earned.failed}")
+    typer.echo(f"mean reward  {earned}")
     typer.echo(f"mean turns   {fmean(len(t.turns) for t in played):.2f}")
     if job.min_reward is not None:
         won = Counter(t.task.id for t in kept)

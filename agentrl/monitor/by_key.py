@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentrl.errors import ConfigError
+from agentrl.monitor.earned import rewards_of
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Task
 
@@ -30,7 +31,7 @@ class Score:
     low: float | None
     high: float | None
     tasks: int
-    """Tasks with at least one valid episode. Only these count."""
+    """Tasks with at least one valid episode that was scored. Only these count."""
     failed: int
     """Episodes that failed or were aborted."""
 
@@ -66,10 +67,10 @@ def scores_by(key: str, groups: Sequence[Sequence[Trajectory]], *, seed: int = 0
 
     found: dict[str, tuple[list[float], list[int]]] = {}
     for group in groups:
-        earned = [trajectory.reward or 0.0 for trajectory in group if trajectory.is_valid]
+        earned = rewards_of(group)
         rewards, failed = found.setdefault(value_of(group[0].task, key), ([], []))
         rewards += [fmean(earned)] if earned else []
-        failed.append(len(group) - len(earned))
+        failed.append(sum(not trajectory.is_valid for trajectory in group))
     drawn = {name: _drawn_means(rewards, (seed, zlib.crc32(name.encode()))) for name, (rewards, _) in found.items()}
     scores = {
         name: Score(*_mean_and_interval([fmean(rewards)] if rewards else [], drawn[name]), len(rewards), sum(failed))

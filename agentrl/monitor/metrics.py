@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Self
 
 from agentrl.errors import LedgerError
+from agentrl.monitor.earned import rewards_of
 from agentrl.spans import Ledger
 from agentrl.trajectory import Trajectory, total_ledger
 from agentrl.types import JSON, StopReason
@@ -81,6 +82,8 @@ class RolloutMetrics:
     turns_mean: float = 0.0
     episodes: int = 0
     failed_episodes: int = 0
+    unscored_episodes: int = 0
+    """Valid episodes without a reward. They are in no mean of rewards."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Episodes by `kind/boundary` of their failure."""
     samples: int = 0
@@ -115,6 +118,7 @@ class RolloutMetrics:
         tokens: Ledger,
         *,
         samples: int,
+        unscored: int = 0,
         prefix_breaks: int | None = None,
     ) -> Self:
         """Compute them from the episodes, and from the rewards of the valid ones by group."""
@@ -124,6 +128,7 @@ class RolloutMetrics:
             **_of_valid(valid),
             **_of_rewards(rewards),
             failed_episodes=len(episodes) - len(valid),
+            unscored_episodes=unscored,
             samples=samples,
             sampled_tokens=tokens.sampled,
             trained_tokens=tokens.trained,
@@ -139,9 +144,10 @@ class RolloutMetrics:
         segments = [segment for trajectory in trajectories for segment in trajectory.segments]
         return cls.of(
             [EpisodeMetrics.of(trajectory) for trajectory in trajectories],
-            [_valid_rewards(group) for group in groups],
+            [rewards_of(group) for group in groups],
             _balanced(total_ledger(segments)),
             samples=len(segments),
+            unscored=sum(trajectory.is_valid and trajectory.reward is None for trajectory in trajectories),
             prefix_breaks=sum(trajectory.prefix_breaks for trajectory in trajectories),
         )
 
@@ -189,10 +195,6 @@ def _of_rewards(groups: Sequence[Sequence[float]]) -> dict[str, JSON]:
         "groups": len(groups),
         "zero_advantage_groups": sum(len(set(group)) < 2 for group in groups),
     }
-
-
-def _valid_rewards(group: Sequence[Trajectory]) -> list[float]:
-    return [trajectory.reward or 0.0 for trajectory in group if trajectory.is_valid]
 
 
 def _balanced(tokens: Ledger) -> Ledger:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import comb
 
 from agentrl.monitor.by_key import Score, score_of
+from agentrl.monitor.earned import rewards_of
 from agentrl.trajectory import Trajectory
 
 
@@ -13,11 +14,11 @@ def pass_at(k: int, groups: Sequence[Sequence[Trajectory]], least: float = 1.0) 
     """The mean over tasks of the unbiased estimator of pass@k, with its interval. An episode passes with a reward of at
     least `least`.
 
-    Only valid episodes count. A task with fewer than k of them is left out.
+    Only valid episodes that were scored count. A task with fewer than k of them is left out.
     """
     counts = [_counts(group, least) for group in groups]
     values = [estimate(n, passed, k) for n, passed in counts if n >= k]
-    return score_of(values, sum(len(group) for group in groups) - sum(n for n, _ in counts))
+    return score_of(values, sum(not trajectory.is_valid for group in groups for trajectory in group))
 
 
 def passes(groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Mapping[int, Score]:
@@ -31,7 +32,7 @@ def estimate(n: int, passed: int, k: int) -> float:
 
 
 def _counts(group: Sequence[Trajectory], least: float) -> tuple[int, int]:
-    rewards = [trajectory.reward or 0.0 for trajectory in group if trajectory.is_valid]
+    rewards = rewards_of(group)
     return len(rewards), sum(reward >= least for reward in rewards)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from agentrl.engine.base import SamplingParams
 from agentrl.monitor.metrics import RolloutMetrics
 from agentrl.rollout.groups import Rollout, run_groups
 from agentrl.trajectory import Trajectory
@@ -30,6 +31,9 @@ async def evaluate(
     name: str = "eval",
     on_episode: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
-    """One greedy episode of each task, in order. Raises as `run_groups` does."""
-    groups = await run_groups(rollout, tasks, 1, sampling_params={"temperature": 0.0}, name=name, on_episode=on_episode)
+    """One greedy episode of each task, in order. Raises as `run_groups` does. Episodes without a reward are kept."""
+    greedy: SamplingParams = {"temperature": 0.0}
+    groups = await run_groups(
+        rollout, tasks, 1, sampling_params=greedy, name=name, on_episode=on_episode, keep_unscored=True
+    )
     return Evaluation.of([group[0] for group in groups])

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 from agentrl._concurrency import gather
 from agentrl.boundary import FailedError, at_boundary
@@ -19,6 +19,7 @@ from agentrl.errors import AgentRLError, ConfigError, Failure
 from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.plain import number
 from agentrl.render.base import Renderer
+from agentrl.scoring import nothing_earned
 from agentrl.trajectory import Trajectory
 from agentrl.types import Reward, StopReason, Task
 
@@ -89,13 +90,14 @@ async def run_groups(
     seed: int = 0,
     step: int = 0,
     on_episode: Callable[[Trajectory], None] | None = None,
+    keep_unscored: bool = False,
 ) -> list[list[Trajectory]]:
     """`group_size` episodes of each task, groups in the order of the tasks.
 
     Sampling seeds and session ids depend on (name, seed, step, group, member) alone. If the environment fails, the
     episode is played once more with a fresh Env. If that fails too, it is kept without a reward, and masked as
-    `env_failure`, or as `host` if the engine aborted it. Raises BugError for a bug, and ConfigError if nothing gave a
-    reward. Either cancels the other episodes.
+    `env_failure`, or as `host` if the engine aborted it. Rewards are settled by `settle_rewards`. Raises BugError for a
+    bug, and, unless `keep_unscored`, ConfigError if nothing gave a reward. A bug cancels the other episodes.
     """
     slots = asyncio.Semaphore(rollout.concurrency)
 
@@ -125,7 +127,9 @@ async def run_groups(
     groups = [list(group) for group in batched(played, group_size)]
     if isinstance(rollout.reward, GroupReward):
         await gather([_score_group(rollout.reward, group) for group in groups])
-    zero_unscored(rollout, played)
+    unscored = settle_rewards(rollout.envs, rollout.scored, played)
+    if unscored and not keep_unscored:
+        _refuse_unscored(rollout.envs, unscored[0].task)
     return groups
 
 
@@ -167,22 +171,25 @@ class _NoLockstep:
         pass
 
 
-def zero_unscored(rollout: Rollout, played: Sequence[Trajectory]) -> None:
-    """Set missing rewards to 0, if other episodes got one or the Env could not give one.
+def settle_rewards(envs: EnvFactory, scored: Scored, played: Sequence[Trajectory]) -> list[Trajectory]:
+    """Apply the rule for episodes that nobody rewarded, and return those that stay unscored.
 
-    Raises ConfigError if the Env answered a turn, and no episode of the run has a reward so far.
+    The default `Env.score` is a sum. If any episode of the run was rewarded, a sum of nothing is 0. It is also 0 if the
+    Env could not give a reward, because it never saw a turn. Otherwise the episode stays unscored, with reward None.
     """
-    rollout.scored.any |= any(trajectory.reward is not None for trajectory in played)
-    for trajectory in played:
-        if not trajectory.is_valid or trajectory.reward is not None:
-            continue
-        if not rollout.scored.any and _was_answered(trajectory):
-            task = trajectory.task
-            raise ConfigError(
-                f"{rollout.envs.cls.__name__} gave no episode a reward, not that of {task.id or task.prompt!r:.80}; "
-                "write score(trajectory), give a reward in step, or name a reward function in `reward`"
-            )
-        trajectory.reward = 0.0
+    scored.any |= any(trajectory.reward is not None for trajectory in played)
+    missing = [trajectory for trajectory in played if trajectory.is_valid and trajectory.reward is None]
+    for trajectory in missing:
+        if scored.any or not _was_answered(trajectory):
+            nothing_earned(trajectory, envs.cls.bad_calls if trajectory.tools else None)
+    return [trajectory for trajectory in missing if trajectory.reward is None]
+
+
+def _refuse_unscored(envs: EnvFactory, task: Task) -> NoReturn:
+    raise ConfigError(
+        f"{envs.cls.__name__} gave no episode a reward, not that of {task.id or task.prompt!r:.80}; "
+        "write score(trajectory), give a reward in step (reward=0.0 for a loss), or name a reward function in `reward`"
+    )
 
 
 def _was_answered(trajectory: Trajectory) -> bool:

@@ -69,9 +69,27 @@ def test_a_score_that_returns_none_is_an_error_at_its_line(renderer, player):
     assert error.place.line == Forgets.score.__code__.co_firstlineno
 
 
-@pytest.mark.parametrize("cls", [InSteps, HandsOn])
+class Losing(InSteps):
+    async def step(self, action):
+        return StepResult("", reward=float(action.text == self.task.label), done=True)
+
+
+class Sums(InSteps):
+    def score(self, trajectory):
+        return sum(trajectory.step_rewards)
+
+
+@pytest.mark.parametrize("cls", [Losing, Sums])
 def test_rewards_in_steps_need_no_score(renderer, cls):
     assert found(renderer, cls).findings == []
+
+
+@pytest.mark.parametrize("cls", [InSteps, HandsOn])
+def test_a_loss_that_gets_no_reward_is_a_warning(renderer, cls):
+    [warning] = found(renderer, cls).findings
+    assert warning.severity == "warning"
+    assert "no step gave a reward" in warning.what
+    assert "reward=0.0" in warning.remedy
 
 
 def test_a_gold_player_without_a_reward_is_an_error(renderer):

@@ -157,7 +157,7 @@ def test_without_a_terminal_lines_tell_of_the_progress(monkeypatch, capsys):
         on_episode(trajectory)
         while "1/2" not in shown and time.monotonic() < end:
             shown += capsys.readouterr().err
-    assert "1/2 episodes, reward 0.50\n" in shown
+    assert "1/2 episodes, reward 0.500\n" in shown
 
 
 def test_no_bar_where_there_is_no_terminal(monkeypatch, capsys):
@@ -179,3 +179,61 @@ def test_a_player_changes_its_own_copy_of_the_task_alone(folder, agentrl):
     command = ("play", "my_env.py:Capitals", "--data", "popped.jsonl", "--player", "pops.py:player", "--samples", "3")
     assert agentrl(*command) == 0
     assert figures(agentrl.stdout)["mean reward"] == "1.000"
+
+
+GAME = """
+from agentrl import Env, StepResult
+
+
+class Game(Env):
+    async def step(self, action):
+        return StepResult(done=True, reward=1.0 if action.text == self.task.label else None)
+
+
+def even(task):
+    yield task.label if int(task.id) % 2 else "no"
+
+
+def never(task):
+    yield "no"
+"""
+
+
+@pytest.fixture
+def game(folder):
+    (folder / "game.py").write_text(GAME)
+    rows = [json.dumps({"prompt": "?", "label": "yes", "id": n}) for n in range(5)]
+    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    return ("game.py:Game", "--data", "rows.jsonl")
+
+
+def test_a_game_that_is_lost_counts_as_nothing_in_play_and_eval_alike(game, agentrl, folder):
+    assert agentrl("play", *game, "--player", "game.py:even", "--out", "all.jsonl") == 0
+    assert figures(agentrl.stdout)["mean reward"] == "0.400"
+    assert sorted(t.reward for t in read(folder / "all.jsonl")) == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert agentrl("play", *game, "--player", "game.py:even", "--min-reward", "0", "--out", "kept.jsonl") == 0
+    assert "kept         5 of 5 episodes" in agentrl.stdout
+    for first, mean in (("yes", 0.2), ("no", None)):
+        (folder / f"{first}.py").write_text(
+            f"said = iter(['{first}', *['no'] * 4])\n\n\ndef say(ids):\n    return next(said)\n"
+        )
+        args = ("--model", "tiny", "--engine", "scripted", "--set", f"engine_config.turns={first}.py:say")
+        assert agentrl("eval", *game, *args, "--json") == 0, agentrl.stderr
+        found = json.loads(agentrl.stdout)
+        assert (found["reward_mean"], found["unscored"]) == (mean, 0 if mean else 5)
+
+
+def test_a_game_that_nobody_wins_is_unscored(game, agentrl):
+    assert agentrl("play", *game, "--player", "game.py:never") == 0
+    assert figures(agentrl.stdout)["mean reward"] == "unscored 5"
+
+
+def test_the_bar_counts_as_the_report_does(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with progress("playing", 4) as on_episode:
+        for reward, stop in ((1.0, "done"), (None, "done"), (None, "failed"), (0.5, "done")):
+            trajectory = Trajectory(session_id="s")
+            trajectory.reward, trajectory.stop = reward, StopReason(stop)
+            on_episode(trajectory)
+    assert "reward 0.500, 1 failed" in capsys.readouterr().err

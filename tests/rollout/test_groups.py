@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl import Env, EnvFactory, Generation, InfraError, Limits, StepResult, StopReason, Task
+from agentrl import BadCallPolicy, Env, EnvFactory, Generation, InfraError, Limits, StepResult, StopReason, Task, tool
 from agentrl.errors import ConfigError, EngineError
 from agentrl.options import EpisodeOptions
 from agentrl.rollout import BugError, Evaluation, Rollout, evaluate, run_groups
@@ -253,6 +253,37 @@ async def test_a_run_that_has_got_rewards_may_get_none_in_a_step(renderer):
             await run_groups(rollout, tasks(3)[2:], 2)
         await run_groups(rollout, tasks(3), 2)
         assert [[t.reward for t in g] for g in await run_groups(rollout, tasks(3)[2:], 2)] == [[0.0, 0.0]]
+
+
+async def test_an_evaluation_without_any_reward_says_so_and_keeps_its_episodes(renderer):
+    async with EnvFactory(RewardsInStep) as envs:
+        rollout = Rollout(envs=envs, engine=Fake(renderer), renderer=renderer)
+        found = await evaluate(rollout, tasks(3)[2:])
+        assert (found.metrics.unscored_episodes, found.trajectories[0].reward) == (1, None)
+        assert (await evaluate(rollout, tasks(3))).metrics.reward_mean == pytest.approx(2 / 3)
+
+
+class Punishes(RewardsInStep):
+    bad_calls = BadCallPolicy(penalty=0.25)
+
+    @tool
+    async def look(self) -> str:
+        """Look."""
+        return ""
+
+
+async def test_an_episode_that_nobody_rewarded_pays_for_its_bad_calls_too(renderer):
+    class Bad(Fake):
+        async def generate(self, input_ids, sampling_params, *, session_id="", rid=""):
+            said = await super().generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+            broken = replace(said, tokens=self.broken, log_probs=[-0.5] * len(self.broken))
+            return broken if "-0002-" in session_id else said
+
+    engine = Bad(renderer)
+    engine.broken = renderer.encode({"role": "assistant", "content": "<tool_call>\n{"})
+    groups = await play(engine, renderer, Punishes, group_size=1)
+    assert [t.reward for group in groups for t in group] == [1.0, 1.0, -0.5]
+    assert groups[2][0].reward_parts == {"bad_call_penalty": -0.5}
 
 
 class Aborting(Fake):

@@ -1,0 +1,65 @@
+"""What episodes earned so far: the mean that commands show, and beside it what no mean holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from agentrl.trajectory import Trajectory
+
+
+@dataclass(slots=True)
+class Earned:
+    """The rewards of some episodes. The rule for an episode that nobody rewarded: it earned 0 if any other episode was
+    rewarded. Otherwise it is unscored, and so are all others.
+    """
+
+    total: float = 0.0
+    rewarded: int = 0
+    unrewarded: int = 0
+    failed: int = 0
+    """Episodes that failed or were aborted. They are in no mean."""
+
+    @classmethod
+    def of(cls, episodes: Iterable[Trajectory]) -> Self:
+        earned = cls()
+        for episode in episodes:
+            earned.add(episode)
+        return earned
+
+    def add(self, episode: Trajectory) -> None:
+        if not episode.is_valid:
+            self.failed += 1
+        elif episode.reward is None:
+            self.unrewarded += 1
+        else:
+            self.rewarded += 1
+            self.total += episode.reward
+
+    @property
+    def count(self) -> int:
+        return self.rewarded + self.unrewarded + self.failed
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / (self.rewarded + self.unrewarded) if self.rewarded else None
+
+    @property
+    def unscored(self) -> int:
+        return 0 if self.rewarded else self.unrewarded
+
+    def __str__(self) -> str:
+        """`0.580`, `unscored 300`, `none`."""
+        if self.mean is None:
+            return f"unscored {self.unscored}" if self.unscored else "none"
+        return f"{self.mean:.3f}"
+
+    def with_failed(self) -> str:
+        """The same, with the number of failed episodes if there are any."""
+        return f"{self}, {self.failed} failed" if self.failed else str(self)
+
+
+def rewards_of(episodes: Iterable[Trajectory]) -> Sequence[float]:
+    """The rewards of the valid episodes. Unscored ones have none: see `agentrl.rollout.groups.settle_rewards`."""
+    return [episode.reward for episode in episodes if episode.is_valid and episode.reward is not None]
