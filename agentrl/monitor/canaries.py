@@ -99,7 +99,8 @@ class Canaries:
         if wait and self._flat_steps and self._flat_steps % wait == 0:
             yield (
                 f"{_steps(step, self._flat_steps)}: the rewards of no group differed (their mean is "
-                f"{metrics.reward_mean:.3g}), so nothing is learned; are the tasks too hard, too easy, or unscored?"
+                f"{metrics.reward_mean:.3g}{_failed(metrics)}), so nothing is learned; are the tasks too hard, too "
+                "easy, or unscored?"
             )
 
     def _new_tool_errors(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
@@ -114,6 +115,10 @@ class Canaries:
 
 def _steps(last: int, count: int) -> str:
     return f"step {last}" if count == 1 else f"steps {last - count + 1} to {last}"
+
+
+def _failed(metrics: RolloutMetrics) -> str:
+    return f"; {metrics.failed_episodes} of {metrics.episodes} episodes failed" if metrics.failed_episodes else ""
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -151,6 +151,11 @@ class RolloutMetrics:
             prefix_breaks=sum(trajectory.prefix_breaks for trajectory in trajectories),
         )
 
+    @property
+    def reward(self) -> float | None:
+        """The mean reward, or None if no episode has one."""
+        return self.reward_mean if self.episodes > self.failed_episodes + self.unscored_episodes else None
+
     def to_json(self) -> dict[str, JSON]:
         """Every metric by its name. Metrics that could not be counted are left out."""
         found = {metric.name: getattr(self, metric.name) for metric in fields(self)}

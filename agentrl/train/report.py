@@ -13,13 +13,15 @@ from agentrl.types import JSON
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A whole run. Evaluations are held-out mean rewards of greedy episodes, None where there was none."""
+    """A whole run. Evaluations are held-out mean rewards of greedy episodes, None where no episode was rewarded."""
 
     eval_start: float | None
     eval_warm: float | None
     eval_final: float | None
     reward_first: float | None
     reward_last: float | None
+    failed: Mapping[str, int]
+    """Beside each mean above, by its name, the episodes that failed and are not in it."""
     steps: int
     seconds: float
     sampled_tokens: int
@@ -27,7 +29,13 @@ class Summary:
     masked_tokens: Mapping[str, int]
 
     @classmethod
-    def of(cls, evals: Mapping[str, float], metrics: Sequence[Mapping[str, Any]], seconds: float) -> Summary:
+    def of(
+        cls,
+        evals: Mapping[str, float | None],
+        eval_failed: Mapping[str, int],
+        metrics: Sequence[Mapping[str, Any]],
+        seconds: float,
+    ) -> Summary:
         masked: dict[str, int] = {}
         for line in metrics:
             for reason, tokens in line["masked_tokens"].items():
@@ -38,12 +46,20 @@ class Summary:
             eval_final=evals.get("final"),
             reward_first=metrics[0]["reward_mean"] if metrics else None,
             reward_last=metrics[-1]["reward_mean"] if metrics else None,
+            failed={
+                **{f"eval_{name}": count for name, count in eval_failed.items()},
+                **{f"reward_{name}": line["failed_episodes"] for name, line in _first_and_last(metrics)},
+            },
             steps=len(metrics),
             seconds=round(seconds, 1),
             sampled_tokens=sum(line["sampled_tokens"] for line in metrics),
             trained_tokens=sum(line["trained_tokens"] for line in metrics),
             masked_tokens=masked,
         )
+
+
+def _first_and_last(metrics: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    return [("first", metrics[0]), ("last", metrics[-1])] if metrics else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,7 @@ _LEAST_ROOM = 0.05
 """Margin above and below a curve, as a share of its rewards, so that a flat run looks flat."""
 
 
-def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float], file: Path) -> bool:
+def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None], file: Path) -> bool:
     """Plot the reward of each step and of the evaluations. Return False if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -89,9 +105,8 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float],
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.plot([m["step"] for m in metrics], [m["reward_mean"] for m in metrics], label="reward, sampled")
-    held_out = [(m["step"], m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
-    if evals:
-        held_out = [(0, evals.get("warm", evals["start"])), *held_out, (metrics[-1]["step"], evals["final"])]
+    held_out = _held_out(metrics, evals)
+    if held_out:
         axes.plot(*zip(*held_out, strict=True), "o-", label="held out, greedy")
     rewards = [m["reward_mean"] for m in metrics] + [reward for _, reward in held_out]
     room = max(0.05 * (max(rewards) - min(rewards)), _LEAST_ROOM * max(1.0, *map(abs, rewards)))
@@ -100,6 +115,31 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float],
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
     return True
+
+
+def _held_out(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | None]) -> Sequence[tuple[int, float]]:
+    """The steps with a held-out mean reward, and that reward."""
+    found = [(m["step"], m["eval_reward_mean"]) for m in metrics if "eval_reward_mean" in m]
+    if evals:
+        found = [(0, evals.get("warm", evals["start"])), *found, (metrics[-1]["step"], evals["final"])]
+    return [(step, reward) for step, reward in found if reward is not None]
+
+
+def told_reward(metrics: RolloutMetrics) -> str:
+    """The mean reward with what is not in it: `mean reward 1.000 of 2, 18 failed`."""
+    left_out = {"failed": metrics.failed_episodes, "unscored": metrics.unscored_episodes}
+    beside = "".join(f", {count} {name}" for name, count in left_out.items() if count)
+    if metrics.reward is None:
+        return f"no mean reward{beside}"
+    of = f" of {metrics.episodes - sum(left_out.values())}" if beside else ""
+    return f"mean reward {metrics.reward:.3f}{of}{beside}"
+
+
+def told_evaluation(name: str, metrics: RolloutMetrics) -> str:
+    """The line about an evaluation of a run."""
+    calls = f"{metrics.tool_call_rate:.0%} call a tool" if metrics.episodes_with_tools else told_stops(metrics)
+    turns = f"{metrics.turns_mean:.1f} turns"
+    return f"held out, {name}: {metrics.episodes} episodes, {told_reward(metrics)}, {turns}, {calls}"
 
 
 def told_stops(metrics: RolloutMetrics) -> str:
@@ -123,5 +163,5 @@ def nothing_learned(metrics: RolloutMetrics) -> str:
     """What to say after a run in which no group had a better and a worse episode, by its last step."""
     return (
         "nothing was learned by reinforcement: in each group, all episodes got the same reward. Of the last step's "
-        f"{metrics.episodes} episodes (mean reward {metrics.reward_mean:.3f}): {told_stops(metrics)}"
+        f"{metrics.episodes} episodes ({told_reward(metrics)}): {told_stops(metrics)}"
     )

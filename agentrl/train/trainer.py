@@ -40,7 +40,7 @@ from agentrl.train.learner import DivergedError, Learner, Schedule, random_state
 from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines
 from agentrl.train.progress import Progress
-from agentrl.train.report import StepReport, Summary, after_warm_start, draw_curve, nothing_learned, told_stops
+from agentrl.train.report import StepReport, Summary, after_warm_start, draw_curve, nothing_learned, told_evaluation
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
@@ -69,7 +69,10 @@ class Position:
     """Whether the warm start, if any, is over."""
     warm_steps: int = 0
     seconds: float = 0.0
-    evals: dict[str, float] = field(default_factory=dict)
+    evals: dict[str, float | None] = field(default_factory=dict)
+    """Mean held-out rewards; None where no episode was rewarded."""
+    eval_failed: dict[str, int] = field(default_factory=dict)
+    """How many episodes of each evaluation failed."""
 
 
 def train(
@@ -317,20 +320,18 @@ class Trainer:
         if not self.eval_tasks:
             return
         metrics = (await self.evaluate(name)).metrics
-        self.position.evals[name] = metrics.reward_mean
-        calls = f"{metrics.tool_call_rate:.0%} call a tool" if metrics.episodes_with_tools else told_stops(metrics)
-        self.console.print(
-            f"held out, {name}: {metrics.episodes} episodes, mean reward {metrics.reward_mean:.3f}, "
-            f"{metrics.turns_mean:.1f} turns, {calls}",
-            highlight=False,
-        )
+        self.position.evals[name] = metrics.reward
+        self.position.eval_failed[name] = metrics.failed_episodes
+        self.console.print(told_evaluation(name, metrics), highlight=False)
 
     async def _finish_step(self, report: StepReport, progress: Progress) -> None:
         config, step, metrics = self.config, report.step, report.to_json()
         last = step == config.steps
         try:
             if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
-                metrics["eval_reward_mean"] = (await self.evaluate(step_name(step))).metrics.reward_mean
+                held_out = (await self.evaluate(step_name(step))).metrics
+                metrics |= {"eval_reward_mean": held_out.reward} if held_out.reward is not None else {}
+                metrics["eval_failed_episodes"] = held_out.failed_episodes
         finally:  # the weights have changed, so the step is done, even if its evaluation was interrupted
             self._record(report, metrics, progress)
         if step % config.checkpoint_every == 0 or last:
@@ -347,7 +348,8 @@ class Trainer:
             progress.note(f"warning: {warning}")
         self.position.step = step
         self._note_step_end()
-        progress.show(step, reward=metrics["reward_mean"], tokens_s=metrics["tokens_per_second"])
+        failed = {"failed": report.rollout.failed_episodes} if report.rollout.failed_episodes else {}
+        progress.show(step, reward=metrics["reward_mean"], **failed, tokens_s=metrics["tokens_per_second"])
 
     # Coming back
 
@@ -475,7 +477,7 @@ class Trainer:
     def _summarise(self) -> Summary:
         self._count_seconds()
         metrics = self.folder.read_metrics()
-        summary = Summary.of(self.position.evals, metrics, self.position.seconds)
+        summary = Summary.of(self.position.evals, self.position.eval_failed, metrics, self.position.seconds)
         write_atomically(self.folder.path / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
         if metrics and not draw_curve(metrics, self.position.evals, self.folder.path / "reward.png"):
             self.console.print("no reward.png: matplotlib is not installed")

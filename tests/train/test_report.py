@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agentrl.monitor import RolloutMetrics
-from agentrl.train.report import after_warm_start, draw_curve
+from agentrl.train.report import after_warm_start, draw_curve, nothing_learned, told_reward
 
 figures = pytest.importorskip("matplotlib.figure")
 
@@ -49,3 +49,23 @@ def test_a_run_that_learns_fills_the_axis(drawn):
 def test_whether_the_warm_start_was_enough(equal, says):
     metrics = replace(RolloutMetrics.of_groups([]), groups=4, zero_advantage_groups=equal, reward_mean=0.25)
     assert re.match(f"after the warm start: mean reward 0.250, and {says}", after_warm_start(metrics))
+
+
+@pytest.mark.parametrize(
+    ("failed", "unscored", "said"),
+    [
+        (0, 0, "mean reward 1.000"),
+        (18, 0, "mean reward 1.000 of 2, 18 failed"),
+        (20, 0, "no mean reward, 20 failed"),
+        (5, 15, "no mean reward, 5 failed, 15 unscored"),
+    ],
+)
+def test_failed_episodes_stand_beside_the_mean(failed, unscored, said):
+    metrics = RolloutMetrics(episodes=20, failed_episodes=failed, unscored_episodes=unscored, reward_mean=1.0)
+    assert told_reward(metrics) == said
+    assert f"20 episodes ({said}): " in nothing_learned(metrics)
+
+
+def test_an_evaluation_without_a_mean_is_not_drawn(drawn):
+    low, _ = drawn(0.5, 0.6, evals={"start": None, "final": 0.9})
+    assert low > 0.0

@@ -263,6 +263,28 @@ def test_episodes_of_a_broken_environment_are_masked_and_counted(make_config, tm
     assert line["sampled_tokens"] == line["trained_tokens"] + line["masked_tokens"]["env_failure"]
 
 
+def test_failed_episodes_stand_beside_every_mean(make_config, tmp_path):
+    console = quiet()
+    more = {"eval_every": 1, "eval_tasks": 6}
+    config = make_config(env=f"{TOY}:Flaky", prompts_per_step=10, steps=2, **more)
+    summary = train(config.model_copy(update={"eval_data": config.data}), console=console)
+    said = console.file.getvalue()
+    assert re.search(r"held out, start: 6 episodes, mean reward \d\.\d{3} of 5, 1 failed, ", said), said
+    assert re.search(r"rl 2/2  reward \S+  failed 4 ", said), said
+    assert [line["eval_failed_episodes"] for line in lines(tmp_path / "run")[:1]] == [1]
+    stored = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert stored["failed"] == {"eval_start": 1, "eval_final": 1, "reward_first": 4, "reward_last": 4} == summary.failed
+
+
+def test_an_evaluation_in_which_all_fail_has_no_mean(make_config, tmp_path):
+    console = quiet()
+    config = make_config(env=f"{TOY}:Flaky", steps=0)
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "x", "id": "1", "label": 0}\n')
+    config = config.model_copy(update={"eval_data": tmp_path / "broken.jsonl"})
+    assert train(config, console=console).eval_start is None
+    assert "held out, start: 1 episodes, no mean reward, 1 failed" in console.file.getvalue()
+
+
 def test_a_bug_ends_the_run_with_its_traceback(make_config):
     with pytest.raises(BugError, match="KeyError: 'oops'") as error:
         train(make_config(env=f"{TOY}:Buggy"), console=quiet())
