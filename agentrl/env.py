@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel
 
+from agentrl._blame import is_the_worlds
 from agentrl._concurrency import is_cancelled
 from agentrl._resources import Resources
 from agentrl.env_config import own_config, validated_config
-from agentrl.errors import AgentRLError, BadCallPolicy, ConfigError, InfraError
+from agentrl.errors import AgentRLError, BadCallPolicy, ConfigError, InfraError, leaves
 from agentrl.loading import cause, load_object
 from agentrl.plain import copied
 from agentrl.registry import is_name, path_of
@@ -364,11 +365,11 @@ class EnvFactory:
             self.shared = await self._resources.enter(_sharing(self.cls, self.config))
         except AgentRLError:
             raise
-        except (TimeoutError, ConnectionError, asyncio.CancelledError) as exc:
+        except (Exception, asyncio.CancelledError) as exc:  # the boundary of `share`: no episode is played without it
             if isinstance(exc, asyncio.CancelledError) and is_cancelled():
                 raise
-            raise InfraError(f"{self.cls.__name__}.share: {cause(exc)}") from exc
-        except Exception as exc:  # the boundary of `share`: no episode can be played without its result
+            if isinstance(exc, asyncio.CancelledError) or all(map(is_the_worlds, leaves(exc))):
+                raise InfraError(f"{self.cls.__name__}.share: {cause(exc)}") from exc
             raise ConfigError(f"{self.cls.__name__}.share failed: {cause(exc)}") from exc
         return self
 

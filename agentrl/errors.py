@@ -16,9 +16,10 @@
     └── LedgerError       an invariant of a trajectory is broken: a bug in agentrl
 
 What an Env raises is sorted into two kinds of `Failure` and recorded on the trajectory with the boundary it crossed.
-An InfraError or a deadline is an `environment` failure: the episode is masked, and left out of its group's baseline.
-Anything else is a `bug`. Mistakes of the *policy* (a bad tool call, a wrong answer, no turns left) are no failures:
-they are trained on. A bad tool call is a `BadCall`, and a `BadCallPolicy` says how it is treated.
+An InfraError, a deadline, a lost connection or a full disk is an `environment` failure: the episode is masked, and left
+out of its group's baseline. Anything else is a `bug`, a wrong path too. Mistakes of the *policy* (a bad tool call, a
+wrong answer, no turns left) are no failures: they are trained on. A bad tool call is a `BadCall`, and a `BadCallPolicy`
+says how it is treated.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import traceback as _traceback
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from agentrl._blame import is_the_worlds
 from agentrl.plain import text
 
 
@@ -144,12 +146,9 @@ class Failure:
 
     @classmethod
     def of(cls, exc: BaseException, boundary: Boundary) -> Failure:
-        """Classify an exception: InfraError, TimeoutError, OSError or a group of these is the environment's, else a
-        bug."""
-        worlds = InfraError | TimeoutError | OSError | asyncio.CancelledError
-        kind: Literal["environment", "bug"] = (
-            "environment" if all(isinstance(one, worlds) for one in leaves(exc)) else "bug"
-        )
+        """Classify an exception: what the world did, or a group of only that, is the environment's, else a bug."""
+        worlds = all(isinstance(one, asyncio.CancelledError) or is_the_worlds(one) for one in leaves(exc))
+        kind: Literal["environment", "bug"] = "environment" if worlds else "bug"
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)
         return cls(kind, boundary, told(exc), text("".join(lines)))
 

@@ -81,6 +81,12 @@ def own_frames(formatted: str) -> str:
     return "".join(frame.group() for frame in frames if not frame["file"].startswith(_NOT_THE_USERS))
 
 
+def own_line(formatted: str) -> str:
+    """`file:line`, the innermost line of the user's code in a formatted traceback; "" if there is none."""
+    own = re.findall(r'^  File "(.+)", line (\d+), in ', own_frames(formatted), re.MULTILINE)
+    return f"{short(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
 def _load_module(module_path: str, path: str) -> ModuleType:
     try:
         return importlib.import_module(module_path)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from agentrl._blame import is_the_worlds
 from agentrl.check.arguments import LONG, Try, tries
 from agentrl.check.places import Own, Place
 from agentrl.check.playing import Played, Speech, Subject, play
@@ -119,7 +120,7 @@ class _Watched:
                 continue
             place = own.of_error(exc) or self._of_tool(call_)
             what = f"tool {call_.name} raises {told(exc)[:120]} for {_shown(call_.arguments)}"
-            world = isinstance(exc, OSError | TimeoutError)
+            world = is_the_worlds(exc)
             remedy = "raise ToolError for the model's mistakes" + (
                 ", InfraError where the world broke" if world else ""
             )
@@ -128,7 +129,7 @@ class _Watched:
     def _infra(self, call_: ToolCall, exc: Exception) -> None:
         """An InfraError that was made of a bug, or of what the model said."""
         cause = exc.__cause__ or exc.__context__
-        if cause is None or isinstance(cause, OSError | TimeoutError | InfraError):
+        if cause is None or is_the_worlds(cause):
             return  # the failure of the episode tells it, if it has one
         self._subject.report.error(
             _CHECK,

@@ -7,7 +7,7 @@ cause may have been fixed.
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from agentrl.errors import CanaryError
 from agentrl.monitor.metrics import RolloutMetrics
 
+_WINDOW, _FAILING_SHARE = 10, 0.05
+"""Failing groups are counted over this many steps, and must be this share of all groups."""
 _BASELINE_STEPS, _BASELINE_AT_LEAST = 10, 3
 """A jump is measured against this many steps: the last ones without a jump."""
 
@@ -34,6 +36,8 @@ class CanaryConfig(BaseModel):
     """How many steps in a row it must be that high."""
     zero_advantage: int = Field(default=10, ge=0)
     """Warn after this many steps in a row in which all groups had equal rewards. 0: never."""
+    failing_groups: int = Field(default=3, ge=0)
+    """Warn if in so many of the last ten steps every episode of some groups failed. 0: never."""
     tool_errors: bool = True
     """Warn at the first unexpected exception of each type in each tool. It is a bug that the model reads as an
     answer."""
@@ -46,6 +50,9 @@ class Canaries:
         self._config = config
         self._silent_steps = self._silent_episodes = self._flat_steps = self._loud_steps = 0
         self._calm: deque[float] = deque(maxlen=_BASELINE_STEPS)
+        self._failing: deque[RolloutMetrics] = deque(maxlen=_WINDOW)
+        self._said_failing = 0
+        """The steps until the next warning about failing groups."""
         self._tool_errors: set[str] = set()
 
     def watch(self, step: int, metrics: RolloutMetrics) -> list[str]:
@@ -53,7 +60,11 @@ class Canaries:
         self._trainable_tokens(step, metrics)
         self._tool_calls(step, metrics)
         self._bad_calls(step, metrics)
-        return [*self._zero_advantage(step, metrics), *self._new_tool_errors(step, metrics)]
+        return [
+            *self._zero_advantage(step, metrics),
+            *self._failing_groups(step, metrics),
+            *self._new_tool_errors(step, metrics),
+        ]
 
     def _trainable_tokens(self, step: int, metrics: RolloutMetrics) -> None:
         # The user asked to mask overlong episodes, and a step may hold nothing else.
@@ -102,6 +113,23 @@ class Canaries:
                 f"{metrics.reward_mean:.3g}{_failed(metrics)}), so nothing is learned; are the tasks too hard, too "
                 "easy, or unscored?"
             )
+
+    def _failing_groups(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
+        """A failure that comes by chance spares some members of a group. One that follows from the task spares none."""
+        self._failing.append(metrics)
+        self._said_failing -= 1
+        failing = [one for one in self._failing if one.failed_groups]
+        failed, groups = sum(one.failed_groups for one in failing), sum(one.groups for one in self._failing)
+        often = 0 < self._config.failing_groups <= len(failing) and failed >= _FAILING_SHARE * groups
+        if not often or not metrics.failed_groups or self._said_failing > 0:
+            return
+        self._said_failing = _WINDOW
+        places = sum((Counter(one.failed_at) for one in failing), Counter[str]())
+        named = ", ".join(place for place, _ in places.most_common(2)) or "no line that is known"
+        yield (
+            f"{_steps(step, len(self._failing))}: every episode of {failed} in {groups} groups failed, so their tasks "
+            f"are never learned; most often at {named}: fix that, or leave these tasks out"
+        )
 
     def _new_tool_errors(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
         new = {kind: count for kind, count in metrics.tool_errors.items() if kind not in self._tool_errors}

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-from agentrl.errors import LedgerError
+from agentrl.errors import Failure, LedgerError
+from agentrl.loading import own_line
 from agentrl.monitor.earned import rewards_of
 from agentrl.spans import Ledger
 from agentrl.trajectory import Trajectory, total_ledger
@@ -29,6 +30,8 @@ class EpisodeMetrics:
     response_length: int = 0
     failure: str | None = None
     """`kind/boundary` of the failure, if there was one."""
+    failed_at: str | None = None
+    """Line and type of the failure, if there was one; see `failed_at`."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     observation_tokens_cut: int = 0
@@ -46,6 +49,7 @@ class EpisodeMetrics:
             tool_calls=trajectory.tool_call_count,
             response_length=sum(segment.response_length for segment in trajectory.segments),
             failure=f"{failure.kind}/{failure.boundary}" if failure is not None else None,
+            failed_at=failed_at(failure) if failure is not None else None,
             reward_parts=trajectory.reward_parts,
             **cls.said_in(trajectory.info),
         )
@@ -86,6 +90,10 @@ class RolloutMetrics:
     """Valid episodes without a reward. They are in no mean of rewards."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Episodes by `kind/boundary` of their failure."""
+    failed_at: Mapping[str, int] = field(default_factory=dict)
+    """Episodes by the line of the Env's code at which they failed, and the type of the error."""
+    failed_groups: int = 0
+    """Groups of which every episode failed."""
     samples: int = 0
     """Token sequences, one for each segment."""
     groups: int = 0
@@ -118,6 +126,7 @@ class RolloutMetrics:
         tokens: Ledger,
         *,
         samples: int,
+        failed_groups: int = 0,
         unscored: int = 0,
         prefix_breaks: int | None = None,
     ) -> Self:
@@ -128,6 +137,7 @@ class RolloutMetrics:
             **_of_valid(valid),
             **_of_rewards(rewards),
             failed_episodes=len(episodes) - len(valid),
+            failed_groups=failed_groups,
             unscored_episodes=unscored,
             samples=samples,
             sampled_tokens=tokens.sampled,
@@ -147,6 +157,7 @@ class RolloutMetrics:
             [rewards_of(group) for group in groups],
             _balanced(total_ledger(segments)),
             samples=len(segments),
+            failed_groups=sum(all(trajectory.failure for trajectory in group) for group in groups),
             unscored=sum(trajectory.is_valid and trajectory.reward is None for trajectory in trajectories),
             prefix_breaks=sum(trajectory.prefix_breaks for trajectory in trajectories),
         )
@@ -162,8 +173,15 @@ class RolloutMetrics:
         return {name: value for name, value in found.items() if value is not None}
 
 
+_PLACES = 10
+"""The most common lines of failures that are kept."""
 _SUMMED = ("resumes", "restarts", "observation_tokens_cut")
 """Metrics that are the sum of an episode's field of the same name."""
+
+
+def failed_at(failure: Failure) -> str:
+    """`my_env.py:12 FileNotFoundError`: the line of the Env's code, or else the boundary."""
+    return f"{own_line(failure.traceback) or failure.boundary} {failure.error.partition(':')[0]}"
 
 
 def _of_all(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
@@ -171,6 +189,7 @@ def _of_all(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
     return {
         "episodes": len(episodes),
         "failures": dict(Counter(episode.failure for episode in episodes if episode.failure)),
+        "failed_at": dict(Counter(episode.failed_at for episode in episodes if episode.failed_at).most_common(_PLACES)),
         "stops": dict(Counter(str(episode.stop) for episode in episodes)),
         "tool_errors": _total(episode.tool_errors for episode in episodes),
         **{name: sum(getattr(episode, name) for episode in episodes) for name in _SUMMED},

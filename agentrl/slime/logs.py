@@ -65,11 +65,13 @@ def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = Fal
     if not played:
         return None
     prompts = list(by_prompt(played).values())
+    groups = [[_episode(siblings) for siblings in by_rollout(group)] for group in prompts]
     return RolloutMetrics.of(
-        [_episode(siblings) for group in prompts for siblings in by_rollout(group)],
+        [episode for group in groups for episode in group],
         [rollout_rewards(args, group, evaluation=evaluation) for group in prompts],
         _tokens(played),
         samples=len(played),
+        failed_groups=sum(all(episode.failure for episode in group) for group in groups),
     )
 
 
@@ -85,6 +87,7 @@ def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
         tool_calls=note.get("tool_calls", 0),
         response_length=sum(sample.response_length for sample in siblings),
         failure=failure and f"{failure['kind']}/{failure['boundary']}",
+        failed_at=failure and failure.get("at"),
         reward_parts=note.get("reward_parts", {}),
         resumes=note.get("resumes", 0),
         restarts=note.get("restarts", 0),

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.monitor.metrics import failed_at
 from agentrl.plain import shown
 from agentrl.segment import Segment
 from agentrl.trajectory import Trajectory, Turn, total_ledger
@@ -157,7 +158,8 @@ def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
     if trajectory.reward is None and trajectory.is_valid:
         outcome[WRITTEN_KEY] = Written.of(trajectory).to_json()
     if failure := trajectory.failure:
-        outcome["failure"] = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error}
+        told = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error, "at": failed_at(failure)}
+        outcome["failure"] = told
     return outcome
 
 

@@ -133,6 +133,26 @@ def test_the_first_exception_of_each_kind_in_a_tool_is_a_warning():
     assert run({}, key, tool_errors=False) == []
 
 
+def test_groups_that_fail_whole_in_step_after_step_are_a_warning_that_names_the_line():
+    broken = {
+        "failed_groups": 4,
+        "failed_episodes": 16,
+        "failed_at": {"my_env.py:12 InfraError": 14, "score KeyError": 2},
+    }
+    warnings = run({}, broken, {}, broken, broken, *[broken] * 12)
+    assert [warning.split(":")[0] for warning in warnings] == ["steps 1 to 5", "steps 6 to 15"]
+    assert "every episode of 12 in 80 groups failed" in warnings[0]
+    assert "most often at my_env.py:12 InfraError, score KeyError" in warnings[0]
+    assert run(*[broken] * 9, failing_groups=0) == []
+
+
+def test_failures_by_chance_are_no_failing_groups():
+    outage = {"failed_groups": 16}
+    assert run({}, outage, outage, *[{}] * 9, outage) == []
+    assert run(*[{"failed_episodes": 40}] * 20) == []
+    assert run(*[{"groups": 100, "failed_groups": 1}, {"groups": 100}] * 20) == []
+
+
 @pytest.mark.parametrize("values", [{"no_tool_calls": -1}, {"bad_call_jump": 2}, {"bad_call_steps": 0}, {"x": 1}])
 def test_bad_configurations_are_refused(values):
     with pytest.raises(ValidationError):

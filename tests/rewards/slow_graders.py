@@ -38,6 +38,11 @@ def broken():
     raise ConnectionError("nobody answers")
 
 
+def missing():
+    with open("no/such/labels.json") as file:
+        return file.read()
+
+
 def child(file):
     """Start a process of its own, and never return."""
     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -83,6 +83,8 @@ async def test_an_exception_is_told_apart(workers):
         await workers.run(HERE + "wrong", seconds=10)
     with pytest.raises(InfraError, match="broken: ConnectionError: nobody answers"):
         await workers.run(HERE + "broken", seconds=10)
+    with pytest.raises(GraderError, match=r"missing: FileNotFoundError: .*labels"):
+        await workers.run(HERE + "missing", seconds=10)
     with pytest.raises(GraderError, match="no such file"):
         await workers.run("nowhere.py:grade", seconds=10)
 

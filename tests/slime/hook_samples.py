@@ -69,7 +69,7 @@ def played(group: int | None, reward: Any = 1.0, cls: Any = Segment, **note: Any
 
 
 def failed(group: int | None, cls: Any = Segment, *, kind: str = "environment", boundary: str = "step") -> Any:
-    failure = {"kind": kind, "boundary": boundary, "error": "InfraError: gone"}
+    failure = {"kind": kind, "boundary": boundary, "error": "InfraError: gone", "at": "my_env.py:3 InfraError"}
     return played(group, 0.0, cls, stop="failed", failure=failure)
 
 

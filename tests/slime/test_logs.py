@@ -64,7 +64,10 @@ METRICS = {
     "groups": 2,
     "zero_advantage_groups": 1,
     "failed_episodes": 1,
+    "unscored_episodes": 0,
     "failures": {"environment/step": 1},
+    "failed_at": {"my_env.py:3 InfraError": 1},
+    "failed_groups": 0,
     "stops": {"done": 4, "max_tokens": 1, "failed": 1},
     "resumes": 1,
     "restarts": 3,
@@ -98,6 +101,7 @@ def test_a_rollout_in_which_all_failed():
     metrics = rollout_metrics(args(), [failed(0), failed(0, kind="bug", boundary="score")])
     assert (metrics.reward_mean, metrics.turns_mean, metrics.bad_call_rate) == (0.0, 0.0, 0.0)
     assert metrics.failures == {"environment/step": 1, "bug/score": 1}
+    assert (metrics.failed_groups, metrics.failed_at) == (1, {"my_env.py:3 InfraError": 2})
     assert (metrics.zero_advantage_groups, metrics.trained_tokens) == (1, 0)
 
 

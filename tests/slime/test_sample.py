@@ -127,7 +127,8 @@ def test_a_failed_episode_is_masked_and_says_why(Sample):
     assert sample.rollout_log_probs[:2] == [-0.5, -0.25], "kept where masked"
     assert (sample.remove_sample, sample.reward) == (True, 0.0)
     account = sample.metadata["agentrl"]
-    assert account["failure"] == {"kind": "environment", "boundary": "tool", "error": "SandboxError: died"}
+    error = {"error": "SandboxError: died", "at": "tool SandboxError"}
+    assert account["failure"] == {"kind": "environment", "boundary": "tool", **error}
     assert account["ledger"]["masked"] == {"env_failure": 4}
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -51,6 +52,15 @@ def test_a_reward_that_never_differs_is_a_warning(make_config, tmp_path):
 
     assert "warning: steps 1 to 2: the rewards of no group differed (their mean is 0.25)" in console.file.getvalue()
     assert [line["zero_advantage_groups"] for line in lines(tmp_path / "run")] == [3, 3]
+
+
+def test_tasks_that_always_fail_are_a_warning_that_names_the_line(make_config, tmp_path):
+    console = quiet()
+    train(make_config(env=f"{TOY}:Flaky", prompts_per_step=10, steps=3), console=console)
+    said = console.file.getvalue()
+    assert "warning: steps 1 to 3: every episode of 3 in 30 groups failed" in said, said
+    assert re.search(r"most often at \S*toy_env\.py:\d+ InfraError: fix that", said), said
+    assert [line["failed_groups"] for line in lines(tmp_path / "run")] == [1, 1, 1]
 
 
 def test_every_step_reports_the_same_figures(make_config, tmp_path):

@@ -9,7 +9,7 @@ from shlex import quote
 from statistics import fmean
 
 from agentrl import Reward
-from agentrl.errors import InfraError
+from agentrl.errors import InfraError, told
 from agentrl.sandbox import Sandbox, SandboxKilledError
 from agentrl_envs.coding.problem import Grade, Problem, Step
 from agentrl_envs.coding.work import WorkError, carry, prepare
@@ -100,6 +100,8 @@ async def _result(step: Step, box: Sandbox) -> Grade:
         if not deadline.expired():
             raise
         raise InfraError(f"grading took longer than {step.grade_s:g} s; raise the task's limit") from exc
+    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as exc:
+        raise InfraError(f"what was graded refuses a file of the tests: {told(exc)}") from exc
 
 
 async def end_processes(box: Sandbox) -> None:

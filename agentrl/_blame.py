@@ -1,0 +1,67 @@
+"""Which exceptions are the world's: a lost connection, a full disk, a machine without memory. A wrong path is a bug.
+
+It imports nothing of agentrl, because the processes in which graders run load this file alone.
+"""
+
+from __future__ import annotations
+
+import errno
+
+_ALWAYS = {
+    "agentrl.errors.InfraError",
+    "builtins.ConnectionError",
+    "builtins.TimeoutError",
+    "socket.gaierror",
+    "socket.herror",
+    "ssl.SSLError",
+    "aiohttp.client_exceptions.ClientConnectionError",
+    "httpx.NetworkError",
+    "httpx.TimeoutException",
+    "httpx.RemoteProtocolError",
+}
+"""Classes, with their subclasses. They are named, because importing them would take long."""
+_REQUESTS = {"urllib.error.URLError", "requests.exceptions.RequestException"}
+"""The same, but an answer of HTTP may blame the request."""
+_ERRNOS = {
+    getattr(errno, name)
+    for name in (
+        *("ENOSPC", "EDQUOT", "EIO", "ENOMEM", "EMFILE", "ENFILE", "ESTALE", "EREMOTEIO", "ENOLCK", "ENOBUFS"),
+        *("EAGAIN", "EINTR", "EBUSY", "EADDRINUSE", "EADDRNOTAVAIL", "ENETDOWN", "ENETUNREACH", "ENETRESET"),
+        *("EHOSTDOWN", "EHOSTUNREACH", "ENOTCONN", "EPIPE", "ETIMEDOUT"),
+    )
+    if hasattr(errno, name)
+}
+_OF_PATHS = FileNotFoundError | PermissionError | FileExistsError | IsADirectoryError | NotADirectoryError
+_LATER = (408, 425, 429)
+"""Statuses of HTTP below 500 that another attempt may not get."""
+
+
+def is_the_worlds(exc: BaseException) -> bool:
+    """Whether the world broke, by what the exception is. A missing file, a refused permission or a URL that cannot be
+    asked is a bug."""
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(exc).__mro__}
+    if names & _ALWAYS:
+        return True
+    if not names & _REQUESTS:
+        return _is_the_machines(exc)
+    status = _status(exc)
+    if status is not None:
+        return status >= 500 or status in _LATER
+    reason = getattr(exc, "reason", None)  # urllib keeps there what broke
+    if reason is not None:
+        return isinstance(reason, BaseException) and is_the_worlds(reason)
+    return not isinstance(exc, ValueError) or "json.decoder.JSONDecodeError" in names
+
+
+def _is_the_machines(exc: BaseException) -> bool:
+    """Whether an OSError is. One without a number, which a library made of text, may be anything: a canary sees those
+    that come again and again."""
+    if not isinstance(exc, OSError) or isinstance(exc, _OF_PATHS | ValueError):
+        return False
+    return exc.errno is None or exc.errno in _ERRNOS
+
+
+def _status(exc: BaseException) -> int | None:
+    """The status of an HTTP answer, as urllib and requests keep it."""
+    found = getattr(exc, "code", None) or getattr(getattr(exc, "response", None), "status_code", None)
+    return found if isinstance(found, int) else None
