@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from agentrl.errors import ConfigError, InfraError
 from agentrl.http import RefusedError
+from agentrl.plain import finite, no_constant
 from agentrl.tools import normal_spec
 from agentrl.types import JSON, Message, ToolSpec
 
@@ -180,16 +181,12 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
     if not isinstance(given, str):
         return json.dumps(given, ensure_ascii=False)
     try:
-        read = json.loads(given, parse_constant=_refuse_constant)
+        read = json.loads(given, parse_constant=no_constant, parse_float=finite)
     except (ValueError, RecursionError):
         return given
     if read is None:
         return {}
     return read if isinstance(read, dict) else given
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _wire_call(call: Mapping[str, Any], place: int) -> JSON:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from agentrl.types import JSON
@@ -62,12 +62,25 @@ def copied(value: T, what: str) -> T:
 def number(value: Any, what: str) -> float:
     """A reward, or a part of one. Raises ValueError unless float32 can hold it as a finite number."""
     try:
-        found = float(value)
+        found = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not abs(found) <= _LARGEST:  # nor NaN
-        raise ValueError(f"{what} is {_name(value):.80}; it must be a finite number")
+        said = repr(value) if isinstance(value, str | bytes) else _name(value)
+        raise ValueError(f"{what} is {said:.80}; it must be a finite number")
     return found
+
+
+def finite(text: str) -> float:
+    """A number in JSON, for `parse_float`: Python reads 1e400 as infinity. Raises ValueError."""
+    if math.isinf(found := float(text)):
+        raise ValueError(f"the number {text:.20} is too large")
+    return found
+
+
+def no_constant(name: str) -> NoReturn:
+    """For `parse_constant`: Python reads NaN and Infinity, which JSON does not have. Raises ValueError."""
+    raise ValueError(f"{name} is no JSON")
 
 
 @dataclass(slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
 from agentrl._concurrency import Deadline, gather
 from agentrl.errors import BadCall, CallError, InfraError, ToolError, leaves, told
+from agentrl.plain import number
 from agentrl.tools import normal_spec, tool_name
 from agentrl.types import JSON, Message, StepResult, ToolCall, ToolResult
 
@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agentrl")
 
+_MEDIA: Mapping[str, Set[str]] = {
+    "image_url": {"image_url"},
+    "input_image": {"image_url", "file_id"},
+    "image": {"source", "data", "image"},
+    "audio": {"data", "audio"},
+    "audio_url": {"audio_url"},
+    "input_audio": {"input_audio"},
+    "video": {"video"},
+    "video_url": {"video_url"},
+}
+"""Parts of messages that are no text, by `type`, and the keys of which one holds them: OpenAI's, Anthropic's, MCP's."""
 _logged: set[tuple[type, str]] = set()
 
 
@@ -32,10 +43,11 @@ async def run_calls(env: Env, calls: Sequence[ToolCall]) -> StepResult:
         enumerate(calls), lambda at: at[0] if at[1].name in tools and not tools[at[1].name].parallel else -1
     ):
         for message, result in await gather(_answer(env, call) for _, call in batch):
+            _refuse_media(message["name"], result.content)
             messages.append(message)
             done = done or result.done
             if result.reward is not None:
-                rewards.append(_reward(message["name"], result.reward))
+                rewards.append(number(result.reward, f"the reward of tool {message['name']}"))
     return StepResult(messages, reward=sum(rewards) if rewards else None, done=done)
 
 
@@ -90,15 +102,13 @@ def _error(call: ToolCall, text: str) -> tuple[Message, ToolResult]:
     return _message(call, f"Error: {text}"), ToolResult("")
 
 
-def _reward(name: str, reward: float) -> float:
-    """Raises ValueError unless it is a finite number. That is a bug in the Env, which the model must not see."""
-    try:
-        number = float(reward)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"tool {name} gave the reward {reward!r}; it must be a finite number")
-    return number
+def _refuse_media(name: str, content: JSON) -> None:
+    """Raises ValueError for a result with an image: as JSON it is base64, which a model reads as text. That is a bug in
+    the Env, which the model must not see."""
+    parts = content.get("content", content) if isinstance(content, Mapping) else content
+    for part in parts if isinstance(parts, list | tuple) else [parts]:
+        if isinstance(part, Mapping) and (kind := part.get("type")) in _MEDIA and _MEDIA[kind] & part.keys():
+            raise ValueError(f"tool {name} returned {kind!r}, but a model gets text only: turn it into text")
 
 
 def _count(env: Env, call: ToolCall, exc: Exception) -> None:

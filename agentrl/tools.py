@@ -13,11 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from agentrl.errors import CallError, ConfigError
+from agentrl.plain import plain
 from agentrl.types import JSON, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__agentrl_tool__"
+_BY_NAME, _VALUES = ("properties", "$defs"), ("default", "const", "enum", "examples")
+"""Keys of a schema under which others stand by a name of the author's, and those with a value, which is no schema."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -143,13 +146,17 @@ def _make_tool(cls: type, attribute: str, members: Sequence[Any], options: ToolO
         # Neutral field names: the argument's own name may start with _ or mean something to pydantic.
         fields[f"argument_{number}"] = (Annotated[hint, Field(alias=parameter.name)], default)
     try:
-        config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+        config = ConfigDict(extra="forbid", arbitrary_types_allowed=False, allow_inf_nan=False)
         arguments = create_model(f"{name}_arguments", __config__=config, **fields)
         schema = arguments.model_json_schema()
     except (PydanticUserError, NameError) as exc:
         raise ConfigError(f"{where}: no JSON schema for its arguments: {str(exc).splitlines()[0]}") from exc
+    try:
+        parameters = plain(_plain(schema), "its schema")
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"{where}: {exc}; give a default that JSON can hold, such as None") from exc
     description = "\n\n".join(filter(None, (doc.short_description, doc.long_description)))
-    spec = {"name": name, "description": description, "parameters": _plain(schema)}
+    spec = {"name": name, "description": description, "parameters": parameters}
     return Tool(name, attribute, {"type": "function", "function": spec}, arguments, options.timeout, options.parallel)
 
 
@@ -196,9 +203,18 @@ def _describe(hint: Any, description: str | None) -> Any:
 
 def _plain(schema: dict[str, JSON]) -> dict[str, JSON]:
     """pydantic's schema without its generated titles, which would waste prompt tokens."""
-    parameters = {key: value for key, value in schema.items() if key not in ("title", "additionalProperties")}
-    parameters["properties"] = {
-        name: {key: value for key, value in field.items() if key != "title"}
-        for name, field in schema.get("properties", {}).items()
-    }
-    return parameters
+    parameters = {key: value for key, value in schema.items() if key != "additionalProperties"}
+    return {"properties": {}, **_untitled(parameters)}
+
+
+def _untitled(schema: JSON) -> JSON:
+    """A schema without titles, at any depth. An argument or a model may be called "title"."""
+    if isinstance(schema, list):
+        return [_untitled(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: _untitled(one) for name, one in value.items()} if key in _BY_NAME else _untitled(value)
+        for key, value in schema.items()
+        if key not in ("title", *_VALUES)
+    } | {key: schema[key] for key in _VALUES if key in schema}

@@ -89,7 +89,7 @@ def test_nothing_that_is_shown_can_raise():
     assert shown([Broken()]) == ["a Broken"]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, "x", None, [1]])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, "x", "0.5", b"1", None, [1]])
 def test_what_is_no_reward(value):
     with pytest.raises(ValueError, match=r"the reward is .* must be a finite number"):
         number(value, "the reward")
@@ -245,3 +245,20 @@ async def test_the_last_answer_of_the_env_is_kept_but_not_as_tokens(limits, stop
     t = await rollout(Says(), Task(prompt="?"), ["Paris"], limits=Limits(**limits))
     assert (t.stop, t.unread, t.messages[-1]["role"]) == (stop, 1, "user")
     assert t.ledger.observation == 0
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity"])
+def test_no_reader_of_json_makes_infinity(number):
+    from agentrl.completions import _arguments
+    from agentrl.gateway.request import RefusedError
+    from agentrl.gateway.wires.reading import arguments, read_body
+    from agentrl.render.formats.arguments import by_schema, literal
+    from agentrl.render.read.json_value import Unread, json_at
+
+    text = f'{{"x": {number}}}'
+    assert isinstance(json_at(text, 0)[0], Unread)
+    assert isinstance(literal(number), Unread)
+    assert by_schema(number, {"type": "number"}) == number
+    assert arguments(text) == _arguments({"arguments": text}) == text, "kept as it came, not as infinity"
+    with pytest.raises(RefusedError, match="not JSON"):
+        read_body(text.encode())

@@ -9,8 +9,10 @@ import pytest
 from agentrl import Env, Generation, Limits, Raw, StepResult, StopReason, Task, Trajectory, TurnOptions, run_episode
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
+from agentrl.render import load_renderer
 from agentrl.testing import call
 from tests.arranged import arranged
+from tests.render.conftest import sentencepiece_tokenizer
 
 DOCS = "\n\n<information>Paris is the capital of France.</information>\n\n"
 SEARCH, ANSWER = "<search>France</search>", "<answer>Paris</answer>"
@@ -371,3 +373,17 @@ class TestLocalEngine:
         # with a seed, a token depends on its position alone: the resumed turn says what the whole one would have
         assert (t.actions[0].tokens, t.actions[0].matched) == (tuple(tokens[:first]), stop)
         assert len(t.turns) == 1
+
+
+@pytest.mark.parametrize("text", ["Paris", "\n\n<information>Paris is mild.</information>\n\n", " it", "▁", ")x"])
+@pytest.mark.parametrize("before", [True, False])
+def test_text_in_the_middle_of_a_turn_gains_no_space(text, before):
+    tokenizer = sentencepiece_tokenizer(before=before)
+    renderer = load_renderer(tokenizer)
+    turn = list(renderer.prompt(Raw("The weather in")).tokens)
+    action = renderer.parse(turn, "stop", "in")
+    tokens = renderer.text(Raw(text), action).tokens
+    written = "".join(tokenizer.convert_ids_to_tokens([*turn, *tokens])).replace("▁", " ")
+    assert written == (" " if before else "") + "The weather in" + text.replace("▁", " ")
+    cut = renderer.text(Raw(f"{text * 20}</a>", end="</a>"), action, budget=8)
+    assert "".join(tokenizer.convert_ids_to_tokens(cut.tokens)).endswith("cut]</a>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
 import time
@@ -269,13 +270,43 @@ async def test_what_refers_to_itself_is_the_tools_error_too():
     assert (await contents(env, ("give", {})))[0].startswith("Error: TypeError: give returned list, which JSON")
 
 
-@pytest.mark.parametrize("reward", ["1.0x", math.nan, math.inf])
+@pytest.mark.parametrize("reward", ["1.0x", "0.5", 1e39, math.nan, math.inf])
 async def test_a_reward_that_is_no_number_is_a_bug_and_names_the_tool(reward):
     env = Returns()
     env.what = ToolResult("text", reward=reward)
     t = await rollout(env, TASK, [call("give"), "Done."])
     assert (t.stop, t.failure.kind) == (StopReason.FAILED, "bug")
-    assert "tool give gave the reward" in t.failure.error
+    assert "the reward of tool give is " in t.failure.error
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        IMAGE,
+        [{"type": "text", "text": "Here it is."}, IMAGE],
+        ToolResult([IMAGE], reward=1.0),
+        {"content": [{"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"}]},
+        [{"type": "image", "source": {"type": "base64", "data": "iVBORw0KGgo="}}],
+        [{"type": "input_audio", "input_audio": {"data": "UklGRg=="}}],
+    ],
+)
+async def test_an_image_is_a_bug_that_names_the_tool(what):
+    env = Returns()
+    env.what = what
+    t = await rollout(env, TASK, [call("give"), "Done."])
+    assert (t.stop, t.failure.kind) == (StopReason.FAILED, "bug")
+    assert "tool give returned '" in t.failure.error
+    assert "turn it into text" in t.failure.error
+
+
+@pytest.mark.parametrize("what", [[{"type": "image", "alt": "a cat"}], [{"type": "text", "text": "hi"}], {"type": 3}])
+async def test_what_is_about_images_is_json(what):
+    env = begun(Returns)
+    env.what = what
+    assert json.loads((await contents(env, ("give", {})))[0]) == what
 
 
 FLAT = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+import math
+from enum import Enum
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
 
 from agentrl import ConfigError, Env, ToolError, tool
+from agentrl.errors import CallError
 
 
 class Place(BaseModel):
@@ -147,3 +151,54 @@ def test_a_tool_may_not_hide_a_hook_or_another_tool():
             @tool(name="search")
             async def search_again(self, query: str) -> str:
                 return ""
+
+
+class Titled(BaseModel):
+    title: str
+    inner: list[Titled] = []
+
+
+class Color(Enum):
+    RED = "red"
+
+
+def test_titles_cost_nothing_at_any_depth():
+    class Places(Env):
+        @tool
+        async def go(self, title: str, to: Titled, by: Color | None = None, at: dict[str, Titled] | None = None) -> str:
+            """Go.
+
+            Args:
+                title: What it is called.
+            """
+            return title
+
+    parameters = Places._agentrl_tools["go"].spec["function"]["parameters"]
+    assert list(parameters["properties"]) == ["title", "to", "by", "at"]
+    assert parameters["properties"]["title"] == {"type": "string", "description": "What it is called."}
+    assert list(parameters["$defs"]["Titled"]["properties"]) == ["title", "inner"]
+    assert json.dumps(parameters).count('"title"') == 4, "two arguments, each in properties and in required"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_default_that_json_cannot_hold_is_refused_when_the_class_is_made(value):
+    with pytest.raises(ConfigError, match=r"tool Bounded\.pick: its schema.*most.*default.*(inf|nan); .*such as None"):
+
+        class Bounded(Env):
+            @tool
+            async def pick(self, most: Any = value) -> str:
+                """Pick."""
+                return ""
+
+
+@pytest.mark.parametrize("given", ["1e400", "inf", "nan", math.inf])
+def test_infinity_is_no_argument(given):
+    class Numbers(Env):
+        @tool
+        async def pick(self, most: float, more: list[float] | None = None) -> str:
+            """Pick."""
+            return ""
+
+    for arguments in ({"most": given}, {"most": 1, "more": [given]}):
+        with pytest.raises(CallError, match="finite number"):
+            Numbers._agentrl_tools["pick"].validate(arguments)

@@ -104,10 +104,10 @@ class TemplateRenderer:
         """A turn that the model closed is reopened: its stop token stays sampled, and what the template writes between
         it and a next assistant turn (the rest of the close, a generation prompt) comes before the text."""
         turns, marks = self._turns, self._turns.profile.thinking
-        tokens, cut = turns.template.encode(raw.text), 0
+        tokens, cut = turns.template.continued(raw.text), 0
         if budget is not None and len(tokens) > budget:
             text, cut = turns.shorten_raw(raw, budget)
-            tokens = turns.template.encode(text)
+            tokens = turns.template.continued(text)
         if not turns.closed(action):
             thinking = marks.left_open(raw.text, marks.left_open(action.text, began_thinking(action, marks)))
             return Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking, cut)

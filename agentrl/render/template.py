@@ -26,6 +26,9 @@ _RUST = ("transformers.tokenization_utils_tokenizers", "transformers.tokenizatio
 _SHORT, _SHORT_KEPT = 64, 256
 """Characters of a text that is short, and how many such texts are remembered."""
 
+_BEFORE, _LETTER = ("\n", ")", "a"), "x"
+"""What text may follow, to see what a tokenizer does in the middle of a text."""
+
 _ANOTHER_DAY = (
     "{%- macro strftime_now(format) -%}"
     "{{ format | replace('%Y', '1999') | replace('%m', '12') | replace('%d', '30') | replace('%', '') }}"
@@ -136,6 +139,19 @@ class Template:
         if ids[: len(left)] == left:
             return ids[len(left) :]
         return self.encode(text)
+
+    def continued(self, text: str) -> list[int]:
+        """Tokens of `text` in the middle of a text. Many SentencePiece tokenizers put a space before whatever they are
+        given, so something is encoded before it and taken off again."""
+        if text and self._after(_BEFORE[0], _LETTER) != self.encode(_LETTER):
+            found = next(filter(None, (self._after(before, text) for before in _BEFORE)), None)
+            return found or self.encode(text)
+        return self.encode(text)
+
+    def _after(self, before: str, text: str) -> list[int]:
+        """Tokens of `text` after another one; none if a token straddles both."""
+        left, ids = self.encode(before), self.encode(before + text)
+        return ids[len(left) :] if ids[: len(left)] == left else []
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones included."""

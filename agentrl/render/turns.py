@@ -113,8 +113,8 @@ class Turns:
     def shorten_raw(self, raw: Raw, keep: int) -> tuple[str, int]:
         """The same for Raw text, whose `end` is among the tokens kept."""
         head = raw.text.removesuffix(raw.end)
-        end = self.template.encode(raw.end)
-        text, cut = self.shorten(head, self.template.encode(head), max(0, keep - len(end)))
+        end = self.template.continued(raw.end)
+        text, cut = self.shorten(head, self.template.continued(head), max(0, keep - len(end)))
         return text + raw.end, cut
 
     def sampled(self, message: Message) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from agentrl._concurrency import gather
 from agentrl.errors import ConfigError
+from agentrl.plain import number
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grade, Grader, TurnReward, as_reward
 from agentrl.rewards.workers import shared
@@ -75,7 +76,7 @@ class _PerTurn(Grader):
 
     async def _of(self, turn: str, after: str) -> float:
         found = self.function(turn, after)
-        return float(await found if inspect.isawaitable(found) else found)
+        return number(await found if inspect.isawaitable(found) else found, "the reward of a turn")
 
 
 def shaped(potential: Callable[[Written], float], *, discount: float = 1.0) -> Grader:
@@ -93,7 +94,7 @@ class _Shaped(Grader):
         self.potential, self.discount = potential, discount
 
     async def grade(self, written: Written) -> TurnReward:
-        at = [float(self.potential(_after(written, turns))) for turns in range(len(written.turns))]
+        at = [number(self.potential(_after(written, turns)), "the potential") for turns in range(len(written.turns))]
         rewards = [self.discount * after - before for before, after in zip(at, [*at[1:], 0.0][: len(at)], strict=True)]
         return TurnReward(sum(rewards), turns=tuple(rewards))
 
@@ -174,4 +175,5 @@ class _InProcess(Grader):
 
     async def grade(self, written: Written) -> float:
         answer = written.answer if len(written.answer) <= LONGEST else ""
-        return float(await shared().run(self.path, answer, written.label, seconds=self.seconds))
+        found = await shared().run(self.path, answer, written.label, seconds=self.seconds)
+        return number(found, f"the reward of {self.path}")

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from agentrl.plain import number
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, Reward
 from agentrl.written import Written
@@ -69,4 +70,4 @@ def grader(function: GradeFn) -> Grader:
 
 
 def as_reward(grade: Grade) -> Reward:
-    return grade if isinstance(grade, Reward) else Reward(float(grade))
+    return grade if isinstance(grade, Reward) else Reward(number(grade, "the reward"))

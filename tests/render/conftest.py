@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.render import Renderer, load_renderer
@@ -63,6 +64,27 @@ def make_tokenizer(
 
 def chatml_tokenizer(*added: str, template: str | None = None) -> Any:
     return make_tokenizer(CHATML_MARKERS, added, eos="<|im_end|>", template=template or CHATML_TOOLS)
+
+
+def sentencepiece_tokenizer(*, before: bool = True) -> Any:
+    """As Llama 2 and Mistral have it: spaces are written "▁", and one is put before any text."""
+    made = Tokenizer(models.BPE(byte_fallback=True))
+    replaced = normalizers.Replace(" ", "▁")
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replaced]) if before else replaced
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=["▁", *map(chr, range(33, 127))], show_progress=False
+    )
+    made.train_from_iterator([text.replace(" ", "▁") for text in TEXT * 4], trainer)
+    parts = json.loads(made.to_str())
+    for byte in range(256):
+        parts["model"]["vocab"][f"<0x{byte:02X}>"] = len(parts["model"]["vocab"])
+    made = Tokenizer.from_str(json.dumps(parts))
+    strip = [decoders.Strip(" ", 1, 0)] if before else []
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>")
+    tokenizer.add_tokens(list(CHATML_MARKERS), special_tokens=True)
+    tokenizer.chat_template = CHATML_TOOLS
+    return tokenizer
 
 
 def llama_tokenizer(template: str | None = None) -> Any:

@@ -97,3 +97,10 @@ async def test_a_sympy_that_never_returns_costs_one_answer_its_deadline():
     with pytest.raises(TimeoutError, match="took longer than 1 s to grade; its process was killed"):
         await hangs
     assert good == [True] * 3
+
+
+async def test_text_is_no_reward_of_a_part():
+    texts = grader(lambda written: "0.5")
+    for made in (per_turn(lambda turn, after: "0.5"), shaped(lambda written: "0.5"), weighted(part=(texts, 1.0))):
+        with pytest.raises(ValueError, match=r"is '0.5'; it must be a finite number"):
+            await made.grade(Written(turns=("a",), observed=("b",)))

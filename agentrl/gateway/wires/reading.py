@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from agentrl.gateway.request import Entry, RefusedError, Role
+from agentrl.plain import finite, no_constant
 from agentrl.plain import text as without_halves
 from agentrl.types import JSON, ToolSpec
 
@@ -33,7 +34,7 @@ def refuse(what: str) -> RefusedError:
 def read_body(raw: bytes) -> Mapping[str, JSON]:
     """Raises RefusedError unless the body is a JSON object."""
     try:
-        body = json.loads(raw)
+        body = json.loads(raw, parse_constant=no_constant, parse_float=finite)
     except (ValueError, RecursionError) as exc:
         raise refuse(f"the body is not JSON ({exc}); send a JSON object") from exc
     if b"\\u" in raw:
@@ -146,11 +147,7 @@ def arguments(value: JSON) -> Mapping[str, JSON] | str:
     return read if isinstance(read, dict) else value
 
 
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
-
-
-_ARGUMENTS = json.JSONDecoder(parse_constant=_no_number)
+_ARGUMENTS = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
 
 
 def left_out(kind: JSON, where: str) -> str:

@@ -68,7 +68,7 @@ def literal(text: str) -> Any:
         return value
     try:
         value = ast.literal_eval(text.strip())
-        json.dumps(value)
+        json.dumps(value, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return Unread("neither JSON nor a Python literal")
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from agentrl.render.formats import spelled
 from agentrl.render.formats.arguments import Learned, Regions
 from agentrl.render.formats.spelled import Spelled
-from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.json_value import NUMBERS, Unread, json_at
 from agentrl.render.read.lexer import Lexed
 
 _SPACE = re.compile(r"\s*")
@@ -53,7 +52,8 @@ class AsBareKeys:
         word = re.compile(r"[^\s,\[\]{}:]+").match(syntax, at)
         if word is None:
             raise ValueError("a value is missing")
-        return _WORDS.get(word.group()) if word.group() in _WORDS else json.loads(word.group()), word.end()
+        known = word.group() in _WORDS
+        return _WORDS[word.group()] if known else NUMBERS.decode(word.group()), word.end()
 
     def _items(self, lexed: Lexed, at: int) -> tuple[Any, int]:
         values: dict[str, Any] = {}

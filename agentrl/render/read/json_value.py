@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
+
+from agentrl.plain import finite, no_constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +19,12 @@ class Unread:
 def json_at(text: str, at: int) -> tuple[Any, int]:
     """The JSON value that begins at `at` and where it ends, or an Unread."""
     try:
-        value, end = _DECODER.raw_decode(text, at)
+        value, end = NUMBERS.raw_decode(text, at)
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as exc:
-        return Unread(getattr(exc, "msg", None) or type(exc).__name__), at
+        return Unread(getattr(exc, "msg", None) or (str(exc) if type(exc) is ValueError else type(exc).__name__)), at
     return value, end
 
 
-def _not_json(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_not_json)
+NUMBERS = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
+"""Reads only the numbers that JSON has."""
