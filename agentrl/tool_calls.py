@@ -107,7 +107,8 @@ def _refuse_media(name: str, content: JSON) -> None:
     the Env, which the model must not see."""
     parts = content.get("content", content) if isinstance(content, Mapping) else content
     for part in parts if isinstance(parts, list | tuple) else [parts]:
-        if isinstance(part, Mapping) and (kind := part.get("type")) in _MEDIA and _MEDIA[kind] & part.keys():
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and _MEDIA.get(kind, set()) & part.keys():
             raise ValueError(f"tool {name} returned {kind!r}, but a model gets text only: turn it into text")
 
 

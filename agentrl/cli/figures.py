@@ -18,7 +18,7 @@ from agentrl.monitor.passes import passes
 if TYPE_CHECKING:
     from agentrl.trajectory import Trajectory
 
-_TRAINING = ("groups", "zero_advantage_groups", "samples", "resumes", "restarts")
+_TRAINING = ("groups", "zero_advantage_groups", "uncredited_groups", "failed_groups", "samples", "resumes", "restarts")
 """Metrics that say nothing about an evaluation."""
 _OF_TOOLS = ("episodes_with_tools", "tool_call_rate", "bad_call_rate", "tool_errors")
 _OF_TOKENS = ("trained_tokens", "masked_tokens", "prefix_breaks")

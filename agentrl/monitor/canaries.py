@@ -53,6 +53,7 @@ class Canaries:
         self._failing: deque[RolloutMetrics] = deque(maxlen=_WINDOW)
         self._said_failing = 0
         """The steps until the next warning about failing groups."""
+        self._said_uncredited = False
         self._tool_errors: set[str] = set()
 
     def watch(self, step: int, metrics: RolloutMetrics) -> list[str]:
@@ -62,6 +63,7 @@ class Canaries:
         self._bad_calls(step, metrics)
         return [
             *self._zero_advantage(step, metrics),
+            *self._uncredited(step, metrics),
             *self._failing_groups(step, metrics),
             *self._new_tool_errors(step, metrics),
         ]
@@ -112,6 +114,15 @@ class Canaries:
                 f"{_steps(step, self._flat_steps)}: the rewards of no group differed (their mean is "
                 f"{metrics.reward_mean:.3g}{_failed(metrics)}), so nothing is learned; are the tasks too hard, too "
                 "easy, or unscored?"
+            )
+
+    def _uncredited(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
+        if metrics.uncredited_groups and self._config.zero_advantage and not self._said_uncredited:
+            self._said_uncredited = True
+            yield (
+                f"step {step}: in {metrics.uncredited_groups} of {metrics.groups} groups all episodes have the same "
+                "total reward, so credit: turn gives nothing to their turns, although their steps were rewarded "
+                "differently; let the totals differ, say by a score that adds the outcome (uncredited_groups counts on)"
             )
 
     def _failing_groups(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:

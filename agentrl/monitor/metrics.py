@@ -99,6 +99,8 @@ class RolloutMetrics:
     groups: int = 0
     zero_advantage_groups: int = 0
     """Groups in which all rewards are equal."""
+    uncredited_groups: int = 0
+    """Under `credit: turn`, those of them whose steps were rewarded differently. They teach nothing either."""
     stops: Mapping[str, int] = field(default_factory=dict)
     resumes: int = 0
     restarts: int = 0

@@ -22,7 +22,8 @@ def assign_advantages(
     """The advantage of each turn, and for each group whether its rewards differ. Equal rewards teach nothing.
 
     "episode": every turn has its episode's advantage. "turn": a turn is judged by the rewards after it began
-    (`turn_advantages`). A reward that `score` adds to those of the steps counts as given at the end.
+    (`turn_advantages`). A reward that `score` adds to those of the steps counts as given at the end. A group of equal
+    totals gets nothing, however its steps were rewarded: a metric and a warning say so (`uncredited_groups`).
     """
     rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups], dtype=torch.float64)
     valid = torch.tensor([[t.is_valid for t in group] for group in groups])
@@ -34,6 +35,13 @@ def assign_advantages(
     else:
         values = found.values[..., None].expand(-1, -1, turns)
     return values.tolist(), found.informative.tolist()
+
+
+def uncredited_groups(groups: Sequence[Sequence[Trajectory]]) -> int:
+    """How many groups teach nothing because their totals are equal, although their steps were rewarded differently."""
+    _, informative = assign_advantages(groups, "grpo", "episode")
+    earned = [{tuple(turn.reward or 0.0 for turn in t.turns) for t in group if t.is_valid} for group in groups]
+    return sum(len(steps) > 1 and not differs for steps, differs in zip(earned, informative, strict=True))
 
 
 def _earned_before(trajectory: Trajectory, turns: int) -> list[float]:

@@ -125,6 +125,12 @@ def _held_out(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | 
     return [(step, reward) for step, reward in found if reward is not None]
 
 
+def held_out_metrics(metrics: RolloutMetrics) -> dict[str, JSON]:
+    """What a line of metrics.jsonl says of an evaluation: its mean, if it has one, and how many episodes failed."""
+    mean = {} if metrics.reward is None else {"eval_reward_mean": metrics.reward}
+    return {**mean, "eval_failed_episodes": metrics.failed_episodes}
+
+
 def told_reward(metrics: RolloutMetrics) -> str:
     """The mean reward with what is not in it: `mean reward 1.000 of 2, 18 failed`."""
     left_out = {"failed": metrics.failed_episodes, "unscored": metrics.unscored_episodes}

@@ -33,14 +33,22 @@ from agentrl.rollout.tasks import TaskStream, held_out_tasks, tasks_of
 from agentrl.train import lora
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
-from agentrl.train.credit import assign_advantages
+from agentrl.train.credit import assign_advantages, uncredited_groups
 from agentrl.train.files import write_atomically
 from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines
 from agentrl.train.progress import Progress
-from agentrl.train.report import StepReport, Summary, after_warm_start, draw_curve, nothing_learned, told_evaluation
+from agentrl.train.report import (
+    StepReport,
+    Summary,
+    after_warm_start,
+    draw_curve,
+    held_out_metrics,
+    nothing_learned,
+    told_evaluation,
+)
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
@@ -257,7 +265,10 @@ class Trainer:
         metrics = RolloutMetrics.of_groups(groups)
         update = self.update(groups, step)
         updated = time.monotonic()
-        metrics = replace(metrics, zero_advantage_groups=update.pop("zero_advantage_groups"))
+        uncredited = uncredited_groups(groups) if self.config.credit == "turn" else 0
+        metrics = replace(
+            metrics, zero_advantage_groups=update.pop("zero_advantage_groups"), uncredited_groups=uncredited
+        )
         shown = [trajectory for group in groups[: self.config.save_groups] for trajectory in group]
         self.folder.write_trajectories(step_name(step), shown)
         return StepReport(step, metrics, update, began - asked, collected - began, updated - collected)
@@ -329,9 +340,7 @@ class Trainer:
         last = step == config.steps
         try:
             if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
-                held_out = (await self.evaluate(step_name(step))).metrics
-                metrics |= {"eval_reward_mean": held_out.reward} if held_out.reward is not None else {}
-                metrics["eval_failed_episodes"] = held_out.failed_episodes
+                metrics |= held_out_metrics((await self.evaluate(step_name(step))).metrics)
         finally:  # the weights have changed, so the step is done, even if its evaluation was interrupted
             self._record(report, metrics, progress)
         if step % config.checkpoint_every == 0 or last:

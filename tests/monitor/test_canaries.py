@@ -146,6 +146,14 @@ def test_groups_that_fail_whole_in_step_after_step_are_a_warning_that_names_the_
     assert run(*[broken] * 9, failing_groups=0) == []
 
 
+def test_groups_without_credit_are_a_warning_once():
+    [warning] = run({}, *[{"uncredited_groups": 3}] * 5)
+    assert warning.startswith(
+        "step 2: in 3 of 16 groups all episodes have the same total reward, so credit: turn gives"
+    )
+    assert run({"uncredited_groups": 3}, zero_advantage=0) == []
+
+
 def test_failures_by_chance_are_no_failing_groups():
     outage = {"failed_groups": 16}
     assert run({}, outage, outage, *[{}] * 9, outage) == []

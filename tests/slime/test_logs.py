@@ -63,6 +63,7 @@ METRICS = {
     "samples": 8,
     "groups": 2,
     "zero_advantage_groups": 1,
+    "uncredited_groups": 0,
     "failed_episodes": 1,
     "unscored_episodes": 0,
     "failures": {"environment/step": 1},

@@ -1,7 +1,7 @@
 import pytest
 
 from agentrl import Trajectory
-from agentrl.train.credit import assign_advantages
+from agentrl.train.credit import assign_advantages, uncredited_groups
 from agentrl.trajectory import Turn
 from agentrl.types import StopReason
 
@@ -69,3 +69,10 @@ def test_large_rewards_are_counted_as_exactly_as_small_ones():
 
 def test_sums_in_another_order_are_equal_rewards():
     assert assign_advantages([[episode(0.1 + 0.2), episode(0.3)]], "grpo", "episode")[1] == [False]
+
+
+def test_groups_of_equal_totals_that_get_no_credit_are_counted():
+    early, late = episode(1.0, 1.0, 0.0), episode(1.0, 0.0, 1.0)
+    failed = episode(None, 0.5, stop=StopReason.FAILED)
+    assert assign_advantages([[early, late]], "grpo", "turn") == ([[[0.0, 0.0]] * 2], [False])
+    assert uncredited_groups([[early, late], [early, early], [early, failed], [early, episode(0.0, 0.0)]]) == 1
