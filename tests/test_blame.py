@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import InfraError
+from agentrl import ConfigError, Env, EnvFactory, InfraError, Task
 from agentrl.errors import Failure
+from agentrl.monitor.metrics import failed_at
 from agentrl.testing import rollout
 
 
@@ -109,9 +110,6 @@ def test_what_is_a_bug(name):
 
 
 async def test_a_wrong_path_is_a_bug_with_its_line(renderer):
-    from agentrl import Env, Task
-    from agentrl.monitor.metrics import failed_at
-
     class Reads(Env):
         def reset(self, task):
             return Path(task.metadata["path"]).read_text()
@@ -123,3 +121,20 @@ async def test_a_wrong_path_is_a_bug_with_its_line(renderer):
     assert (played.failure.kind, played.failure.boundary) == ("bug", "reset")
     line = Reads.reset.__code__.co_firstlineno + 1
     assert failed_at(played.failure) == f"tests/test_blame.py:{line} FileNotFoundError"
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(OSError(errno.ENOSPC, "full"), InfraError), (FileNotFoundError(2, "no"), ConfigError)]
+)
+async def test_share_is_judged_by_the_same_rule(error, raised):
+    class Shares(Env):
+        @classmethod
+        def share(cls, config):
+            raise error
+
+        async def score(self, trajectory):
+            return 1.0
+
+    with pytest.raises(raised, match=r"Shares\.share"):
+        async with EnvFactory(Shares):
+            pass

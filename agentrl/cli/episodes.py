@@ -132,6 +132,13 @@ def _bar(console: Console, what: str, total: int) -> Iterator[OnEpisode]:
         yield advance
 
 
+def warn_unscored(count: int) -> None:
+    """Say on stderr what to do if no episode was rewarded."""
+    if count:
+        remedy = "write score(trajectory), or give a reward in step (reward=0.0 for a loss)"
+        typer.echo(f"warning: none of {count} episodes was rewarded; {remedy}", err=True)
+
+
 def refuse_all_failed(trajectories: Sequence[Trajectory]) -> None:
     """Raises InfraError, with the first failure, if there is no episode that could be played."""
     failures = [trajectory.failure for trajectory in trajectories]

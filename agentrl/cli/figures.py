@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from agentrl.cli.episodes import warn_unscored
 from agentrl.monitor.by_key import Score, score_of, scores_by
 from agentrl.monitor.earned import rewards_of
 from agentrl.monitor.passes import passes
@@ -44,6 +45,7 @@ def report(groups: Sequence[Sequence[Trajectory]], told: Told) -> None:
     """Print the figures of episodes by task."""
     groups = [group for group in groups if group]
     figures = figures_of(groups, told)
+    warn_unscored(figures["unscored"])
     scores, average = scores_by(told.by, groups) if told.by is not None else ({}, None)
     if not told.as_json:
         _print_table(told.title, figures)

@@ -47,6 +47,7 @@ from agentrl.cli.episodes import (
     progress,
     refuse_all_failed,
     refuse_finished,
+    warn_unscored,
     write_trajectories,
 )
 from agentrl.cli.figures import player_figures
@@ -378,6 +379,7 @@ def _report(
     typer.echo(f"failed       {earned.failed}")
     typer.echo(f"mean reward  {earned}")
     typer.echo(f"mean turns   {fmean(len(t.turns) for t in played):.2f}")
+    warn_unscored(earned.unscored)
     if job.min_reward is not None:
         won = Counter(t.task.id for t in kept)
         tasks = len({t.task.id for t in played})

@@ -226,6 +226,7 @@ def test_a_game_that_is_lost_counts_as_nothing_in_play_and_eval_alike(game, agen
 def test_a_game_that_nobody_wins_is_unscored(game, agentrl):
     assert agentrl("play", *game, "--player", "game.py:never") == 0
     assert figures(agentrl.stdout)["mean reward"] == "unscored 5"
+    assert "warning: none of 5 episodes was rewarded; write score(trajectory), or give a" in agentrl.stderr
 
 
 def test_the_bar_counts_as_the_report_does(monkeypatch, capsys):

@@ -170,7 +170,8 @@ async def test_what_is_shared_is_down(Sample, serve, make_args, events, env_path
         args = make_args(url)
         samples = await asyncio.gather(*(adapt(args, question(Sample), PARAMS) for _ in range(4)))
         failures = [s.metadata["agentrl"]["failure"] for s in samples]
-        assert failures == [{"kind": "environment", "boundary": "share", "error": "InfraError: the table is down"}] * 4
+        told = {"kind": "environment", "boundary": "share", "error": "InfraError: the table is down"}
+        assert failures == [{**told, "at": "tests/slime/lookup_env.py:38 InfraError"}] * 4
         assert all(s.remove_sample and s.response_length == 1 for s in samples)
         assert (await adapt(args, question(Sample), PARAMS)).reward == 1.0, "a failure is not remembered"
     assert events[0] == "share"
