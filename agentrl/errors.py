@@ -15,11 +15,12 @@
     ├── ResumeError       an aborted episode cannot go on where it stopped; it starts anew
     └── LedgerError       an invariant of a trajectory is broken: a bug in agentrl
 
-What an Env raises is sorted into two kinds of `Failure` and recorded on the trajectory with the boundary it crossed.
+What breaks an episode is sorted into three kinds of `Failure` and recorded on the trajectory with the boundary it crossed.
 An InfraError, a deadline, a lost connection or a full disk is an `environment` failure: the episode is masked, and left
-out of its group's baseline. Anything else is a `bug`, a wrong path too. Mistakes of the *policy* (a bad tool call, a
-wrong answer, no turns left) are no failures: they are trained on. A bad tool call is a `BadCall`, and a `BadCallPolicy`
-says how it is treated.
+out of its group's baseline. The same from the inference engine is an `engine` failure, which says nothing about the Env
+and is treated alike. Anything else is a `bug`, a wrong path too. Mistakes of the *policy* (a bad tool call, a wrong
+answer, no turns left) are no failures: they are trained on. A bad tool call is a `BadCall`, and a `BadCallPolicy` says
+how it is treated.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ class BadCallPolicy:
         return self.message.replace("{detail}", detail)  # not str.format: the message may show JSON
 
 
+FailureKind: TypeAlias = Literal["environment", "engine", "bug"]
 Boundary: TypeAlias = Literal["share", "reset", "step", "tool", "run", "score", "close", "engine", "render"]
 
 
@@ -138,7 +140,7 @@ Boundary: TypeAlias = Literal["share", "reset", "step", "tool", "run", "score", 
 class Failure:
     """Why an episode could not be finished, as picklable data."""
 
-    kind: Literal["environment", "bug"]
+    kind: FailureKind
     boundary: Boundary
     error: str
     """Type and text of the exception, one line."""
@@ -146,9 +148,11 @@ class Failure:
 
     @classmethod
     def of(cls, exc: BaseException, boundary: Boundary) -> Failure:
-        """Classify an exception: what the world did, or a group of only that, is the environment's, else a bug."""
+        """Classify an exception: what the world did, or a group of only that, is the environment's, or the engine's at
+        its own boundary. Else it is a bug."""
+        outside: FailureKind = "engine" if boundary == "engine" else "environment"
         worlds = all(isinstance(one, asyncio.CancelledError) or is_the_worlds(one) for one in leaves(exc))
-        kind: Literal["environment", "bug"] = "environment" if worlds else "bug"
+        kind: FailureKind = outside if worlds else "bug"
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)
         return cls(kind, boundary, told(exc), text("".join(lines)))
 

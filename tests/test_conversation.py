@@ -56,7 +56,7 @@ async def test_what_breaks_names_its_boundary(renderer):
     talk = await opened(renderer, [EngineError("gone")])
     with pytest.raises(FailedError) as failed:
         await talk.sample()
-    assert (failed.value.failure.kind, failed.value.failure.boundary) == ("environment", "engine")
+    assert (failed.value.failure.kind, failed.value.failure.boundary) == ("engine", "engine")
     with pytest.raises(LedgerError, match="there is none"):
         talk.observe([{"role": "user", "content": "Hello?"}])
 
@@ -90,5 +90,5 @@ async def test_an_engine_that_answers_nonsense_has_failed_and_nobody_else(render
     before = talk.trajectory.to_json()
     with pytest.raises(FailedError, match="the engine answered what cannot be trained on") as failed:
         await talk.sample()
-    assert (failed.value.failure.kind, failed.value.failure.boundary) == ("environment", "engine")
+    assert (failed.value.failure.kind, failed.value.failure.boundary) == ("engine", "engine")
     assert talk.trajectory.to_json() == before

@@ -269,7 +269,7 @@ async def test_a_broken_world_inside_a_tool_fails_the_episode_but_a_tool_error_d
 
 async def test_engine_errors_are_the_environments(renderer):
     t = await play(renderer, [EngineError("prompt too long")])
-    assert (t.stop, t.failure.kind, t.failure.boundary) == (StopReason.FAILED, "environment", "engine")
+    assert (t.stop, t.failure.kind, t.failure.boundary) == (StopReason.FAILED, "engine", "engine")
 
 
 async def test_hook_deadlines_are_failures_of_the_environment(renderer):

@@ -121,7 +121,7 @@ async def test_a_turn_of_a_wrong_type_is_named() -> None:
 async def test_an_engine_error_in_the_script_is_recorded() -> None:
     t = await rollout(Capitals(shared=FakeIndex()), TASK, [InfraError("no engine")])
     assert t.failure is not None
-    assert (t.failure.kind, t.failure.boundary) == ("environment", "engine")
+    assert (t.failure.kind, t.failure.boundary) == ("engine", "engine")
 
 
 def test_a_tool_may_take_an_argument_called_name() -> None:

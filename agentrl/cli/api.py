@@ -194,8 +194,8 @@ def own_reward(config: EpisodeConfig) -> RewardFn | None:
     return reward
 
 
-async def refuse_silence(url: str) -> None:
-    """Raises ConfigError if nothing listens at the URL, after some seconds in which it may start."""
+async def refuse_silence(url: str, key: str = "--api") -> None:
+    """Raises ConfigError if nothing listens at the URL, after some seconds in which it may start. `key` has named it."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     for seconds in _PATIENCE_S:
@@ -204,7 +204,7 @@ async def refuse_silence(url: str) -> None:
         except ConnectionRefusedError:
             if seconds is None:
                 address = f"{parts.hostname}:{port}"
-                raise ConfigError(f"nothing listens at {address}; start the server, or correct --api") from None
+                raise ConfigError(f"nothing listens at {address}; start the server, or correct {key}") from None
             await asyncio.sleep(seconds)
         except (OSError, TimeoutError):  # the requests say what it is
             return

@@ -27,6 +27,7 @@ from agentrl.cli.api import (
     play_all,
     read_prices,
     refuse_agents,
+    refuse_silence,
 )
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, refuse_all_failed, write_trajectories
 from agentrl.cli.figures import Told, report
@@ -181,6 +182,8 @@ async def _evaluate(job: _Job, envs: EnvFactory, reward: Any, tasks: Sequence[Ta
     """Episodes by task."""
     from agentrl.rollout import Rollout, run_groups
 
+    if isinstance(url := job.config.engine_config.get("url"), str):
+        await refuse_silence(url, "engine_config.url")
     async with open_model(job.model, job.device, job.engine, job.config.engine_config) as model, envs:
         rollout = Rollout(
             envs=envs,

@@ -8,6 +8,9 @@ from typing import Any, Protocol, Self, TypedDict, runtime_checkable
 
 from agentrl.types import FinishReason, Message, ToolSpec
 
+RETRY_S = 120.0
+"""Seconds of patience with an engine that is away. A restart takes a minute, and slime's own generate waits as long."""
+
 
 class SamplingParams(TypedDict, total=False):
     """The sampling parameters that agentrl itself reads, with SGLang's names."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError
 
+from agentrl.engine.base import RETRY_S
 from agentrl.episode_keys import EpisodeKeys
 from agentrl.errors import ConfigError
 
@@ -32,6 +33,8 @@ class HostedConfig(EpisodeKeys):
     """Default: the host's."""
     engine: str | None = None
     """URL of an SGLang server or router. Default: the host's."""
+    engine_retry_s: float = Field(default=RETRY_S, ge=0, allow_inf_nan=False)
+    """Seconds for which an engine that is away is asked again, before an episode fails."""
     park_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
     """Seconds for which an aborted episode is kept until the host sends it back. 0: never; it restarts."""
     park_folder: str | None = Field(default=None, min_length=1)

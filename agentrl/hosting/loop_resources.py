@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from agentrl.engine.base import Engine
+from agentrl.engine.base import RETRY_S, Engine
 from agentrl.env import EnvFactory
 from agentrl.parking import Parking
 from agentrl.render.base import Renderer
@@ -60,21 +60,32 @@ class LoopResources:
         """What the context manager of a key gives. It is made and entered on first use, and exited with the loop."""
         return await self._once(key, lambda: self._stack.enter_async_context(make()))
 
-    async def engine(self, url: str, extra: Mapping[str, JSON], *, model: str = "") -> Engine:
-        """An engine at a URL. `extra` goes into each request (see SGLangEngine).
+    async def engine(
+        self,
+        url: str,
+        extra: Mapping[str, JSON],
+        *,
+        model: str = "",
+        retry_s: float = RETRY_S,
+        stopped: Callable[[], bool] | None = None,
+    ) -> Engine:
+        """An engine at a URL. `extra` goes into each request, `retry_s` is its patience (see SGLangEngine).
 
         `model` is the folder of the model that the engine serves. Token ids that this model does not have are errors.
+        `stopped` is the host's abort flag, the same for all episodes.
         """
 
         async def make() -> Engine:
             from agentrl.engine.sglang import SGLangEngine  # aiohttp is imported only if it is used
             from agentrl.models.vocabulary import vocabulary_size
 
-            engine = SGLangEngine(url, extra=extra, vocab_size=vocabulary_size(model) if model else None)
+            vocab_size = vocabulary_size(model) if model else None
+            engine = SGLangEngine(url, extra=extra, vocab_size=vocab_size, retry_s=retry_s)
+            engine.stopped = stopped or engine.stopped
             self._stack.push_async_callback(engine.close)
             return engine
 
-        return await self._once(("engine", url, json.dumps(extra, sort_keys=True), model), make)
+        return await self._once(("engine", url, json.dumps(extra, sort_keys=True), model, retry_s), make)
 
     async def connections(self, url: str) -> Connections:
         """HTTP connections to a server that does not sample the episodes."""

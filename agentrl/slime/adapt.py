@@ -93,7 +93,13 @@ class _Call:
         renderer = await self._renderer(here)
         experts = {} if self.evaluation else request_fields(flags)
         task = from_sample(flags, self.sample, evaluation=self.evaluation)
-        engine = await here.engine(config.engine_url(flags), experts, model=flags.hf_checkpoint or "")
+        engine = await here.engine(
+            config.engine_url(flags),
+            experts,
+            model=flags.hf_checkpoint or "",
+            retry_s=config.engine_retry_s,
+            stopped=self.aborted,
+        )
         with traced(self.sample, engine) as engine:
             host = Host(
                 aborted=self.aborted,

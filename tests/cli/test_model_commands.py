@@ -86,6 +86,13 @@ def test_eval_plays_with_any_engine(folder, agentrl):
     assert "unknown engine 'vllm': use local, sglang, scripted or a path" in agentrl.stderr
 
 
+def test_eval_says_at_once_that_no_engine_listens(folder, agentrl, monkeypatch):
+    monkeypatch.setattr("agentrl.cli.api._PATIENCE_S", (0.01, None))
+    args = ("eval", "my_env.py:Capitals", "--model", "tiny", "--data", "tasks.jsonl", "--engine", "sglang")
+    assert agentrl(*args, "--set", "engine_config.url=http://127.0.0.1:9") == 2
+    assert agentrl.stderr == "error: nothing listens at 127.0.0.1:9; start the server, or correct engine_config.url\n"
+
+
 def test_train_refuses_by_name_an_engine_that_takes_no_weights(folder, agentrl):
     command = ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "run")
     assert agentrl(*command, "--set", "engine=scripted", "--set", "engine_config.turns=[]") == 2

@@ -87,7 +87,7 @@ class Fake:
         return web.json_response({"success": True, "message": "done"})
 
     @asynccontextmanager
-    async def serve(self, *, router=False, tls=None):
+    async def serve(self, *, router=False, tls=None, port=0):
         app = web.Application()
         app.router.add_post("/generate", self.generate)
         app.router.add_get("/workers", self.get_workers)
@@ -100,7 +100,7 @@ class Fake:
                 app.router.add_post(path, self.command)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls).start()
         try:
             yield f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
         finally:

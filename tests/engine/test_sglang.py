@@ -100,20 +100,71 @@ async def test_what_is_worth_it_is_tried_again_under_a_fresh_rid(failure):
 
 async def test_attempts_are_bounded_and_the_last_error_is_told():
     fake = Fake(*[(503, {"error": {"message": "no workers"}})] * 9)
-    async with fake.serve() as url, client(url, retries=2) as engine:
-        with pytest.raises(EngineError, match=r"/generate: HTTP 503: no workers; gave up after 3 attempts"):
+    async with fake.serve() as url, client(url, retry_s=0.0) as engine:
+        with pytest.raises(EngineError, match=r"/generate: HTTP 503: no workers; gave up after 1 attempt in 0 s"):
             await engine.generate([1], {})
-    assert len(fake.bodies) == 3
+    assert len(fake.bodies) == 1
+
+
+async def test_the_patience_is_a_time_and_longer_than_slimes(monkeypatch):
+    """slime tries 60 times, 1 s apart; seven attempts were over after 25 s."""
+    paused = []
+
+    async def pause(request, seconds):
+        paused.append(seconds)
+
+    monkeypatch.setattr("agentrl.engine.sglang.client._Request.pause", pause)
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    fake = Fake(*[(503, {})] * 200)
+    async with fake.serve() as url, client(url) as engine:
+        with pytest.raises(EngineError, match=r"gave up after \d+ attempts in 12\d s"):
+            await engine.generate([1], {})
+    assert 110 < sum(paused) < 130
+    assert max(paused) <= 5.0, "it comes back soon after the server"
+
+
+async def test_an_engine_that_is_away_for_long_fails_nothing(caplog):
+    fake = Fake(*[(503, {})] * 20, *[reset] * 20, answer([7]))
+    async with fake.serve() as url, client(url) as engine:
+        assert (await engine.generate([1], {})).tokens == [7]
+    assert len(fake.bodies) == 41
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1, "of the outage, not of each attempt"
+    assert "the engine is away: requests are sent again for 120 s" in warnings[0]
+
+
+async def test_a_host_that_stops_its_episodes_ends_the_wait():
+    fake = Fake(*[(503, {})] * 9, answer([7]))
+    async with fake.serve() as url, client(url) as engine:
+        engine.stopped = lambda: len(fake.bodies) >= 3
+        assert await engine.generate([1], {}) == Generation((), (), "abort")
+    assert len(fake.bodies) == 3, "nothing is started after the flag was set"
+
+
+async def test_the_context_length_waits_for_a_server_that_is_away(unused_tcp_port):
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    async with client(url) as engine:
+        asked = asyncio.create_task(engine.context_length())
+        await asyncio.sleep(0.3)
+        assert not asked.done()
+        async with Fake().serve(port=unused_tcp_port):
+            assert await asked == 100
+
+
+@pytest.mark.parametrize("given", [-1, float("nan"), float("inf"), "60", None, True])
+def test_a_patience_that_is_no_time(given):
+    with pytest.raises(ConfigError, match="the engine's retry_s is .*; give a number of seconds"):
+        SGLangEngine("http://127.0.0.1:1", retry_s=given)
 
 
 async def test_nobody_listens():
     async with Fake().serve() as url:
         pass
-    async with client(url, retries=1) as engine:
-        with pytest.raises(EngineError, match=r"ClientConnectorError.*gave up after 2 attempts"):
+    async with client(url, retry_s=0.005) as engine:
+        with pytest.raises(EngineError, match=r"ClientConnectorError.*gave up after [2-4] attempts"):
             await engine.generate([1], {})
         await engine.abort()
-        with pytest.raises(EngineError, match="get_server_info"):
+        with pytest.raises(EngineError, match=r"server_info.*gave up after [2-4] attempts"):
             await engine.context_length()
 
 

@@ -295,7 +295,7 @@ async def test_what_a_server_gets_wrong_is_the_environments_failure_and_trains_n
         task = Task(prompt="capital of France?")
         trajectory = await run_episode(Chat(), task, engine=engine, renderer=load_renderer(tokenizer), options=options)
     assert trajectory.failure is not None
-    assert (trajectory.failure.kind, trajectory.failure.boundary) == ("environment", "engine")
+    assert (trajectory.failure.kind, trajectory.failure.boundary) == ("engine", "engine")
     assert url in trajectory.failure.error
     assert sum(trajectory.loss_mask) == 0
 

@@ -43,7 +43,7 @@ async def test_the_password_of_a_url_is_sent_and_never_shown(caplog):
                 await engine.generate([1], {})
             with pytest.raises(EngineError) as late:
                 await engine.generate([1], {})
-    async with client(url, retries=0) as engine:
+    async with client(url, retry_s=0) as engine:
         with pytest.raises(EngineError) as gone:
             await engine.generate([1], {})
         with caplog.at_level(logging.INFO):
@@ -126,7 +126,7 @@ def tls(authority):
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 async def test_a_certificate_that_is_not_trusted_is_final_and_names_the_remedy(tls):
     fake = Fake(answer([7]))
-    async with fake.serve(tls=tls) as url, client(url, retries=5) as engine:
+    async with fake.serve(tls=tls) as url, client(url) as engine:
         with pytest.raises(EngineError, match=r"certificate is not trusted: .*ca=FILE.*SSL_CERT_FILE") as said:
             await engine.generate([1], {})
     assert "gave up" not in str(said.value)
@@ -144,7 +144,7 @@ async def test_an_authority_can_be_named(authority, tls, how, tmp_path, monkeypa
 
 
 async def test_https_to_a_server_of_http_is_final():
-    async with Fake().serve() as url, client(url.replace("http://", "https://"), retries=5) as engine:
+    async with Fake().serve() as url, client(url.replace("http://", "https://")) as engine:
         with pytest.raises(EngineError, match=r"no TLS connection: .*does the server speak https") as said:
             await engine.generate([1], {})
     assert "gave up" not in str(said.value)
@@ -268,7 +268,7 @@ async def test_a_prompt_of_another_tokenizer_is_not_even_sent(wrong):
 )
 async def test_parameters_that_no_engine_can_obey_are_not_even_sent(params, message):
     """A real SGLang worker dies of top_k = 2**63, and all of its requests with it."""
-    async with client("http://127.0.0.1:1", retries=0) as engine:
+    async with client("http://127.0.0.1:1", retry_s=0) as engine:
         with pytest.raises(RequestError, match=message):
             await engine.generate([1], params)
 

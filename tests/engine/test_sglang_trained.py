@@ -283,7 +283,7 @@ async def test_another_dtype_is_a_warning(model, training, caplog):
 
 async def test_a_server_at_a_url_that_goes_away_ends_the_run(model, training, monkeypatch):
     monkeypatch.setattr(served, "_END_S", 0.1)
-    monkeypatch.setattr("agentrl.engine.sglang.training.trained._RETRIES", 0)
+    monkeypatch.setattr("agentrl.engine.sglang.training.trained._RETRY_S", 0)
     async with Fake().serve() as url:
         engine = TrainedSGLang(model, tiny_tokenizer(), training, url=url)
         await engine.update(model, "0")

@@ -239,7 +239,7 @@ async def test_an_engine_that_breaks_is_the_failure_whatever_the_agent_makes_of_
         return "I gave up."
 
     played = await rollout(doing(run)(), TASK, [InfraError("the engine burnt down")])
-    assert (played.failure.kind, played.failure.boundary) == ("environment", "engine")
+    assert (played.failure.kind, played.failure.boundary) == ("engine", "engine")
 
 
 async def test_a_plain_run_plays_in_a_thread(renderer):

@@ -166,7 +166,7 @@ async def test_an_engine_that_broke_ends_the_session(renderer):
     with pytest.raises(RefusedError, match="gone") as refused:
         await talk.ask(SYSTEM, ASK).replies()
     assert refused.value.kind == "unavailable"
-    assert (talk.session.failure.kind, talk.session.failure.boundary) == ("environment", "engine")
+    assert (talk.session.failure.kind, talk.session.failure.boundary) == ("engine", "engine")
     assert talk.session.ended.is_set()
     talk.session.write(Trajectory())
 

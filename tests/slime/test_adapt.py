@@ -16,6 +16,7 @@ import agentrl
 from agentrl import ConfigError, TemplateError, adapt
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
+from agentrl.engine.sglang.server import running_server
 from agentrl.env import load_env
 from agentrl.hosting import loop_resources as _loop_resources
 from agentrl.slime.ship import _warn_unscored
@@ -178,9 +179,18 @@ async def test_what_is_shared_is_down(Sample, serve, make_args, events, env_path
 
 
 async def test_no_engine_answers(Sample, make_args):
-    sample = await adapt(make_args("http://127.0.0.1:1"), question(Sample), PARAMS)
+    sample = await adapt(make_args("http://127.0.0.1:1", engine_retry_s=0.5), question(Sample), PARAMS)
     failure = sample.metadata["agentrl"]["failure"]
-    assert (failure["kind"], failure["boundary"]) == ("environment", "engine")
+    assert (failure["kind"], failure["boundary"]) == ("engine", "engine"), "not the Env's failure"
+
+
+async def test_an_engine_that_comes_back_fails_no_episode(Sample, player, renderer, make_args, unused_tcp_port):
+    """A router that was started again while episodes began."""
+    args = make_args(f"http://127.0.0.1:{unused_tcp_port}")
+    playing = asyncio.gather(*(adapt(args, question(Sample, index=i), PARAMS) for i in range(4)))
+    await asyncio.sleep(1.0)
+    async with running_server(player(), port=unused_tcp_port, decode=renderer.decode):
+        assert [sample.reward for sample in await playing] == [1.0] * 4
 
 
 async def test_a_bug_in_agentrl_or_the_engine_does_not_end_the_rollout(Sample, make_args, monkeypatch):

@@ -115,7 +115,7 @@ async def test_an_engine_with_other_weights_ends_the_run_before_anything_is_trai
 @pytest.mark.parametrize("dies", ["in a rollout", "before an update"])
 async def test_a_server_that_goes_away_ends_the_run_and_leaves_a_checkpoint(make_config, tmp_path, monkeypatch, dies):
     monkeypatch.setattr(served, "_END_S", 0.1)
-    monkeypatch.setattr(trained, "_RETRIES", 0)
+    monkeypatch.setattr(trained, "_RETRY_S", 0)
     closing = server(make_config())
 
     class Dies(Trainer):

@@ -6,19 +6,20 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import random
 import string
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
-from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
+from agentrl.engine.base import RETRY_S, AsyncClosing, Generation, SamplingParams
 from agentrl.engine.sglang import workers
 from agentrl.engine.sglang.answers import read_generation
 from agentrl.engine.sglang.bodies import check_sampling_params
@@ -29,10 +30,17 @@ from agentrl.errors import ConfigError, EngineError
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _ABORT_PAUSE_S = 0.05
 """Seconds before an abort is sent again. The wait doubles each time."""
 _MAX_RETRY_AFTER_S = 60.0
 """The longest Retry-After that is honoured."""
+_LONGEST_PAUSE_S = 5.0
+_WARN_S = 60.0
+"""Seconds between two warnings that the server is away."""
+_ATTEMPT_S = 30.0
+"""A failed attempt counts no more than this as time without a server: a longer one was being answered."""
 _ROUTING_KEY = "X-SMG-Routing-Key"
 _KEY_CHARACTERS = 1024
 """The maximum length of a routing key, since servers limit headers."""
@@ -65,9 +73,10 @@ class _Request:
 class SGLangEngine(AsyncClosing):
     """Generates with an SGLang server or router at `url`. Safe to use from several event loops and threads.
 
-    `timeout` is in seconds, for the whole answer of one attempt. `retries` counts further attempts after refused or
-    lost connections and the statuses 408, 429, 500, 502, 503 and 504. Between attempts it waits 0.5 s, 1 s, 2 s, ... at
-    most 15 s, with up to 50 % random jitter. It never waits less than the server's `Retry-After` (of at most 60 s).
+    `timeout` is in seconds, for the whole answer of one attempt. `retry_s` is the patience with a server that is away:
+    after refused or lost connections and the statuses 408, 429, 500, 502, 503 and 504 a request is sent again for this
+    many seconds. Between attempts it waits 0.5 s, 1 s, 2 s, ... at most 5 s, with up to 50 % random jitter. It never
+    waits less than the server's `Retry-After` (of at most 60 s). 0: one attempt.
 
     `api_key` is sent as `Authorization: Bearer`. Its default is the environment variable AGENTRL_API_KEY. A user name
     and password in the URL are sent as Basic instead. `ca` is a PEM file with the certificates to trust, for a server
@@ -85,17 +94,22 @@ class SGLangEngine(AsyncClosing):
         url: str,
         *,
         timeout: float = 3600.0,
-        retries: int = 6,
+        retry_s: float = RETRY_S,
         max_connections: int = 4096,
         api_key: str | None = None,
         ca: str | Path | None = None,
         vocab_size: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
+        if isinstance(retry_s, bool) or not isinstance(retry_s, int | float) or not 0 <= retry_s < math.inf:
+            raise ConfigError(f"the engine's retry_s is {retry_s!r}; give a number of seconds, 0 or more")
         address = Address.read(url, api_key)
         self.url = address.url
         self._timeout = timeout
-        self._retries = retries
+        self._retry_s = retry_s
+        self._warned = -math.inf
+        self.stopped: Callable[[], bool] = lambda: False
+        """A host's flag. While it is set, no request is sent again: those that wait for the server return "abort"."""
         self._vocab_size = vocab_size
         self.extra: Mapping[str, Any] = dict(extra or {})
         """More fields of the body of each request that begins from now on."""
@@ -132,24 +146,53 @@ class SGLangEngine(AsyncClosing):
         headers = {_ROUTING_KEY: _routing_key(session_id)} if session_id else {}
         request = _Request(rid or uuid4().hex)
         self._requests[id(request)] = request
+
+        async def attempt() -> Generation:
+            # A worker may still hold the rid of a lost attempt, and refuses duplicates.
+            request.wire_rid = f"{request.rid}-{uuid4().hex}"
+            return await self._attempt(_body(history, {**fields, "rid": request.wire_rid}), headers, request.wire_rid)
+
         try:
-            for attempt in count(1):
-                # A worker may still hold the rid of a lost attempt, and refuses duplicates.
-                request.wire_rid = f"{request.rid}-{uuid4().hex}"
-                body = _body(history, {**fields, "rid": request.wire_rid})
-                try:
-                    return await self._attempt(body, headers, request.wire_rid)
-                except UnavailableError as exc:
-                    if attempt > self._retries and not request.aborted:
-                        raise EngineError(f"{exc}; gave up after {attempt} attempts") from exc
-                    _log.info("%s; attempt %d of %d", exc, attempt, self._retries + 1)
-                    await request.pause(_backoff(attempt, exc.retry_after))
-                if request.aborted:
-                    break
+            found = await self._patiently(attempt, request.pause, lambda: request.aborted or self.stopped())
         finally:
             request.gone = True
             del self._requests[id(request)]
-        return Generation((), (), "abort")
+        return found or Generation((), (), "abort")
+
+    async def _patiently(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> T | None:
+        """The result of an attempt, repeated while the server is away. None if it `ended` before there was a result."""
+        away = 0.0
+        for number in count(1):
+            started = time.monotonic()
+            try:
+                return await attempt()
+            except UnavailableError as exc:
+                if number > 1:  # the first one was sent to a server that was there
+                    away += min(time.monotonic() - started, _ATTEMPT_S)
+                if ended():
+                    break
+                if away >= self._retry_s:
+                    attempts = "1 attempt" if number == 1 else f"{number} attempts"
+                    raise EngineError(f"{exc}; gave up after {attempts} in {away:.0f} s") from exc
+                self._note_away(exc)
+                seconds = _backoff(number, exc.retry_after)
+                await pause(seconds)
+                away += seconds
+            if ended():
+                break
+        return None
+
+    def _note_away(self, exc: UnavailableError) -> None:
+        """Warn of an outage. Thousands of requests may wait, so the rest is logged as INFO."""
+        now = time.monotonic()
+        level = logging.WARNING if now - self._warned >= _WARN_S else logging.INFO
+        self._warned = now if level == logging.WARNING else self._warned
+        _log.log(level, "%s; the engine is away: requests are sent again for %g s", exc, self._retry_s)
 
     async def _attempt(self, body: bytes, headers: Mapping[str, str], wire_rid: str) -> Generation:
         where = f"{self.url}/generate"
@@ -190,10 +233,13 @@ class SGLangEngine(AsyncClosing):
     async def context_length(self) -> int:
         """The longest sequence that every living worker accepts, in tokens, from their /server_info. Asked once.
 
-        Raises EngineError when no worker answers, or an answer lacks the length.
+        Waits for a server that is away as `generate` does. Raises EngineError when no worker answers by then, or an
+        answer lacks the length.
         """
         if self._context_length is None:
-            self._context_length = await self._workers.context_length()
+            found = await self._patiently(self._workers.context_length)
+            assert found is not None  # it never ends early
+            self._context_length = found
         return self._context_length
 
     async def close(self) -> None:
@@ -222,8 +268,8 @@ def _body(history: list[bytes], fields: Mapping[str, Any]) -> bytes:
 
 def _backoff(attempt: int, retry_after: float) -> float:
     """Seconds to wait after this attempt."""
-    doubling: float = 0.25 * 2**attempt
-    return max(min(15.0, doubling) * random.uniform(0.5, 1.0), min(retry_after, _MAX_RETRY_AFTER_S))
+    doubling: float = 0.25 * 2 ** min(attempt, 10)
+    return max(min(_LONGEST_PAUSE_S, doubling) * random.uniform(0.5, 1.0), min(retry_after, _MAX_RETRY_AFTER_S))
 
 
 def _routing_key(session_id: str) -> str:

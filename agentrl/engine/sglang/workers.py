@@ -76,6 +76,8 @@ class Workers:
     async def _context_length_of(self, worker: str) -> int:
         try:
             info = await self._json(f"{worker}/server_info")
+        except UnavailableError:
+            raise
         except EngineError:
             info = await self._json(f"{worker}/get_server_info")  # its older name
         # context_length is null unless set by hand; the scheduler's own bounds are always there.

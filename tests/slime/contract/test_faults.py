@@ -59,11 +59,11 @@ FAULTS = {
     "score hangs": Fault(hook("score", "hang"), "", "environment", "score", "TimeoutError: Lookup.score took longer"),
     "close bug": Fault(hook("close", "bug")),
     "close hangs": Fault(hook("close", "hang")),
-    "engine 500": Fault({}, "500", "environment", "engine", "HTTP 500"),
+    "engine 500": Fault({}, "500", "engine", "engine", "HTTP 500"),
     "engine 500 once": Fault({}, "500 once"),
-    "engine refuses": Fault({}, "400", "environment", "engine", "HTTP 400"),
-    "engine gone": Fault({}, "gone", "environment", "engine", "ServerDisconnectedError"),
-    "engine hangs": Fault({}, "hang", "environment", "engine", "no answer within 3 s"),
+    "engine refuses": Fault({}, "400", "engine", "engine", "HTTP 400"),
+    "engine gone": Fault({}, "gone", "engine", "engine", "ServerDisconnectedError"),
+    "engine hangs": Fault({}, "hang", "engine", "engine", "no answer within 3 s"),
 }
 LIMITS = {"reset_s": 2, "step_s": 3, "tool_s": 1, "score_s": 2, "close_s": 2, "turns": 3}
 
@@ -128,10 +128,10 @@ def outcome(request, host, checkpoint, renderer, tmp_path_factory) -> Iterator[O
         path = FULLY_ASYNC.format(host.name)
     count, folder = len(FAULTS), tmp_path_factory.mktemp("faults")
     with pytest.MonkeyPatch.context() as patch, starting(host, checkpoint, renderer, folder) as start:
-        patch.setattr(sglang, "SGLangEngine", partial(sglang.SGLangEngine, timeout=3.0, retries=1))
+        patch.setattr(sglang, "SGLangEngine", partial(sglang.SGLangEngine, timeout=3.0))
         run = start(
             rows(),
-            agentrl={"limits": LIMITS},
+            agentrl={"limits": LIMITS, "engine_retry_s": 1.0},
             middlewares=(breaking(renderer.decode),),
             rollout_function_path=path,
             rollout_batch_size=count,

@@ -29,8 +29,8 @@ from agentrl.models import save_adapter
 _log = logging.getLogger("agentrl")
 
 _WEIGHTS, _CACHE = "weights", "kv_cache"
-_RETRIES = 3
-"""Of a request to a server on this host. More would only put off the news that it is gone."""
+_RETRY_S = 3.0
+"""Patience with a server on this host. More would only put off the news that it is gone."""
 ALONE_SHARE, BESIDE_SHARE = 0.88, 0.5
 """Of the free memory of a GPU, for an engine that sleeps while the trainer learns, and for one that does not."""
 _OPTIMIZER_BYTES = 8
@@ -193,7 +193,8 @@ class TrainedSGLang(AsyncClosing):
         """The client and the server, which is started or asked first. Raises ConfigError."""
         if self._client is None or self._server is None:
             server = await (self._launch() if self._url is None else self._attach(self._url))
-            self._client = SGLangEngine(server.control.url, vocab_size=self._model.config.vocab_size, retries=_RETRIES)
+            vocab_size = self._model.config.vocab_size
+            self._client = SGLangEngine(server.control.url, vocab_size=vocab_size, retry_s=_RETRY_S)
             server.when_it_ends(self._client.let_go)
             self._server = server
         return self._client, self._server
