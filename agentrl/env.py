@@ -362,7 +362,7 @@ class EnvFactory:
 
     async def __aenter__(self) -> Self:
         try:
-            self.shared = await self._resources.enter(_sharing(self.cls, self.config))
+            self.shared = await self._enter()
         except AgentRLError:
             raise
         except (Exception, asyncio.CancelledError) as exc:  # the boundary of `share`: no episode is played without it
@@ -372,6 +372,15 @@ class EnvFactory:
                 raise InfraError(f"{self.cls.__name__}.share: {cause(exc)}") from exc
             raise ConfigError(f"{self.cls.__name__}.share failed: {cause(exc)}") from exc
         return self
+
+    async def _enter(self) -> Any:
+        """What `share` gives. A cancelled caller never gets to `__aexit__`, so what is open by then is closed here."""
+        try:
+            return await self._resources.enter(_sharing(self.cls, self.config))
+        except asyncio.CancelledError:
+            for error in await self._resources.close():
+                log.warning("closing what %s.share opened failed", self.cls.__name__, exc_info=error)
+            raise
 
     async def __aexit__(self, *exc: object) -> None:
         errors = await self._resources.close()

@@ -127,6 +127,52 @@ async def test_share_is_entered_and_exited_in_one_task():
     assert tasks[0] is tasks[1]
 
 
+@pytest.mark.parametrize("when", ["while it opens", "as it has opened"])
+async def test_what_share_opened_is_closed_if_entering_is_cancelled(when):
+    """Nobody calls __aexit__ then, and a resource waits a minute for its owner at the end of the event loop."""
+    log, opening = [], asyncio.Event()
+
+    class Shares(Steps):
+        @classmethod
+        @asynccontextmanager
+        async def share(cls, config):
+            opening.set()
+            if when == "while it opens":
+                with contextlib.suppress(asyncio.CancelledError):  # as a library does that waits for its thread
+                    await asyncio.sleep(3600)
+            log.append("opened")
+            try:
+                yield 1
+            finally:
+                log.append("closed")
+
+    entering = asyncio.create_task(EnvFactory(Shares).__aenter__())
+    await opening.wait()
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(entering, 5)
+    assert log == ["opened", "closed"]
+
+
+async def test_closing_that_fails_does_not_hide_the_cancellation(caplog):
+    opening = asyncio.Event()
+
+    class Shares(Steps):
+        @classmethod
+        @asynccontextmanager
+        async def share(cls, config):
+            opening.set()
+            yield 1
+            raise OSError("the index is locked")
+
+    entering = asyncio.create_task(EnvFactory(Shares).__aenter__())
+    await opening.wait()
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert "the index is locked" in caplog.text
+
+
 async def test_an_env_outlives_the_task_of_its_episode():
     log = []
 
