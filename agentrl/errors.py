@@ -15,12 +15,12 @@
     ├── ResumeError       an aborted episode cannot go on where it stopped; it starts anew
     └── LedgerError       an invariant of a trajectory is broken: a bug in agentrl
 
-What breaks an episode is sorted into three kinds of `Failure` and recorded on the trajectory with the boundary it crossed.
-An InfraError, a deadline, a lost connection or a full disk is an `environment` failure: the episode is masked, and left
-out of its group's baseline. The same from the inference engine is an `engine` failure, which says nothing about the Env
-and is treated alike. Anything else is a `bug`, a wrong path too. Mistakes of the *policy* (a bad tool call, a wrong
-answer, no turns left) are no failures: they are trained on. A bad tool call is a `BadCall`, and a `BadCallPolicy` says
-how it is treated.
+What breaks an episode is sorted into three kinds of `Failure`, and recorded on the trajectory with the boundary it
+crossed. An InfraError, a deadline, a lost connection or a full disk is an `environment` failure: the episode is masked,
+and left out of its group's baseline. The same from the inference engine is an `engine` failure, which is treated alike
+and says nothing about the Env. Anything else is a `bug`, a wrong path too. Mistakes of the *policy* (a bad tool call, a
+wrong answer, no turns left) are no failures: they are trained on. A bad tool call is a `BadCall`, and a `BadCallPolicy`
+says how it is treated.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def own_reward(config: EpisodeConfig) -> RewardFn | None:
 
 
 async def refuse_silence(url: str, key: str = "--api") -> None:
-    """Raises ConfigError if nothing listens at the URL, after some seconds in which it may start. `key` has named it."""
+    """Raises ConfigError if nothing listens at the URL that `key` names, after some seconds in which it may start."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     for seconds in _PATIENCE_S:

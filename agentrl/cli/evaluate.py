@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,7 +31,7 @@ from agentrl.cli.api import (
 )
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, refuse_all_failed, write_trajectories
 from agentrl.cli.figures import Told, report
-from agentrl.cli.models import check_model, import_slow, open_model, run_config
+from agentrl.cli.models import check_model, import_slow, open_model, run_config, weights_digest
 from agentrl.cli.options import (
     Device,
     DeviceName,
@@ -44,11 +44,12 @@ from agentrl.cli.options import (
     ModelName,
     Out,
 )
-from agentrl.cli.results import Results
+from agentrl.cli.results import Results, how_to_resume, source_of, unfinished
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.monitor.by_key import value_of
 from agentrl.options import EpisodeOptions
+from agentrl.train.files import only_writer
 
 if TYPE_CHECKING:
     from agentrl.engine.base import SamplingParams
@@ -102,11 +103,12 @@ def evaluate(
     A run's folder brings the limits and `thinking` it was trained with and, for the Env it was trained in, its
     env_config and reward. --set reward=FILE.py:function scores with another function.
 
-    With --api a model behind an endpoint plays, and --out can be gone on with: what it holds is not played again. Such
-    episodes cannot be trained. docs/evaluating.md says more.
+    Each episode is kept as it ends: the same command resumes after Ctrl-C or a kill. With --api a model behind an
+    endpoint plays, and what --out holds is never played again. Such episodes cannot be trained. docs/evaluating.md
+    says more.
     """
     temperature = 0.0 if api is None and temperature is None else temperature
-    with one_line_errors(lambda: out_file(out) if api else "nothing was written; run the command again"):
+    with one_line_errors(lambda: out_file(out) if api else how_to_resume(out)):
         check_samples(samples, temperature)
         title = f"{model} in {env} on {data or 'its own tasks'}"
         told = Told(title=title, by=by, least=min_reward, prices=read_prices(prices), as_json=as_json)
@@ -140,9 +142,27 @@ def evaluate(
 def _play(job: _Job) -> list[list[Trajectory]]:
     """Episodes by task, played by a model that runs here."""
     check_model(job.model)
-    prepared = _prepare(job)
-    import_slow(weights=job.engine == "local")
-    return run(_evaluate(job, *prepared))
+    envs, reward, tasks = _prepare(job)
+    with only_writer(job.out):
+        results = Results(tasks, _about(job, envs), unfinished(job.out))
+        results.load_same()
+        results.tell()
+        import_slow(weights=job.engine == "local")
+        groups = run(_evaluate(job, envs, reward, results))
+        results.finish(job.out, [trajectory for group in groups for trajectory in group])
+    return groups
+
+
+def _about(job: _Job, envs: EnvFactory) -> Mapping[str, Any]:
+    """What two runs of the command must share, if the second is to resume the first."""
+    return {
+        "env": job.env,
+        "code": source_of(envs.cls)[1],
+        "model": job.model,
+        "weights": weights_digest(job.model),
+        "engine": job.engine,
+        "settings": {**asdict(job.config), "thinking": job.thinking, "sampling_params": job.sampling_params},
+    }
 
 
 def _refuse_engine(engine: str) -> None:
@@ -154,12 +174,14 @@ def _ask(job: _Job, api: Api) -> list[list[Trajectory]]:
     """Episodes by task, those that --out holds among them. Raises as `play_all` does."""
     envs, _, tasks = _prepare(job)
     refuse_agents(envs)
-    results = Results(tasks, api.about(job.env), job.out, code=envs.cls)
-    results.load()
-    results.tell()
-    import_slow(weights=False)
-    groups = run(play_all(api, envs, results, job.samples, "eval"))
-    results.write()
+    with only_writer(job.out):
+        results = Results(tasks, api.about(job.env), job.out, code=envs.cls)
+        results.load()
+        results.tell()
+        import_slow(weights=False)
+        groups = run(play_all(api, envs, results, job.samples, "eval"))
+        if job.out is not None:
+            write_trajectories(job.out, results.in_order())
     return groups
 
 
@@ -178,8 +200,8 @@ def _prepare(job: _Job) -> tuple[EnvFactory, Any, list[Task]]:
     return envs, reward, tasks
 
 
-async def _evaluate(job: _Job, envs: EnvFactory, reward: Any, tasks: Sequence[Task]) -> list[list[Trajectory]]:
-    """Episodes by task."""
+async def _evaluate(job: _Job, envs: EnvFactory, reward: Any, results: Results) -> list[list[Trajectory]]:
+    """Episodes by task. Those that `results` has are not played again, and it is given the others one by one."""
     from agentrl.rollout import Rollout, run_groups
 
     if isinstance(url := job.config.engine_config.get("url"), str):
@@ -192,19 +214,21 @@ async def _evaluate(job: _Job, envs: EnvFactory, reward: Any, tasks: Sequence[Ta
             options=EpisodeOptions(limits=job.config.limits, thinking=job.thinking),
             reward=reward,
         )
-        with progress("episodes", len(tasks) * job.samples) as on_episode:
-            groups = await run_groups(
+        known = results.by_place(job.samples)
+        with progress("episodes", len(results.tasks) * job.samples) as on_episode:
+            for episode in known.values():
+                on_episode(episode)
+            return await run_groups(
                 rollout,
-                tasks,
+                results.tasks,
                 job.samples,
                 sampling_params=job.sampling_params,
                 name="eval",
                 on_episode=on_episode,
                 keep_unscored=True,
+                known=known,
+                keep=lambda episode, place: results.add(episode, (results.keys[place[0]], place[1])),
             )
-    if job.out is not None:
-        write_trajectories(job.out, [trajectory for group in groups for trajectory in group])
-    return groups
 
 
 def _trained_with(model: str, env: str) -> dict[str, Any]:

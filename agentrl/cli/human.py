@@ -27,6 +27,7 @@ from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.options import EpisodeOptions, Host
 from agentrl.tools import tool_name
+from agentrl.train.files import is_special
 from agentrl.types import JSON, Message, Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def play_yourself(
     own_reward(config)
     renderer, _ = open_renderer(model)
     try:
-        run(_play(envs, tasks, renderer, config, _Terminal(Console(highlight=False, markup=False)), played))
+        terminal = _Terminal(Console(highlight=False, markup=False))
+        run(_play(envs, tasks, renderer, config, terminal, out, played))
     finally:
         if out is not None and played:
             write_trajectories(out, played)
@@ -83,9 +85,10 @@ async def _play(
     renderer: Renderer,
     config: EpisodeConfig,
     terminal: _Terminal,
+    out: Path | None,
     played: list[Trajectory],
 ) -> None:
-    """Play the tasks, and append each episode to `played`."""
+    """Play the tasks, and append each episode to `played`. It is in the file before the next one begins."""
     from agentrl.rollout import BugError
 
     terminal.say("You are the model. :help says what you can do.", "bold")
@@ -97,6 +100,8 @@ async def _play(
                 if episode.failure is not None and episode.failure.kind == "bug":
                     raise BugError(episode.failure, episode.session_id)
                 played.append(episode)
+                if out is not None and not is_special(out):
+                    write_trajectories(out, played)
                 terminal.over(episode)
                 if number < len(tasks):
                     await terminal.go_on(partial(terminal.tokens, episode, renderer))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -79,6 +81,16 @@ def check_model(name: str) -> None:
     from agentrl.models import check_name
 
     check_name(weights_of(name))
+
+
+def weights_digest(name: str) -> str:
+    """Changes whenever the files of a model's folder do; empty for a name on the Hub. Raises as `weights_of` does."""
+    folder = Path(weights_of(name))
+    if not folder.is_dir():
+        return ""
+    files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+    listed = [(file, found.st_size, found.st_mtime_ns) for file, found in files]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]
 
 
 def run_config(name: str) -> TrainConfig | None:

@@ -7,7 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -53,7 +53,7 @@ from agentrl.cli.episodes import (
 from agentrl.cli.figures import player_figures
 from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
-from agentrl.cli.results import Results
+from agentrl.cli.results import Results, Seat, how_to_resume, source_of, unfinished
 from agentrl.engine.scripted import Turn
 from agentrl.env import Env, EnvFactory, own_task, plays_itself, runtime
 from agentrl.episode import run_episode
@@ -63,6 +63,7 @@ from agentrl.monitor.earned import Earned
 from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.testing import rollout
 from agentrl.tools import tool_name
+from agentrl.train.files import only_writer
 from agentrl.trajectory import Trajectory
 from agentrl.types import MaybeAwait, Message, Task, ToolSpec
 
@@ -170,12 +171,14 @@ def play(
         elif player is not None:
             told_prices = None
             replaced = 0 if out is None else held(out)
-            trajectories = run(_play(job, player, tokenizer or model or "tiny"))
+            trajectories = _play_script(job, player, tokenizer or model or "tiny")
         else:
             from agentrl.cli.human import play_yourself
 
             refuse_finished(out)
-            play_yourself(*job.prepare(), tokenizer or model or "tiny", config, out, yours)
+            prepared = job.prepare()
+            with only_writer(out):
+                play_yourself(*prepared, tokenizer or model or "tiny", config, out, yours)
             return
     _report(trajectories, job.keep(trajectories), job, told_prices)
     if job.out is not None:
@@ -291,71 +294,78 @@ def _refuse_scripted(player: str | None) -> None:
 
 def _refuse_finished(out: Path | None) -> None:
     """Raises ConfigError if all episodes of the API have been played. If not, the command goes on."""
-    unfinished = _unfinished(out)
-    if unfinished is None or not unfinished.exists():
+    file = unfinished(out)
+    if file is None or not file.exists():
         refuse_finished(out)
 
 
 def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajectory], *, asked: bool) -> str:
     if asked:
-        return out_file(_unfinished(out))
+        return out_file(unfinished(out))
     if player is None and yours:
         kept = f"are in {out}" if out is not None else "were not written, as there is no --out"
         return f"the episodes that you finished {kept}"
-    return "nothing was written; run the command again"
-
-
-def _unfinished(out: Path | None) -> Path | None:
-    """Where all episodes are kept until those that are good enough are written to `out`."""
-    return None if out is None else out.with_name(f"{out.name}.unfinished")
+    return how_to_resume(out)
 
 
 def _play_api(job: _Job, api: Api) -> list[Trajectory]:
     """All episodes. Those to keep are written. Raises as `play_all` does; the command can then go on."""
     envs, tasks = job.prepare()
     refuse_agents(envs)
-    file = _unfinished(job.out)
-    results = Results(tasks, api.about(job.env), file, code=envs.cls)
-    results.load()
-    results.tell()
-    groups = run(play_all(api, envs, results, job.samples, "playing", trained=True))
-    trajectories = [trajectory for group in groups for trajectory in group]
-    if job.out is not None:
-        write_trajectories(job.out, job.keep([t for t in trajectories if t.is_valid]))
-        if file is not None and all(t.is_valid for t in trajectories):
-            file.unlink(missing_ok=True)
+    with only_writer(job.out):
+        results = Results(tasks, api.about(job.env), unfinished(job.out), code=envs.cls)
+        results.load()
+        results.tell()
+        groups = run(play_all(api, envs, results, job.samples, "playing", trained=True))
+        trajectories = [trajectory for group in groups for trajectory in group]
+        if job.out is not None:
+            write_trajectories(job.out, job.keep([t for t in trajectories if t.is_valid]))
+            if results.file is not None and all(t.is_valid for t in trajectories):
+                results.file.unlink(missing_ok=True)
     return trajectories
 
 
-async def _play(job: _Job, path: str, model: str) -> list[Trajectory]:
+def _play_script(job: _Job, path: str, model: str) -> list[Trajectory]:
+    """All episodes, those that a killed command has left among them. Those to keep are written."""
     from agentrl.rollout.groups import Scored, settle_rewards
 
     play_one = _player(path, job.config)
     envs, tasks = job.prepare()
-    renderer, _ = open_renderer(model)  # transformers takes seconds to import
-    tasks = [task for task in tasks for _ in range(job.samples)]
-    async with envs:
-        with progress("playing", len(tasks)) as on_episode:
-            trajectories = await _episodes(envs, play_one, tasks, renderer, on_episode)
-    settle_rewards(envs, Scored(), trajectories)
-    if job.out is not None:
-        write_trajectories(job.out, job.keep(trajectories))
+    with only_writer(job.out):
+        results = Results(tasks, _about(job, envs, path, model), unfinished(job.out))
+        results.load_same()
+        results.tell()
+        trajectories = run(_play(job, envs, play_one, results, model))
+        settle_rewards(envs, Scored(), trajectories)
+        results.finish(job.out, job.keep(trajectories))
     return trajectories
 
 
+def _about(job: _Job, envs: EnvFactory, path: str, model: str) -> Mapping[str, object]:
+    """What two runs of the command must share, if the second is to resume the first."""
+    code = {"env": source_of(envs.cls)[1], "player": source_of(load_object(path))[1]}
+    return {"env": job.env, "player": path, "code": code, "tokenizer": model, "settings": asdict(job.config)}
+
+
+async def _play(job: _Job, envs: EnvFactory, play_one: _PlayOne, results: Results, model: str) -> list[Trajectory]:
+    renderer, _ = open_renderer(model)  # transformers takes seconds to import
+    async with envs:
+        with progress("playing", len(results.tasks) * job.samples) as on_episode:
+            for known in results.by_place(job.samples).values():
+                on_episode(known)
+            await _episodes(envs, play_one, results, job.samples, renderer, on_episode)
+    return [trajectory for group in results.groups(job.samples) for trajectory in group]
+
+
 async def _episodes(
-    envs: EnvFactory,
-    play_one: _PlayOne,
-    tasks: Sequence[Task],
-    renderer: Renderer,
-    on_episode: OnEpisode,
-) -> list[Trajectory]:
-    """One episode of each task, in order. A broken environment masks its episode; a bug ends all episodes."""
+    envs: EnvFactory, play_one: _PlayOne, results: Results, samples: int, renderer: Renderer, on_episode: OnEpisode
+) -> None:
+    """Play what `results` lacks. A broken environment masks its episode; a bug ends all episodes."""
     from agentrl.rollout import BugError
 
     slots = asyncio.Semaphore(_CONCURRENCY)
 
-    async def episode(task: Task) -> Trajectory:
+    async def episode(task: Task, seat: Seat) -> None:
         async with slots:
             try:
                 trajectory = await play_one(envs.make(), task, renderer)
@@ -365,10 +375,10 @@ async def _episodes(
             if trajectory.failure.kind == "bug":
                 raise BugError(trajectory.failure, trajectory.session_id)
             trajectory.mask("env_failure")
+        results.add(trajectory, seat)
         on_episode(trajectory)
-        return trajectory
 
-    return await gather(episode(task) for task in tasks)
+    await gather(episode(task, seat) for task, seat in results.missing(samples))
 
 
 def _report(
@@ -386,7 +396,7 @@ def _report(
         typer.echo(f"kept         {len(kept)} of {len(played)} episodes, of {len(won)} of {tasks} tasks")
     _report_api(played, kept, prices)
     if job.out is not None and player_figures(played, None) and any(not t.is_valid for t in played):
-        typer.echo(f"the same command plays again what failed: the others are in {_unfinished(job.out)}")
+        typer.echo(f"the same command plays again what failed: the others are in {unfinished(job.out)}")
 
 
 def _warn_unknown_tools(played: Sequence[Trajectory], player: str) -> None:

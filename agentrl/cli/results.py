@@ -17,6 +17,7 @@ from agentrl.cli.episodes import write_trajectories
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.loading import short
 from agentrl.plain import shown
+from agentrl.train.files import append_line, is_special
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Task
 
@@ -51,7 +52,9 @@ class Results:
     """The file of `code` and its digest, as the command began; both empty where there is none."""
 
     def __post_init__(self) -> None:
-        self._source = _source(self.code)
+        self._source = source_of(self.code)
+        if self.file is not None and is_special(self.file):  # such as /dev/stdout: it holds nothing to resume
+            self.file = None
         self.keys = _keys(self.tasks)
         self.about = shown(self.about)
 
@@ -82,6 +85,17 @@ class Results:
         self.found += f", {failed} that failed are played again" if failed else ""
         self.warning = self._changed()
 
+    def load_same(self) -> None:
+        """Take what the same command has left. What another one has left is removed: these episodes are cheap."""
+        try:
+            self.load()
+        except ConfigError as exc:
+            assert self.file is not None
+            self.done.clear()
+            self.file.unlink()
+            reason = str(exc).removeprefix(f"--out {self.file}").removesuffix("; name another file").strip()
+            self.found, self.warning = "", f"{self.file} was left by another command and is replaced: it {reason}"
+
     def tell(self) -> None:
         """Say on stderr what the file held."""
         if self.found:
@@ -110,19 +124,29 @@ class Results:
         self.done[seat] = trajectory
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a", encoding="utf-8") as opened:
-                opened.write(json.dumps(trajectory.to_json()) + "\n")
+            append_line(self.file, json.dumps(trajectory.to_json()))
 
     def groups(self, samples: int) -> list[list[Trajectory]]:
         """The finished episodes by task, in order."""
         return [[self.done[key, n] for n in range(samples) if (key, n) in self.done] for key in self.keys]
 
-    def write(self) -> None:
-        """Write the file anew, in the order of the tasks."""
-        if self.file is not None:
-            places = {key: place for place, key in enumerate(self.keys)}
-            seats = sorted(self.done, key=lambda seat: (places.get(seat[0], len(places)), seat[1]))
-            write_trajectories(self.file, [self.done[seat] for seat in seats])
+    def finish(self, out: Path | None, episodes: Sequence[Trajectory]) -> None:
+        """Write the episodes to `out`. The file of those on the way there is done with."""
+        if out is not None:
+            write_trajectories(out, episodes)
+            if self.file is not None:
+                self.file.unlink(missing_ok=True)
+
+    def by_place(self, samples: int) -> dict[tuple[int, int], Trajectory]:
+        """The finished episodes by the number of their task and of the sample."""
+        places = [(place, n) for place in range(len(self.keys)) for n in range(samples)]
+        return {at: self.done[key, at[1]] for at in places if ((key := self.keys[at[0]]), at[1]) in self.done}
+
+    def in_order(self) -> list[Trajectory]:
+        """The finished episodes in the order of the tasks."""
+        places = {key: place for place, key in enumerate(self.keys)}
+        seats = sorted(self.done, key=lambda seat: (places.get(seat[0], len(places)), seat[1]))
+        return [self.done[seat] for seat in seats]
 
     def _seat(self, trajectory: Trajectory, number: int) -> Seat:
         """Raises ConfigError if the row is not of what is played now."""
@@ -137,6 +161,19 @@ class Results:
             task = trajectory.task.id
             raise ConfigError(f"{where} holds an episode of task {task!r}, which is not among these; name another file")
         return found["task"], found["sample"]
+
+
+def unfinished(out: Path | None) -> Path | None:
+    """Where episodes are kept until all are played; None if `out` cannot be gone on with, as a device."""
+    return None if out is None or is_special(out) else out.with_name(f"{out.name}.unfinished")
+
+
+def how_to_resume(out: Path | None) -> str:
+    """What an interrupted command says whose episodes cost nothing."""
+    file = unfinished(out)
+    if file is None or not file.exists():
+        return "nothing was written; run the command again"
+    return f"what was finished is in {file}; the same command resumes with the rest"
 
 
 def _lines(file: Path) -> list[str]:
@@ -156,10 +193,10 @@ def _difference(was: JSON, now: JSON, path: str) -> tuple[str, str]:
     return f"{path[:-1]}={was!r:.60}", f"{now!r:.60}"
 
 
-def _source(code: type | None) -> tuple[str, str]:
-    """The file of a class and its digest."""
+def source_of(code: object | None) -> tuple[str, str]:
+    """The file of a class or function and its digest; both empty if there is none."""
     try:
-        file = inspect.getsourcefile(code) if code is not None else None
+        file = inspect.getsourcefile(code) if code is not None else None  # type: ignore[arg-type]  # it raises TypeError
         data = Path(file).read_bytes() if file is not None else None
     except (OSError, TypeError):  # a class made by hand
         return "", ""

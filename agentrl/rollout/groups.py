@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from agentrl._concurrency import gather
 from agentrl.boundary import FailedError, at_boundary
@@ -24,6 +24,9 @@ from agentrl.trajectory import Trajectory
 from agentrl.types import Reward, StopReason, Task
 
 T = TypeVar("T")
+
+Seat: TypeAlias = tuple[int, int]
+"""An episode's place: the number of its task, and its own in the group."""
 
 
 class BugError(AgentRLError):
@@ -91,8 +94,12 @@ async def run_groups(
     step: int = 0,
     on_episode: Callable[[Trajectory], None] | None = None,
     keep_unscored: bool = False,
+    known: Mapping[Seat, Trajectory] | None = None,
+    keep: Callable[[Trajectory, Seat], None] | None = None,
 ) -> list[list[Trajectory]]:
     """`group_size` episodes of each task, groups in the order of the tasks.
+
+    Those in `known` are not played again. `keep` gets each new one as soon as it has ended, and its place.
 
     Sampling seeds and session ids depend on (name, seed, step, group, member) alone. If the environment fails, the
     episode is played once more with a fresh Env. If that fails too, it is kept without a reward, and masked as
@@ -101,7 +108,7 @@ async def run_groups(
     """
     slots = asyncio.Semaphore(rollout.concurrency)
 
-    async def play(seat: tuple[int, int], lockstep: Lockstep) -> Trajectory:
+    async def play(seat: Seat, lockstep: Lockstep) -> Trajectory:
         group, member = seat
         params: SamplingParams = {
             **rollout.options.sampling_params,
@@ -112,11 +119,14 @@ async def run_groups(
             with lockstep.episode():
                 session_id = f"{name}-{step:06d}-{group:04d}-{member:03d}"
                 trajectory = await _play_with_retry(rollout, tasks[group], params, session_id, lockstep)
+        if keep is not None:
+            keep(trajectory, seat)
         if on_episode is not None:
             on_episode(trajectory)
         return trajectory
 
-    seats = [(group, member) for group in range(len(tasks)) for member in range(group_size)]
+    everything = dict.fromkeys((group, member) for group in range(len(tasks)) for member in range(group_size))
+    seats = [seat for seat in everything if seat not in (known or {})]
     engine, played = rollout.engine, list[Trajectory]()
     if isinstance(engine, LockstepEngine):
         for wave in batched(seats, rollout.concurrency):
@@ -124,6 +134,8 @@ async def run_groups(
                 played += await gather([play(seat, lockstep) for seat in wave])
     else:
         played = await gather([play(seat, _NoLockstep()) for seat in seats])
+    found = {**(known or {}), **dict(zip(seats, played, strict=True))}
+    played = [found[seat] for seat in everything]
     groups = [list(group) for group in batched(played, group_size)]
     if isinstance(rollout.reward, GroupReward):
         await gather([_score_group(rollout.reward, group) for group in groups])

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
+import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from agentrl.errors import ConfigError
+
+log = logging.getLogger("agentrl")
 
 _FULL_BYTES = 1 << 20
 """If a write fails on a disk with less free space, the disk was full."""
@@ -20,11 +27,77 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def write_atomically(file: Path, text: str) -> None:
+    """A symbolic link stays, and the file it names is written. A device or a pipe is written to as it is."""
+    if is_special(file):
+        file.write_text(text, encoding="utf-8")
+        return
+    file = Path(os.path.realpath(file))
     temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
-    os.replace(temporary, file)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        if file.exists():
+            shutil.copymode(file, temporary)
+        sync(temporary)
+        os.replace(temporary, file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(file.parent)
+
+
+def append_line(file: Path, line: str) -> None:
+    """Append a line whole or not at all. It survives the end of the process, but not that of the machine."""
+    left = f"{line}\n".encode()
+    with file.open("ab", buffering=0) as opened:
+        size = opened.seek(0, os.SEEK_END)
+        try:
+            while left:
+                left = left[opened.write(left) :]
+        except OSError:
+            opened.truncate(size)
+            raise
+
+
+def is_special(file: Path) -> bool:
+    """Whether a path names a device, a pipe or the like, which holds nothing and must not be replaced."""
+    return file.exists() and not (file.is_file() or file.is_dir())
+
+
+@contextmanager
+def only_writer(file: Path | None) -> Iterator[None]:
+    """Lock out other commands that write to the same file. Raises ConfigError if there is one.
+
+    The lock is on a file beside it, because the file itself is replaced.
+    """
+    if file is None or is_special(file):
+        yield
+        return
+    target = Path(os.path.realpath(file))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = target.with_name(f".{target.name}.lock")
+    descriptor = _locked(lock, file)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _locked(lock: Path, file: Path) -> int:
+    while True:
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ConfigError(f"{file}: another command is writing to it; wait for its end, or name another") from None
+        except OSError as exc:  # a file system without locks
+            log.warning("%s cannot be locked (%s): let no other command write to it", file, exc.strerror)
+            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), lock.stat()):
+                return descriptor
+        os.close(descriptor)  # the one before has just removed it
 
 
 def write_folder(target: Path, write: Callable[[Path], None], **about: Any) -> None:

@@ -153,7 +153,7 @@ async def test_the_context_length_waits_for_a_server_that_is_away(unused_tcp_por
 
 @pytest.mark.parametrize("given", [-1, float("nan"), float("inf"), "60", None, True])
 def test_a_patience_that_is_no_time(given):
-    with pytest.raises(ConfigError, match="the engine's retry_s is .*; give a number of seconds"):
+    with pytest.raises(ConfigError, match=r"the engine's retry_s is .*; give a number of seconds"):
         SGLangEngine("http://127.0.0.1:1", retry_s=given)
 
 
