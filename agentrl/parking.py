@@ -141,6 +141,7 @@ class Parking:
         self._given = None if folder is None else _own_folder(folder)
         self._alive: dict[str, tuple[Parked, asyncio.TimerHandle]] = {}
         self._closing: set[asyncio.Task[Any]] = set()
+        self._noted: dict[str, Mapping[str, JSON]] = {}
         self._swept = float("-inf")
 
     async def park(self, parked: Parked, seconds: float) -> dict[str, JSON]:
@@ -172,6 +173,21 @@ class Parking:
         parked, timer = self._alive.pop(key)
         timer.cancel()
         return parked
+
+    def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:
+        """Remember the ticket of `name` for some seconds, in case that it does not come back with its owner."""
+
+        def forget() -> None:
+            if self._noted.get(name) is ticket:
+                del self._noted[name]
+
+        if name:
+            self._noted[name] = ticket
+            asyncio.get_running_loop().call_later(seconds, forget)
+
+    def noted(self, name: str) -> Mapping[str, JSON] | None:
+        """The ticket of `name`, which is forgotten then."""
+        return self._noted.pop(name, None)
 
     async def close(self) -> None:
         """Close the parked Envs. Files stay until they expire."""

@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from agentrl.engine.base import RETRY_S
+from agentrl.env import EnvFactory, load_env
 from agentrl.episode_keys import EpisodeKeys
 from agentrl.errors import ConfigError
 
@@ -21,9 +22,12 @@ CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
 class HostedConfig(EpisodeKeys):
     """The keys of a host's `agentrl` mapping. A host adds its own keys in a subclass.
 
-    A row's metadata["env"] replaces `env`, but not `env_config`. `limits` override the host's flags. Stripped thoughts
-    may turn one episode into several samples.
+    A row's metadata["env"] replaces `env`. It gets `env_config` as well, unless `env_configs` names it. `limits`
+    override the host's flags. Stripped thoughts may turn one episode into several samples.
     """
+
+    env_configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """What an Env gets in place of `env_config`, by the Env's path as rows write it."""
 
     model: str | None = None
     """Folder of the tokenizer. Default: the host's."""
@@ -49,6 +53,22 @@ class HostedConfig(EpisodeKeys):
             return cls.model_validate(given)
         except ValidationError as exc:
             raise ConfigError(f"{where}: {_problems(exc)} (known keys: {', '.join(cls.model_fields)})") from exc
+
+    def env_config_of(self, path: str) -> dict[str, Any]:
+        """The configuration of the Env at a path."""
+        return self.env_configs.get(path, self.env_config)
+
+    def env_factory(self, path: str) -> EnvFactory:
+        """The Env at a path, with its own configuration. Raises ConfigError."""
+        load_env(path)  # an Env that is not there has no wrong configuration
+        try:
+            return EnvFactory(path, self.env_config_of(path))
+        except ConfigError as exc:
+            if path in self.env_configs or path == self.env or not self.env_config:
+                raise
+            raise ConfigError(
+                f"{exc}; it got the env_config of {self.env}: give it its own, as in `env_configs: {{{path!r}: {{}}}}`"
+            ) from exc
 
     def template_text(self) -> str | None:
         """The chat template that replaces the tokenizer's. Raises ConfigError for a file that cannot be read."""

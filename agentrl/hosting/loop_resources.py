@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from agentrl.engine.base import RETRY_S, Engine
 from agentrl.env import EnvFactory
+from agentrl.hosting.config import HostedConfig
 from agentrl.parking import Parking
 from agentrl.render.base import Renderer
 from agentrl.types import JSON
@@ -52,9 +53,9 @@ class LoopResources:
         key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code)
         return await self._once(("renderer", *key), lambda: asyncio.to_thread(load_renderer_once, *key))
 
-    async def envs(self, path: str, config: Mapping[str, JSON]) -> EnvFactory:
-        key = ("envs", path, json.dumps(config, sort_keys=True, default=str))
-        return await self.entered(key, lambda: EnvFactory(path, config))
+    async def envs(self, path: str, config: HostedConfig) -> EnvFactory:
+        key = ("envs", path, json.dumps(config.env_config_of(path), sort_keys=True, default=str))
+        return await self.entered(key, lambda: config.env_factory(path))
 
     async def entered(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
         """What the context manager of a key gives. It is made and entered on first use, and exited with the loop."""

@@ -23,7 +23,7 @@ from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_sample, log_once
 from agentrl.slime.host import HostArgs, abort_flag
 from agentrl.slime.replay import forget_old_experts, request_fields
-from agentrl.slime.resumption import Resumption
+from agentrl.slime.resumption import Resumption, sample_name
 from agentrl.slime.ship import ship_evaluation, ship_training
 from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 from agentrl.slime.trace import traced
@@ -89,7 +89,7 @@ class _Call:
 
     async def play(self) -> Any:
         flags, config, here = self.flags, self.config, loop_resources()
-        resumption = Resumption(here.parking(config.park_folder), config.park_s)
+        resumption = Resumption(here.parking(config.park_folder), config.park_s, sample_name(self.sample))
         renderer = await self._renderer(here)
         experts = {} if self.evaluation else request_fields(flags)
         task = from_sample(flags, self.sample, evaluation=self.evaluation)
@@ -141,7 +141,7 @@ class _Call:
         session_id = getattr(self.sample, "session_id", None) or uuid4().hex
         boundary: Boundary = "share"
         try:
-            envs = await here.envs(self.config.env_path(task.metadata), self.config.env_config)
+            envs = await here.envs(self.config.env_path(task.metadata), self.config)
             _check_prompt(task, envs)
             boundary = "reset"
             resumed = await self._resumed(resumption, envs, setup)

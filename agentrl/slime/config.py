@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, Self, cast
 
 from agentrl.engine.base import SamplingParams
@@ -14,6 +16,8 @@ from agentrl.slime.host import HostArgs
 from agentrl.types import JSON
 
 __all__ = ["CONFIG_FILE_VARIABLE", "SlimeConfig", "fan_out_problems"]
+
+log = logging.getLogger("agentrl")
 
 _KEPT = 16
 """How many parsed configurations are kept. A run has one."""
@@ -65,15 +69,18 @@ class SlimeConfig(HostedConfig):
         raise ConfigError("no tokenizer: give slime --hf-checkpoint, or set `model` under `agentrl`")
 
     def engine_url(self, args: Any) -> str:
-        if self.engine:
-            return self.engine
         flags = HostArgs.of(args)
-        if flags.sglang_router_ip is None or flags.sglang_router_port is None:
+        if flags.sglang_router_ip is not None and flags.sglang_router_port is not None:
+            router = f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
+            if self.engine and self.engine.rstrip("/") != router:
+                _warn_of_other_engine(self.engine, router)
+            return self.engine or router
+        if not self.engine:
             raise ConfigError(
                 "no engine: slime has no router (--sglang-router-ip, --sglang-router-port); "
                 "set `engine` under `agentrl` to the URL of an SGLang server"
             )
-        return f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
+        return self.engine
 
     def template_kwargs(self, args: Any) -> dict[str, Any]:
         """The template arguments for training. `task.template_kwargs` adds those of a data set or a sample."""
@@ -92,6 +99,16 @@ class SlimeConfig(HostedConfig):
         budget = "tokens" if self.max_new_tokens == "episode" else "turn_tokens"
         limits = {"context": context, budget: params.pop("max_new_tokens", None)}
         return self.options(cast(SamplingParams, params), **limits)
+
+
+@cache
+def _warn_of_other_engine(engine: str, router: str) -> None:
+    log.warning(
+        "episodes are sampled at %s (`engine` under `agentrl`), not at slime's router %s: slime never sends its "
+        "weights there; remove `engine`, unless that server has slime's engines behind it",
+        engine,
+        router,
+    )
 
 
 _parsed: dict[tuple[type[SlimeConfig], str, str], SlimeConfig] = {}

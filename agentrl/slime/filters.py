@@ -10,7 +10,8 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.slime.host import filter_output
 from agentrl.slime.rewards import rollout_rewards
-from agentrl.slime.rollouts import by_rollout, episode_metadata, flat_samples, is_valid
+from agentrl.slime.rollouts import by_rollout, flat_samples, is_valid
+from agentrl.slime.sample import episode_metadata
 
 _EPSILON = 1e-6
 """slime's own (filter_hub/dynamic_sampling_filters.py:11)."""

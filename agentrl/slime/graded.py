@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from agentrl.errors import ConfigError, Failure
 from agentrl.slime.host import HostArgs
-from agentrl.slime.rollouts import episode_metadata
-from agentrl.slime.sample import METADATA_KEY, WRITTEN_KEY
+from agentrl.slime.sample import WRITTEN_KEY, episode_metadata, write_account
 from agentrl.slime.task import without_arrays
 from agentrl.types import JSON, Reward
 from agentrl.written import Written
@@ -121,8 +120,7 @@ def _failed(args: Any, sample: Any, exc: Exception) -> JSON:
     failure = Failure.of(exc, "score")
     log.warning("sample %s is masked, its reward failed: %s", sample.index, failure.error)
     about = {"stop": "failed", "failure": {"kind": failure.kind, "boundary": "score", "error": failure.error}}
-    own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    sample.metadata = {**own, METADATA_KEY: {**episode_metadata(sample), **about}}
+    write_account(sample, {**episode_metadata(sample), **about})
     sample.status = type(sample).Status.FAILED
     sample.remove_sample = True
     sample.loss_mask = [0] * sample.response_length

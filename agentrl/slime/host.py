@@ -13,6 +13,8 @@ from typing import Any, Self
 
 SCALED = ("grpo", "gspo", "cispo")
 """The advantage estimators whose rewards slime divides by their standard deviation."""
+ESTIMATORS = (*SCALED, "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
+"""All advantage estimators that slime has."""
 CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
 """The advantage estimators from whose rewards slime subtracts the mean."""
 

@@ -13,7 +13,8 @@ from agentrl.monitor.canaries import Canaries, CanaryConfig
 from agentrl.monitor.metrics import EpisodeMetrics, RolloutMetrics
 from agentrl.slime.host import HostArgs, tracked_step, tracker
 from agentrl.slime.rewards import rollout_rewards
-from agentrl.slime.rollouts import by_prompt, by_rollout, episode_metadata, flat_samples
+from agentrl.slime.rollouts import by_prompt, by_rollout, flat_samples
+from agentrl.slime.sample import episode_metadata
 from agentrl.spans import Ledger
 from agentrl.types import JSON, StopReason
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from agentrl.env import close_env
 from agentrl.errors import ResumeError
 from agentrl.parking import Parked, Parking
 from agentrl.slime.host import HostArgs
-from agentrl.slime.sample import METADATA_KEY
-from agentrl.slime.task import metadata_of
+from agentrl.slime.sample import episode_metadata
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, StopReason
+
+log = logging.getLogger("agentrl")
 
 
 @dataclass(slots=True)
@@ -22,6 +25,8 @@ class Resumption:
 
     parking: Parking
     park_s: float
+    sample: str = ""
+    """A name that the sample keeps over its aborts; see `sample_name`."""
     resumes: int = 0
     """How often the episode continued where it had stopped."""
     restarts: int = 0
@@ -35,14 +40,15 @@ class Resumption:
 
         The caller owns `parked.env` and must close it, so the caller may not await before it does so.
         """
-        earlier = metadata_of(sample).get(METADATA_KEY)
-        if not isinstance(earlier, Mapping):
-            return None
+        earlier, noted = _earlier(sample), self.parking.noted(self.sample)
         self.resumes, self.restarts = earlier.get("resumes", 0), earlier.get("restarts", 0)
         self.restart_reason = earlier.get("restart_reason", "")
         ticket = earlier.get("resume")
+        if not isinstance(ticket, Mapping) and noted is not None:
+            _warn_of_lost_ticket()
+            ticket = noted
         if not isinstance(ticket, Mapping):
-            if reason := _reason_not_parked(earlier):
+            if earlier and (reason := _reason_not_parked(earlier)):
                 self.restarted(reason)
             return None
         try:
@@ -68,6 +74,7 @@ class Resumption:
 
     async def park(self, parked: Parked) -> None:
         self.ticket = await self.parking.park(parked, self.park_s)
+        self.parking.note(self.sample, self.ticket, self.park_s)
 
     def metadata(self) -> dict[str, JSON]:
         """Its entries for metadata["agentrl"]. Empty for an episode that was played without an abort."""
@@ -78,6 +85,26 @@ class Resumption:
             "restart_reason": self.restart_reason,
         }
         return {name: value for name, value in said.items() if value}
+
+
+def sample_name(sample: Any) -> str:
+    """The sample's session, or its number in the run, both of which slime keeps over aborts. "" if it has neither."""
+    session, index = getattr(sample, "session_id", None), getattr(sample, "index", None)
+    return session or ("" if index is None else f"index {index}")
+
+
+def _earlier(sample: Any) -> Mapping[str, JSON]:
+    """What was written about the sample before. Empty for a row that an earlier run has written."""
+    found, session = episode_metadata(sample), getattr(sample, "session_id", None)
+    return {} if session and found.get("session_id", session) != session else found
+
+
+@cache
+def _warn_of_lost_ticket() -> None:
+    log.warning(
+        "an aborted sample came back without metadata['agentrl'], so a hook has replaced its metadata; the episode is "
+        "resumed all the same, but its counts of resumes and restarts are lost: let the hook keep that key"
+    )
 
 
 def _reason_not_parked(earlier: Mapping[str, JSON]) -> str:

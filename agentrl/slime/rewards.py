@@ -11,7 +11,8 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.slime.host import HostArgs
-from agentrl.slime.rollouts import by_prompt, by_rollout, episode_metadata, is_valid, reward_of
+from agentrl.slime.rollouts import by_prompt, by_rollout, is_valid, reward_of
+from agentrl.slime.sample import episode_metadata
 from agentrl.types import JSON
 
 log = logging.getLogger("agentrl")

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.slime.host import HostArgs
-from agentrl.slime.sample import METADATA_KEY
-from agentrl.types import JSON, StopReason
-
-
-def episode_metadata(sample: Any) -> Mapping[str, JSON]:
-    """The metadata that `adapt` wrote about the episode. Empty where another generate function made the sample."""
-    found = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+from agentrl.slime.sample import episode_metadata
+from agentrl.types import StopReason
 
 
 def is_valid(sample: Any) -> bool:

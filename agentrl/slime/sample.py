@@ -22,6 +22,9 @@ WRITTEN_KEY = "written"
 ROUNDS_KEY = "round_number"
 """Under --log-multi-turn agentrl writes this key, too: slime's metrics read the turns of an episode there."""
 
+_ROW_KEY = "row"
+"""What the row itself held under METADATA_KEY stays there, below the account."""
+
 _STATUS: Mapping[StopReason, str] = {
     StopReason.DONE: "COMPLETED",
     StopReason.MAX_TURNS: "COMPLETED",
@@ -34,6 +37,30 @@ _STATUS: Mapping[StopReason, str] = {
     StopReason.FAILED: "FAILED",
 }
 """Names of slime's Sample.Status. The policy causes MAX_TURNS and BAD_CALLS, so those episodes are complete."""
+_STOPS = frozenset(map(str, _STATUS))
+
+
+def episode_metadata(sample: Any) -> Mapping[str, JSON]:
+    """What `adapt` wrote about the sample's episode. Empty if it has played none: a row may use the key for itself."""
+    found = sample.metadata.get(METADATA_KEY) if isinstance(sample.metadata, Mapping) else None
+    return found if isinstance(found, Mapping) and found.get("stop") in _STOPS else {}
+
+
+def write_account(sample: Any, account: Mapping[str, JSON]) -> None:
+    """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles it."""
+    own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
+    row = {_ROW_KEY: own_metadata(own)[METADATA_KEY]} if METADATA_KEY in own_metadata(own) else {}
+    _write(sample, metadata={**own, METADATA_KEY: {**shown(account), **row}})
+
+
+def own_metadata(metadata: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The row's metadata, without what agentrl has written."""
+    own, found = dict(metadata), metadata.get(METADATA_KEY)
+    if isinstance(found, Mapping) and found.get("stop") in _STOPS:
+        del own[METADATA_KEY]
+        if _ROW_KEY in found:
+            own[METADATA_KEY] = found[_ROW_KEY]
+    return own
 
 
 def clear(sample: Any) -> None:
@@ -81,7 +108,7 @@ def to_sample(
     whole: dict[str, JSON] = {"ledger": asdict(total_ledger(trajectory.segments))}
     if left_out := len(trajectory.segments) - 1:
         whole["segments_left_out"] = left_out
-    _write_metadata(sample, {**_metadata(trajectory), **whole, **(extra or {})})
+    write_account(sample, {**_metadata(trajectory), **whole, **(extra or {})})
     return sample
 
 
@@ -109,7 +136,7 @@ def to_samples(
         _write_counts(segment.turns, sibling)
         about = {**_metadata(trajectory), **(extra or {})} if whole else _outcome(trajectory)
         own = {"segment": i, "segments": len(segments), "ledger": asdict(segment.ledger)}
-        _write_metadata(sibling, {**about, **own})
+        write_account(sibling, {**about, **own})
     return siblings
 
 
@@ -177,13 +204,6 @@ def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
     if trajectory.info:
         metadata["info"] = shown(trajectory.info)
     return metadata
-
-
-def _write_metadata(sample: Any, metadata: Mapping[str, JSON]) -> None:
-    """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles it."""
-    plain = shown(metadata)
-    own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    _write(sample, metadata={**own, METADATA_KEY: plain})
 
 
 def _write_counts(turns: Sequence[Turn], sample: Any) -> None:

@@ -115,7 +115,8 @@ def _save(launch: Launch) -> list[str]:
 def _join(launch: Launch) -> list[str]:
     """Lines for every node but the first: join the first node's Ray cluster."""
     return [
-        'HEAD="${HEAD:?the address of the first node}"',
+        'HEAD="${HEAD:?the IP address of the first node}"',
+        'export no_proxy="localhost,127.0.0.1,0.0.0.0,${HEAD}${no_proxy:+,${no_proxy}}"',
         'if [[ "${NODE:?the number of this node, 0 on the first}" != 0 ]]; then',
         _STOP.replace("ray stop", "   ray stop"),
         f'   exec ray start --address "${{HEAD}}:6379" --num-gpus {launch.gpus} --disable-usage-stats --block',
@@ -240,10 +241,12 @@ def _start(launch: Launch, arrays: Sequence[str]) -> str:
     nodes, each = launch.trainer
     rollout = f"--rollout-num-gpus {launch.gpus * launch.nodes - nodes * each}" if launch.fully_async else "--colocate"
     names = " ".join(f'"${{{name}[@]}}"' for name in ("MODEL_ARGS", *arrays))
+    network, settings = _network(launch)
     variables = {
         "PYTHONPATH": "${PYTHONPATH}",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "TENSORBOARD_DIR": "${TENSORBOARD_DIR:-}",
+        **settings,
     }
     env = json.dumps({"env_vars": variables}).replace('"', '\\"')
     return "\n".join(
@@ -260,12 +263,40 @@ def _start(launch: Launch, arrays: Sequence[str]) -> str:
             '[[ -z "${CHECK:-}" ]] || exit 0',
             "",
             *_roles(launch),
+            *network,
             _STOP,
             f"ray start --head{address} --num-gpus {launch.gpus} --disable-usage-stats",
             f'ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{env}" -- "${{COMMAND[@]}}"',
             "",
         ]
     )
+
+
+def _network(launch: Launch) -> tuple[list[str], dict[str, str]]:
+    """Lines, and variables of the job, for NCCL and Gloo: those that slime's own scripts set."""
+    lines, variables = list[str](), dict[str, str]()
+    if launch.gpus * launch.nodes > 1:
+        lines += [
+            "NVLS=0   # NVLink SHARP, where the GPUs have NVLink",
+            'if [[ "$(nvidia-smi topo -m 2> /dev/null || true)" =~ NV[0-9] ]]; then NVLS=1; fi',
+        ]
+        variables["NCCL_NVLS_ENABLE"] = "${NCCL_NVLS_ENABLE:-${NVLS}}"
+    if launch.nodes > 1:
+        device = (
+            """ip -o address 2> /dev/null | awk -v head="${HEAD}/" 'index($4, head) == 1 {print $2; exit}' || true"""
+        )
+        lines += [
+            "# The network device of HEAD, by which the nodes reach each other. It has the same name on all of them.",
+            f'SOCKET_IFNAME="${{SOCKET_IFNAME:-$({device})}}"',
+            ': "${SOCKET_IFNAME:?the network device between the nodes, such as eth0}"',
+        ]
+        variables |= {
+            "MASTER_ADDR": "${HEAD}",
+            "GLOO_SOCKET_IFNAME": "${SOCKET_IFNAME}",
+            "TP_SOCKET_IFNAME": "${SOCKET_IFNAME}",
+            "no_proxy": "${no_proxy}",
+        }
+    return [*lines, *([""] if lines else [])], variables
 
 
 def _roles(launch: Launch) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.slime.host import HostArgs, Rendering, eval_renderings
-from agentrl.slime.sample import METADATA_KEY
+from agentrl.slime.sample import own_metadata
 from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
 
 
@@ -20,8 +20,7 @@ def from_sample(args: Any, sample: Any, *, evaluation: bool = False) -> Task:
     they play in the same world. In evaluation slime numbers no groups: there each sample has its own seed, which is the
     same in every run.
     """
-    given = {key: value for key, value in metadata_of(sample).items() if key != METADATA_KEY}
-    metadata = copy.deepcopy(without_arrays(given))
+    metadata = copy.deepcopy(without_arrays(own_metadata(metadata_of(sample))))
     group, index = getattr(sample, "group_index", None), getattr(sample, "index", None)
     return Task(
         prompt=_prompt(args, sample, evaluation=evaluation),

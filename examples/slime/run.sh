@@ -91,6 +91,9 @@ export PYTHONPATH="${SLIME}:${MEGATRON}${PYTHONPATH:+:${PYTHONPATH}}"
 agentrl slime check -- "${COMMAND[@]}"
 [[ -z "${CHECK:-}" ]] || exit 0
 
+NVLS=0   # NVLink SHARP, where the GPUs have NVLink
+if [[ "$(nvidia-smi topo -m 2> /dev/null || true)" =~ NV[0-9] ]]; then NVLS=1; fi
+
 ray stop   # ends what an earlier run left: all your Ray processes on this node
 ray start --head --num-gpus 8 --disable-usage-stats
-ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\"}}" -- "${COMMAND[@]}"
+ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\", \"NCCL_NVLS_ENABLE\": \"${NCCL_NVLS_ENABLE:-${NVLS}}\"}}" -- "${COMMAND[@]}"

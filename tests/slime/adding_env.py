@@ -12,6 +12,8 @@ ADDED: defaultdict[str, list[int]] = defaultdict(list)
 """The side effects: what was added, by the id of the task."""
 BEGUN: set[str] = set()
 """Tasks whose tool has begun."""
+SEEN: dict[str, dict] = {}
+"""The metadata of a task, as `reset` was given it."""
 OPEN: set[Env] = set()
 """Envs that were reset or restored and are not closed."""
 
@@ -21,6 +23,7 @@ class Adding(Env):
 
     async def reset(self, task):
         OPEN.add(self)
+        SEEN[task.id] = dict(task.metadata)
         self.total = 0
         return task.prompt
 

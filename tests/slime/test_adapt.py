@@ -524,11 +524,12 @@ def test_other_configurations_share_nothing(Sample, serve, make_args, events):
 DAEMON = """
 import asyncio, threading, sys
 from agentrl.hosting import loop_resources as _loop_resources
+from agentrl.slime.config import SlimeConfig
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 async def enter():
     here = _loop_resources.loop_resources()
-    await here.envs(sys.argv[1], {})
+    await here.envs(sys.argv[1], SlimeConfig())
 asyncio.run_coroutine_threadsafe(enter(), loop).result()
 env = next(m for n, m in sys.modules.items() if n.startswith("agentrl_user_"))
 _loop_resources._close_running_loops()

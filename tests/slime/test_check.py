@@ -77,6 +77,7 @@ GOOD: dict[str, Any] = {
     "rollout-max-context-len": 200,
     "max-tokens-per-gpu": 1000,
     "hf-checkpoint": "model",
+    "save": "checkpoints",
     "colocate": True,
 }
 
@@ -130,6 +131,90 @@ def serious(**changes: Any) -> list[tuple[str, str]]:
 def only(found: list[tuple[str, str]]) -> tuple[str, str]:
     assert len(found) == 1, found
     return found[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "said"),
+    [
+        ({"rollout-temperature": 0}, "error", "--rollout-temperature 0: slime divides the logits by it"),
+        ({"rollout-temperature": -0.5}, "error", "--rollout-temperature -0.5: "),
+        (
+            {"advantage-estimator": "gpro"},
+            "error",
+            "--advantage-estimator gpro: slime has no such estimator; did you mean",
+        ),
+        ({"advantage-estimator": "best"}, "error", "slime has no such estimator; write one of grpo, gspo, "),
+        (
+            {"use-rollout-routing-replay": True, "num-layers": 2, "hidden-size": 8, "ffn-hidden-size": 8}
+            | {"num-attention-heads": 2, "vocab-size": 9},
+            "error",
+            "remove --use-rollout-routing-replay: the model has no experts",
+        ),
+        ({"save": None}, "warning", "add --save FOLDER and --save-interval 20"),
+        ({"save": None, "save-interval": 5}, "error", "--save-interval 5 without --save, which slime refuses"),
+    ],
+)
+def test_what_slime_would_refuse_or_lose(changes, level, said):
+    found = only(serious(**changes))
+    assert found[0] == level
+    assert said in found[1]
+
+
+def test_nothing_is_kept_of_a_run_that_only_plays():
+    assert serious(save=None, debug_rollout_only=True) == []
+
+
+def test_one_turn_with_tools():
+    configure(limits={"turns": 1})
+    level, text = only(serious())
+    assert (level, "limits.turns 1 with the tools of Scored: an episode ends at its first call" in text) == (
+        "warning",
+        True,
+    )
+    configure(env="my_env.py:Plain", limits={"turns": 1})
+    assert serious() == [], "without tools one turn may be all there is"
+
+
+def test_an_engine_that_slime_does_not_know():
+    configure(engine="http://127.0.0.1:30000")
+    level, text = only(serious())
+    assert level == "error"
+    assert "remove `engine: http://127.0.0.1:30000` under `agentrl`: episodes would be sampled there" in text
+    assert serious(debug_rollout_only=True) == [], "nothing is trained"
+    router = {"sglang-router-ip": "127.0.0.1", "sglang-router-port": 30000}
+    assert serious(**router) == [], "it is slime's router"
+
+
+CONFIGURED = """
+from pydantic import BaseModel
+from agentrl import Env
+
+
+class Config(BaseModel, extra="forbid"):
+    corpus: str
+
+
+class Other(Env):
+    config: Config
+
+    def score(self, trajectory) -> float:
+        return 1.0
+"""
+
+
+def test_an_env_of_another_data_set_has_keys_of_its_own(folder):
+    (folder / "other.py").write_text(CONFIGURED)
+    (folder / "held_out.jsonl").write_text('{"prompt": "a", "label": "b", "metadata": {"env": "other.py:Other"}}\n')
+    evaluation = {"eval-prompt-data": ["held_out", "held_out.jsonl"], "eval-interval": 1, "save-interval": 1}
+    configure(env="other.py:Other", env_config={"corpus": "facts"})
+    assert serious(**evaluation) == []
+    (folder / "my_env.py").write_text(f"{ENVS}\n\nclass Keyed(Scored):\n    config: dict[str, int]\n")
+    configure(env="my_env.py:Keyed", env_config={"k": 3})
+    level, text = only(serious(**evaluation))
+    assert (level, "it got the env_config of my_env.py:Keyed: give it its own" in text) == ("error", True)
+    assert text.endswith("as in `env_configs: {'other.py:Other': {}}`")
+    configure(env="my_env.py:Keyed", env_config={"k": 3}, env_configs={"other.py:Other": {"corpus": "facts"}})
+    assert serious(**evaluation) == []
 
 
 def test_a_good_configuration():

@@ -242,3 +242,18 @@ def test_an_eval_dataset_has_its_own_settings(renderer, tmp_path, monkeypatch):
     assert [params.get(name) for name in told] == [["</a>"], [7], 2, 1.5, -1]
     assert [rest.get(name) for name in told] == [["</b>"], [8], 1, None, -1]
     assert {limits.tokens for limits, _ in asked[4:]} == {32}, "a limit of agentrl's own wins over every dataset"
+
+
+def test_an_engine_beside_slimes_router_is_warned_of_once(caplog):
+    flags = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000)
+    for url in ("http://10.0.0.9:30000", "http://10.0.0.9:30000", "http://10.0.0.1:3000/"):
+        assert SlimeConfig(engine=url).engine_url(flags) == url
+    said = "sampled at http://10.0.0.9:30000 (`engine` under `agentrl`), not at slime's router http://10.0.0.1:3000"
+    assert said in caplog.text
+    assert caplog.text.count("slime never sends its weights there") == 1
+
+
+def test_an_env_gets_a_configuration_of_its_own():
+    config = read(env="a.py:A", env_config={"k": 1}, env_configs={"b.py:B": {"z": 2}, "c.py:C": {}})
+    given = [config.env_config_of(path) for path in ("a.py:A", "b.py:B", "c.py:C", "d.py:D")]
+    assert given == [{"k": 1}, {"z": 2}, {}, {"k": 1}]

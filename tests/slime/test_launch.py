@@ -43,6 +43,14 @@ import json, os, sys
 with open(os.environ["RECORD"], "a") as file:
     file.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
 """
+IP = """#!/bin/sh
+echo '1: lo    inet 127.0.0.1/8 scope host lo'
+echo '2: bond0    inet 10.0.0.10/24 brd 10.0.0.255 scope global bond0'
+echo '3: ens5    inet 10.0.0.1/24 brd 10.0.0.255 scope global ens5'
+"""
+NVIDIA_SMI = """#!/bin/sh
+echo 'GPU0  X  NV18'
+"""
 AGENTRL = f"""#!/bin/sh
 exec {sys.executable} -m agentrl "$@"
 """
@@ -63,8 +71,9 @@ def world(tmp_path: Path, monkeypatch) -> Path:
     for name in ("train", "held_out"):
         (tmp_path / f"{name}.jsonl").write_text('{"prompt": "a", "label": "b", "metadata": {}}\n')
     (tmp_path / "bin").mkdir()
-    for program in ("ray", "agentrl"):
-        (tmp_path / "bin" / program).write_text(RECORDER)
+    programs = {"ray": RECORDER, "agentrl": RECORDER, "ip": IP, "nvidia-smi": NVIDIA_SMI}
+    for program, text in programs.items():
+        (tmp_path / "bin" / program).write_text(text)
         (tmp_path / "bin" / program).chmod(0o755)
     for name, value in {
         "SLIME": tmp_path / "slime",
@@ -74,11 +83,20 @@ def world(tmp_path: Path, monkeypatch) -> Path:
         "SAVE": tmp_path / "saved",
         "HEAD": "10.0.0.1",
         "NODE": "0",
+        "no_proxy": "example.org",
         "RECORD": tmp_path / "record",
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
     }.items():
         monkeypatch.setenv(name, str(value))
-    for name in ("CHECK", "WANDB_PROJECT", "WANDB_GROUP", "TENSORBOARD_DIR", "AGENTRL_CONFIG"):
+    for name in (
+        "SOCKET_IFNAME",
+        "NCCL_NVLS_ENABLE",
+        "CHECK",
+        "WANDB_PROJECT",
+        "WANDB_GROUP",
+        "TENSORBOARD_DIR",
+        "AGENTRL_CONFIG",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(arguments, "HOSTS", ())  # slime is not installed, whatever other tests have imported
     monkeypatch.chdir(tmp_path)
@@ -150,6 +168,47 @@ def test_another_node_joins_the_first(world, monkeypatch):
     assert stop == ["ray", "stop"]
     assert join[:4] == ["ray", "start", "--address", "10.0.0.1:6379"]
     assert "--block" in join
+
+
+def job_variables(words: list[str]) -> dict[str, str]:
+    """The environment variables of a `ray job submit`."""
+    found = json.loads(next(word for word in words if word.startswith("--runtime-env-json")).partition("=")[2])
+    return found["env_vars"]
+
+
+@pytest.mark.parametrize("name", ["two-nodes", "two-nodes-fp8-fully-async"])
+def test_several_nodes_find_each_other(world, name):
+    """The variables that slime's scripts for several nodes set, such as run-qwen3.5-27B.sh."""
+    assert (
+        job_variables(start(FOLDER / name / SCRIPT)[-1]).items()
+        >= {
+            "MASTER_ADDR": "10.0.0.1",
+            "GLOO_SOCKET_IFNAME": "ens5",
+            "TP_SOCKET_IFNAME": "ens5",
+            "NCCL_NVLS_ENABLE": "1",
+            "no_proxy": "localhost,127.0.0.1,0.0.0.0,10.0.0.1,example.org",
+        }.items()
+    )
+
+
+def test_what_the_user_says_of_the_network_wins(world):
+    given = {"SOCKET_IFNAME": "ib0", "NCCL_NVLS_ENABLE": "0"}
+    found = job_variables(start(FOLDER / "two-nodes" / SCRIPT, **given)[-1])
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_NVLS_ENABLE"]) == ("ib0", "0")
+
+
+def test_a_machine_without_nvlink(world):
+    (world / "bin/nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
+    assert job_variables(start(FOLDER / SCRIPT)[-1])["NCCL_NVLS_ENABLE"] == "0"
+    assert "NCCL_NVLS_ENABLE" not in job_variables(start(FOLDER / "one-gpu" / SCRIPT)[-1])
+
+
+def test_a_network_device_that_is_not_found_is_asked_for(world):
+    (world / "bin/ip").write_text("#!/bin/sh\nexit 1\n")
+    start(FOLDER / "two-nodes" / SCRIPT, CHECK="1")
+    done = subprocess.run(["bash", str(FOLDER / "two-nodes" / SCRIPT)], capture_output=True, text=True, check=False)
+    assert "SOCKET_IFNAME: the network device between the nodes, such as eth0" in done.stderr
+    assert '"ray"' not in (world / "record").read_text(), "no Ray was stopped or started"
 
 
 def test_several_nodes_need_a_shared_disk(world, monkeypatch):

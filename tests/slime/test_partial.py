@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +24,8 @@ from agentrl import ConfigError, adapt
 from agentrl.engine import ScriptedEngine
 from agentrl.env import load_env
 from agentrl.hosting import loop_resources as _loop_resources
+from agentrl.slime.resumption import _warn_of_lost_ticket
+from agentrl.slime.task import from_sample
 from agentrl.testing import call
 
 ENV_FILE = Path(__file__).parent / "adding_env.py"
@@ -298,7 +301,6 @@ async def test_a_ticket_is_good_for_one_use(slime, world, env):
     [
         (lambda s: account(s)["resume"].update(version=9), "its ticket has version 9; this agentrl reads 4"),
         (lambda s: account(s)["resume"].update(key="../../etc/passwd"), "its ticket names nothing"),
-        (lambda s: account(s).update(resume="?"), "it was not parked"),
         (lambda s: s.tokens.__setitem__(3, 7), "its tokens are not those that were parked"),
         (lambda s: s.loss_mask.pop(), "its tokens are not those that were parked"),
     ],
@@ -438,3 +440,56 @@ def test_the_end_of_a_loop_closes_what_is_parked_there(serve, make_args, host, r
     assert "in another loop or process" in evaluated[0][1]
     assert not world.OPEN
     assert not _loop_resources._loops
+
+
+# Metadata that is not as agentrl left it
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("left", [{}, {"of": "a hook"}, None])
+async def test_a_hook_that_replaces_the_metadata_loses_no_episode(slime, world, caplog, env, left):
+    _warn_of_lost_ticket.cache_clear()
+    async with slime(env, seconds=0.05) as host:
+        samples = [host.sample(i, slow=0.02) for i in range(2)]
+        aborted = await host.rollout(samples, 0.1)
+        assert aborted
+        for sample in aborted:
+            sample.metadata = copy.deepcopy(left)
+        assert await host.rollout(samples) == []
+        for sample in samples:
+            check(host, sample)
+        assert [account(sample).get("resumes", 0) for sample in aborted] == [1] * len(aborted)
+        assert not world.OPEN, "no Env stays open until park_s"
+    assert caplog.text.count("a hook has replaced its metadata") == 1
+
+
+async def test_an_episode_that_starts_anew_takes_no_old_ticket(slime, world):
+    """A hook that also cleared the tokens wants another episode."""
+    async with slime("Adding", seconds=0.05) as host:
+        sample = host.sample(0, slow=0.02)
+        assert await host.rollout([sample], 0.1)
+        sample.metadata, sample.tokens, sample.response_length, sample.loss_mask = {}, [], 0, None
+        host.engine.handed_out.clear()
+        assert await host.rollout([sample]) == []
+        assert (account(sample)["restarts"], "resumes" in account(sample)) == (1, False)
+        assert not world.OPEN
+
+
+@pytest.mark.parametrize("own", ["mine", 3, {}, {"difficulty": 2}, {"resumes": 9}, [1]])
+async def test_a_row_may_use_agentrls_key(slime, world, own):
+    async with slime("Adding", seconds=0.05) as host:
+        sample = host.sample(0, slow=0.02, agentrl=copy.deepcopy(own))
+        assert await host.rollout([sample], 0.1) == [sample]
+        assert await host.rollout([sample]) == []
+    assert (account(sample)["stop"], account(sample)["resumes"], account(sample)["row"]) == ("done", 1, own)
+    assert world.SEEN["0"]["agentrl"] == own, "the Env has it as the row gave it"
+    assert from_sample(SimpleNamespace(), sample).metadata["agentrl"] == own
+
+
+async def test_what_an_earlier_run_wrote_into_a_row_is_not_this_runs(slime):
+    async with slime("Adding") as host:
+        old = {"stop": "aborted", "session_id": "of another run", "turns": 2, "restarts": 4, "resume": {"key": "x"}}
+        sample = host.sample(0, agentrl=old)
+        assert await host.rollout([sample]) == []
+    assert {"restarts", "resumes"} & account(sample).keys() == set()
+    check(host, sample)

@@ -496,5 +496,5 @@ def test_a_prompt_of_another_kind_is_refused(Sample, prompt):
 
 
 def test_the_task_does_not_see_what_agentrl_noted_of_an_earlier_attempt(Sample):
-    sample = Sample(prompt="p", metadata={"own": 1, "agentrl": {"resume": {"key": "k"}}})
+    sample = Sample(prompt="p", metadata={"own": 1, "agentrl": {"stop": "aborted", "resume": {"key": "k"}}})
     assert from_sample(SimpleNamespace(), sample).metadata == {"own": 1}

@@ -32,6 +32,7 @@ _WHOLE: Mapping[str, int | None] = {
     "num_gpus_per_node": 8,
     "pipeline_model_parallel_size": 1,
     "rollout_num_gpus_per_engine": 1,
+    "sglang_router_port": None,
     "sglang_server_concurrency": 512,
     "tensor_model_parallel_size": 1,
 } | dict.fromkeys(
@@ -66,7 +67,7 @@ _TEXTS: Mapping[str, str | None] = {
     eval_label_key eval_reward_key eval_tool_key hf_checkpoint label_key load opd_type prompt_data
     recompute_granularity ref_load rm_type rollout_all_samples_process_path rollout_data_postprocess_path
     rollout_function_path rollout_sample_filter_path router_policy save sglang_kv_cache_dtype sglang_reasoning_parser
-    sglang_tool_call_parser""")
+    sglang_router_ip sglang_tool_call_parser""")
 )
 _LISTS = ("eval_prompt_data", "rollout_external_engine_addrs", "rollout_stop")
 _OBJECTS = ("apply_chat_template_kwargs", "multimodal_keys")
@@ -75,7 +76,7 @@ _SWITCHES: Mapping[str, tuple[str, bool]] = {
     for name in _names("""
     apply_chat_template colocate debug_rollout_only debug_train_only group_query_attention group_rm
     mask_offpolicy_in_partial_rollout multi_latent_attention partial_rollout untie_embeddings_and_output_weights
-    use_dynamic_batch_size use_kl_loss use_opd use_tis""")
+    use_dynamic_batch_size use_kl_loss use_opd use_rollout_routing_replay use_tis""")
 } | {
     "disable_rewards_normalization": ("rewards_normalization", False),
     "disable_rollout_global_dataset": ("rollout_global_dataset", False),
@@ -94,6 +95,7 @@ _OTHERS = frozenset(
         "--sglang-moe-dp-size",
         "--sglang-page-size",
         "--sglang-tp-size",
+        "--use-routing-replay",
     }
 )
 """Real flags of slime, Megatron and SGLang that are similar to one of the flags above."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.env import EnvFactory
+from agentrl.env_config import validated_config
 from agentrl.errors import told
 from agentrl.slime.check.finding import Finding, error, note
 from agentrl.slime.check.memory import episodes_at_once
@@ -15,7 +15,7 @@ def needs(setup: Setup) -> Iterator[Finding]:
     if setup.env is None or setup.config is None:
         return
     name = setup.env.__name__
-    config = EnvFactory(setup.env, setup.config.env_config).config
+    config = validated_config(setup.env, setup.config.env_config_of(setup.config.env or ""))
     try:
         lines = list(setup.env.needs(config, episodes_at_once(setup) or 1))
     except Exception as exc:  # noqa: BLE001 - the boundary of a hook

@@ -1,6 +1,7 @@
 """Rules for flags that contradict each other or agentrl, one function for each subject.
 
-There is no rule for errors that slime itself reports at its start.
+There is no rule for errors that slime itself reports at its start, unless they are common: slime's parser is seldom
+where the command is written.
 
 Sources: slime/utils/arguments.py, rollout/sglang_rollout.py, rollout/fully_async_rollout.py, ray/rollout.py and
 utils/dp_schedule.py at 624b824a8.
@@ -9,6 +10,7 @@ utils/dp_schedule.py at 624b824a8.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 
 from agentrl.parking import resume_method
 from agentrl.slime.check.evaluation import evaluation
@@ -17,7 +19,7 @@ from agentrl.slime.check.functions import functions
 from agentrl.slime.check.placement import architecture, engines, folders, fp8, parallel
 from agentrl.slime.check.setup import GENERATE, Setup
 from agentrl.slime.config import fan_out_problems
-from agentrl.slime.host import CENTRED, is_fully_async
+from agentrl.slime.host import CENTRED, ESTIMATORS, is_fully_async
 
 POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
@@ -241,7 +243,57 @@ def _too_long(setup: Setup, context: int) -> Iterator[Finding]:
         )
 
 
+def engine_url(setup: Setup) -> Iterator[Finding]:
+    """`engine` names a server that slime knows nothing of, unless it is the router that the flags name."""
+    args, url = setup.args, setup.config.engine if setup.config else None
+    router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+    if url and url.rstrip("/") != router and not args.debug_rollout_only:
+        yield error(
+            f"remove `engine: {url}` under `agentrl`: episodes would be sampled there, and slime sends its weights "
+            "only to the engines of its own router"
+        )
+
+
+def sampling(setup: Setup) -> Iterator[Finding]:
+    """What slime's parser refuses, or takes and cannot train on. Without slime here, nobody else says it."""
+    args = setup.args
+    if args.rollout_temperature is not None and args.rollout_temperature <= 0:
+        yield error(
+            f"--rollout-temperature {args.rollout_temperature:g}: slime divides the logits by it, and without chance "
+            "all episodes of a prompt are equal; write 1"
+        )
+    estimator = args.advantage_estimator
+    if estimator and estimator not in ESTIMATORS:
+        close = get_close_matches(estimator, ESTIMATORS, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"write one of {', '.join(ESTIMATORS)}"
+        yield error(f"--advantage-estimator {estimator}: slime has no such estimator; {meant}")
+
+
+def saving(setup: Setup) -> Iterator[Finding]:
+    args = setup.args
+    if args.save or args.debug_rollout_only:
+        return
+    if args.save_interval:
+        yield error(f"--save-interval {args.save_interval} without --save, which slime refuses; add --save FOLDER")
+    else:
+        yield warning("add --save FOLDER and --save-interval 20: without them nothing of the training is kept")
+
+
+def turns(setup: Setup) -> Iterator[Finding]:
+    limit = setup.config.limits.get("turns") if setup.config else None
+    if limit == 1 and setup.env is not None and setup.has_tools and setup.agent is None:
+        yield warning(
+            f"limits.turns 1 with the tools of {setup.env.__name__}: an episode ends at its first call, and the model "
+            "never reads a result; write limits.turns 8"
+        )
+
+
 def replay(setup: Setup) -> Iterator[Finding]:
+    if setup.args.use_rollout_routing_replay and setup.sizes is not None and not setup.sizes.experts:
+        yield error(
+            "remove --use-rollout-routing-replay: the model has no experts, so there are no routes to replay and the "
+            "first batch is refused"
+        )
     top_p = setup.args.rollout_top_p
     if top_p is not None and top_p != 1.0:
         yield warning(
@@ -278,6 +330,10 @@ RULES: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     architecture,
     fp8,
     routing,
+    engine_url,
+    sampling,
+    saving,
+    turns,
     replay,
     evaluation,
     logging,

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.env import Env, EnvFactory, plays_itself
+from agentrl.env import Env, plays_itself
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.command import Command
@@ -131,7 +131,7 @@ def read_config(keys: Mapping[str, Any]) -> SlimeConfig:
 
 def open_env(config: SlimeConfig, path: str) -> type[Env]:
     """Import the Env and validate its configuration, without starting anything. Raises ConfigError."""
-    return EnvFactory(path, config.env_config).cls
+    return config.env_factory(path).cls
 
 
 def read_model(folder: Path) -> dict[str, Any]:

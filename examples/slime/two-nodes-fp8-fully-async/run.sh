@@ -4,7 +4,8 @@
 # `bash run.sh` runs it: on each node, with NODE=0 on the first.
 set -euo pipefail
 
-HEAD="${HEAD:?the address of the first node}"
+HEAD="${HEAD:?the IP address of the first node}"
+export no_proxy="localhost,127.0.0.1,0.0.0.0,${HEAD}${no_proxy:+,${no_proxy}}"
 if [[ "${NODE:?the number of this node, 0 on the first}" != 0 ]]; then
    ray stop   # ends what an earlier run left: all your Ray processes on this node
    exec ray start --address "${HEAD}:6379" --num-gpus 8 --disable-usage-stats --block
@@ -105,6 +106,12 @@ export PYTHONPATH="${SLIME}:${MEGATRON}${PYTHONPATH:+:${PYTHONPATH}}"
 agentrl slime check -- "${COMMAND[@]}"
 [[ -z "${CHECK:-}" ]] || exit 0
 
+NVLS=0   # NVLink SHARP, where the GPUs have NVLink
+if [[ "$(nvidia-smi topo -m 2> /dev/null || true)" =~ NV[0-9] ]]; then NVLS=1; fi
+# The network device of HEAD, by which the nodes reach each other. It has the same name on all of them.
+SOCKET_IFNAME="${SOCKET_IFNAME:-$(ip -o address 2> /dev/null | awk -v head="${HEAD}/" 'index($4, head) == 1 {print $2; exit}' || true)}"
+: "${SOCKET_IFNAME:?the network device between the nodes, such as eth0}"
+
 ray stop   # ends what an earlier run left: all your Ray processes on this node
 ray start --head --node-ip-address "${HEAD}" --port 6379 --num-gpus 8 --disable-usage-stats
-ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\"}}" -- "${COMMAND[@]}"
+ray job submit --address="http://127.0.0.1:8265" --runtime-env-json="{\"env_vars\": {\"PYTHONPATH\": \"${PYTHONPATH}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\", \"TENSORBOARD_DIR\": \"${TENSORBOARD_DIR:-}\", \"NCCL_NVLS_ENABLE\": \"${NCCL_NVLS_ENABLE:-${NVLS}}\", \"MASTER_ADDR\": \"${HEAD}\", \"GLOO_SOCKET_IFNAME\": \"${SOCKET_IFNAME}\", \"TP_SOCKET_IFNAME\": \"${SOCKET_IFNAME}\", \"no_proxy\": \"${no_proxy}\"}}" -- "${COMMAND[@]}"
