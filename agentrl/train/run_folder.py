@@ -32,6 +32,8 @@ from agentrl.types import JSON
 log = logging.getLogger("agentrl")
 
 KEEP_CHECKPOINTS = 2
+ENGINE_LOG = "engine.log"
+"""What an engine writes that runs beside the trainer. It stays if the run fails before its first step."""
 _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
@@ -64,7 +66,9 @@ class RunFolder:
         config_file = self.path / "config.yaml"
         if resume:
             _check_same(config_file, config)
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (
+            not self.path.is_dir() or {path.name for path in self.path.iterdir()} - {ENGINE_LOG}
+        ):
             what = "holds another run" if config_file.exists() else "is not an empty folder"
             remedy = "add --resume to go on with it, or " if config_file.exists() else ""
             raise ConfigError(f"--out {self.path} {what}; {remedy}choose another folder")
@@ -108,13 +112,13 @@ class RunFolder:
         write_atomically(self.path / "config.yaml", config.to_yaml())
 
     def discard(self) -> None:
-        """Undo `create`, so that the next attempt finds the folder as it was before."""
+        """Undo `create`, so that the next attempt can use the folder. The engine's log stays, to say what failed."""
         for path in list(self.path.iterdir()):
             if path.is_dir():
                 shutil.rmtree(path)
-            else:
+            elif path.name != ENGINE_LOG:
                 path.unlink()
-        if self._made:
+        if self._made and not (self.path / ENGINE_LOG).exists():
             self.path.rmdir()
 
     def write_skipped(self, rows: Iterable[str]) -> None:

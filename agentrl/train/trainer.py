@@ -96,8 +96,8 @@ def train(
     Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
     not finite. Raises CanaryError if nothing can be learned, or if engine and trainer disagree. After such an error, or
     after a kill, `resume` continues from the last checkpoint. After Ctrl-C and SIGTERM it continues where the run was.
-    A run that fails before its first step leaves no folder. `accept_changed_data`: continue even if tasks have
-    changed.
+    A run that fails before its first step leaves no folder, or only the engine's log. `accept_changed_data`: continue
+    even if tasks have changed.
     """
 
     async def whole() -> Summary:
@@ -144,7 +144,7 @@ class Trainer:
         await self._close(exc)
 
     async def _close(self, exc: BaseException | None) -> None:
-        """Close everything. If nothing was learned yet, remove the folder, so that the next attempt can use it."""
+        """Close everything. If nothing was learned yet, empty the folder, so that the next attempt can use it."""
         await self._stack.aclose()
         nothing_learned = self.position.step == self.position.warm_steps == 0
         if isinstance(exc, ConfigError | BugError) and self._created and nothing_learned:

@@ -248,6 +248,19 @@ def test_what_is_discarded_was_never_there(tmp_path, make_config, there):
     folder.check(make_config(), resume=False)
 
 
+def test_the_engines_log_stays_and_is_in_nobodys_way(tmp_path, make_config):
+    folder = RunFolder(tmp_path / "new")
+    folder.create(make_config())
+    (folder.path / "engine.log").write_text("RuntimeError: no memory")
+    folder.discard()
+    assert [path.name for path in folder.path.iterdir()] == ["engine.log"]
+    folder.unlock()
+    again = RunFolder(tmp_path / "new")
+    again.check(make_config(), resume=False)
+    again.create(make_config())
+    assert (again.path / "engine.log").read_text() == "RuntimeError: no memory"
+
+
 def test_a_damaged_line_of_metrics_is_named(folder):
     folder.metrics.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
     with pytest.raises(ConfigError, match=r"metrics.jsonl:2: not JSON .*; delete this line"):

@@ -103,10 +103,10 @@ class ServerProcess:
         return f"the log {self.log} ends: {' | '.join(self._lines()[-_TAIL_LINES:])}"
 
     def _last_words(self) -> str:
-        """The last line that names an error, or the last lines. The log itself goes with a run that did not begin."""
+        """The last line that names an error, or the last lines; and where the rest is."""
         lines = self._lines()
         errors = [line for line in lines if _ERROR.search(line)]
-        return errors[-1] if errors else " | ".join(lines[-_TAIL_LINES:])
+        return f"{errors[-1] if errors else ' | '.join(lines[-_TAIL_LINES:])}; all of it is in {self.log}"
 
     def _lines(self) -> list[str]:
         """The lines at the end of the log, since this start."""
