@@ -115,7 +115,7 @@ class _Call:
             flags,
             trajectory,
             self.sample,
-            teacher_log_probs=await distill.ask_teacher(here, flags, trajectory),
+            teacher_log_probs=await distill.ask_teacher(here, flags, trajectory, retry_s=config.engine_retry_s),
             segments=config.thinking == "strip" or self._agent_fans_out(task),
             decode=renderer.decode,
             extra=resumption.metadata(),

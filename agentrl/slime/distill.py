@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from agentrl.engine.sglang.connections import Connections
 
 _TIMEOUT_S = 600.0
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Seconds between attempts when the teacher does not answer."""
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+"""Seconds between attempts when the teacher is away. They double."""
+_MAX_RETRY_AFTER_S = 60.0
 
 
 def check_flags(flags: HostArgs, sample: Any) -> None:
@@ -46,8 +47,12 @@ def check_flags(flags: HostArgs, sample: Any) -> None:
         raise ConfigError("--opd-type sglang: this host's Sample has no teacher_log_probs; use --opd-type megatron")
 
 
-async def ask_teacher(here: LoopResources, flags: HostArgs, trajectory: Trajectory) -> list[Sequence[float]]:
+async def ask_teacher(
+    here: LoopResources, flags: HostArgs, trajectory: Trajectory, *, retry_s: float
+) -> list[Sequence[float]]:
     """The teacher's log-probs of the response, one list for each segment. Without an answer the episode fails.
+
+    A teacher that is away is asked again for `retry_s` seconds.
 
     Empty where the flags name no teacher, and for an episode that is not trained.
     """
@@ -56,7 +61,7 @@ async def ask_teacher(here: LoopResources, flags: HostArgs, trajectory: Trajecto
     connections = await here.connections(flags.rm_url)
     try:
         return [
-            await _log_probs(connections, flags, list(segment.tokens), segment.response_length)
+            await _log_probs(connections, flags, list(segment.tokens), segment.response_length, retry_s)
             for segment in trajectory.segments
         ]
     except (EngineError, TimeoutError) as exc:
@@ -72,7 +77,9 @@ def write_log_probs(sample: Any, log_probs: Sequence[float]) -> None:
     sample.teacher_log_probs = torch.tensor(known, dtype=torch.float32)
 
 
-async def _log_probs(connections: Connections, flags: HostArgs, tokens: list[int], count: int) -> Sequence[float]:
+async def _log_probs(
+    connections: Connections, flags: HostArgs, tokens: list[int], count: int, retry_s: float
+) -> Sequence[float]:
     if not count:
         return []
     body = {
@@ -85,7 +92,7 @@ async def _log_probs(connections: Connections, flags: HostArgs, tokens: list[int
         "return_logprob": True,
         "logprob_start_len": 0,
     }
-    answer = await _post(connections, json.dumps(body).encode())
+    answer = await _post(connections, json.dumps(body).encode(), retry_s)
     try:
         scored = json.loads(answer)["meta_info"]["input_token_logprobs"][-count:]
         found, ids = [float(entry[0]) for entry in scored], [int(entry[1]) for entry in scored]
@@ -96,13 +103,16 @@ async def _log_probs(connections: Connections, flags: HostArgs, tokens: list[int
     return found
 
 
-async def _post(connections: Connections, body: bytes) -> bytes:
+async def _post(connections: Connections, body: bytes, retry_s: float) -> bytes:
     from agentrl.engine.sglang.connections import UnavailableError
 
-    url = connections.address.url
-    for pause in _PAUSES_S:
+    url, pause, waited = connections.address.url, _PAUSE_S, 0.0
+    while True:
         try:
             return await connections.post(url, body, {}, _TIMEOUT_S)
         except UnavailableError as exc:
-            await asyncio.sleep(max(pause, exc.retry_after))
-    return await connections.post(url, body, {}, _TIMEOUT_S)
+            if waited >= retry_s:
+                raise
+            seconds = max(pause, min(exc.retry_after, _MAX_RETRY_AFTER_S))
+            await asyncio.sleep(seconds)
+            waited, pause = waited + seconds, min(2 * pause, _LONGEST_PAUSE_S)

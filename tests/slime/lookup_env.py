@@ -7,6 +7,8 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from pydantic import BaseModel
+
 from agentrl import Env, InfraError, Reward, StepResult, Trajectory, tool
 
 TABLE = {"France": "Paris", "Spain": "Madrid"}
@@ -95,16 +97,6 @@ class Unscored(Lookup):
         return None
 
 
-class Quiz(Env):
-    """Says no to every answer that is not the label; the reward is the sample's number."""
-
-    async def step(self, action):
-        return StepResult("No.", done=action.content == self.task.label)
-
-    def score(self, trajectory: Trajectory) -> float:
-        return float(self.task.id)
-
-
 class Silent(Env):
     """No tools: any turn ends the episode."""
 
@@ -113,6 +105,38 @@ class Silent(Env):
 
     def score(self, trajectory: Trajectory) -> float:
         return 0.25
+
+
+class Table(BaseModel, extra="forbid"):
+    table: str
+
+
+class Keyed(Silent):
+    config: Table
+
+    def score(self, trajectory: Trajectory) -> float:
+        return float(self.config.table == "small")
+
+
+class Size(BaseModel, extra="forbid"):
+    size: int
+
+
+class Tuned(Silent):
+    config: Size
+
+    def score(self, trajectory: Trajectory) -> float:
+        return float(self.config.size)
+
+
+class Quiz(Env):
+    """Says no to every answer that is not the label; the reward is the sample's number."""
+
+    async def step(self, action):
+        return StepResult("No.", done=action.content == self.task.label)
+
+    def score(self, trajectory: Trajectory) -> float:
+        return float(self.task.id)
 
 
 def half(trajectory: Trajectory) -> float:

@@ -493,6 +493,23 @@ async def test_first_calls_at_once_make_everything_once(Sample, serve, make_args
     assert len(engine.requests) == 512
 
 
+async def test_an_evaluation_with_another_env_has_a_configuration_of_its_own(
+    Sample, serve, make_args, env_path, caplog
+):
+    """`env_config` is validated by each Env, so one mapping cannot fit two."""
+    other = env_path("Tuned")
+    given = {"env_config": {"table": "small"}, "env": env_path("Keyed")}
+    async with serve() as (_, url):
+        assert (await adapt(make_args(url, **given), question(Sample), PARAMS)).reward == 1.0
+        held_out = question(Sample, metadata={"env": other})
+        with pytest.raises(
+            ConfigError, match=r"it got the env_config of .*Keyed: give it its own, as in `env_configs:"
+        ):
+            await adapt(make_args(url, **given), held_out, PARAMS, evaluation=True)
+        args = make_args(url, **given, env_configs={other: {"size": 2}})
+        assert (await adapt(args, held_out, PARAMS, evaluation=True)).reward == 2.0
+
+
 def test_two_loops_in_two_threads(Sample, serve, make_args, events):
     async def play():
         async with serve() as (_, url):

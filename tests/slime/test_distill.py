@@ -91,10 +91,17 @@ async def test_a_teacher_without_an_answer_is_a_masked_sample(Taught, serve, mak
 
 
 async def test_a_teacher_that_is_busy_is_asked_again(Taught, serve, make_args, monkeypatch):
-    monkeypatch.setattr(distill, "_PAUSES_S", (0.0, 0.0))
-    async with serve() as (_, url), teacher([(503, {}), (503, {})]) as (asked, teacher_url):
+    monkeypatch.setattr(distill, "_PAUSE_S", 0.001)
+    async with serve() as (_, url), teacher([(503, {})] * 8) as (asked, teacher_url):
         sample = await adapt(make_args(url, args=opd(teacher_url)), question(Taught), PARAMS)
-    assert (len(asked), sample.reward) == (3, 1.0)
+    assert (len(asked), sample.reward) == (9, 1.0)
+
+
+async def test_the_patience_with_a_teacher_has_an_end(Taught, serve, make_args):
+    async with serve() as (_, url), teacher([(503, {})] * 8) as (asked, teacher_url):
+        sample = await adapt(make_args(url, args=opd(teacher_url), engine_retry_s=0.0), question(Taught), PARAMS)
+    assert len(asked) == 1
+    assert "HTTP 503" in sample.metadata["agentrl"]["failure"]["error"]
 
 
 @pytest.mark.parametrize(
