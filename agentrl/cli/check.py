@@ -22,6 +22,7 @@ from agentrl.cli.play import Player, load_player
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
+from agentrl.train.files import write_atomically
 
 if TYPE_CHECKING:
     from agentrl.check import Report
@@ -67,7 +68,7 @@ def check(
             raise ConfigError(f"--json {out}: name a file in a folder that exists")
         report = _checked(env, data, gold, noop, model, limit, seconds, EpisodeConfig.parse(settings or ()))
         if out is not None:
-            out.write_text(json.dumps(report.to_json(), indent=1) + "\n")
+            write_atomically(out, json.dumps(report.to_json(), indent=1) + "\n")
         _print(report)
         if report.errors:
             raise typer.Exit(FOUND)

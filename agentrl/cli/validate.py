@@ -14,6 +14,7 @@ from agentrl._interrupts import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
+from agentrl.train.files import write_atomically
 
 BROKEN = 1
 """Exit code; 2 is a wrong command."""
@@ -58,7 +59,8 @@ def validate(
         verdicts = load_object(f"{_CORE}:counts")(findings)
         if out is not None:
             rows = [dataclasses.asdict(found) for found in findings]
-            out.write_text(json.dumps({"tasks": len(rows), "verdicts": verdicts, "findings": rows}, indent=1) + "\n")
+            report = {"tasks": len(rows), "verdicts": verdicts, "findings": rows}
+            write_atomically(out, json.dumps(report, indent=1) + "\n")
         _report(findings, verdicts)
         if set(verdicts) - {"good"}:
             raise typer.Exit(BROKEN)

@@ -181,6 +181,7 @@ def test_an_engine_that_slime_does_not_know():
     assert level == "error"
     assert "remove `engine: http://127.0.0.1:30000` under `agentrl`: episodes would be sampled there" in text
     assert serious(debug_rollout_only=True) == [], "nothing is trained"
+    assert str(check(read_argument(["agentrl.yaml"]))[0].level) == "error", "the YAML file alone"
     router = {"sglang-router-ip": "127.0.0.1", "sglang-router-port": 30000}
     assert serious(**router) == [], "it is slime's router"
 

@@ -15,7 +15,7 @@ from agentrl.slime.check.finding import Finding, Level, error, unchecked
 from agentrl.slime.check.flags import Words
 from agentrl.slime.check.memory import memory
 from agentrl.slime.check.needs import needs
-from agentrl.slime.check.rules import RULES
+from agentrl.slime.check.rules import RULES, engine_url, turns
 from agentrl.slime.check.setup import Setup, open_env, read_config, read_keys
 from agentrl.slime.check.supervised import is_supervised, supervised
 from agentrl.slime.config import SlimeConfig
@@ -35,7 +35,9 @@ def check(command: Command) -> list[Finding]:
     found += reading.findings
     env = _env(config, command, found)
     setup = Setup(reading.args, command, config, env, reading.exact)
-    rules = (paths, template) if command.yaml_only else (*RULES, paths, data, template, memory, needs)
+    rules = (
+        (engine_url, turns, paths, template) if command.yaml_only else (*RULES, paths, data, template, memory, needs)
+    )
     for rule in rules:
         found += _guarded(rule, setup)
     if command.yaml_only:
