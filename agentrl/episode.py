@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
@@ -10,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
+from agentrl._concurrency import Deadline
 from agentrl.boundary import FailedError, at_boundary
 from agentrl.conversation import Conversation
 from agentrl.engine.base import Engine
@@ -144,7 +144,7 @@ class Episode:
 
     async def _take_turns(self, left: float | None) -> StopReason:
         """Reset and take turns until there is a reason to stop, for at most `left` seconds. Raises FailedError."""
-        deadline = asyncio.timeout(left)
+        deadline = Deadline(left)
         try:
             async with deadline:
                 if not self.state.trajectory.length:

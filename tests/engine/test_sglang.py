@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from agentrl import Env, EpisodeOptions, Limits, StopReason, Task, run_episode
 from agentrl.engine import Generation, SGLangEngine
 from agentrl.errors import ConfigError, EngineError
 from tests.engine.fake_sglang import Fake, answer, client, for_ever, reset, reset_in_the_middle
@@ -131,6 +132,21 @@ async def test_an_engine_that_is_away_for_long_fails_nothing(caplog):
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1, "of the outage, not of each attempt"
     assert "the engine is away: requests are sent again for 120 s" in warnings[0]
+
+
+async def test_waiting_for_an_engine_is_no_time_of_the_episode(renderer, monkeypatch):
+    """Else an outage would end episodes by their deadline, to be scored and trained as slow ones."""
+    monkeypatch.setattr("agentrl.engine.sglang.client._backoff", lambda attempt, retry_after: 0.8)
+    fake = Fake(*[(503, {})] * 3, answer(renderer.encode({"role": "assistant", "content": "Paris"})))
+    options = EpisodeOptions(limits=Limits(episode_s=1.5, context=1000))
+    async with fake.serve() as url, client(url) as engine:
+        played = await run_episode(Quiet(), Task(prompt="Where?"), engine=engine, renderer=renderer, options=options)
+    assert (played.stop, played.answer) == (StopReason.DONE, "Paris")
+
+
+class Quiet(Env):
+    def score(self, trajectory):
+        return 1.0
 
 
 async def test_a_host_that_stops_its_episodes_ends_the_wait():

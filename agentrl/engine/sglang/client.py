@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
+from agentrl._concurrency import uncounted
 from agentrl.engine.base import RETRY_S, AsyncClosing, Generation, SamplingParams
 from agentrl.engine.sglang import workers
 from agentrl.engine.sglang.answers import read_generation
@@ -181,7 +182,8 @@ class SGLangEngine(AsyncClosing):
                     raise EngineError(f"{exc}; gave up after {attempts} in {away:.0f} s") from exc
                 self._note_away(exc)
                 seconds = _backoff(number, exc.retry_after)
-                await pause(seconds)
+                with uncounted():  # the episode is not slow: it has no engine
+                    await pause(seconds)
                 away += seconds
             if ended():
                 break
