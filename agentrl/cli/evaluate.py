@@ -157,7 +157,7 @@ def _about(job: _Job, envs: EnvFactory) -> Mapping[str, Any]:
     """What two runs of the command must share, if the second is to resume the first."""
     return {
         "env": job.env,
-        "code": source_of(envs.cls)[1],
+        "code": {"env": source_of(envs.cls)[1], "reward": source_of(job.config.reward_function())[1]},
         "model": job.model,
         "weights": weights_digest(job.model),
         "engine": job.engine,

@@ -343,7 +343,8 @@ def _play_script(job: _Job, path: str, model: str) -> list[Trajectory]:
 
 def _about(job: _Job, envs: EnvFactory, path: str, model: str) -> Mapping[str, object]:
     """What two runs of the command must share, if the second is to resume the first."""
-    code = {"env": source_of(envs.cls)[1], "player": source_of(load_object(path))[1]}
+    sources = {"env": envs.cls, "player": load_object(path), "reward": job.config.reward_function()}
+    code = {name: source_of(found)[1] for name, found in sources.items()}
     return {"env": job.env, "player": path, "code": code, "tokenizer": model, "settings": asdict(job.config)}
 
 

@@ -86,11 +86,16 @@ class Results:
         self.warning = self._changed()
 
     def load_same(self) -> None:
-        """Take what the same command has left. What another one has left is removed: these episodes are cheap."""
+        """Take what the same command has left. What another one has left is removed: these episodes are cheap.
+
+        Raises ConfigError if a model behind an API has played them: those were paid for.
+        """
         try:
             self.load()
         except ConfigError as exc:
             assert self.file is not None
+            if any('"api": ' in line for line in _lines(self.file)):
+                raise
             self.done.clear()
             self.file.unlink()
             reason = str(exc).removeprefix(f"--out {self.file}").removesuffix("; name another file").strip()

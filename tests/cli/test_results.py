@@ -99,6 +99,16 @@ def test_what_another_command_left_is_replaced_and_said(waiting, agentrl, start,
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_what_was_paid_for_is_not_replaced(waiting, agentrl, command):
+    row = Trajectory(session_id="s")
+    row.info["played"] = {"task": "t", "sample": 0, "env": "waiting.py:Waiting", "api": "http://host/v1"}
+    (waiting / "out.jsonl.unfinished").write_text(json.dumps(row.to_json()) + "\n")
+    assert agentrl(*COMMANDS[command]) == 2
+    assert agentrl.stderr.startswith("error: --out out.jsonl.unfinished holds results of ")
+    assert len(rows(waiting / "out.jsonl.unfinished")) == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_two_commands_with_one_file_are_one_too_many(waiting, agentrl, command):
     with only_writer(waiting / "out.jsonl"):
         assert agentrl(*COMMANDS[command]) == 2
