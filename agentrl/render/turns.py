@@ -9,7 +9,7 @@ from typing import Literal
 from agentrl.errors import TemplateError
 from agentrl.render.base import Rendered, RenderedSpan, SpanKind
 from agentrl.render.content import text_of
-from agentrl.render.formats.json_calls import CONVENTION
+from agentrl.render.formats.conventions import convention_of
 from agentrl.render.learn.close import Close
 from agentrl.render.learn.probe import QUESTION, RESULT, assistant, behind_question
 from agentrl.render.learn.profile import Profile
@@ -223,8 +223,7 @@ class Turns:
     def _spelled(self, message: Message) -> Message:
         """The message with its calls as text, for a template that writes none."""
         functions = [call.get("function") or call for call in message["tool_calls"]]
-        written = [CONVENTION.write(function["name"], function["arguments"]) for function in functions]
-        content = "\n".join(filter(None, [message["content"], *written]))
+        content = "\n".join(filter(None, [message["content"], convention_of(self.template).write(functions)]))
         return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
 
 

@@ -87,7 +87,15 @@ TOOL = {
     "function": {
         "name": "find",
         "description": "Find it.",
-        "parameters": {"type": "object", "properties": {"what": {"type": "string"}, "many": {"type": "array"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "what": {"type": "string"},
+                "many": {"type": "array"},
+                "deep": {"type": "object"},
+                "yes": {"type": "boolean"},
+            },
+        },
     },
 }
 ARGUMENTS = {"what": "12", "many": [1, 2.5], "deep": {"a": 'x <b> "y"'}, "yes": True}

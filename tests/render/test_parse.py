@@ -139,3 +139,55 @@ def test_llama_malformed_calls(llama: Renderer, tokenizers: Any) -> None:
 
 def test_no_tokens_at_all(chatml: Renderer) -> None:
     assert chatml.parse([], "abort") == Action("", "", finish_reason="abort")
+
+
+TYPED = '{"type": "function", "name": "lookup", "parameters": {"query": "x"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TYPED,
+        TYPED.replace("parameters", "arguments"),
+        f"Let me see. <|python_tag|>{TYPED}",
+        '{"id": "c1", "name": "lookup", "parameters": {"query": "x"}}',
+        '{"parameters": {"query": "x"}, "name": "lookup"}',
+    ],
+)
+def test_llama_calls_with_keys_as_models_write_them(llama: Renderer, tokenizers: Any, text: str) -> None:
+    tokens = tokenizers.llama().encode(f"{text}<|eot_id|>", add_special_tokens=False)
+    action = llama.parse(tokens, "stop", tokens[-1])
+    assert [(call.name, call.arguments, call.error) for call in action.calls] == [("lookup", {"query": "x"}, None)]
+    assert action.content == ("Let me see." if text.startswith("Let") else "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "Ada", "born": 1815}', '{"name": "Ada", "born": }', '{"type": "person", "name": "Ada"}', '{"query": 1}'],
+)
+def test_an_answer_that_is_an_object_is_no_call(llama: Renderer, tokenizers: Any, text: str) -> None:
+    tokens = tokenizers.llama().encode(f"{text}<|eot_id|>", add_special_tokens=False)
+    action = llama.parse(tokens, "stop", tokens[-1])
+    assert (action.calls, action.content) == ((), text)
+
+
+@pytest.mark.parametrize("text", ['{"type": "function", "name": "lookup", "parameters": {', '{"name": "lookup", oops'])
+def test_a_bare_call_that_breaks_off_is_malformed(llama: Renderer, tokenizers: Any, text: str) -> None:
+    tokens = tokenizers.llama().encode(f"{text}<|eot_id|>", add_special_tokens=False)
+    (call,) = llama.parse(tokens, "stop", tokens[-1]).calls
+    assert "not valid JSON" in (call.error or "")
+
+
+def test_a_tool_without_required_arguments_may_be_called_without_any(tokenizers: Any) -> None:
+    tool = {"name": "now", "description": "Now.", "parameters": {"type": "object", "properties": {}}}
+    renderer = load_renderer(tokenizers.chatml(), tools=[{"type": "function", "function": tool}])
+    tokens = tokenizers.chatml().encode(
+        '<tool_call>\n{"name": "now"}\n</tool_call><|im_end|>', add_special_tokens=False
+    )
+    (call,) = renderer.parse(tokens, "stop", tokens[-1]).calls
+    assert (call.name, call.arguments, call.error) == ("now", {}, None)
+
+
+def test_a_number_that_is_too_large_is_not_json(read: Any) -> None:
+    (call,) = read(CALL.replace('"x"', "1e400") + "<|im_end|>").calls
+    assert "not valid JSON" in (call.error or "")

@@ -8,9 +8,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from agentrl.render.formats.spelled import Span
+from agentrl.errors import TemplateError
+from agentrl.render.formats.spelled import Span, Spelled
 from agentrl.render.read.json_value import Unread, json_at
-from agentrl.render.read.lexer import Lexed
+from agentrl.render.read.lexer import Lexed, loose
+from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
 
 
@@ -22,8 +24,8 @@ class Arguments(Protocol):
         """What a Lexer must tell from look-alikes."""
         ...
 
-    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
-        """A mapping (or an Unread) and where it ends. `close` is what follows, `types` the arguments' schemas."""
+    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
+        """A mapping (or an Unread) and where it ends. `close` is what follows, `schema` the tool's parameters."""
         ...
 
 
@@ -33,19 +35,64 @@ Regions: TypeAlias = list[list[Span]]
 """Where the arguments of each call stand, in each text of a Spelled."""
 Learned: TypeAlias = tuple[Arguments, Regions]
 
-
+NULL = "null"
 _EMPTY: Mapping[str, Callable[[], JSON]] = {"array": list, "object": dict}
 """What nothing is, written as elements."""
+_QUOTED = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'""", re.DOTALL)
+_TRUTH = {"true": True, "false": False}
+_NAMES = {**_TRUTH, "null": None}
+"""JSON's words within what is Python otherwise."""
 
 
-def by_schema(text: str, schema: Mapping[str, Any] | None) -> JSON:
-    """A value without quotes: text where the schema says string; else JSON, or Python, or else text."""
-    if schema is not None and schema.get("type") == "string":
+def by_schema(text: str, schema: Schema, null: str = NULL) -> JSON:
+    """A value without quotes, by what the schema allows. `null` is the template's word for it.
+
+    Text stays text wherever a string is allowed: nothing tells `"0"` from `0`. Only null, and an object or a list, are
+    read as such beside a string, and only where the schema names them. Where no string is allowed, the text is JSON,
+    or Python. Text that is neither stays text, which the Env answers.
+    """
+    kinds = schema.kinds
+    if kinds is None or kinds == {"string"}:
         return text
-    if not text and schema is not None and schema.get("type") in _EMPTY:
-        return _EMPTY[schema["type"]]()
+    if "null" in kinds and text.strip() in (NULL, null):
+        return None
     value = literal(text)
-    return text if isinstance(value, Unread) else value
+    if "string" not in kinds:
+        return _without_quotes(text, value, kinds, schema)
+    if isinstance(value, dict | list):
+        return value if schema.allows(value) else text
+    listed = not schema.allows(text) and not isinstance(value, Unread) and schema.allows(value)
+    return value if listed else text
+
+
+def _without_quotes(text: str, value: Any, kinds: frozenset[str], schema: Schema) -> JSON:
+    """The value of a text that cannot be a string."""
+    if isinstance(value, str) and not isinstance(inner := literal(value), Unread) and schema.allows(inner):
+        return inner  # "5", with its quotes
+    if not isinstance(value, Unread):
+        return value
+    if not text and (empty := next((kind for kind in _EMPTY if kind in kinds), None)):
+        return _EMPTY[empty]()
+    if "boolean" in kinds and text.strip().lower() in _TRUTH:
+        return _TRUTH[text.strip().lower()]
+    return int(text) if kinds & {"integer", "number"} and re.fullmatch(r"\s*[-+]?[0-9]{1,4000}\s*", text) else text
+
+
+def null_in(probes: Spelled) -> str:
+    """The template's word for null: some write it as Python does."""
+    try:
+        return "None" if re.search(r"\bNone\b", probes.typed(None)) else NULL
+    except TemplateError:
+        return NULL
+
+
+def runs_on(lexed: Lexed, at: int, stop: int, close: str, opening: str) -> bool:
+    """Whether a value at `text[at:stop]` runs over the end of its call into another: it has lost its own close."""
+    ended = lexed.search(loose(close), at) if close else None
+    if ended is None or ended.end() > stop:
+        return False
+    begun = lexed.search(opening, ended.end())
+    return begun is not None and begun.end() <= stop
 
 
 def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]:
@@ -62,13 +109,25 @@ def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]
 
 
 def literal(text: str) -> Any:
-    """The JSON or Python value that the text is, or an Unread."""
+    """The JSON or Python value that the text is, or an Unread. JSON's words may stand within Python."""
     value, end = json_at(text.strip(), 0)
     if not isinstance(value, Unread) and end == len(text.strip()):
         return value
     try:
-        value = ast.literal_eval(text.strip())
-        json.dumps(value, allow_nan=False)
+        tree = ast.parse(_QUOTED.sub(_on_one_line, text.strip()), mode="eval")
+        value = ast.literal_eval(_Words().visit(tree))
+        return json.loads(json.dumps(value, allow_nan=False))  # a tuple is a list
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return Unread("neither JSON nor a Python literal")
-    return value
+
+
+def _on_one_line(quoted: re.Match[str]) -> str:
+    """A string in which models write line breaks as they are."""
+    return quoted.group().replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+class _Words(ast.NodeTransformer):
+    """JSON's words as Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from agentrl.render.formats.arguments import Learned, Regions
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import Unread, json_at
 from agentrl.render.read.lexer import Lexed
+from agentrl.render.read.schema import Schema
 
 _SPACE = re.compile(r"\s*")
 
@@ -27,7 +27,7 @@ class AsJson:
     def markers(self) -> tuple[str, ...]:
         return ()
 
-    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
+    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
         space = _SPACE.match(lexed.text, at)
         value, end = json_at(lexed.text, space.end() if space else at)
         if self.as_text and isinstance(value, str):

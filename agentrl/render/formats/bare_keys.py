@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from agentrl.render.formats.arguments import Learned, Regions
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import NUMBERS, Unread, json_at
 from agentrl.render.read.lexer import Lexed
+from agentrl.render.read.schema import Schema
 
 _SPACE = re.compile(r"\s*")
 
@@ -26,7 +26,7 @@ class AsBareKeys:
     def markers(self) -> tuple[str, ...]:
         return (self.quote,)
 
-    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
+    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
         space = _SPACE.match(lexed.syntax, at)
         try:
             return self._value(lexed, space.end() if space else at)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.render.formats import spelled
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.calls import Attempt, Block, Types, broken
 from agentrl.render.read.json_value import Unread, json_at
-from agentrl.render.read.lexer import Lexed, is_distinct, loose
+from agentrl.render.read.lexer import Lexed, has_tag, is_distinct, loose
 from agentrl.types import JSON
 
 PYTHON_TAG = "<|python_tag|>"
 """Llama 3 models may sample it before a call although their template does not write it."""
 _BETWEEN = re.compile(r"[\s;,]*")
+
+_BEFORE = r'(?:"[^"\s]*"\s*:\s*(?:"[^"\s]*"\s*,\s*|\{\s*)){0,4}?'
+"""What may stand before a call's name: `"type": "function", `."""
+_SYNONYMS = ("arguments", "parameters")
+"""Models write either word, whatever their template writes."""
 
 Path = tuple[str, ...]
 """Keys from the outermost object to a value."""
@@ -39,6 +43,8 @@ class JsonCalls:
     in_block: bool = False
     as_text: bool = False
     """Arguments are JSON in a JSON string."""
+    names: tuple[str, ...] = ()
+    """Of the tools in hand."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -52,13 +58,36 @@ class JsonCalls:
         if self.open:
             mark = lexed.search(loose(self.open), at)
             return mark.start() if mark else None
-        tag = re.compile(r"\s*" + re.escape(PYTHON_TAG)).match(lexed.syntax, at)
-        if tag and not self.in_block:
-            return tag.end() - len(PYTHON_TAG)
-        keys = "|".join({re.escape(path[0]) for path in (self.name_at, self.arguments_at, self.id_at) if path})
-        key = f"(?:{keys}|{re.escape(self.first_key)})" if keys else r"[^\"\s]+"
-        begins = r"\{" if self.in_block else rf'\{{\s*"{key}"\s*:'
-        return at if re.compile(_BETWEEN.pattern + begins).match(lexed.text, at) else None
+        space = _BETWEEN.match(lexed.text, at)
+        start = space.end() if space else at
+        if lexed.syntax.startswith("{", start) and (self.in_block or self._is_call(lexed.text, start)):
+            return at
+        tag = None if self.in_block else lexed.search(re.escape(PYTHON_TAG), at)
+        return tag.start() if tag else None
+
+    def bind(self, names: Sequence[str]) -> JsonCalls:
+        """The same format, for calls of tools with these names."""
+        return replace(self, names=tuple(names))
+
+    def _is_call(self, text: str, at: int) -> bool:
+        """Whether an object without markers is a call: it has arguments beside a name, or the name of a tool in hand.
+
+        One that is not valid JSON is a call that went wrong if it shows the same.
+        """
+        value, _ = json_at(text, at)
+        if isinstance(value, Unread):
+            return self._shows_a_call(text, at)
+        name, arguments = self._name_and_arguments(value)
+        if not isinstance(name, str) or not name:
+            return False
+        return name in self.names or (isinstance(arguments, dict | str) and bool(self.name_at or not self.names))
+
+    def _shows_a_call(self, text: str, at: int) -> bool:
+        """Whether text that is not valid JSON begins as a call does."""
+        names = "|".join(map(re.escape, self.names)) or r"[^\"\s]*"
+        key = rf'"{re.escape(self.name_at[-1])}"\s*:\s*' if self.name_at else ""
+        named = re.compile(rf'\{{\s*{_BEFORE}{key}"(?:{names})"\s*(?:[:,}}]|\Z)').match(text, at)
+        return named is not None and (bool(self.names) or any(f'"{word}"' in text for word in _SYNONYMS))
 
     def read(self, lexed: Lexed, at: int, types: Types) -> Attempt:
         """The call that opens at `at`."""
@@ -70,16 +99,16 @@ class JsonCalls:
         if isinstance(value, Unread):
             return self._broken(lexed, at, begin, begin, f"the call is not valid JSON: {value.reason}")
         if not self.close:
-            return self._check(value, at, end, lexed.text[start:end])
+            return self._check(value, at, end, lexed.text[start:end], types)
         mark = lexed.search(loose(self.close), end)
         if mark is None or lexed.text[end : mark.start()].strip():
             return self._broken(lexed, at, begin, end, "text after the call's JSON object")
-        return self._check(value, at, mark.end(), lexed.text[begin : mark.start()])
+        return self._check(value, at, mark.end(), lexed.text[begin : mark.start()], types)
 
     def _broken(self, lexed: Lexed, at: int, begin: int, seen: int, error: str) -> Attempt:
         return broken(lexed, at, begin, seen, error, (self.open, self.close))
 
-    def _check(self, value: Any, start: int, stop: int, raw: str) -> Attempt:
+    def _check(self, value: Any, start: int, stop: int, raw: str, types: Types) -> Attempt:
         if not isinstance(value, dict):
             return Attempt(start, stop, raw, error="the call is not a JSON object")
         sampled_id = _at(value, self.id_at) if self.id_at else None
@@ -87,6 +116,8 @@ class JsonCalls:
         name, arguments = self._name_and_arguments(value)
         if not isinstance(name, str) or not name:
             return Attempt(start, stop, raw, id=call_id, error=f'the call has no "{".".join(self.name_at) or "name"}"')
+        if arguments is None and name in types and not types[name].requires:
+            arguments = {}
         if not isinstance(arguments, dict):
             kind = "a JSON object" + (" as text" if self.as_text else "")
             error = f'the call\'s "{".".join(self.arguments_at) or "arguments"}" must be {kind}'
@@ -96,6 +127,9 @@ class JsonCalls:
     def _name_and_arguments(self, value: Any) -> tuple[Any, Any]:
         """Whatever stands in their places."""
         name, arguments = _at(value, self.name_at), _at(value, self.arguments_at)
+        if arguments is None and self.arguments_at and self.arguments_at[-1] in _SYNONYMS:
+            given = (_at(value, (*self.arguments_at[:-1], synonym)) for synonym in _SYNONYMS)
+            arguments = next((found for found in given if found is not None), None)
         if not self.name_at:
             name, arguments = next(iter(arguments.items())) if _is_single(arguments) else (None, None)
         if self.as_text and isinstance(arguments, str):
@@ -103,17 +137,8 @@ class JsonCalls:
         return name, arguments
 
     def named(self, names: str) -> str:
-        """Any key before the name's is passed over: a bare call is told by its first."""
-        return rf'{loose(self.open)}\s*\{{\s*"[^"\s]*"\s*:\s*"(?:{names})"'
-
-    def write(self, name: str, arguments: Mapping[str, JSON]) -> str:
-        """A call in this format."""
-        body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-        return f"{self.open}\n{body}\n{self.close}"
-
-
-CONVENTION = JsonCalls("<tool_call>", "</tool_call>")
-"""For a template that writes no calls itself: the most widely trained convention."""
+        """The keys before the name's are passed over."""
+        return rf'{loose(self.open)}\s*\{{\s*{_BEFORE}"[^"\s]*"\s*:\s*"(?:{names})"'
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
@@ -131,9 +156,15 @@ def learn(probes: Spelled) -> Iterator[Block]:
         arguments_at = arguments_at[:-1]  # the name itself is the key
     id_at = _path(value, spelled.call_id(0)) or ()
     first_key = next(iter(value))
-    yield Block(
-        JsonCalls(call_open, call_close, name_at, arguments_at, id_at, first_key, in_block, as_text), opening, closing
-    )
+    calls = JsonCalls(call_open, call_close, name_at, arguments_at, id_at, first_key, in_block, as_text)
+    listed = not opening and has_tag(call_open) and has_tag(call_close)
+    yield Block(calls, opening, closing, others=(in_a_list(calls),) if listed else ())
+
+
+def in_a_list(calls: JsonCalls) -> Block:
+    """The same calls in an array between their markers, as some models write several."""
+    inner = replace(calls, open="", close="", in_block=True)
+    return Block(inner, f"{calls.open}[", f"]{calls.close}")
 
 
 def _block(wrap: spelled.Wrap) -> tuple[str, str, str, str, bool]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.render.formats import spelled
-from agentrl.render.formats.arguments import CDATA, Learned, Regions, by_schema, section
+from agentrl.render.formats.arguments import CDATA, NULL, Learned, Regions, by_schema, null_in, runs_on, section
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import Unread
 from agentrl.render.read.lexer import Lexed, loose
+from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
 
 _DEPTH = 32
@@ -35,32 +36,35 @@ class AsKeyTags:
     """`&lt;` stands for `<`."""
     cdata: bool = False
     """Text with markup in it stands in a CDATA section."""
+    null: str = NULL
 
     @property
     def markers(self) -> tuple[str, ...]:
         return (self.open, self.between, self.close, self.end)
 
-    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
-        found, stop, error = self._elements(lexed, at, len(lexed.syntax), types, 0)
+    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
+        found, stop, error = self._elements(lexed, at, len(lexed.syntax), schema, 0, close)
         return (Unread(error), at) if error else (dict(found), stop)
 
     def _elements(
-        self, lexed: Lexed, at: int, stop: int, types: Mapping[str, Any], depth: int
+        self, lexed: Lexed, at: int, stop: int, schema: Schema, depth: int, call_close: str = ""
     ) -> tuple[list[tuple[str, JSON]], int, str]:
         """Keys and values from `at` on, where they end, and what is wrong with them."""
-        opening = re.compile(rf"\s*{loose(self.open)}(?P<key>[^\W\d][\w.-]{{0,127}}){loose(self.between)}")
+        opening = re.compile(r"\s*" + self._opening(r"(?P<key>[^\W\d][\w.-]{0,127})"))
         found = list[tuple[str, JSON]]()
         while (opened := opening.match(lexed.syntax, at, stop)) is not None:
             key = opened["key"]
-            ends, schema = loose(self.close) + re.escape(key) + loose(self.end), types.get(key) or {}
+            ends, inner = loose(self.close) + re.escape(key) + loose(self.end), self._within(schema, key)
             if self.cdata and lexed.syntax.startswith(CDATA[0], opened.end()):
                 closed, text = section(lexed, opened.end(), ends)
                 closed = closed if closed is not None and closed.end() <= stop else None
-                found.append((key, by_schema(text, schema)))
+                found.append((key, by_schema(text, inner, self.null)))
             else:
                 closed = self._closing(lexed, key, re.compile(ends), opened.end(), stop)
                 end = closed.start() if closed is not None else opened.end()
-                found.append((key, self._value(lexed, opened.end(), end, schema, depth)))
+                found.append((key, self._value(lexed, opened.end(), end, inner, depth)))
+                if call_close and runs_on(lexed, opened.end(), end, call_close, self._opening(re.escape(key))):
+                    closed = None
             if closed is None:
                 return found, at, f"the argument {key!r} is not closed"
             at = closed.end()
@@ -68,7 +72,7 @@ class AsKeyTags:
 
     def _closing(self, lexed: Lexed, key: str, ends: re.Pattern[str], at: int, stop: int) -> re.Match[str] | None:
         """The end of an element; elements of its own name within it are counted, if there can be such."""
-        begins = re.compile(loose(self.open) + re.escape(key) + loose(self.between))
+        begins = re.compile(self._opening(re.escape(key)))
         closed = ends.search(lexed.syntax, at, stop)
         if not self.nested:
             return closed
@@ -79,28 +83,30 @@ class AsKeyTags:
             closed = following
         return closed
 
-    def _value(self, lexed: Lexed, at: int, stop: int, schema: Mapping[str, Any], depth: int) -> JSON:
-        if self.nested and depth < _DEPTH and schema.get("type") != "string":
+    def _opening(self, key: str) -> str:
+        return loose(self.open) + key + loose(self.between)
+
+    def _value(self, lexed: Lexed, at: int, stop: int, schema: Schema, depth: int) -> JSON:
+        if self.nested and depth < _DEPTH and (schema.kinds is None or schema.kinds & {"object", "array"}):
             inner = self._inner(lexed, at, stop, schema, depth)
             if inner is not None:
                 return inner
         text = lexed.text[at:stop].removeprefix(_space(self.between[::-1])[::-1]).removesuffix(_space(self.close))
-        return by_schema(html.unescape(text) if self.escaped else text, schema)
+        return by_schema(html.unescape(text) if self.escaped else text, schema, self.null)
 
-    def _inner(self, lexed: Lexed, at: int, stop: int, schema: Mapping[str, Any], depth: int) -> JSON:
+    def _inner(self, lexed: Lexed, at: int, stop: int, schema: Schema, depth: int) -> JSON:
         """The object or list that is written as elements; None if there is more than elements."""
-        inner, end, error = self._elements(lexed, at, stop, self._types_within(schema), depth + 1)
+        inner, end, error = self._elements(lexed, at, stop, schema, depth + 1)
         if not inner or error or lexed.text[end:stop].strip():
             return None
         values = [value for key, value in inner if key == self.item]
         return values if len(values) == len(inner) else dict(inner)
 
-    def _types_within(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The schemas of an object's keys, and of a list's elements under the key that they stand under."""
-        types = schema.get("properties") or {}
-        if self.item and schema.get("type") in (None, "array"):
-            return {**types, self.item: schema.get("items") or {}}
-        return types
+    def _within(self, schema: Schema, key: str) -> Schema:
+        """The schema of an object's key, or of a list's elements under the key that they stand under."""
+        if key == self.item and key not in schema.keys and (schema.kinds is None or "array" in schema.kinds):
+            return schema.items
+        return schema.within(key)
 
 
 def learn(probes: Spelled) -> Learned | None:
@@ -123,7 +129,8 @@ def learn(probes: Spelled) -> Learned | None:
     list_item = item[1] if item and item[1] != spelled.words(0)[1] else ""
     escaped = "&lt;" in probes.typed("<")
     cdata = f"{CDATA[0]}<{CDATA[1]}" in probes.typed("<")
-    return AsKeyTags(opening, between, close, end, nested, list_item, escaped, cdata), regions
+    null = null_in(probes)
+    return AsKeyTags(opening, between, close, end, nested, list_item, escaped, cdata, null), regions
 
 
 def _regions(texts: Sequence[str]) -> tuple[Regions, set[tuple[str, ...]]]:

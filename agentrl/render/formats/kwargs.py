@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,14 @@ from agentrl.render.formats.arguments import Learned, Regions, literal
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import Unread, json_at
 from agentrl.render.read.lexer import Lexed
+from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
 
 _KEY = re.compile(r"[\s,]*(?P<key>[^\W\d][\w.-]{0,127})\s*=\s*")
 _ENDS = re.compile(r"\s*(?:,\s*[^\W\d][\w.-]{0,127}\s*=|,?\s*\))")
 """What follows a value."""
+_PADDED = re.compile(r"[-+]?0[0-9]{1,40}")
+"""A number with zeros before it is none in Python: a date's `07`."""
 _PART = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\[{(]|[\]})]|,|[^\"'\[\](){},]+""", re.DOTALL)
 _OPENS, _CLOSES = "[{(", "]})"
 
@@ -32,13 +34,15 @@ class AsKwargs:
     def markers(self) -> tuple[str, ...]:
         return ()
 
-    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
+    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
         values: dict[str, JSON] = {}
         while (key := _KEY.match(lexed.text, at)) is not None:
             name = key["key"]
             if name in values:
                 return Unread(f"the argument {name!r} is given twice"), key.end()
             value, end = self._value(lexed, key.end())
+            if isinstance(value, Unread) and _PADDED.fullmatch(padded := lexed.text[key.end() : end].strip()):
+                value = padded if schema.within(name).allows(padded) else int(padded)
             if isinstance(value, Unread):
                 return Unread(f"the argument {name!r} cannot be read: {value.reason}"), key.end()
             values[name], at = value, end
@@ -52,11 +56,7 @@ class AsKwargs:
         if not isinstance(value, Unread) and _ENDS.match(lexed.text, end):
             return value, end
         end = _end_of_value(lexed.text, at)
-        return literal(re.sub(r"\bnull\b", "None", _python(lexed.text[at:end]))), end
-
-
-def _python(text: str) -> str:
-    return {"true": "True", "false": "False"}.get(text.strip(), text)
+        return literal(lexed.text[at:end]), end
 
 
 def _end_of_value(text: str, at: int) -> int:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.render.formats import as_json, bare_keys, key_tags, kwargs, pairs, spelled
 from agentrl.render.formats.arguments import Arguments, Learned
+from agentrl.render.formats.json_calls import JsonCalls, in_a_list
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.calls import Attempt, Block, Types, broken, trigger
 from agentrl.render.read.json_value import Unread
 from agentrl.render.read.lexer import ID, NAME, NUMBER, Lexed, has_tag, is_distinct, is_tag, loose, pieces
+from agentrl.render.read.schema import ANY
 
 ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
     as_json.learn,
@@ -25,6 +27,8 @@ ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
 _NAME = r"(?P<name>(?!/)[^\s<>\[\](){{}}\"',;|=\x00]{{1,128}}{})"
 """Greedy where nothing else ends the name."""
 _NAME_IN_ID = r"(?P<id>(?:[\w-]+\.)?(?P<name>[\w.-]{{1,128}}{})(?::\d+)?)"
+_NAMESPACE = re.compile(r"(.*\W)(\w+\.)", re.DOTALL)
+_TAG = r"(?:<[^<>\s]{0,40}>|\[/?[A-Z_]{1,40}\])"
 _WINDOW = 80
 """How far before a recipient its channel may stand."""
 
@@ -53,7 +57,7 @@ class NamedCalls:
             mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), at)
             return mark.start() if mark else None
         if is_distinct(self.open):
-            mark = lexed.search(self._header(), at)
+            mark = lexed.search(f"{self._header()}|{self._misnamed()}", at)
             return self._framed(lexed, at, mark.start()) if mark else None
         begins = re.compile(r"[\s;,]*(?P<call>" + self._header() + ")").match(lexed.syntax, at)
         return begins.start("call") if begins else None
@@ -61,6 +65,10 @@ class NamedCalls:
     def named(self, names: str) -> str:
         """The whole header, with one of these names."""
         return rf"{loose(self.open)}\s*(?:{names})\s*{loose(self.between)}"
+
+    def bind(self, names: Sequence[str]) -> NamedCalls:
+        """Markers tell these calls from text, whatever the tools are."""
+        return self
 
     def _framed(self, lexed: Lexed, at: int, start: int) -> int:
         """An opening marker without a tag may come behind one of the header's tags: `<|channel|>commentary to=`."""
@@ -77,10 +85,10 @@ class NamedCalls:
             begin = begun.end() if begun else at + 1
             return self._broken(lexed, at, begin, begin, "the call's name cannot be read")
         name, call_id = header["name"], header.groupdict().get("id") or ""
-        value, end = self.arguments.read(lexed, header.end(), self.close, types.get(name, {}))
+        value, end = self.arguments.read(lexed, header.end(), self.close, types.get(name, ANY))
         if isinstance(value, Unread):
             return self._broken(lexed, at, header.start("name"), header.end(), value.reason, name)
-        close = loose(self.close, "" if ID in self.open + self.between else ID)
+        close = _or_without(self.close, "" if ID in self.open + self.between else ID)
         mark = re.compile(r"\s*" + close).match(lexed.syntax, end)
         if mark is None:
             return self._broken(lexed, at, header.start("name"), end, "text after the call's arguments", name)
@@ -96,16 +104,49 @@ class NamedCalls:
 
     def _header(self) -> str:
         """Of what stands between name and arguments, a model may vary all but the last tag."""
-        between = loose(self.between, "" if ID in self.open else ID)
+        between = _or_without(self.between, "" if ID in self.open else ID)
         tags = [piece for piece in pieces(self.between) if is_tag(piece)]
         if tags and not {ID, NUMBER} & set(self.between):
-            between = rf"(?:{between}|(?=[\s<\[])[^{{}}\n\x00]{{0,80}}?{re.escape(tags[-1])})"
+            words = [re.escape(piece) for piece in pieces(self.between) if piece.isalnum()]
+            varied = "|".join([rf"{_TAG}(?:\s?[\w/.-]+)?", *words])
+            between = rf"(?:{between}|(?=[\s<\[])(?:\s{{0,8}}(?:{varied})){{0,8}}?\s{{0,8}}{re.escape(tags[-1])})"
+        if isinstance(self.arguments, as_json.AsJson) and has_tag(self.open) and between:
+            between = rf"(?:{between}|(?=\s*\{{))"  # a marker left out: [TOOL_CALLS]search{{...}}
         name = (_NAME_IN_ID if self.name_in_id else _NAME).format("?" if between else "")
-        return rf"{loose(self.open, ID)}\s*{name}\s*{between}"
+        return rf"{self._opened()}\s*{name}\s*{between}"
+
+    def _opened(self) -> str:
+        """The opening; a model may leave out a namespace (`functions.`) if other words tell the call."""
+        before, namespace = _NAMESPACE.fullmatch(self.open).groups() if _NAMESPACE.fullmatch(self.open) else ("", "")
+        if not has_tag(self.open) and is_distinct(before):
+            return rf"{loose(before)}\s*(?:{loose(namespace)})?"
+        return _or_without(self.open, ID, begins=True)
+
+    def _misnamed(self) -> str:
+        """A header whose name is none: `search web`."""
+        tags = [piece for piece in pieces(self.between) if is_tag(piece)]
+        return rf"{self._opened()}[^\n{{}}\x00]{{0,128}}?{re.escape(tags[-1])}" if tags else r"(?!)"
 
     def _framing(self) -> str:
         tags = [piece for piece in pieces(self.between) if is_tag(piece)]
         return "" if not tags or has_tag(self.open) else rf"(?:{re.escape(tags[0])}\w*)?\s*"
+
+
+def _or_without(marker: str, captured: str, begins: bool = False) -> str:
+    """A regular expression for the marker, with or without its id or number and the piece before that.
+
+    The first piece of a marker with which a call begins must be there. Without a piece behind the id nothing would tell
+    a call that lacks it.
+    """
+    parts = [piece for piece in pieces(marker) if not piece.isspace()]
+    at = next((i for i, piece in enumerate(parts) if piece in (ID, NUMBER)), None)
+    if at is None or not parts[at + 1 :]:
+        return loose(marker, captured)
+    piece = loose(parts[at - 1]) if at else ""
+    hole = rf"(?:{loose(parts[at], captured)})?"
+    before, after = loose("".join(parts[: max(at - 1, 0)])), _or_without("".join(parts[at + 1 :]), "")
+    led = rf"{piece}\s*{hole}" if begins and at <= 1 else rf"(?:{piece}\s*{hole})?"
+    return r"\s*".join(filter(None, (before, led, after)))
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
@@ -148,4 +189,6 @@ def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tup
     opening, call_open, call_close, closing = spelled.wrap(befores[0], befores[2] if len(texts) > 1 else None, after)
     if not opening and not call_open:
         return None
-    return Block(NamedCalls(call_open, betweens[0], call_close, arguments), opening, closing)
+    listed = not (opening or call_close) and is_tag(call_open) and isinstance(arguments, as_json.AsJson)
+    others = (in_a_list(JsonCalls(call_open, "")),) if listed else ()  # Mistral's older spelling
+    return Block(NamedCalls(call_open, betweens[0], call_close, arguments), opening, closing, others=others)

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from agentrl.render.formats import spelled
-from agentrl.render.formats.arguments import CDATA, Learned, Regions, by_schema, literal, section
+from agentrl.render.formats.arguments import (
+    CDATA,
+    NULL,
+    Learned,
+    Regions,
+    by_schema,
+    literal,
+    null_in,
+    runs_on,
+    section,
+)
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import Unread
 from agentrl.render.read.lexer import TYPE, Lexed, is_tag, loose, pieces
+from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
 
 _NUMBER = 7919
+_KEY = r"[^\s<>\"\x00]+?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,56 +50,70 @@ class AsPairs:
     """`&lt;` stands for `<`."""
     cdata: bool = False
     """Text with markup in it stands in a CDATA section."""
+    null: str = NULL
 
     @property
     def markers(self) -> tuple[str, ...]:
         return (self.open, self.between, self.close)
 
-    def read(self, lexed: Lexed, at: int, close: str, types: Mapping[str, Any]) -> tuple[Any, int]:
-        key = re.compile(rf"\s*{loose(self.open)}\s*(?P<key>[^\s<>\"\x00]+?)\s*{loose(self.between, TYPE)}")
-        follows = "|".join(filter(None, (loose(self.open), loose(close), r"\Z")))
-        end, another = rf"{loose(self.close)}(?=\s*(?:{follows}))", self._another()
+    def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
+        key = re.compile(rf"\s*{self._opening(_KEY, TYPE)}")
         values: dict[str, JSON] = {}
         while (opened := key.match(lexed.syntax, at)) is not None:
             name, at = opened["key"], opened.end()
-            found = self._text(lexed, at, name, end, another)
+            missing = schema.keys.difference(values, (name,))
+            found = self._text(lexed, at, name, close, "|".join(map(re.escape, sorted(missing))) or _KEY)
             if isinstance(found, Unread):
                 return found, at
             text, at = found
-            values[name] = self._value(text, opened.groupdict().get("type"), types.get(name))
+            values[name] = self._value(text, opened.groupdict().get("type"), schema.within(name))
         return values, at
+
+    def _opening(self, key: str, captured: str = "") -> str:
+        return rf"{loose(self.open)}\s*(?P<key>{key})\s*{loose(self.between, captured)}"
 
     def _another(self) -> re.Pattern[str]:
         """What shows that another argument has begun."""
         tags = [re.escape(tag) for tag in pieces(self.between) if is_tag(tag)]
-        begun = rf"{loose(self.open)}\s*[^\s<>\"\x00]+?\s*{loose(self.between)}"
-        return re.compile("|".join([begun, *tags] if self.open else tags) or r"(?!)")
+        return re.compile("|".join([self._opening(_KEY), *tags] if self.open else tags) or r"(?!)")
 
-    def _text(self, lexed: Lexed, at: int, name: str, end: str, another: re.Pattern[str]) -> tuple[str, int] | Unread:
-        """The text of a value from `at` on, and where its close ends."""
+    def _text(self, lexed: Lexed, at: int, name: str, close: str, missing: str) -> tuple[str, int] | Unread:
+        """The text of a value from `at` on, and where its close ends. `missing` are keys of arguments to come."""
+        follows = "|".join(filter(None, (loose(self.open), loose(close), r"\Z")))
+        end = rf"{loose(self.close)}(?=\s*(?:{follows}))"
         protected = self.cdata and lexed.syntax.startswith(CDATA[0], at)
         if protected:
             closed, text = section(lexed, at, end)
         else:
             closed = lexed.search(end, at)
             text = lexed.text[at : closed.start() if closed else at]
-        if closed is None:
+        if closed is None or (not protected and runs_on(lexed, at, closed.start(), close, self._opening(_KEY))):
             return Unread(f"the argument {name!r} is not closed")
+        following = None if protected else self._swallowed(lexed, at, closed.start(), missing)
+        if following is not None:
+            text = lexed.text[at:following]
+            on_its_line = not text.rpartition("\n")[2].strip() and "\n" in text
+            return (text, following) if on_its_line else Unread(f"the argument {name!r} is not closed")
         first = lexed.search(loose(self.close), closed.start() if protected else at)
-        if first and another.search(lexed.syntax, first.end(), closed.start()):
+        if first and self._another().search(lexed.syntax, first.end(), closed.start()):
             return Unread(f"text behind the argument {name!r}")
         return text, closed.end()
 
-    def _value(self, text: str, kind: str | None, schema: Mapping[str, Any] | None) -> JSON:
+    def _swallowed(self, lexed: Lexed, at: int, stop: int, missing: str) -> int | None:
+        """Where another argument begins within `text[at:stop]`, whose own close then ends there instead."""
+        opened, closed = lexed.search(self._opening(missing), at), lexed.search(loose(self.close), at)
+        if opened is None or opened.end() > stop or (closed is not None and closed.start() < stop):
+            return None  # what is closed within a value is text
+        return opened.start()
+
+    def _value(self, text: str, kind: str | None, schema: Schema) -> JSON:
         text = text.removeprefix(_edge(self.between[::-1])[::-1]).removesuffix(_edge(self.close))
         if self.escaped:
             text = html.unescape(text)
-        if kind is not None and self.string_type:
+        if self.quoted or (kind is not None and self.string_type):
             value = text if kind == self.string_type else literal(text)
             return text if isinstance(value, Unread) else value
-        if self.quoted:
-            schema = None
-        return by_schema(text, schema)
+        return by_schema(text, schema, self.null)
 
 
 def learn(probes: Spelled) -> Learned | None:
@@ -109,7 +135,7 @@ def learn(probes: Spelled) -> Learned | None:
     escaped = "&lt;" in _value_of(probes.typed("<"))
     between, string_type = _typed_between(between, number)
     cdata = f"{CDATA[0]}<{CDATA[1]}" in probes.typed("<")
-    return AsPairs(opening, between, closing, string_type, quoted, escaped, cdata), regions
+    return AsPairs(opening, between, closing, string_type, quoted, escaped, cdata, null_in(probes)), regions
 
 
 def _regions(texts: Sequence[str]) -> Regions | None:

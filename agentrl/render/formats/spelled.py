@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.render.read.lexer import pieces
+from agentrl.render.read.schema import kind_of
 from agentrl.types import JSON
 
 Span = tuple[int, int]
@@ -105,7 +106,7 @@ def schema(value: JSON) -> Mapping[str, JSON]:
     """The JSON schema of a value."""
     if isinstance(value, dict):
         return {"type": "object", "properties": {key: schema(item) for key, item in value.items()}}
-    if isinstance(value, list) and len({type(item) for item in value}) == 1:
-        return {"type": "array", "items": schema(value[0])}
-    kinds = {str: "string", list: "array", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-    return {"type": kinds[type(value)]}
+    if isinstance(value, list):
+        kinds = [schema(item) for item in value]
+        return {"type": "array", "items": kinds[0] if len(set(map(type, value))) == 1 else {"anyOf": kinds}}
+    return {"type": kind_of(value)}

@@ -10,7 +10,7 @@ from agentrl.errors import TemplateError
 from agentrl.render.formats import FORMATS, spelled
 from agentrl.render.formats.named_calls import NamedCalls
 from agentrl.render.formats.spelled import Spelled
-from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types
+from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, types_of
 from agentrl.render.read.lexer import Lexer, pieces
 from agentrl.render.template import Forms, Template, named_id
 from agentrl.types import JSON
@@ -127,7 +127,8 @@ def schemas(arguments: Mapping[str, JSON]) -> Mapping[str, Mapping[str, Any]]:
 
 def _reads_back(block: Block, lexer: Lexer, tokens: Sequence[int], known: Known) -> bool:
     lexed, at, read = lexer(tokens, block.lead), 0, list[Attempt]()
-    types: Types = {name: schemas({**KNOWN, **_PLAIN, "i": 0}) for _, name, _ in known.calls}
+    parameters = {"type": "object", "properties": schemas({**KNOWN, **_PLAIN, "i": 0})}
+    types = types_of([{"name": name, "parameters": parameters} for _, name, _ in known.calls])
     while (start := block.find(lexed, at)) is not None and len(read) < CALLS_AT_MOST:
         attempts = block.read(lexed, start, types)
         read += attempts

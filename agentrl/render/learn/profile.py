@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.errors import TemplateError
 from agentrl.render.learn.close import Close, behind, close_of
@@ -57,9 +57,15 @@ class Profile:
             calls_need_content=needs_content,
             carries_orphans=RESULT["content"] in orphan.rpartition(SAID)[2],
             content_after_calls=0 <= both.rfind(ASKED) < both.rfind(SAID),
-            thinking=learn_thinking(template),
+            thinking=_thinking(template, said),
             stop_token_ids=frozenset(_stop_ids(template, said, called)),
         )
+
+
+def _thinking(template: Template, said: Close) -> Thinking:
+    """The markers of thoughts. What also ends what a turn says, if more follows, ends a thought behind its opening only."""
+    thinking = learn_thinking(template)
+    return replace(thinking, ends_more=thinking.ends_more or said.stop_if_last != "" and thinking.close == said.stop)
 
 
 def _stop_ids(template: Template, said: Close, called: Close | None) -> Iterable[int]:

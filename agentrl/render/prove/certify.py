@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
+from agentrl.render.formats.conventions import convention_of
 from agentrl.render.prove.cases import CASES, SAYS, THOUGHT, Case
 from agentrl.render.prove.reading import Reading
 from agentrl.render.prove.roles import roles_carried
@@ -110,7 +111,7 @@ def _remarks(turns: Turns, reading: Reading, shown: bool) -> Iterator[str]:
     profile = turns.profile
     if turns.template.tools:
         if profile.called is None:
-            yield "the template writes no tool calls; they are written and read as <tool_call>{json}"
+            yield f"the template writes no tool calls; they are written and read as {convention_of(turns.template).example}"
         elif reading.calls:
             yield f"the template's tool calls cannot be read back: it serves without tools only ({reading.calls})"
         if not shown:

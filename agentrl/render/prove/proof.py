@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
 from agentrl.render.cache import Cache, key_of
-from agentrl.render.formats.json_calls import CONVENTION
+from agentrl.render.formats.conventions import conventional
 from agentrl.render.learn.calls import derive, known_calls
 from agentrl.render.learn.forms import settle
 from agentrl.render.learn.frames import learn_frames
@@ -130,7 +130,7 @@ def _block(turns: Turns) -> Block | None:
     """How the template spells calls; None if it spells them in a way that cannot be read back."""
     profile = turns.profile
     if profile.called is None:
-        return Block(CONVENTION)
+        return conventional(turns.template)
     stop = profile.called.sampled_stop
 
     def sampled(message: Message) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from agentrl.render.read.lexer import Lexed, has_tag, is_distinct, is_tag, loose, pieces
+from agentrl.render.read.schema import Schema
 from agentrl.types import JSON, ToolSpec
 
-Types: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of each argument, by tool and argument: for formats that do not quote strings."""
+Types: TypeAlias = Mapping[str, Schema]
+"""The JSON schema of each tool's arguments."""
 
 CALLS_AT_MOST = 64
 """In one turn; what follows is not read. A model that repeats a marker thousands of times costs no more than this."""
@@ -55,6 +56,10 @@ class Calls(Protocol):
         """A regular expression for how a call of these tools begins; `names` is one for their names."""
         ...
 
+    def bind(self, names: Sequence[str]) -> Calls:
+        """The same format, for calls of tools with these names."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -71,17 +76,26 @@ class Block:
     """The template writes calls behind what a turn says, so that bare ones are looked for there, by `names`."""
     names: tuple[str, ...] = ()
     """Of the tools in hand."""
+    others: tuple[Block, ...] = ()
+    """Other spellings that the same models use, read where this one does not fit."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What a Lexer must tell from look-alikes."""
-        return tuple(filter(None, (self.open, self.close, *self.calls.markers)))
+        others = (marker for block in self.others for marker in block.markers)
+        return tuple(filter(None, (self.open, self.close, *self.calls.markers, *others)))
 
     def bind(self, names: Sequence[str]) -> Block:
         """The same block, for calls of tools with these names: they tell a call from text."""
-        return replace(self, names=tuple(names))
+        others = tuple(block.bind(names) for block in self.others)
+        return replace(self, names=tuple(names), calls=self.calls.bind(names), others=others)
 
     def find(self, lexed: Lexed, at: int) -> int | None:
+        """Where the next block opens, in any of its spellings."""
+        found = (self._find(lexed, at), *(block.find(lexed, at) for block in self.others))
+        return min((start for start in found if start is not None), default=None)
+
+    def _find(self, lexed: Lexed, at: int) -> int | None:
         """Where the next block opens; a call out of any block is one too where calls have markers of their own."""
         found = self._opens(lexed, at) if self.open else None
         if not self.open or self.calls.open:
@@ -108,6 +122,22 @@ class Block:
 
     def read(self, lexed: Lexed, at: int, types: Types) -> list[Attempt]:
         """The calls of the block that opens at `at`: one at least, and never raises. The last one ends the block."""
+        own = self._read(lexed, at, types) if self._find(lexed, at) == at else []
+        if own and not any(attempt.error for attempt in own):
+            return own
+        for block in self.others:
+            found = block.read(lexed, at, types) if block.find(lexed, at) == at else []
+            good = bool(found) and not any(attempt.error for attempt in found)
+            if found and (not own or (good and block._is_closed(lexed, found[-1].stop))):
+                return found
+        return own or self._read(lexed, at, types)
+
+    def _is_closed(self, lexed: Lexed, stop: int) -> bool:
+        """Whether what ends at `stop` ends as this block does."""
+        return not self.close or lexed.syntax[:stop].endswith(pieces(self.close)[-1])
+
+    def _read(self, lexed: Lexed, at: int, types: Types) -> list[Attempt]:
+        """The calls in this spelling."""
         opened = re.compile(_opening(self.open)).match(lexed.syntax, at) if self.open else None
         begin = opened.end() if opened else at
         attempts = self._in_a_row(lexed, begin, types, bool(opened))
@@ -164,7 +194,8 @@ def broken(lexed: Lexed, at: int, begin: int, seen: int, error: str, markers: tu
 def types_of(tools: Sequence[ToolSpec]) -> Types:
     """The schemas of all arguments."""
     functions = [tool.get("function") or tool for tool in tools]
-    return {f["name"]: (f.get("parameters") or {}).get("properties") or {} for f in functions if "name" in f}
+    given = {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
+    return {name: Schema(parameters, parameters) for name, parameters in given.items()}
 
 
 def trigger(marker: str) -> str:

@@ -47,14 +47,14 @@ def spans(pattern: re.Pattern[str] | None, lexed: Lexed, start: int, stop: int) 
         yield from (match.span() for match in pattern.finditer(lexed.syntax, start, stop))
 
 
-def without(text: str, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -> str:
-    """`text[start:stop]` without the cuts."""
+def without(text: str, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -> list[str]:
+    """The parts of `text[start:stop]` around the cuts."""
     parts, at = list[str](), start
     for begin, end in cuts:
         if begin >= at and end <= stop:
             parts.append(text[at:begin])
             at = end
-    return "".join([*parts, text[at:stop]])
+    return [*parts, text[at:stop]]
 
 
 def _any_word(literal: str) -> str:

@@ -20,7 +20,7 @@ def json_at(text: str, at: int) -> tuple[Any, int]:
     """The JSON value that begins at `at` and where it ends, or an Unread."""
     try:
         value, end = NUMBERS.raw_decode(text, at)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as exc:
         return Unread(getattr(exc, "msg", None) or (str(exc) if type(exc) is ValueError else type(exc).__name__)), at
     return value, end

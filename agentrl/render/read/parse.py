@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types, types_of
 from agentrl.render.read.frames import Frames, spans, without
-from agentrl.render.read.lexer import BLANK, Lexed, Lexer, loose
+from agentrl.render.read.lexer import BLANK, Lexed, Lexer, is_tag, loose, pieces
 from agentrl.render.read.thinking import Thinking
 from agentrl.render.template import Template
 from agentrl.types import Action, FinishReason, ToolCall, ToolSpec
@@ -53,6 +54,7 @@ class Parser:
         self._stops = stop_token_ids
         self._ends_more = thinking.ends_more
         self._open, self._close = loose(thinking.open) or _NEVER, loose(thinking.close) or _NEVER
+        self._anywhere = sum(map(is_tag, pieces(thinking.open))) > 1  # no prose mentions <|channel|>analysis<|message|>
         self._frames, self._first = frames.pattern(), frames.first()
         markers = block.markers if block is not None else ()
         self._lex = Lexer(template, (thinking.open, thinking.close, *markers, *frames.markers))
@@ -92,7 +94,7 @@ class Parser:
         walk = self._walk(lexed, thinking, executable=finish_reason == "stop")
         return Action(
             text=lexed.text[len(lead) :],
-            content="".join(walk.content).strip(),
+            content=self._joined(walk.content),
             reasoning="\n".join(filter(None, walk.thoughts)) if walk.thoughts else None,
             calls=tuple(_named(walk.attempts, tokens, turn)),
             finish_reason=finish_reason,
@@ -136,11 +138,11 @@ class Parser:
 
     def _read_text(self, walk: _Walk) -> bool:
         """Read up to the next thought, behind the next calls, or to the end. Whether a thought follows."""
-        think = walk.lexed.search(self._open, walk.at)
+        think = self._thought(walk.lexed, walk.at)
         call = self._find(walk.lexed, walk.at) if walk.executable else None
-        if think is not None and (call is None or think.start() < call):
-            self._say(walk, think.start())
-            walk.at = think.end()
+        if think is not None and (call is None or think[0] < call):
+            self._say(walk, think[0])
+            walk.at = think[1]
             return True
         if call is None or self._block is None:
             self._say(walk, len(walk.lexed.text))
@@ -155,6 +157,19 @@ class Parser:
             walk.ended = True
         return False
 
+    def _thought(self, lexed: Lexed, at: int) -> tuple[int, int] | None:
+        """The marker that opens the next thought: right here, or where a line begins a thought that is ended.
+
+        Anywhere else it is a word of what the turn says: "wrap it in <think>".
+        """
+        here = re.compile(rf"\s*({self._open})").match(lexed.syntax, at)
+        if here is not None:
+            return here.span(1)
+        found = lexed.search(self._open if self._anywhere else rf"\n[^\S\n]*{self._open}", at)
+        if found is None or self._anywhere:
+            return found.span() if found else None
+        return found.span() if lexed.search(self._close, found.end()) else None
+
     def _find(self, lexed: Lexed, at: int) -> int | None:
         """Where the next call opens: from here on, or from behind a frame that stands right here."""
         found = self._block.find(lexed, at) if self._block is not None else None
@@ -168,7 +183,13 @@ class Parser:
         text, start = walk.lexed.text, walk.at
         first = walk.cuts[bisect_left(walk.cuts, (start, 0)) : bisect_left(walk.cuts, (stop, 0))]
         framed = [*first, *spans(self._frames, walk.lexed, start, stop)]
-        walk.content.append(without(text, start, stop, sorted(framed)) if framed else text[start:stop])
+        walk.content += without(text, start, stop, sorted(framed))
+
+    def _joined(self, said: Sequence[str]) -> str:
+        """What a turn says in all; what stands in frames of its own is a line of its own."""
+        if self._frames is None:
+            return "".join(said).strip()
+        return "\n".join(part.strip() for part in said if part.strip())
 
 
 def began_thinking(action: Action, thinking: Thinking) -> bool:

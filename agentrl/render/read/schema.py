@@ -1,0 +1,167 @@
+"""What a tool's JSON schema says of one argument, for formats that write values without quotes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+_UNSET: Any = object()
+_UNIONS = ("anyOf", "oneOf")
+_PARTS = (*_UNIONS, "allOf")
+_NAMES = {
+    "str": "string",
+    "text": "string",
+    "int": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "list": "array",
+    "tuple": "array",
+    "dict": "object",
+    "map": "object",
+    "none": "null",
+}
+"""Words that schemas written by hand use for types."""
+_KINDS = frozenset({"string", "integer", "number", "boolean", "array", "object", "null"})
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A JSON schema within `root`, to which its references point."""
+
+    said: Any = field(default_factory=dict)
+    root: Any = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> frozenset[str] | None:
+        """The JSON types that it names; None if it allows any."""
+        return _kinds(self.said, self.root, _UNSET, frozenset())
+
+    def allows(self, value: Any) -> bool:
+        """Whether the value has one of its types, and is one of the values that it lists."""
+        kinds = _kinds(self.said, self.root, value, frozenset())
+        return kinds is None or kind_of(value) in kinds
+
+    def within(self, key: str) -> Schema:
+        """The schema of an object's key."""
+        parts = list(self._parts())
+        found = [part["properties"][key] for part in parts if key in _mapping(part, "properties")]
+        found = found or [part["additionalProperties"] for part in parts if _mapping(part, "additionalProperties")]
+        return Schema(found[0] if len(found) == 1 else {"anyOf": found} if found else {}, self.root)
+
+    @property
+    def items(self) -> Schema:
+        """The schema of a list's elements."""
+        found = [part["items"] for part in self._parts() if _mapping(part, "items")]
+        return Schema(found[0] if len(found) == 1 else {"anyOf": found} if found else {}, self.root)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of an object that it names."""
+        return frozenset(key for part in self._parts() for key in _mapping(part, "properties"))
+
+    @property
+    def requires(self) -> bool:
+        """Whether an object must have some key."""
+        return any(part.get("required") for part in self._parts())
+
+    def _parts(self) -> Iterator[Mapping[str, Any]]:
+        """The schema, those that it refers to, and those that it is made of."""
+        left, seen = [self.said], set[int]()
+        while left:
+            schema = left.pop(0)
+            if not isinstance(schema, Mapping) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            yield schema
+            left += [
+                _target(schema, self.root),
+                *(part for name in (*_UNIONS, "allOf") for part in _list(schema, name)),
+            ]
+
+
+def kind_of(value: Any) -> str:
+    """The JSON type of a value; a whole number is an integer."""
+    if isinstance(value, float):
+        return "integer" if value.is_integer() else "number"
+    kinds = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")
+
+
+def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozenset[str] | None:
+    """The types that a schema names, None for any. With a value, of listed values only the one that it is counts."""
+    if not isinstance(schema, Mapping) or id(schema) in seen:
+        return None
+    seen |= {id(schema)}
+
+    def inner(part: Any) -> frozenset[str] | None:
+        return _kinds(part, root, value, seen)
+
+    found = [_named(schema), _listed(schema, value), inner(_target(schema, root)), *map(inner, _list(schema, "allOf"))]
+    for union in filter(None, (_list(schema, name) for name in _UNIONS)):
+        parts = [kinds for part in union if (kinds := inner(part)) is not None]
+        found.append(frozenset().union(*parts) if len(parts) == len(union) else None)
+    named = [kinds for kinds in found if kinds is not None]
+    return frozenset.intersection(*named) if named else None
+
+
+def _named(schema: Mapping[str, Any]) -> frozenset[str] | None:
+    """By `type`, which may be a list; without it, by what only objects or lists have."""
+    named = schema.get("type")
+    if named is None:
+        return frozenset({"object"} if "properties" in schema else {"array"}) if _shaped(schema) else None
+    names = {_NAMES.get(str(name).lower(), str(name).lower()) for name in (named if _is_list(named) else [named])}
+    if not names <= _KINDS:
+        return None
+    more = {"integer"} if "number" in names else set()
+    return frozenset(names | more | ({"null"} if schema.get("nullable") is True else set()))
+
+
+def _shaped(schema: Mapping[str, Any]) -> bool:
+    return isinstance(schema.get("properties"), Mapping) or isinstance(schema.get("items"), Mapping)
+
+
+def _listed(schema: Mapping[str, Any], value: Any) -> frozenset[str] | None:
+    """By `const` and `enum`."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not _is_list(values):
+        return None
+    return frozenset(kind_of(one) for one in values if value is _UNSET or _same(one, value))
+
+
+def _same(left: Any, right: Any) -> bool:
+    return kind_of(left) == kind_of(right) and bool(left == right)
+
+
+def _target(schema: Mapping[str, Any], root: Any) -> Any:
+    """What a `$ref` within the same document points to; None if there is none."""
+    ref = schema.get("$ref")
+    if not isinstance(ref, str) or not ref.startswith("#"):
+        return None
+    found = root
+    for step in ref[1:].split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(step)
+        else:
+            found = found[int(step)] if _is_list(found) and step.isdigit() and int(step) < len(found) else None
+    return found
+
+
+def _mapping(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = schema.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
+    found = schema.get(name)
+    return list(found) if _is_list(found) else []
+
+
+def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    return isinstance(value, list | tuple)
+
+
+ANY = Schema()
+"""Of an argument that no schema describes."""
