@@ -11,7 +11,7 @@ from agentrl.render.base import Rendered, Renderer
 from agentrl.render.cache import Cache, fingerprint, key_of
 from agentrl.render.learn.probe import QUESTION
 from agentrl.render.prove.proof import Proof, hint_of, proof_of
-from agentrl.render.read.parse import began_thinking
+from agentrl.render.read.parse import ended_thinking
 from agentrl.render.template import Template, with_named_ids
 from agentrl.render.turns import spans
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, ToolSpec
@@ -109,7 +109,7 @@ class TemplateRenderer:
             text, cut = turns.shorten_raw(raw, budget)
             tokens = turns.template.continued(text)
         if not turns.closed(action):
-            thinking = marks.left_open(raw.text, marks.left_open(action.text, began_thinking(action, marks)))
+            thinking = marks.left_open(raw.text, ended_thinking(action, marks))
             return Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking, cut)
         opened = turns.reopen(action)
         lengths = [(span.kind, span.stop - span.start) for span in opened.spans]

@@ -71,7 +71,7 @@ def _without_quotes(text: str, value: Any, kinds: frozenset[str], schema: Schema
         return inner  # "5", with its quotes
     if not isinstance(value, Unread):
         return value
-    if not text and (empty := next((kind for kind in _EMPTY if kind in kinds), None)):
+    if not text.strip() and (empty := next((kind for kind in _EMPTY if kind in kinds), None)):
         return _EMPTY[empty]()
     if "boolean" in kinds and text.strip().lower() in _TRUTH:
         return _TRUTH[text.strip().lower()]

@@ -52,8 +52,15 @@ class AsBareKeys:
         word = re.compile(r"[^\s,\[\]{}:]+").match(syntax, at)
         if word is None:
             raise ValueError("a value is missing")
-        known = word.group() in _WORDS
-        return _WORDS[word.group()] if known else NUMBERS.decode(word.group()), word.end()
+        if word.group() in _WORDS:
+            return _WORDS[word.group()], word.end()
+        value, end = json_at(lexed.text, at)
+        if not isinstance(value, Unread) and end == word.end():
+            return value, end
+        bare = _BARE.match(syntax, at)  # a string whose quotes were left out
+        if bare is None:
+            raise ValueError("a value is missing")
+        return bare.group().strip(), bare.end()
 
     def _items(self, lexed: Lexed, at: int) -> tuple[Any, int]:
         values: dict[str, Any] = {}
@@ -71,6 +78,7 @@ class AsBareKeys:
         return values, _closed(lexed, at, "]")
 
 
+_BARE = re.compile(r"[^\W\d][^,\[\]{}:<>\"\x00\n]{0,200}(?=[,\]}])")
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 
 

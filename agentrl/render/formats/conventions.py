@@ -1,4 +1,4 @@
-"""How models spell calls whose templates write none. The template's text or the vocabulary shows which one a model has."""
+"""What a template does not show of its model's calls: the convention of a template that writes none, second spellings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.render.formats.json_calls import JsonCalls, in_a_list
+from agentrl.render.formats.as_json import AsJson
+from agentrl.render.formats.json_calls import JsonCalls
 from agentrl.render.formats.kwargs import AsKwargs
 from agentrl.render.formats.named_calls import NamedCalls
-from agentrl.render.read.calls import Block
+from agentrl.render.read.calls import Block, head
+from agentrl.render.read.lexer import has_tag
 from agentrl.render.template import Template
 
 Functions = Sequence[Mapping[str, Any]]
 """Each with a name and arguments."""
+_MISTRAL = "[TOOL_CALLS]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,24 @@ class Convention:
     example: str
     block: Block
     write: Callable[[Functions], str]
+
+
+def in_a_list(calls: JsonCalls) -> Block:
+    """The same calls in an array between their markers, as some models write several."""
+    inner = replace(calls, open="", close="", in_block=True)
+    return Block(inner, f"{calls.open}[", f"]{calls.close}")
+
+
+def with_second_spellings(block: Block) -> Block:
+    """The block, and what models write beside what such a template does: calls in an array, Mistral's two spellings."""
+    calls = block.calls
+    if isinstance(calls, JsonCalls) and not block.open and has_tag(calls.open) and has_tag(calls.close):
+        return replace(block, others=(in_a_list(calls),))
+    if isinstance(calls, JsonCalls) and head(block.open) == _MISTRAL:
+        return replace(block, others=(Block(NamedCalls(_MISTRAL, "[ARGS]", "", AsJson())),))
+    if isinstance(calls, NamedCalls) and calls.open == _MISTRAL:
+        return replace(block, others=(in_a_list(JsonCalls(_MISTRAL, "")),))
+    return block
 
 
 def _tagged(functions: Functions) -> str:
@@ -51,23 +72,21 @@ def _python(function: Mapping[str, Any]) -> str:
     return f"{function['name']}({', '.join(given)})"
 
 
-_TAGS = JsonCalls("<tool_call>", "</tool_call>")
-_LFM = JsonCalls("<|tool_call_start|>", "<|tool_call_end|>")
 TAGGED = Convention(
     "<tool_call>",
-    "<tool_call>{json}</tool_call>",
-    Block(_TAGS, others=(in_a_list(_TAGS),)),
+    "<tool_call>{json}",
+    with_second_spellings(Block(JsonCalls("<tool_call>", "</tool_call>"))),
     _tagged,
 )
 """The most widely trained one: Hermes, Qwen."""
 PYTHONIC = Convention(
     "<|tool_call_start|>",
-    '<|tool_call_start|>[name(key="value")]<|tool_call_end|>',
+    '<|tool_call_start|>[name(key="value")]',
     Block(
         NamedCalls("", "(", ")", AsKwargs()),
         "<|tool_call_start|>[",
         "]<|tool_call_end|>",
-        others=(in_a_list(_LFM),),
+        others=(in_a_list(JsonCalls("<|tool_call_start|>", "<|tool_call_end|>")),),
     ),
     _pythonic,
 )

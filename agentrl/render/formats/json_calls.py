@@ -11,8 +11,7 @@ from agentrl.render.formats import spelled
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.calls import Attempt, Block, Types, broken
 from agentrl.render.read.json_value import Unread, json_at
-from agentrl.render.read.lexer import Lexed, has_tag, is_distinct, loose
-from agentrl.types import JSON
+from agentrl.render.read.lexer import Lexed, is_distinct, loose
 
 PYTHON_TAG = "<|python_tag|>"
 """Llama 3 models may sample it before a call although their template does not write it."""
@@ -156,15 +155,9 @@ def learn(probes: Spelled) -> Iterator[Block]:
         arguments_at = arguments_at[:-1]  # the name itself is the key
     id_at = _path(value, spelled.call_id(0)) or ()
     first_key = next(iter(value))
-    calls = JsonCalls(call_open, call_close, name_at, arguments_at, id_at, first_key, in_block, as_text)
-    listed = not opening and has_tag(call_open) and has_tag(call_close)
-    yield Block(calls, opening, closing, others=(in_a_list(calls),) if listed else ())
-
-
-def in_a_list(calls: JsonCalls) -> Block:
-    """The same calls in an array between their markers, as some models write several."""
-    inner = replace(calls, open="", close="", in_block=True)
-    return Block(inner, f"{calls.open}[", f"]{calls.close}")
+    yield Block(
+        JsonCalls(call_open, call_close, name_at, arguments_at, id_at, first_key, in_block, as_text), opening, closing
+    )
 
 
 def _block(wrap: spelled.Wrap) -> tuple[str, str, str, str, bool]:

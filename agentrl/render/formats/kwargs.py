@@ -17,6 +17,7 @@ from agentrl.types import JSON
 _KEY = re.compile(r"[\s,]*(?P<key>[^\W\d][\w.-]{0,127})\s*=\s*")
 _ENDS = re.compile(r"\s*(?:,\s*[^\W\d][\w.-]{0,127}\s*=|,?\s*\))")
 """What follows a value."""
+_NEXT = re.compile(r",\s*[^\W\d][\w.-]{0,127}\s*=")
 _PADDED = re.compile(r"[-+]?0[0-9]{1,40}")
 """A number with zeros before it is none in Python: a date's `07`."""
 _PART = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\[{(]|[\]})]|,|[^\"'\[\](){},]+""", re.DOTALL)
@@ -56,7 +57,22 @@ class AsKwargs:
         if not isinstance(value, Unread) and _ENDS.match(lexed.text, end):
             return value, end
         end = _end_of_value(lexed.text, at)
-        return literal(lexed.text[at:end]), end
+        value = literal(lexed.text[at:end])
+        return _with_quotes_within(lexed.text, at) or (value, end) if isinstance(value, Unread) else (value, end)
+
+
+def _with_quotes_within(text: str, at: int) -> tuple[str, int] | None:
+    """A string with quotes of its own kind in it: it ends at the first one that an argument or a bracket follows.
+
+    None where that would take another argument in.
+    """
+    quote = text[at : at + 1]
+    closing = re.compile(f"{quote}(?={_ENDS.pattern})").search(text, at + 1) if quote in ("'", '"') else None
+    inner = text[at + 1 : closing.start()] if closing else ""
+    if closing is None or _NEXT.search(inner):
+        return None
+    value = literal(quote + re.sub(rf"(?<!\\){quote}", f"\\\\{quote}", inner) + quote)
+    return (value, closing.end()) if isinstance(value, str) else None
 
 
 def _end_of_value(text: str, at: int) -> int:

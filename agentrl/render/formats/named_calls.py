@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agentrl.render.formats import as_json, bare_keys, key_tags, kwargs, pairs, spelled
 from agentrl.render.formats.arguments import Arguments, Learned
-from agentrl.render.formats.json_calls import JsonCalls, in_a_list
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.calls import Attempt, Block, Types, broken, trigger
 from agentrl.render.read.json_value import Unread
 from agentrl.render.read.lexer import ID, NAME, NUMBER, Lexed, has_tag, is_distinct, is_tag, loose, pieces
-from agentrl.render.read.schema import ANY
+from agentrl.render.read.schema import ANY, Schema
 
 ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
     as_json.learn,
@@ -87,6 +87,8 @@ class NamedCalls:
         name, call_id = header["name"], header.groupdict().get("id") or ""
         value, end = self.arguments.read(lexed, header.end(), self.close, types.get(name, ANY))
         if isinstance(value, Unread):
+            value, end = self._nothing(lexed, header.end(), types.get(name)) or (value, end)
+        if isinstance(value, Unread):
             return self._broken(lexed, at, header.start("name"), header.end(), value.reason, name)
         close = _or_without(self.close, "" if ID in self.open + self.between else ID)
         mark = re.compile(r"\s*" + close).match(lexed.syntax, end)
@@ -97,6 +99,11 @@ class NamedCalls:
         if not isinstance(value, dict):
             return Attempt(at, mark.end(), raw, name, id=call_id, error="the call's arguments must be a JSON object")
         return Attempt(at, mark.end(), raw, name, value, call_id)
+
+    def _nothing(self, lexed: Lexed, at: int, schema: Schema | None) -> tuple[dict[str, Any], int] | None:
+        """No arguments at all, of a tool in hand that needs none."""
+        end = re.compile(r"\s*" + (loose(self.close) or r"\Z")).match(lexed.syntax, at)
+        return ({}, at) if end is not None and schema is not None and not schema.requires else None
 
     def _broken(self, lexed: Lexed, at: int, begin: int, seen: int, error: str, name: str = "") -> Attempt:
         found = broken(lexed, at, begin, seen, error, (self.open, self.close))
@@ -189,6 +196,4 @@ def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tup
     opening, call_open, call_close, closing = spelled.wrap(befores[0], befores[2] if len(texts) > 1 else None, after)
     if not opening and not call_open:
         return None
-    listed = not (opening or call_close) and is_tag(call_open) and isinstance(arguments, as_json.AsJson)
-    others = (in_a_list(JsonCalls(call_open, "")),) if listed else ()  # Mistral's older spelling
-    return Block(NamedCalls(call_open, betweens[0], call_close, arguments), opening, closing, others=others)
+    return Block(NamedCalls(call_open, betweens[0], call_close, arguments), opening, closing)

@@ -92,8 +92,9 @@ class AsPairs:
         following = None if protected else self._swallowed(lexed, at, closed.start(), missing)
         if following is not None:
             text = lexed.text[at:following]
-            on_its_line = not text.rpartition("\n")[2].strip() and "\n" in text
-            return (text, following) if on_its_line else Unread(f"the argument {name!r} is not closed")
+            value, line, before = text.rpartition("\n")
+            on_its_line = line and not before.strip()
+            return (value, following) if on_its_line else Unread(f"the argument {name!r} is not closed")
         first = lexed.search(loose(self.close), closed.start() if protected else at)
         if first and self._another().search(lexed.syntax, first.end(), closed.start()):
             return Unread(f"text behind the argument {name!r}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.errors import TemplateError
 from agentrl.render.formats import FORMATS, spelled
+from agentrl.render.formats.conventions import with_second_spellings
 from agentrl.render.formats.named_calls import NamedCalls
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, types_of
@@ -62,7 +63,7 @@ def derive(
     silent = sampled({"role": "assistant", "content": _PLAIN_WORDS})
     for lead in _leads(prompt, texts[-1]):
         for block in _candidates(Spelled(tuple(lead + text for text in texts), typed)):
-            block = replace(block, lead=lead)
+            block = with_second_spellings(replace(block, lead=lead))
             lexer = Lexer(template, block.markers)
             if all(_reads_back(block, lexer, template.encode(text), known) for known, text in written) and (
                 lead or block.find(lexer(template.encode(silent)), 0) is None

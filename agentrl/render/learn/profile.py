@@ -63,9 +63,10 @@ class Profile:
 
 
 def _thinking(template: Template, said: Close) -> Thinking:
-    """The markers of thoughts. What also ends what a turn says, if more follows, ends a thought behind its opening only."""
+    """The markers of thoughts. A close that also ends what a turn says, if more follows, ends more than thoughts."""
     thinking = learn_thinking(template)
-    return replace(thinking, ends_more=thinking.ends_more or said.stop_if_last != "" and thinking.close == said.stop)
+    ends_messages = bool(said.stop_if_last) and thinking.close == said.stop
+    return replace(thinking, ends_more=thinking.ends_more or ends_messages)
 
 
 def _stop_ids(template: Template, said: Close, called: Close | None) -> Iterable[int]:

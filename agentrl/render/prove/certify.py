@@ -111,7 +111,8 @@ def _remarks(turns: Turns, reading: Reading, shown: bool) -> Iterator[str]:
     profile = turns.profile
     if turns.template.tools:
         if profile.called is None:
-            yield f"the template writes no tool calls; they are written and read as {convention_of(turns.template).example}"
+            example = convention_of(turns.template).example
+            yield f"the template writes no tool calls; they are written and read as {example}"
         elif reading.calls:
             yield f"the template's tool calls cannot be read back: it serves without tools only ({reading.calls})"
         if not shown:

@@ -197,6 +197,16 @@ def began_thinking(action: Action, thinking: Thinking) -> bool:
     return action.reasoning is not None and not action.text.lstrip().startswith(thinking.open)
 
 
+def ended_thinking(action: Action, thinking: Thinking) -> bool:
+    """Whether a turn ended within a thought. A mention of a marker opens none."""
+    if action.reasoning is None:
+        return False
+    if thinking.ends_more:
+        return thinking.left_open(action.text, began_thinking(action, thinking))
+    ends = list(re.finditer(loose(thinking.close), action.text))
+    return not ends or re.match(rf"\s*{loose(thinking.open)}", action.text[ends[-1].end() :]) is not None
+
+
 def _named(attempts: Sequence[Attempt], tokens: Sequence[int], turn: int) -> Iterator[ToolCall]:
     """Attempts under the ids that were sampled, or that are made here.
 
