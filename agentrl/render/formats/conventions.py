@@ -1,4 +1,4 @@
-"""What a template does not show of its model's calls: the convention of a template that writes none, second spellings."""
+"""What a template does not show of its model's calls: how they are spelled if it writes none, and second spellings."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentrl.render.learn.calls import KNOWN
+from agentrl.render.learn.calls import KNOWN, schemas
 from agentrl.types import JSON, Message, ToolCall
 
 
@@ -156,15 +157,33 @@ CASES = (
 )
 
 
-def ask_arguments() -> dict[str, JSON]:
-    """Arguments with every key that a call of these cases has."""
-    return {**_ONE.arguments, "i": 0, "kind": "text"}
+_STRING, _NULL = {"type": "string"}, {"type": "null"}
+_UNIONS: Mapping[str, tuple[JSON, JSON]] = {
+    "maybe": ("0", {"anyOf": [_STRING, _NULL]}),
+    "either": ("true", {"type": ["string", "null"]}),
+    "gone": (None, {"anyOf": [_STRING, _NULL]}),
+    "listed": ("12", {"enum": ["12", "x"]}),
+    "named": ("[1]", {"$ref": "#/$defs/Text"}),
+    "said": ("1.50", {}),
+}
+"""Texts that would be other values if they were not strings, and what their schemas say."""
+
+
+def ask_parameters() -> dict[str, JSON]:
+    """The schema of a tool with every argument that a call of these cases has."""
+    plain = schemas({**_ONE.arguments, "i": 0, "kind": "text"})
+    unions = {key: schema for key, (_, schema) in _UNIONS.items()}
+    return {"type": "object", "properties": {**plain, **unions}, "$defs": {"Text": _STRING}}
 
 
 _SEEK = ToolCall("z5f1mq8s4", "seek_2", {"kind": "12", "i": 3})
+_UNION = ToolCall("v8b2nc6t1", "lookup", {key: value for key, (value, _) in _UNIONS.items()})
+FREELY = _asks(_ONE)
+"""A call that must be read as models write it, too (`freely`)."""
 READ: tuple[Message, ...] = (
     _asks(_ONE),
     _asks(_SEEK),
+    _asks(_UNION),
     _asks(_ONE, _SEEK),
     _asks(_ONE, _TWO),
     _asks(_ONE, thought=THOUGHT),

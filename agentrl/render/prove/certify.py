@@ -123,6 +123,8 @@ def _remarks(turns: Turns, reading: Reading, shown: bool) -> Iterator[str]:
         yield "the template moves text behind the calls beside it; it is kept where it was sampled"
     if reading.beside_text and not reading.calls:
         yield f"a call beside text is not read: {reading.beside_text}"
+    if reading.freely and not reading.calls:
+        yield f"a call is read only as the template writes it: {reading.freely}"
 
 
 def _thinks(template: Template) -> bool:

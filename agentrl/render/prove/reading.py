@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.errors import TemplateError
-from agentrl.render.learn.calls import schemas
 from agentrl.render.learn.probe import QUESTION
-from agentrl.render.prove.cases import READ, ask_arguments
+from agentrl.render.prove.cases import FREELY, READ, ask_parameters
+from agentrl.render.prove.freely import variations
 from agentrl.render.read.parse import Parser
 from agentrl.render.template import Forms
 from agentrl.render.turns import Turns
@@ -24,13 +24,14 @@ class Reading:
     """Why tools cannot be offered; empty if they can."""
     beside_text: str = ""
     """Why a call is not read where the turn says something too."""
+    freely: str = ""
+    """Why a call is not read as models write it, though it is as the template does."""
 
 
 def read_back(turns: Turns, parser: Parser) -> Reading:
     """Read every turn of `READ`."""
     found = Reading()
-    schema = {"parameters": {"type": "object", "properties": schemas(ask_arguments())}}
-    parser = parser.bind([{"name": name, **schema} for name in ("lookup", "seek_2")])
+    parser = parser.bind([{"name": name, "parameters": ask_parameters()} for name in ("lookup", "seek_2")])
     thinking = turns.profile.thinking.left_open(turns.template.render([QUESTION], generation_prompt=True)[-2000:])
     for message in (_carried(message, turns.template.forms) for message in READ):
         if not message.get("tool_calls"):
@@ -40,7 +41,28 @@ def read_back(turns: Turns, parser: Parser) -> Reading:
                 found.beside_text = wrong
             else:
                 found.calls = wrong
+    if not found.calls and _writes(turns, FREELY):
+        _read_freely(found, turns, parser, _carried(FREELY, turns.template.forms), thinking)
     return found
+
+
+def _read_freely(found: Reading, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
+    """Read a call as models write it. One that is read as another call refuses tools."""
+    try:
+        text = turns.sampled(message)
+    except TemplateError:
+        return
+    for variation in variations(parser.block, message, text) if parser.block is not None else ():
+        tokens = turns.template.encode(variation.text)
+        action = parser(tokens, "stop", tokens[-1], thinking)
+        if not variation.sound and action.calls and all(call.error for call in action.calls):
+            continue
+        if wrong := _misread_calls(message, action, variation.text):
+            wrong = f"{wrong}, {variation.what}, in {variation.text[:200]!r}"
+            if variation.sound:
+                found.freely = found.freely or wrong
+            else:
+                found.calls = wrong
 
 
 def _read_answer(found: Reading, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
