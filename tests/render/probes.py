@@ -17,6 +17,9 @@ TOOLS = [
                 "properties": {
                     "place": {"type": "string", "description": "The station to go to."},
                     "seats": {"type": "integer", "description": "How many."},
+                    "more": {"type": "object", "description": "More."},
+                    "quote": {"type": "string", "description": "What she said."},
+                    "empty": {"type": "object", "description": "Nothing."},
                 },
                 "required": ["place"],
             },

@@ -12,6 +12,7 @@ from agentrl.render.formats.arguments import literal
 from agentrl.render.formats.json_calls import JsonCalls
 from agentrl.render.prove import proof
 from agentrl.render.read.json_value import Unread
+from agentrl.render.read.lexer import loose
 from agentrl.render.template import Template
 from agentrl.types import Action, Raw
 from tests.render.conftest import CHATML_MARKERS, PLAIN_CHATML, llama_tokenizer, make_tokenizer
@@ -216,7 +217,5 @@ def test_certification_sees_a_type_key_that_hides_a_call(monkeypatch: pytest.Mon
 
 def test_certification_sees_a_call_that_needs_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("as the template writes it" in departure for departure in proved(MISTRAL).certificate.departures)
-    monkeypatch.setattr(
-        named_calls, "_or_without", lambda marker, captured, begins=False: named_calls.loose(marker, captured)
-    )
+    monkeypatch.setattr(named_calls, "_or_without", lambda marker, captured, begins=False: loose(marker, captured))
     assert any("without an id" in departure for departure in proved(MISTRAL).certificate.departures)

@@ -124,9 +124,9 @@ class NamedCalls:
 
     def _opened(self) -> str:
         """The opening; a model may leave out a namespace (`functions.`) if other words tell the call."""
-        before, namespace = _NAMESPACE.fullmatch(self.open).groups() if _NAMESPACE.fullmatch(self.open) else ("", "")
-        if not has_tag(self.open) and is_distinct(before):
-            return rf"{loose(before)}\s*(?:{loose(namespace)})?"
+        spaced = _NAMESPACE.fullmatch(self.open)
+        if spaced is not None and not has_tag(self.open) and is_distinct(spaced[1]):
+            return rf"{loose(spaced[1])}\s*(?:{loose(spaced[2])})?"
         return _or_without(self.open, ID, begins=True)
 
     def _misnamed(self) -> str:
