@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.render.formats import spelled
 from agentrl.render.formats.arguments import Learned, Regions
 from agentrl.render.formats.spelled import Spelled
-from agentrl.render.read.json_value import NUMBERS, Unread, json_at
+from agentrl.render.read.json_value import Unread, json_at
 from agentrl.render.read.lexer import Lexed
 from agentrl.render.read.schema import Schema
 
