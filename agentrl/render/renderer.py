@@ -140,5 +140,9 @@ def _check_tools(template: Template, proof: Proof) -> None:
     try:
         template.render([QUESTION])
     except TemplateError as exc:
-        names = ", ".join((tool.get("function") or tool).get("name", "?") for tool in template.tools)
-        raise TemplateError(f"{exc} (it cannot write the tools {names}{hint_of(template)})") from exc
+        alone = [tool for tool in template.tools if template.bind([tool]).try_render([QUESTION]) is None]
+        names = ", ".join((tool.get("function") or tool).get("name", "?") for tool in alone or template.tools)
+        said = " ".join(str(exc.__cause__).split())
+        raise TemplateError(
+            f"the chat template of {template.name} cannot write the tools {names}{hint_of(template)} ({said})"
+        ) from exc

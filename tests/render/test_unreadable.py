@@ -106,3 +106,33 @@ def test_tools_that_the_template_cannot_write_are_refused_at_load() -> None:
     with pytest.raises(TemplateError, match='cannot write the tools lookup; it wants "additionalProperties"'):
         load_renderer(tokenizer(typed), tools=[{"type": "function", "function": where}])
     assert load_renderer(tokenizer(typed), tools=[LOOKUP])
+
+
+def described(**places: Any) -> list[dict[str, Any]]:
+    """Two tools, of which the first is written by every template."""
+    given = {"now": {}, "seek": places}
+    return [
+        {"type": "function", "function": {"name": name, "description": "?", "parameters": {"properties": properties}}}
+        for name, properties in given.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "wants"),
+    [
+        ({"type": "string"}, '"description" of every tool and parameter'),
+        ({"type": "object", "description": "Where."}, '"additionalProperties" in every parameter that is an object'),
+        ({"type": "object"}, '"additionalProperties" .* and a "description"'),
+    ],
+)
+def test_the_remedy_names_all_that_the_template_wants_and_only_the_tools_it_refuses(place: Any, wants: str) -> None:
+    source = CHATML_TOOLS.replace(
+        "{%- for t in tools -%}",
+        "{%- macro type(s) -%}{{- 'Dict[' + type(s.additionalProperties) + ']' if s.type == 'object' else s.type -}}"
+        "{%- endmacro -%}{%- for t in tools -%}{%- for k, p in t.function.parameters.properties.items() -%}"
+        "{{- k + ' (' + type(p) + '): ' + p.description -}}{%- endfor -%}",
+    )
+    with pytest.raises(TemplateError, match=f"cannot write the tools seek; it wants .*{wants}"):
+        load_renderer(tokenizer(source), tools=described(place=place))
+    fine = {"type": "object", "additionalProperties": {"type": "string"}, "description": "Where."}
+    assert load_renderer(tokenizer(source), tools=described(place=fine))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from agentrl.errors import TemplateError
@@ -167,21 +168,61 @@ def _unread(turns: Turns) -> str:
 
 
 def hint_of(template: Template) -> str:
-    """What would make the template write its tools, as far as that can be tried: `additionalProperties` of objects."""
-    try:
-        template.bind([_with_additional(tool) for tool in template.tools]).render([QUESTION])
-    except TemplateError:
-        return ""
-    return '; it wants "additionalProperties" in every parameter that is an object'
+    """What would make the template write its tools: the fewest of `_REMEDIES` with which it does; empty if none help."""
+    for count in range(1, len(_REMEDIES) + 1):
+        for remedies in combinations(_REMEDIES, count):
+            tools = [_repaired(tool, remedies) for tool in template.tools]
+            if template.bind(tools).try_render([QUESTION]) is not None:
+                return f"; it wants {' and '.join(remedy.wants for remedy in remedies)}"
+    return ""
 
 
-def _with_additional(schema: Any) -> Any:
-    """The schema, every object in it with additional properties."""
-    if isinstance(schema, Sequence) and not isinstance(schema, str):
-        return [_with_additional(item) for item in schema]
+@dataclass(frozen=True, slots=True)
+class _Remedy:
+    """What a template may want of a schema that others write without it."""
+
+    wants: str
+    add: Callable[[dict[str, Any]], dict[str, Any]]
+    """The keys to add to one schema, those of its parts already added."""
+
+
+def _additional(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"additionalProperties": {"type": "string"}} if schema.get("type") == "object" else {}
+
+
+def _described(schema: dict[str, Any]) -> dict[str, Any]:
+    if "name" in schema and "parameters" in schema:
+        return {"description": "What it does."}
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    described = {
+        key: {"description": "What it is.", **part} if isinstance(part, dict) else part
+        for key, part in properties.items()
+    }
+    return {"properties": described}
+
+
+def _listed(schema: dict[str, Any]) -> dict[str, Any]:
+    empty = {"properties": {}, "required": []}
+    return {key: value for key, value in empty.items() if key not in schema} if schema.get("type") == "object" else {}
+
+
+_REMEDIES = (
+    _Remedy('"additionalProperties" in every parameter that is an object', _additional),
+    _Remedy('a "description" of every tool and parameter', _described),
+    _Remedy('"properties" and "required" in every object', _listed),
+)
+
+
+def _repaired(schema: Any, remedies: Sequence[_Remedy]) -> Any:
+    """The schema, and every schema in it, with what the remedies add."""
+    if isinstance(schema, list | tuple):
+        return [_repaired(item, remedies) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _with_additional(value) for key, value in schema.items()}
-    if made.get("type") == "object" and "additionalProperties" not in made:
-        return {**made, "additionalProperties": {"type": "string"}}
+    made = {key: _repaired(value, remedies) for key, value in schema.items()}
+    for remedy in remedies:
+        added = remedy.add(made)
+        made |= {key: value for key, value in added.items() if key == "properties" or key not in made}
     return made
