@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentrl.errors import TemplateError
 from agentrl.render.base import Rendered, Renderer
 from agentrl.replies import messages_of
 from agentrl.trajectory import Trajectory
@@ -15,7 +17,8 @@ class Thoughts:
     """How many thoughts of one episode the template has dropped. It drops the oldest first.
 
     Nothing is dropped if messages do not hold all that was sampled and read: after Raw text, or after a call that could
-    not be read. The same holds under a template that writes no thoughts at all.
+    not be read. The same holds under a template that writes no thoughts at all, and where it refuses what was said:
+    gpt-oss' template takes a call with text or with a thought, not with both. Then `info["thoughts_kept"]` says why.
     """
 
     given: int = 0
@@ -38,14 +41,26 @@ class Thoughts:
         if self._unwritten(trajectory) or not renderer.certificate.capabilities.get("thinking", False):
             return None
         messages = [*trajectory.messages, *messages_of(observed)]
+        try:
+            prompt, dropped = self._prompt(messages, renderer)
+        except TemplateError as exc:  # the model may say what its template cannot write: that is no reason to stop
+            trajectory.info["thoughts_kept"] = str(exc)
+            return None
+        if dropped == self.dropped:
+            return None
+        self.dropped = dropped
+        return prompt
+
+    def _prompt(self, messages: Sequence[Message], renderer: Renderer) -> tuple[Rendered | None, int]:
+        """The template's prompt, if a thought may be dropped, and how many thoughts it drops."""
         own = [i for i in range(self.given, len(messages)) if messages[i].get("reasoning_content")]
-        before, prompt = self.dropped, None
-        for i in own[before:]:
+        prompt, dropped = None, self.dropped
+        for i in own[dropped:]:
             prompt = prompt or renderer.prompt(messages)
             if renderer.prompt([*messages[:i], _thoughtless(messages[i]), *messages[i + 1 :]]).tokens != prompt.tokens:
                 break
-            self.dropped += 1
-        return prompt if self.dropped > before else None
+            dropped += 1
+        return prompt, dropped
 
     def _unwritten(self, trajectory: Trajectory) -> bool:
         """Whether the messages lack something that was sampled or read."""

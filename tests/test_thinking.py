@@ -23,7 +23,8 @@ from agentrl import (
     tool,
 )
 from agentrl.cli.show import render_trajectory
-from agentrl.engine import ScriptedEngine
+from agentrl.engine import Generation, ScriptedEngine
+from agentrl.engine.scripted import scripted_log_prob
 from agentrl.models import load_tokenizer
 from agentrl.monitor import RolloutMetrics
 from agentrl.options import EpisodeOptions
@@ -32,6 +33,7 @@ from agentrl.rollout.chat_rows import ChatReader
 from agentrl.testing import call
 from agentrl.train.warm_start import load_demonstrations
 from agentrl.trajectory import total_ledger
+from tests.render.markers import template_files, tokenizer_of
 
 TEMPLATE = """\
 {%- set ns = namespace(last=-1) -%}
@@ -276,3 +278,22 @@ async def test_a_segment_ends_with_a_turn_that_was_closed(thinker):
     assert t.thinking
     with pytest.raises(LedgerError, match="a segment ends with a turn"):
         t.begin_segment(prompt)
+
+
+async def test_what_the_template_refuses_is_kept_and_is_no_bug():
+    """A model may say a thought, a text and a call in one turn. gpt-oss' template raises where a message has all."""
+    source = next(path for path in template_files() if path.stem == "openai-gpt-oss-120b")
+    renderer = load_renderer(tokenizer_of(source))
+    both = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I ask.<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.oracle <|constrain|>json<|message|>{"letter": "a"}<|call|>'
+    )
+    tokens = tokenizer_of(source).encode(both, add_special_tokens=False)
+    turn = Generation(tokens, list(map(scripted_log_prob, tokens)), "stop", tokens[-1])
+    t, _ = await play(renderer, "strip", [turn, think("Well.", "b"), think("So.", "c")])
+    assert [bool(action.calls) for action in t.actions] == [True, False, False]
+    assert t.actions[0].reasoning and t.actions[0].content
+    assert len(t.segments) == 1
+    assert "Cannot pass both content and thinking" in t.info["thoughts_kept"]
+    split, _ = await play(renderer, "strip", [think("Hm.", "a"), think("Well.", "b"), think("So.", "c")])
+    assert len(split.segments) == 3 and "thoughts_kept" not in split.info
