@@ -166,16 +166,28 @@ class Turns:
             calls = _orphans(new)
         if not answered and all(call.error for call in calls):
             calls = ()  # what could not be read is text to the template
-        try:
-            end = tail(self.template, self.profile, calls, new, content=bool(action.content), before=before)
-        except TemplateError:
-            if not calls:
-                raise
-            calls, new = _with_plain_ids(calls, new)  # the model may have sampled an id that its template refuses
-            end = tail(self.template, self.profile, calls, new, content=bool(action.content), before=before)
+        end = self._tail(before, calls, new, bool(action.content))
         last = self.template.decode(action.tokens[-1:]) if self.closed(action) else ""
         close = self._unsampled_close(action, end, last)
         return self.assemble(close, end.observation, end.prompt, after=last)
+
+    def _tail(
+        self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool
+    ) -> Tail:
+        """As `tail`. What a model may sample, a template may refuse: an id, or text beside a call. Then the turn's
+        stand-in is plainer. Raises the first refusal if it takes none."""
+        forms = [(calls, new, content)]
+        if calls:
+            plain = _with_plain_ids(calls, new)
+            forms += [(*plain, content), *([(calls, new, False), (*plain, False)] if content else ())]
+        failure: TemplateError | None = None
+        for shown, answers, says in forms:
+            try:
+                return tail(self.template, self.profile, shown, answers, content=says, before=before)
+            except TemplateError as exc:
+                failure = failure or exc
+        assert failure is not None
+        raise failure
 
     def _unsampled_close(self, action: Action, end: Tail, last: str) -> str:
         """The part of the close that the model did not sample.

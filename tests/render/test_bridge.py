@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.render import Rendered, Renderer, load_renderer
 from agentrl.types import Action, Raw
+from tests.render.conftest import CHATML_TOOLS, LOOKUP, chatml_tokenizer
 
 USER = {"role": "user", "content": "Capital of France?"}
 
@@ -261,3 +262,21 @@ def test_bridge_cost_does_not_grow_with_history(chatml: Renderer) -> None:
         return best
 
     assert seconds(turn * 1000) < 5 * seconds(turn)
+
+
+def test_a_turn_that_the_template_would_refuse_is_answered_all_the_same() -> None:
+    """A policy may sample text beside a call; a template may raise on it. That is no bug of the run."""
+    source = CHATML_TOOLS.replace(
+        "{{- '<|im_start|>assistant\n' + m.content -}}",
+        "{%- if m.content and m.tool_calls -%}{{- raise_exception('either text or calls') -}}{%- endif -%}"
+        "{{- '<|im_start|>assistant\n' + m.content -}}",
+    )
+    assert source != CHATML_TOOLS
+    tokenizer = chatml_tokenizer("<tool_call>", "</tool_call>", template=source)
+    renderer = load_renderer(tokenizer, tools=[LOOKUP])
+    text = 'Hm.\n<tool_call>\n{"name": "lookup", "arguments": {"query": "x"}}\n</tool_call><|im_end|>'
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    action = renderer.parse(tokens, "stop", tokens[-1])
+    assert action.content and action.calls
+    bridge = renderer.bridge([], action, [result("Paris", action.calls[0].id)])
+    assert renderer.decode(bridge.tokens).startswith("\n<|im_start|>user\n<tool_response>\nParis\n")

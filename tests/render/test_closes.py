@@ -63,3 +63,33 @@ def test_equal_calls_of_two_turns_have_ids_of_their_own(spaced: tuple[Renderer, 
     ids = [renderer.parse(tokens, "stop", tokens[-1], turn=turn).calls[0].id for turn in (0, 1, 1)]
     assert ids[0] != ids[1] == ids[2]
     assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
+
+
+IDS_IN_HISTORY = """\
+{%- if tools -%}{{- '<|im_start|>system\\n' + tools | tojson + '\\n<|im_end|>\\n' -}}{%- endif -%}
+{%- for m in messages -%}
+{%- set last = loop.last -%}
+{{- '<|im_start|>' + m.role + '\\n' + m.content -}}
+{%- for c in m.tool_calls or [] -%}
+{{- '<call>{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson -}}
+{{- ('' if last else ', "id": "' + c.id + '"') + '}</call>' -}}
+{%- endfor -%}
+{{- '\\n<|im_end|>\\n' + ('<|endoftext|>' if m.role == 'assistant' else '') -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+@pytest.mark.parametrize("eos", ["<|endoftext|>", "<|im_end|>"])
+def test_the_end_of_sequence_behind_the_end_of_a_message_ends_calls_and_answers(eos: str) -> None:
+    """As in Apriel 1.5: history writes ids into calls, so that a call's close is not what both of its renders share."""
+    tokenizer = chatml_tokenizer(template=IDS_IN_HISTORY)
+    tokenizer.eos_token = eos
+    for renderer in (load_renderer(tokenizer), load_renderer(tokenizer, tools=[LOOKUP])):
+        said = renderer.encode({"role": "assistant", "content": "Paris"})
+        assert [token in renderer.stop_token_ids for token in said] == [False] * (len(said) - 1) + [True]
+    call = {"name": "lookup", "arguments": {"query": "x"}}
+    asked = renderer.encode({"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "function": call}]})
+    action = renderer.parse(asked, "stop", asked[-1])
+    assert [call.arguments for call in action.calls] == [{"query": "x"}]
+    assert renderer.decode(asked[-1:]) == renderer.decode(said[-1:])

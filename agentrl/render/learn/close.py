@@ -55,6 +55,11 @@ def close_of(template: Template, turn: Message, reply: Message, sentinel: str, s
     behind_user = behind_question(template.render([QUESTION]))
     if final and following and following in behind_user:  # it ends messages, and so this turn as `final` would
         before, _, rest = followed.partition(following)
+        behind_it = shared(alone.partition(following)[2], rest)
+        eos = template.named_stop(behind_it)
+        if eos and eos != following:  # a model goes on to the end of sequence, behind calls as behind answers
+            lead, _, after = behind_it.partition(eos)
+            return Close(before + following + lead, eos, after)
         after = shared(behind_user.partition(following)[2], rest)
         if following in alone:  # the same token ends it either way; an end of text may stand behind
             return Close(before, following, after, after_last=alone.partition(following)[2])
