@@ -179,6 +179,8 @@ async def test_what_an_api_says_plays_over_every_template(renderer, first):
         assert not open_calls
         return said(**SAID[first]) if messages[-1]["role"] == "user" else said(content="Paris")
 
+    if any("without tools only" in departure for departure in renderer.certificate.departures):
+        pytest.skip("this template serves without tools only")
     engine = PlayerEngine(ScriptedSpeaker(reply), renderer)
     t = await run_episode(Capitals(), Task(prompt="Capital of France?"), engine=engine, renderer=renderer)
     t.verify()

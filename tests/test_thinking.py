@@ -286,14 +286,16 @@ async def test_what_the_template_refuses_is_kept_and_is_no_bug():
     renderer = load_renderer(tokenizer_of(source))
     both = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I ask.<|end|>"
-        '<|start|>assistant<|channel|>commentary to=functions.oracle <|constrain|>json<|message|>{"letter": "a"}<|call|>'
+        '<|start|>assistant<|channel|>commentary to=functions.oracle json<|message|>{"letter": "a"}<|call|>'
     )
     tokens = tokenizer_of(source).encode(both, add_special_tokens=False)
     turn = Generation(tokens, list(map(scripted_log_prob, tokens)), "stop", tokens[-1])
     t, _ = await play(renderer, "strip", [turn, think("Well.", "b"), think("So.", "c")])
     assert [bool(action.calls) for action in t.actions] == [True, False, False]
-    assert t.actions[0].reasoning and t.actions[0].content
+    assert t.actions[0].reasoning
+    assert t.actions[0].content
     assert len(t.segments) == 1
     assert "Cannot pass both content and thinking" in t.info["thoughts_kept"]
     split, _ = await play(renderer, "strip", [think("Hm.", "a"), think("Well.", "b"), think("So.", "c")])
-    assert len(split.segments) == 3 and "thoughts_kept" not in split.info
+    assert len(split.segments) == 3
+    assert "thoughts_kept" not in split.info

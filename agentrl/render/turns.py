@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,7 +14,7 @@ from agentrl.render.formats.conventions import convention_of
 from agentrl.render.learn.close import Close
 from agentrl.render.learn.probe import QUESTION, RESULT, assistant, behind_question
 from agentrl.render.learn.profile import Profile
-from agentrl.render.read.lexer import is_tag, pieces
+from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail
 from agentrl.render.template import Template, with_named_ids
@@ -262,11 +263,13 @@ def _begins(text: str, prompt: str) -> int:
     """
     start = len(shared(text, prompt))
     rest = pieces(prompt[start:])
-    for i in range(len(rest)):
-        end = "".join(rest[i:])
-        at = text.find(end, start) if any(map(is_tag, rest[i:])) else -1
-        if at >= 0 and all(is_tag(piece) or not piece.isalnum() for piece in pieces(text[start:at])):
-            return at + len(end)
+    ends = ["".join(rest[i:]) for i in range(len(rest)) if any(map(is_tag, rest[i:]))]
+    exact, spaced = map(re.escape, ends), (loose(end) + r"\s*" for end in ends)  # history may space a header otherwise
+    for pattern in (*exact, *spaced):
+        found = re.compile(pattern).search(text, start)
+        before = pieces(text[start : found.start()]) if found else ()
+        if found and all(is_tag(piece) or not piece.isalnum() for piece in before):
+            return found.end()
     return start
 
 

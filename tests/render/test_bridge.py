@@ -277,6 +277,7 @@ def test_a_turn_that_the_template_would_refuse_is_answered_all_the_same() -> Non
     text = 'Hm.\n<tool_call>\n{"name": "lookup", "arguments": {"query": "x"}}\n</tool_call><|im_end|>'
     tokens = tokenizer.encode(text, add_special_tokens=False)
     action = renderer.parse(tokens, "stop", tokens[-1])
-    assert action.content and action.calls
+    assert action.content
+    assert action.calls
     bridge = renderer.bridge([], action, [result("Paris", action.calls[0].id)])
     assert renderer.decode(bridge.tokens).startswith("\n<|im_start|>user\n<tool_response>\nParis\n")

@@ -95,6 +95,41 @@ def test_calls_that_cannot_be_read_serve_without_tools_only(tokenizers: Any, too
             bind()
 
 
+def test_what_only_calls_break_serves_without_tools(tokenizers: Any, tool: Any) -> None:
+    template = changed(tokenizers.CHATML, "c.function.arguments | tojson", "[].append(c)")
+    renderer = load_renderer(tokenizers.chatml(template))
+    assert "a user message after an answer" in renderer.certificate.proved
+    assert not any(renderer.certificate.capabilities[name] for name in ("calls", "tools", "tool_results"))
+    assert any("without tools only" in departure for departure in renderer.certificate.departures)
+    with pytest.raises(TemplateError, match="sandbox"):
+        renderer.bind([tool])
+
+
+HEADED = """\
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}
+{{- '<|im_start|>user\n' + m.content + '<|im_end|>' + (' ' if loop.last else '  ') -}}
+{%- if loop.last -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+{%- else -%}
+{{- ' <|im_start|>assistant\n' + m.content + '<|im_end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+"""
+"""Opens the next turn unasked, and writes its header again before an answer: as xinference's deepseek-v3 does."""
+
+
+def test_a_header_is_no_part_of_a_sampled_turn(tokenizers: Any) -> None:
+    renderer = load_renderer(tokenizers.chatml(HEADED))
+    assert renderer.decode(renderer.prompt("hi").tokens).endswith("<|im_end|> <|im_start|>assistant\n")
+    assert renderer.decode(renderer.encode({"role": "assistant", "content": "Paris"})) == "Paris<|im_end|>"
+
+
+def test_a_header_that_history_writes_in_other_words_is_refused(tokenizers: Any) -> None:
+    template = changed(HEADED, "' <|im_start|>assistant", "' <|im_start|>the assistant")
+    with pytest.raises(TemplateError, match=r"<\|im_start\|>' stands in the prompt .*, and again in the turn"):
+        load_renderer(tokenizers.chatml(template))
+
+
 def test_a_tokenizer_without_a_template(tokenizers: Any) -> None:
     tokenizer = tokenizers.chatml()
     tokenizer.chat_template = None

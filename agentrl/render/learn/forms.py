@@ -17,7 +17,7 @@ def settle(template: Template) -> Template:
     Raises TemplateError where it cannot write a call because it breaks; one that refuses calls in its own words, or
     leaves them out, is a template without calls.
     """
-    return _with_reasoning(_with_calls(template))
+    return with_reasoning(_with_calls(template))
 
 
 def _with_calls(template: Template) -> Template:
@@ -39,7 +39,7 @@ def _with_calls(template: Template) -> Template:
     return template
 
 
-def _with_reasoning(template: Template) -> Template:
+def with_reasoning(template: Template) -> Template:
     """The template, knowing the field in which it takes a thought."""
     for name in REASONING_FIELDS:
         tried = replace(template, forms=replace(template.forms, reasoning_field=name))

@@ -31,8 +31,11 @@ class Profile:
     stop_token_ids: frozenset[int]
 
     @classmethod
-    def of(cls, template: Template) -> Profile:
-        """Probe the template. Raises TemplateError where an assistant's turn cannot be found or nothing ends it."""
+    def of(cls, template: Template, *, calls: bool = True) -> Profile:
+        """Probe the template. Raises TemplateError where an assistant's turn cannot be found or nothing ends it.
+
+        Without `calls` it is taken for a template that writes none.
+        """
         text = template.render([QUESTION, assistant(SAID)])
         if SAID not in text:
             raise TemplateError(f"the chat template of {template.name} does not write what the assistant said")
@@ -42,7 +45,7 @@ class Profile:
         needs_content = ASKED not in (template.try_render([QUESTION, assistant("", [ASKED])]) or "")
         content = SAID if needs_content else ""
         turn = assistant(content, [ASKED])
-        writes_calls = ASKED in (template.try_render([QUESTION, turn]) or "")
+        writes_calls = calls and ASKED in (template.try_render([QUESTION, turn]) or "")
         two = template.try_render([QUESTION, assistant(content, [f"{ASKED}0", f"{ASKED}1"])]) or ""
         between = two.partition(f"{ASKED}0")[2].partition(f"{ASKED}1")
         parallel = bool(between[1]) and not template.named_stop(between[0])  # else each call is a turn of its own

@@ -22,6 +22,11 @@ class Case:
     needs: tuple[str, ...] = ()
     """Capabilities that other cases have decided on; without them, this case is left out."""
 
+    @property
+    def calls(self) -> bool:
+        """Whether there is a call in it, or a result."""
+        return any(message.get("tool_calls") or message["role"] == "tool" for message in self.messages)
+
 
 def _call(index: int, name: str = "lookup") -> ToolCall:
     return ToolCall(f"q{index}7wd0x2k", name, {"query": f"city {index}", "more": KNOWN})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.errors import TemplateError
@@ -58,21 +58,22 @@ class _Findings:
     capabilities: dict[str, bool] = field(default_factory=dict)
 
 
-def certify(turns: Turns, reading: Reading) -> tuple[Turns, Certificate]:
-    """Walk every case, with the least context that a bridge of this template needs.
+def certify(turns: Turns, reading: Reading, *, calls: bool = True) -> tuple[Turns, Certificate]:
+    """Walk every case, with the least context that a bridge of this template needs; without `calls`, those with none.
 
     Raises TemplateError where a bridge differs from what the template writes itself, whatever the context.
     """
     started = time.perf_counter()
     failure: TemplateError | None = None
     renders, last = _Renders(turns), ""
+    cases = [case for case in CASES if calls or not case.calls]
     for context in dict.fromkeys((turns.context, *CONTEXTS)):
         turns = replace(turns, context=context)
         try:
-            for case in CASES:  # what the last context failed at is the first thing to try
+            for case in cases:  # what the last context failed at is the first thing to try
                 if case.name == last:
                     _certify(turns, case, _Findings(), renders)
-            found = _walked(turns, reading, renders)
+            found = _walked(turns, reading, renders, cases)
         except TemplateError as exc:
             failure, last = failure or exc, getattr(exc, "case", last)
             continue
@@ -89,7 +90,7 @@ def certify(turns: Turns, reading: Reading) -> tuple[Turns, Certificate]:
     raise failure
 
 
-def _walked(turns: Turns, reading: Reading, renders: _Renders) -> _Findings:
+def _walked(turns: Turns, reading: Reading, renders: _Renders, cases: Sequence[Case]) -> _Findings:
     found = _Findings()
     template, profile = turns.template, turns.profile
     found.capabilities["calls"] = profile.called is not None and not reading.calls
@@ -100,9 +101,9 @@ def _walked(turns: Turns, reading: Reading, renders: _Renders) -> _Findings:
     found.capabilities["parallel_calls"] = profile.parallel_calls or profile.called is None
     found.capabilities["text_with_calls"] = not profile.content_after_calls and not reading.beside_text
     found.departures += _remarks(turns, reading, shown)
-    for case in CASES:
+    for case in cases:
         _certify(turns, case, found, renders)
-    found.capabilities |= roles_carried(template, results=found.capabilities["tool_results"])
+    found.capabilities |= roles_carried(template, results=found.capabilities.get("tool_results", False))
     return found
 
 
@@ -173,6 +174,7 @@ def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> l
         tokens = [*tokens, *sampled, *bridge]
         full = renders.full(case, end)
         if tokens != full:
+            _check_header(template, case, at, sampled)
             _compare(turns, case, at, messages[at + 1 : end], sampled, bridge, full)
             ours, theirs = _parting(template, tokens, full)
             departures.append(f"kept as sampled {ours!r} where the full render has {theirs!r}")
@@ -192,6 +194,37 @@ def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], t
                 f"the chat template of {template.name} leaves out a part of what the {message['role']} says: "
                 f"{case.name}: {message['content']!r} is written as {text[-200:]!r}"
             )
+
+
+def _check_header(template: Template, case: Case, at: int, sampled: Sequence[int]) -> None:
+    """Raise where a sampled turn begins with the header of a turn, which its prompt has written already.
+
+    A bridge may be right all the same, but whoever learns from the turn would learn to write its header.
+    """
+    turn, asked = case.messages[at], re.findall(r"\w+", case.messages[at - 1]["content"])[-1]
+    header = _between(template.render(case.messages[:at], generation_prompt=True), asked, ())
+    ours = _between(template.decode(sampled), "", _words(turn))
+    theirs = _between(template.render(case.messages[: at + 1]), asked, _words(turn))
+    markers = {template.decode([token]) for token in template.encode(header) if token in template.special_ids}
+    for marker in markers:
+        if marker in ours and (header + ours).count(marker) > theirs.count(marker):
+            raise _WrongError(
+                case.name,
+                f"the chat template of {template.name} cannot be continued exactly: {case.name}: {marker!r} stands in "
+                f"the prompt {header[-60:]!r}, and again in the turn {ours[-60:]!r}; use one that writes it once",
+            )
+
+
+def _between(text: str, before: str, words: Collection[str]) -> str:
+    """The text behind the last `before`, up to the first of the words; all of it without words."""
+    behind = text.rpartition(before)[2] if before else text
+    return behind[: min((m.start() for m in re.finditer(r"\w+", behind) if m.group() in words), default=len(behind))]
+
+
+def _words(turn: Message) -> set[str]:
+    """What a turn says, thinks and asks, in words."""
+    asked = [call["function"]["arguments"] for call in turn.get("tool_calls", ())]
+    return set(re.findall(r"\w{2,}", f"{turn['content']} {turn.get('reasoning_content', '')} {asked}"))
 
 
 def _compare(
@@ -250,8 +283,7 @@ def _shown(content: str, text: str) -> bool:
 
 def _ending(turn: Message, sampled: str, shown: str) -> tuple[str, str]:
     """What stands behind the turn's last word that survived, as sampled and as the template shows it."""
-    asked = [call["function"]["arguments"] for call in turn.get("tool_calls", ())]
-    words = set(re.findall(r"\w{2,}", f"{turn['content']} {asked}"))
+    words = _words({**turn, "reasoning_content": ""})
     ends = [{m.group(): m.end() for m in re.finditer(r"\w+", side)} for side in (sampled, shown)]
     survived = words.intersection(*ends)
     if not survived:

@@ -12,7 +12,7 @@ from agentrl.render.base import Certificate
 from agentrl.render.cache import Cache, key_of
 from agentrl.render.formats.conventions import conventional
 from agentrl.render.learn.calls import derive, known_calls
-from agentrl.render.learn.forms import settle
+from agentrl.render.learn.forms import settle, with_reasoning
 from agentrl.render.learn.frames import learn_frames
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, TOOL, assistant
 from agentrl.render.learn.profile import Profile
@@ -67,8 +67,8 @@ def _tried(template: Template) -> Proof | TemplateError:
 def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Proof:
     """The proof without tools, with what holds with them in its certificate."""
     if isinstance(with_tools, TemplateError):
-        proof = _prove(template, _NO_CALLS)
-        lacking = dict.fromkeys(("calls", "tools", "parallel_calls", "tool_results", "orphan_tool"), False)
+        proof = _prove(template, _NO_CALLS, calls=False)
+        lacking = dict.fromkeys(_OF_CALLS, False)
         certificate = replace(
             proof.certificate,
             level="keeps-history",
@@ -107,12 +107,14 @@ class _Learnt:
 
 
 _NO_CALLS = _Learnt(None, Context())
+_OF_CALLS = ("calls", "tools", "parallel_calls", "tool_results", "orphan_tool", "text_with_calls", "user_after_tool")
+"""Capabilities that a template without calls lacks."""
 
 
-def _prove(template: Template, learnt: _Learnt | None = None) -> Proof:
-    """Learn the template and prove what was learnt."""
-    template = settle(template)
-    turns = Turns(template, Profile.of(template), learnt.context if learnt is not None else Context())
+def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = True) -> Proof:
+    """Learn the template and prove what was learnt. Without `calls`, nothing that only a model with tools says."""
+    template = settle(template) if calls else with_reasoning(template)
+    turns = Turns(template, Profile.of(template, calls=calls), learnt.context if learnt is not None else Context())
     profile = turns.profile
     block = learnt.block if learnt is not None else _block(turns)
     frames = learn_frames(template, profile, block, turns.sampled)
@@ -120,7 +122,7 @@ def _prove(template: Template, learnt: _Learnt | None = None) -> Proof:
     reading = read_back(turns, parser)
     if block is None:
         reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
-    turns, certificate = certify(turns, reading)
+    turns, certificate = certify(turns, reading, calls=calls)
     if reading.answers:
         raise TemplateError(f"the chat template of {template.name} cannot be read back: {reading.answers}")
     refused = f"its tool calls cannot be read back: {reading.calls}" if reading.calls else ""
@@ -168,7 +170,7 @@ def _unread(turns: Turns) -> str:
 
 
 def hint_of(template: Template) -> str:
-    """What would make the template write its tools: the fewest of `_REMEDIES` with which it does; empty if none help."""
+    """What would make the template write its tools: the fewest of `_REMEDIES` that help; empty if none do."""
     for count in range(1, len(_REMEDIES) + 1):
         for remedies in combinations(_REMEDIES, count):
             tools = [_repaired(tool, remedies) for tool in template.tools]
@@ -204,7 +206,7 @@ def _described(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _listed(schema: dict[str, Any]) -> dict[str, Any]:
-    empty = {"properties": {}, "required": []}
+    empty: dict[str, Any] = {"properties": {}, "required": []}
     return {key: value for key, value in empty.items() if key not in schema} if schema.get("type") == "object" else {}
 
 
