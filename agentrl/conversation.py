@@ -26,6 +26,7 @@ from agentrl.options import EpisodeOptions
 from agentrl.plain import plain, text
 from agentrl.render.base import Rendered, Renderer
 from agentrl.render.long_text import aside, size_of, texts_of, too_long
+from agentrl.render.markers import warn
 from agentrl.replies import messages_of
 from agentrl.segment import checked
 from agentrl.spoken import Spoken, as_user, cut_to
@@ -75,6 +76,7 @@ class Conversation:
     """What a MessageEngine said, in its own messages."""
 
     def __post_init__(self) -> None:
+        self.renderer = self.options.renderer(self.renderer)
         self.speaker = self.engine if isinstance(self.engine, MessageEngine) else None
 
     async def open(self) -> None:
@@ -101,6 +103,7 @@ class Conversation:
 
     def _append_first(self, observed: Observed, rendered: Rendered) -> None:
         self.trajectory.append_prompt(rendered, messages_of(observed))
+        self._warn(rendered)
         if self.thoughts is not None:
             self.thoughts.begin(observed)
 
@@ -166,15 +169,21 @@ class Conversation:
             if length >= self.context:
                 return StopReason.CONTEXT_FULL
             trajectory.begin_segment(rendered, messages_of(observed))
+            self._warn(rendered)
             return None
         if trajectory.length + length >= self.context:
             return StopReason.CONTEXT_FULL
         if limits.tokens is not None and trajectory.response_length + length >= limits.tokens:
             return StopReason.MAX_TOKENS
         trajectory.append_observation(rendered, messages_of(observed))
+        self._warn(rendered)
         if isinstance(observed, Raw):
             trajectory.segment.turns[-1].raw = self._read(rendered) if rendered.cut else text(observed.text)
         return None
+
+    def _warn(self, rendered: Rendered) -> None:
+        if self.options.special_tokens == "keep":
+            warn(rendered.special)
 
     def is_aborted(self) -> bool:
         """Whether the host's flag is set."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from agentrl.engine.base import SamplingParams
 from agentrl.errors import ConfigError
 from agentrl.loading import load_object
-from agentrl.options import EpisodeOptions, RewardFn, Thinking
+from agentrl.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.types import JSON, Limits
 
 
@@ -28,6 +28,9 @@ class EpisodeKeys(BaseModel):
     """Path of a reward function that replaces `Env.score`, written like `env`."""
     thinking: Thinking = "keep"
     """Earlier thoughts that the template would drop: kept as sampled, or stripped, each time in a new segment."""
+    special_tokens: SpecialTokens = "keep"
+    """Special tokens in what users, tools and documents say: kept, as the template's own render has them, or encoded
+    as text, so that none forges a turn."""
 
     @field_validator("limits")
     @classmethod
@@ -49,6 +52,7 @@ class EpisodeKeys(BaseModel):
             limits=Limits(**{**implied, **self.limits}),
             sampling_params=sampling_params or SamplingParams(),
             thinking=self.thinking,
+            special_tokens=self.special_tokens,
         )
 
     def reward_function(self) -> RewardFn | None:

@@ -12,9 +12,12 @@ from agentrl.types import Limits, MaybeAwait, Reward
 
 if TYPE_CHECKING:
     from agentrl.parking import Parked
+    from agentrl.render.base import Renderer
     from agentrl.trajectory import Trajectory
 
 Thinking: TypeAlias = Literal["keep", "strip"]
+
+SpecialTokens: TypeAlias = Literal["keep", "as_text"]
 
 RewardFn: TypeAlias = "Callable[[Trajectory], MaybeAwait[float | Reward]]"
 """A reward function: scores a finished trajectory in place of `Env.score`."""
@@ -34,9 +37,17 @@ class EpisodeOptions:
     """Some templates drop earlier thoughts from the next prompt. "keep" keeps the thoughts as they were sampled.
     "strip" follows the template, and begins a new segment of the trajectory each time (see `Thoughts`)."""
 
+    special_tokens: SpecialTokens = "keep"
+    """Special tokens such as `<|im_end|>` in what users, tools and documents say. "keep" encodes them as the template's
+    own render does, and they can forge a turn. "as_text" encodes them as text. Their count is a metric."""
+
     def __post_init__(self) -> None:
         if self.thinking == "strip" and self.limits.observation_tokens is not None:
             raise ConfigError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
+
+    def renderer(self, renderer: Renderer) -> Renderer:
+        """The renderer as these options want it. Raises TemplateError if its tokenizer cannot do that."""
+        return renderer.as_text() if self.special_tokens == "as_text" else renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

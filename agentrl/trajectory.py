@@ -229,6 +229,7 @@ class Trajectory:
         """Append the first tokens of the episode. They are not part of the response."""
         self.segment.append_prompt(rendered)
         self.messages.extend(messages)
+        self._count_special(rendered.special)
 
     def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
         """Sampled tokens, loss_mask 1. After an abort this extends the turn that is still open.
@@ -251,6 +252,11 @@ class Trajectory:
         self.messages.extend(messages)
         if rendered.cut:
             self.info["observation_tokens_cut"] = self.info.get("observation_tokens_cut", 0) + rendered.cut
+        self._count_special(rendered.special)
+
+    def _count_special(self, count: int) -> None:
+        if count:
+            self.info["special_tokens"] = self.info.get("special_tokens", 0) + count
 
     def append_unread(self, observed: Observed) -> None:
         """Keep the Env's answer at the end of the episode, as messages without tokens."""
@@ -270,6 +276,7 @@ class Trajectory:
         fresh.append_prompt(rendered)
         self.segments.append(fresh)
         self.messages.extend(messages)
+        self._count_special(rendered.special - self.info.get("special_tokens", 0))  # it holds all messages so far
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -74,16 +76,41 @@ class Outcome:
     """Tokens of all samples together: what the trainer has to compute."""
 
 
+REAL = "Qwen/Qwen3-0.6B"
+SMALL = "a small tokenizer with Qwen 3's markers: it makes about three times as many tokens"
+
+
+@functools.cache
+def which_tokenizer() -> str:
+    """The tokenizer that is measured with: a folder, REAL from the Hugging Face cache, or SMALL. Says which."""
+    given = os.environ.get("BENCH_TOKENIZER", "")
+    own = Path(os.environ.get("AGENTRL_TEST_DATA", "")) / "tokenizers" / "qwen3"
+    found = given or (
+        str(own) if os.environ.get("AGENTRL_TEST_DATA") and own.is_dir() else REAL if _cached() else SMALL
+    )
+    if multiprocessing.parent_process() is None:
+        remedy = f"; BENCH_TOKENIZER=FOLDER takes a real one, such as {REAL}'s" if found == SMALL else ""
+        print(f"tokenizer: {found}{remedy}", flush=True)
+    return found
+
+
+def _cached() -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(REAL, "tokenizer.json"), str)
+
+
 def load_tokenizer(template: str = "") -> Any:
-    """Qwen 3's own tokenizer if AGENTRL_TEST_DATA names a folder that has it, else a small one with its markers.
+    """Qwen 3's own tokenizer if it is here, else a small one with its markers; see `which_tokenizer`.
 
     With its own template, or with another of the repository's.
     """
     from transformers import AutoTokenizer
 
-    own = Path(os.environ.get("AGENTRL_TEST_DATA", "")) / "tokenizers" / "qwen3"
-    if os.environ.get("AGENTRL_TEST_DATA") and own.is_dir():
-        tokenizer = AutoTokenizer.from_pretrained(own)
+    if (which := which_tokenizer()) != SMALL:
+        tokenizer = AutoTokenizer.from_pretrained(which)
+        if not tokenizer.chat_template:  # the folder may hold the tokenizer alone
+            tokenizer.chat_template = (TEMPLATES / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
     else:
         tokenizer = small_tokenizer((TEMPLATES / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8"))
         tokenizer.add_tokens(["<|endoftext|>"], special_tokens=True)
@@ -94,9 +121,13 @@ def load_tokenizer(template: str = "") -> Any:
 
 
 def save(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write benchmarks/results/NAME.json, with the date and the kind of machine."""
+    """Write benchmarks/results/NAME.json, with the date, the kind of machine, and the tokenizer if one was used."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    found = {"date": date.today().isoformat(), "machine": machine, "rows": list(rows)}
+    found: dict[str, Any] = {"date": date.today().isoformat(), "machine": machine}
+    if which_tokenizer.cache_info().currsize:
+        used = which_tokenizer()
+        found["tokenizer"] = used if used in (REAL, SMALL) else Path(used).name
+    found["rows"] = list(rows)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

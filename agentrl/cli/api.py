@@ -18,7 +18,7 @@ from agentrl.cli.models import open_renderer
 from agentrl.cli.results import Results, Seat
 from agentrl.env import EnvFactory, plays_itself
 from agentrl.errors import ConfigError
-from agentrl.options import EpisodeOptions, RewardFn
+from agentrl.options import RewardFn
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatModel
@@ -164,7 +164,7 @@ async def play_all(
         await refuse_silence(api.url)
     renderer, _ = open_renderer(api.tokenizer)
     async with envs, api.chat().kept_open() as chat:
-        options, engine = EpisodeOptions(limits=api.config.limits), PlayerEngine(chat, renderer)
+        options, engine = api.config.options(), PlayerEngine(chat, renderer)
         rollout = Rollout(envs=envs, engine=engine, renderer=renderer, options=options, reward=reward)
         with progress(what, len(results.tasks) * samples) as on_episode:
             for episode in [episode for group in results.groups(samples) for episode in group]:

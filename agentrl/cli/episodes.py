@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import typer
 
@@ -18,7 +18,7 @@ from agentrl.cli.settings import merge, parse_settings
 from agentrl.errors import ConfigError, InfraError
 from agentrl.loading import load_object
 from agentrl.monitor.earned import Earned
-from agentrl.options import RewardFn
+from agentrl.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.trajectory import Trajectory
 from agentrl.types import Limits
 
@@ -39,6 +39,8 @@ class EpisodeConfig:
     engine_config: Mapping[str, Any] = field(default_factory=dict)
     reward: str | None = None
     """The path of a function that scores an episode in place of the Env."""
+    special_tokens: SpecialTokens = "keep"
+    """As in `EpisodeOptions`."""
 
     @classmethod
     def parse(
@@ -55,15 +57,23 @@ class EpisodeConfig:
         reward = settings.pop("reward", None) if with_reward else None
         if not isinstance(reward, str | None):
             raise ConfigError(f"--set reward={reward}: name a function, as in --set reward=my_reward.py:function")
+        special = settings.pop("special_tokens", "keep")
+        if special not in get_args(SpecialTokens):
+            raise ConfigError(f"--set special_tokens={special}: it is one of {', '.join(get_args(SpecialTokens))}")
         for key, value in settings.items():
             if key not in known:
-                forms = [*(f"{name}.KEY=VALUE" for name in known), *(["reward=FILE.py:NAME"] if with_reward else ())]
+                forms = [f"{name}.KEY=VALUE" for name in known]
+                forms += [*(["reward=FILE.py:NAME"] if with_reward else ()), "special_tokens=as_text"]
                 keys = " or ".join(forms)
                 raise ConfigError(f"--set: unknown key {key}{did_you_mean(key, known)}; here it is {keys}")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
         limits = Limits.of(settings.get("limits", {}))
-        return cls(settings.get("env_config", {}), limits, settings.get("engine_config", {}), reward)
+        return cls(settings.get("env_config", {}), limits, settings.get("engine_config", {}), reward, special)
+
+    def options(self, thinking: Thinking = "keep") -> EpisodeOptions:
+        """The options of its episodes."""
+        return EpisodeOptions(limits=self.limits, thinking=thinking, special_tokens=self.special_tokens)
 
     def reward_function(self) -> RewardFn | None:
         """The function at `reward`. Raises ConfigError."""

@@ -48,7 +48,6 @@ from agentrl.cli.results import Results, how_to_resume, source_of, unfinished
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.monitor.by_key import value_of
-from agentrl.options import EpisodeOptions
 from agentrl.train.files import only_writer
 
 if TYPE_CHECKING:
@@ -100,8 +99,8 @@ def evaluate(
 ) -> None:
     """Play held-out tasks with a model, and print how well it did.
 
-    A run's folder brings the limits and `thinking` it was trained with and, for the Env it was trained in, its
-    env_config and reward. --set reward=FILE.py:function scores with another function.
+    A run's folder brings the limits, `thinking` and `special_tokens` it was trained with and, for the Env it was
+    trained in, its env_config and reward. --set reward=FILE.py:function scores with another function.
 
     Each episode is kept as it ends: the same command resumes after Ctrl-C or a kill. With --api a model behind an
     endpoint plays, and what --out holds is never played again. Such episodes cannot be trained. docs/evaluating.md
@@ -211,7 +210,7 @@ async def _evaluate(job: _Job, envs: EnvFactory, reward: Any, results: Results) 
             envs=envs,
             engine=model.engine,
             renderer=model.renderer,
-            options=EpisodeOptions(limits=job.config.limits, thinking=job.thinking),
+            options=job.config.options(job.thinking),
             reward=reward,
         )
         known = results.by_place(job.samples)
@@ -237,4 +236,4 @@ def _trained_with(model: str, env: str) -> dict[str, Any]:
     if run is None:
         return {}
     own = {"env_config": run.env_config, "reward": run.reward} if run.env == env else {}
-    return {"limits": run.limits, "thinking": run.thinking, **own}
+    return {"limits": run.limits, "thinking": run.thinking, "special_tokens": run.special_tokens, **own}

@@ -25,7 +25,7 @@ from agentrl.cli.models import open_renderer
 from agentrl.cli.show import render_trajectory
 from agentrl.env import EnvFactory
 from agentrl.errors import ConfigError
-from agentrl.options import EpisodeOptions, Host
+from agentrl.options import Host
 from agentrl.tools import tool_name
 from agentrl.train.files import is_special
 from agentrl.types import JSON, Message, Task, ToolSpec
@@ -121,7 +121,7 @@ async def _episode(
     trajectory = Trajectory(task, session_id=f"you-{task.id}")
     speaker = _Human(terminal, lambda: terminal.tokens(trajectory, renderer), trajectory, config.limits.turns)
     engine = speaker.engine = PlayerEngine(speaker, renderer, by={"model": "you"})
-    options, host = EpisodeOptions(limits=config.limits), Host(aborted=lambda: speaker.quit)
+    options, host = config.options(), Host(aborted=lambda: speaker.quit)
     state, reward = EpisodeState(trajectory, None), own_reward(config)
     episode = Episode.of(envs.make(), state, engine, renderer, options, reward, host)
     played = await episode.run(episode.begin)

@@ -60,7 +60,7 @@ from agentrl.episode import run_episode
 from agentrl.errors import ConfigError
 from agentrl.loading import cause, load_object
 from agentrl.monitor.earned import Earned
-from agentrl.options import EpisodeOptions, RewardFn
+from agentrl.options import RewardFn
 from agentrl.testing import rollout
 from agentrl.tools import tool_name
 from agentrl.train.files import only_writer
@@ -219,7 +219,15 @@ def _player(path: str, config: EpisodeConfig) -> _PlayOne:
 
     async def play_one(env: Env, task: Task, renderer: Renderer) -> Trajectory:
         turns = _to_the_end(player(task), path, task)
-        return await rollout(env, task, turns, renderer=renderer, limits=config.limits, reward=reward)
+        return await rollout(
+            env,
+            task,
+            turns,
+            renderer=renderer,
+            limits=config.limits,
+            special_tokens=config.special_tokens,
+            reward=reward,
+        )
 
     return play_one
 
@@ -278,7 +286,7 @@ async def _play_speaker(
 
     engine, options = (
         PlayerEngine(ScriptedSpeaker(say), renderer, by={"model": path}),
-        EpisodeOptions(limits=config.limits),
+        config.options(),
     )
     played = await run_episode(env, task, engine=engine, renderer=renderer, options=options, reward=reward)
     if error := runtime(env).first_tool_error:

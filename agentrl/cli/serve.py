@@ -37,7 +37,11 @@ def serve(
     engine: EngineName = "local",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="engine_config.KEY=VALUE or limits.context=TOKENS."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="engine_config.KEY=VALUE, limits.context=TOKENS, special_tokens=as_text.",
+        ),
     ] = None,
 ) -> None:
     """Serve a model with SGLang's HTTP protocol, until Ctrl-C.
@@ -58,6 +62,8 @@ def serve(
 
         Access(host, api_key)  # refuses wrong options before a model is loaded
         config = EpisodeConfig.parse(settings or (), with_engine=True)
+        if config.special_tokens != "keep" and not openai:
+            raise ConfigError("--set special_tokens: SGLang's protocol has tokens, no messages; add --openai")
         check_model(model)
         import_slow(weights=engine == "local")
         run(_serve(model, host, port, device, engine, config, _openai if openai else _sglang, api_key))
@@ -108,7 +114,7 @@ async def _openai(
     from agentrl.gateway.writing.writer import prove_for_agents
 
     prove_for_agents(opened.renderer)
-    answering = Standalone(opened.engine, opened.renderer, config.limits)
+    answering = Standalone(opened.engine, opened.renderer, config.limits, special_tokens=config.special_tokens)
     with stopping() as stop:
         async with running_server(answering, host, port, model_name=model, api_key=api_key) as url:
             _ready(model, url, WIRES)

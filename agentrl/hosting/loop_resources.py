@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from agentrl.engine.base import RETRY_S, Engine
 from agentrl.env import EnvFactory
 from agentrl.hosting.config import HostedConfig
+from agentrl.options import EpisodeOptions, SpecialTokens
 from agentrl.parking import Parking
 from agentrl.render.base import Renderer
 from agentrl.types import JSON
@@ -46,11 +47,17 @@ class LoopResources:
         self._keeper.add_done_callback(lambda keeper: self._leave(keeper.get_loop()))
 
     async def renderer(
-        self, model: str, template: str | None, template_kwargs: Mapping[str, JSON], *, trust_remote_code: bool = False
+        self,
+        model: str,
+        template: str | None,
+        template_kwargs: Mapping[str, JSON],
+        *,
+        trust_remote_code: bool = False,
+        special_tokens: SpecialTokens = "keep",
     ) -> Renderer:
         """The renderer of a model. `trust_remote_code`: the host has run the tokenizer's own code, so it may run
         here."""
-        key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code)
+        key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code, special_tokens)
         return await self._once(("renderer", *key), lambda: asyncio.to_thread(load_renderer_once, *key))
 
     async def envs(self, path: str, config: HostedConfig) -> EnvFactory:
@@ -170,10 +177,17 @@ def _close_running_loops() -> None:
 _loading = threading.Lock()
 
 
-def load_renderer_once(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
+def load_renderer_once(
+    model: str,
+    template: str | None,
+    template_kwargs: str,
+    trust_remote_code: bool,
+    special_tokens: SpecialTokens = "keep",
+) -> Renderer:
     """One renderer for all loops: it is immutable. The lock prevents certifying it twice."""
     with _loading:
-        return _load(model, template, template_kwargs, trust_remote_code)
+        renderer = _load(model, template, template_kwargs, trust_remote_code)
+        return EpisodeOptions(special_tokens=special_tokens).renderer(renderer)
 
 
 @cache

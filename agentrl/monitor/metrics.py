@@ -35,6 +35,7 @@ class EpisodeMetrics:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     observation_tokens_cut: int = 0
+    special_tokens: int = 0
     resumes: int = 0
     restarts: int = 0
 
@@ -58,10 +59,11 @@ class EpisodeMetrics:
     def said_in(info: Mapping[str, JSON]) -> dict[str, JSON]:
         """The fields found in an episode's `info`. Values of other types, which an Env may have put there, are
         ignored."""
-        errors, cut = info.get("tool_errors"), info.get("observation_tokens_cut")
+        errors = info.get("tool_errors")
+        counts = {name: info.get(name) for name in ("observation_tokens_cut", "special_tokens")}
         return {
             "tool_errors": errors if isinstance(errors, Mapping) else {},
-            "observation_tokens_cut": cut if isinstance(cut, int) else 0,
+            **{name: count if isinstance(count, int) else 0 for name, count in counts.items()},
         }
 
     @property
@@ -114,6 +116,8 @@ class RolloutMetrics:
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     """Unexpected exceptions in tools, as `tool:Type`."""
     observation_tokens_cut: int = 0
+    special_tokens: int = 0
+    """Special tokens in what users, tools and documents said. Unless they are encoded as text, they can forge turns."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     masked_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -177,7 +181,7 @@ class RolloutMetrics:
 
 _PLACES = 10
 """The most common lines of failures that are kept."""
-_SUMMED = ("resumes", "restarts", "observation_tokens_cut")
+_SUMMED = ("resumes", "restarts", "observation_tokens_cut", "special_tokens")
 """Metrics that are the sum of an episode's field of the same name."""
 
 

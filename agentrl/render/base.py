@@ -30,6 +30,8 @@ class Rendered:
     """The generation prompt left a thinking block open; `parse` must be told."""
     cut: int = 0
     """Observation tokens dropped to fit the budget."""
+    special: int = 0
+    """Special tokens in what users, tools and documents say. They are encoded as such, unless `as_text` was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,14 @@ class Renderer(Protocol):
 
     def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
         """The same template with an episode's tools and template arguments; cached by value."""
+        ...
+
+    def as_text(self) -> Renderer:
+        """The same, but special tokens within messages, tools and Raw answers are encoded as text.
+
+        So nobody forges a turn. What the template itself writes, and a Raw prompt, stay as they are. Raises
+        TemplateError if the tokenizer cannot do that.
+        """
         ...
 
     def prompt(self, observation: Observation) -> Rendered:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 _SAMPLE = 'The 12 quick brown foxes\n\n\tjumped_over(x) → naïve 晴れ <|im_end|> </s> {"a": [1, 2]}'
-_FINGERPRINTS: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+_FINGERPRINTS: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
 
 
 class Cache(Generic[T]):
@@ -42,15 +42,17 @@ def key_of(*parts: Any) -> str:
 
 def fingerprint(tokenizer: Any) -> str:
     """What tells tokenizers apart within a process: name, vocabulary, special tokens, and a sample of the merges."""
-    size, known = _FINGERPRINTS.get(tokenizer, (-1, ""))
-    if size == len(tokenizer):
+    now = f"{len(tokenizer)} {tokenizer.special_tokens_map}"
+    before, known = _FINGERPRINTS.get(tokenizer, ("", ""))
+    if before == now:
         return known
     parts = (
         getattr(tokenizer, "name_or_path", ""),
         hash(frozenset(tokenizer.get_vocab().items())),
-        repr(tokenizer.special_tokens_map),
+        now,
+        repr(sorted(tokenizer.added_tokens_decoder.items())),
         tokenizer.encode(_SAMPLE, add_special_tokens=False),
     )
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()
-    _FINGERPRINTS[tokenizer] = (len(tokenizer), digest)
+    _FINGERPRINTS[tokenizer] = (now, digest)
     return digest

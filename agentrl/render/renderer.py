@@ -11,7 +11,8 @@ from agentrl.render.base import Rendered, Renderer
 from agentrl.render.cache import Cache, fingerprint, key_of
 from agentrl.render.learn.probe import QUESTION
 from agentrl.render.prove.proof import Proof, hint_of, proof_of
-from agentrl.render.read.parse import ended_thinking
+from agentrl.render.prove.spelled_out import spelling_out
+from agentrl.render.read.parse import Parser, ended_thinking
 from agentrl.render.template import Template, with_named_ids
 from agentrl.render.turns import spans
 from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, ToolSpec
@@ -43,23 +44,34 @@ class TemplateRenderer:
         tools: Sequence[ToolSpec],
         kwargs: Mapping[str, JSON],
         bound: Cache[TemplateRenderer],
+        as_text: bool = False,
     ) -> None:
         self._tokenizer, self._source, self._kwargs, self._bound = tokenizer, source, dict(kwargs), bound
+        self._as_text, self._tools = as_text, tools
         template = Template.of(tokenizer, source, tools, kwargs)
         proof = proof_of(template, fingerprint(tokenizer))
         if tools:
             _check_tools(template, proof)
         self.certificate = proof.certificate
         self._parse = proof.parser.bind(tools)
-        self._turns = replace(proof.turns, template=replace(template, forms=proof.turns.template.forms))
+        template = _with_own(replace(template, forms=proof.turns.template.forms), proof.parser)
+        if as_text:
+            template = spelling_out(template, fingerprint(tokenizer))
+        self._turns = replace(proof.turns, template=template)
         self.stop_token_ids = proof.turns.profile.stop_token_ids
 
     def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
         """Keyword arguments are added to those given so far; the tools replace those given so far."""
-        kwargs = {**self._kwargs, **template_kwargs}
+        return self._variant(tools, {**self._kwargs, **template_kwargs}, self._as_text)
+
+    def as_text(self) -> Renderer:
+        """Proved the first time that a process sees the tokenizer."""
+        return self if self._as_text else self._variant(self._tools, self._kwargs, True)
+
+    def _variant(self, tools: Sequence[ToolSpec], kwargs: Mapping[str, JSON], as_text: bool) -> TemplateRenderer:
         return self._bound.get(
-            key_of(tools, kwargs),
-            lambda: TemplateRenderer(self._tokenizer, self._source, tools, kwargs, self._bound),
+            key_of(tools, kwargs, as_text),
+            lambda: TemplateRenderer(self._tokenizer, self._source, tools, kwargs, self._bound, as_text),
         )
 
     def prompt(self, observation: Observation) -> Rendered:
@@ -76,7 +88,8 @@ class TemplateRenderer:
         text = template.render(messages, generation_prompt=True)
         bare = template.render(messages)
         asked = text[len(bare) :] if text.startswith(bare) else ""
-        return self._turns.assemble("", text[: len(text) - len(asked)], asked)
+        rendered = self._turns.assemble("", text[: len(text) - len(asked)], asked)
+        return replace(rendered, special=template.special_said(messages) + template.special_said(template.tools))
 
     def parse(
         self,
@@ -98,19 +111,20 @@ class TemplateRenderer:
             raise TemplateError(
                 f"the chat template of {self._turns.template.name} cannot carry tool results: answer as the user"
             )
-        return self._turns.bridge(history, action, new, budget)
+        return replace(self._turns.bridge(history, action, new, budget), special=self._turns.template.special_said(new))
 
     def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:
         """A turn that the model closed is reopened: its stop token stays sampled, and what the template writes between
         it and a next assistant turn (the rest of the close, a generation prompt) comes before the text."""
         turns, marks = self._turns, self._turns.profile.thinking
-        tokens, cut = turns.template.continued(raw.text), 0
+        template, cut = turns.template, 0
+        tokens, special = template.continued(template.guarded(raw.text)), template.special_said([raw.text])
         if budget is not None and len(tokens) > budget:
             text, cut = turns.shorten_raw(raw, budget)
-            tokens = turns.template.continued(text)
+            tokens = template.continued(template.guarded(text))
         if not turns.closed(action):
             thinking = marks.left_open(raw.text, ended_thinking(action, marks))
-            return Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking, cut)
+            return Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking, cut, special)
         opened = turns.reopen(action)
         lengths = [(span.kind, span.stop - span.start) for span in opened.spans]
         return Rendered(
@@ -118,6 +132,7 @@ class TemplateRenderer:
             spans(*lengths, ("observation", len(tokens))),
             marks.left_open(raw.text, opened.thinking),
             cut,
+            special,
         )
 
     def encode(self, message: Message) -> list[int]:
@@ -128,6 +143,12 @@ class TemplateRenderer:
 
 
 _BOUND_KEPT = 256
+
+
+def _with_own(template: Template, parser: Parser) -> Template:
+    """The template, knowing which of its markers a model writes into its turns itself."""
+    own = frozenset(text for token, text in parser.atoms.items() if token not in template.special_ids)
+    return replace(template, markers=replace(template.markers, own=own))
 
 
 def _check_tools(template: Template, proof: Proof) -> None:

@@ -14,6 +14,7 @@ from jinja2.exceptions import SecurityError
 
 from agentrl.errors import TemplateError
 from agentrl.render.content import text_of
+from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescaped
 from agentrl.types import JSON, Message, ToolSpec
 
 RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
@@ -71,6 +72,10 @@ class Template:
     wants_list: bool = False
     """Without tools it must be given an empty list: it loops over `tools` unasked."""
     forms: Forms = field(default_factory=Forms)
+    markers: Markers = NO_MARKERS
+    """What in a text is a special token."""
+    spelling: Spelling | None = None
+    """How special tokens within messages become text; None if they stay special, as in the template's own render."""
     _short: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False)
     """Tokens of short texts: closes and prompts are encoded at every turn, and are always the same."""
 
@@ -85,7 +90,10 @@ class Template:
         source = tokenizer.get_chat_template(source, tools=list(tools) or None)
         added = tokenizer.added_tokens_decoder
         special = {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
-        template = cls(tokenizer, source, tuple(tools), dict(kwargs), frozenset(special), frozenset(added) | special)
+        template = cls(
+            *(tokenizer, source, tuple(tools), dict(kwargs), frozenset(special), frozenset(added) | special),
+            markers=Markers.of(tokenizer, source, special),
+        )
         if not tools and template.try_render([{"role": "user", "content": "."}]) is None:
             return replace(template, wants_list=True)
         return template
@@ -94,8 +102,8 @@ class Template:
         """The conversation as text. Raises TemplateError with the template's own words."""
         try:
             text: str = self.tokenizer.apply_chat_template(
-                [self.plain(message) for message in messages],
-                tools=list(self.tools) or ([] if self.wants_list else None),
+                [self._guarded(self.plain(message)) for message in messages],
+                tools=self._guarded(list(self.tools)) or ([] if self.wants_list else None),
                 chat_template=self.source,
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
@@ -104,7 +112,22 @@ class Template:
         except RENDER_ERRORS as exc:
             said = " ".join(str(exc).split())
             raise TemplateError(f"the chat template of {self.name} {_verdict(exc)}: {said}") from exc
-        return text
+        return text if self.spelling is None else unescaped(text)
+
+    def _guarded(self, said: Any) -> Any:
+        """A message or tools; their special tokens guarded, if they are to become text."""
+        if self.spelling is None:
+            return said
+        own = self.spelling.markers.own if _of_assistant(said) else ()
+        return self.spelling.markers.guarded(said, own)
+
+    def special_said(self, said: Sequence[Any]) -> int:
+        """How many special tokens stand in texts, tools, or messages that are not the assistant's."""
+        return sum(self.markers.count(one) for one in said if not _of_assistant(one))
+
+    def guarded(self, text: str) -> str:
+        """Text that somebody said, as `encode` takes it."""
+        return text if self.spelling is None else self.spelling.markers.guarded(text)
 
     def try_render(self, messages: Iterable[Message], *, generation_prompt: bool = False) -> str | None:
         """As `render`, but None where the template refuses: the answer to a probe."""
@@ -132,6 +155,8 @@ class Template:
             return []
         if not text.isascii():  # half a surrogate pair, as a decoder of broken bytes may leave, cannot be encoded
             text = text.encode("utf-8", "replace").decode("utf-8")
+        if self.spelling is not None and GUARD in text:
+            return self.spelling.encode(text, after)
         ids: list[int] = self.tokenizer.encode(after + text, add_special_tokens=False)
         if not after:
             return ids
@@ -264,6 +289,10 @@ def _renamed(message: Message, ids: Mapping[str, str]) -> Message:
 def name_of(tokenizer: Any) -> str:
     """The folder or hub name of a tokenizer, or its class."""
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+
+
+def _of_assistant(said: Any) -> bool:
+    return isinstance(said, Mapping) and said.get("role") == "assistant"
 
 
 def breaks(error: TemplateError) -> bool:

@@ -74,7 +74,8 @@ class Turns:
         rendered = self._bridge(before, action, new)
         if budget is None or _observed(rendered) <= budget:
             return rendered
-        contents = [self.template.encode(text_of(message.get("content"))) for message in new]
+        said = (self.template.guarded(text_of(message.get("content"))) for message in new)
+        contents = [self.template.encode(text) for text in said]
         keep = sum(map(len, contents))
         cut = 0
         for _ in range(CUT_ROUNDS):
@@ -114,8 +115,8 @@ class Turns:
     def shorten_raw(self, raw: Raw, keep: int) -> tuple[str, int]:
         """The same for Raw text, whose `end` is among the tokens kept."""
         head = raw.text.removesuffix(raw.end)
-        end = self.template.continued(raw.end)
-        text, cut = self.shorten(head, self.template.continued(head), max(0, keep - len(end)))
+        end = self.template.continued(self.template.guarded(raw.end))
+        text, cut = self.shorten(head, self.template.continued(self.template.guarded(head)), max(0, keep - len(end)))
         return text + raw.end, cut
 
     def sampled(self, message: Message) -> str:

@@ -132,7 +132,13 @@ class _Call:
             kwargs = dict(template_kwargs(self.flags, self.sample, evaluation=self.evaluation))
         # slime has already run the code in --hf-checkpoint.
         trusted = self.aborted is not None and model == self.flags.hf_checkpoint
-        return await here.renderer(model, self.config.template_text(), kwargs, trust_remote_code=trusted)
+        return await here.renderer(
+            model,
+            self.config.template_text(),
+            kwargs,
+            trust_remote_code=trusted,
+            special_tokens=self.config.special_tokens,
+        )
 
     async def _episode(
         self, here: LoopResources, resumption: Resumption, task: Task, setup: _EpisodeSetup

@@ -11,7 +11,7 @@ from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env import Env, plays_itself, runtime
 from agentrl.episode import run_episode
 from agentrl.loading import cause
-from agentrl.options import EpisodeOptions, Host, RewardFn
+from agentrl.options import EpisodeOptions, Host, RewardFn, SpecialTokens
 from agentrl.render.base import Renderer
 from agentrl.trajectory import Trajectory
 from agentrl.types import JSON, Limits, Message, Task
@@ -31,6 +31,7 @@ async def rollout(
     *,
     renderer: Renderer | None = None,
     limits: Limits | None = None,
+    special_tokens: SpecialTokens = "keep",
     reward: RewardFn | None = None,
     raise_tool_errors: bool = True,
 ) -> Trajectory:
@@ -38,10 +39,11 @@ async def rollout(
 
     Each `yield` of a player returns the Env's answer as text: the contents of its messages, joined by line breaks.
 
-    `renderer` defaults to the `tiny` model's tokenizer and template. `reward` replaces `Env.score`. A failure of the
-    environment is recorded on the trajectory, as in a run. Raises AssertionError if the script fails or runs out of
-    turns. A tool that raises anything but a ToolError or an InfraError raises AssertionError too, although in a run the
-    model would read the error. A test of that behaviour passes `raise_tool_errors=False`.
+    `renderer` defaults to the `tiny` model's tokenizer and template. `reward` replaces `Env.score`. `special_tokens` is
+    that of `EpisodeOptions`. A failure of the environment is recorded on the trajectory, as in a run. Raises
+    AssertionError if the script fails or runs out of turns. A tool that raises anything but a ToolError or an
+    InfraError raises AssertionError too, although in a run the model would read the error. A test of that behaviour
+    passes `raise_tool_errors=False`.
     """
     if inspect.isgeneratorfunction(turns):
         name = turns.__name__
@@ -49,7 +51,8 @@ async def rollout(
     renderer = renderer or tiny_renderer()
     answered = _Answered()
     reads = env._agentrl_read if plays_itself(type(env)) else answered.read
-    engine, options = ScriptedEngine(turns, renderer, reads=reads), EpisodeOptions(limits=limits or Limits())
+    engine = ScriptedEngine(turns, renderer, reads=reads)
+    options = EpisodeOptions(limits=limits or Limits(), special_tokens=special_tokens)
     host = Host(on_turn=answered.note)
     trajectory = await run_episode(
         env, task, engine=engine, renderer=renderer, options=options, reward=reward, host=host

@@ -164,7 +164,7 @@ class Trainer:
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
         self.warm_optimizers: list[Optimizer] = []
-        renderer = load_renderer(self.tokenizer)
+        renderer = config.options().renderer(load_renderer(self.tokenizer))
         if config.warm_start is not None and not self.position.started:
             self.demonstrations = await read_demonstrations(config, self.learner.model.config, renderer, self.console)
             self.warm_optimizers = make_optimizers(

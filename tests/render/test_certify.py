@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from agentrl.errors import ConfigError, TemplateError
 from agentrl.render import Renderer, load_renderer
+from agentrl.render.cache import fingerprint
 from tests.render.markers import GIVEN, template_files
 
 MARKERS = {
@@ -164,6 +166,20 @@ def test_certified_once_per_template(tokenizers: Any) -> None:
     first, second = load_renderer(tokenizers.chatml()), load_renderer(tokenizers.chatml())
     assert first.certificate is second.certificate
     assert load_renderer(tokenizers.llama()).certificate is not first.certificate
+
+
+def test_what_is_proved_is_the_tokenizer_as_it_is_now(tokenizers: Any) -> None:
+    """A tokenizer may be given another end of sequence, or other tokens may become special, after its first proof."""
+    tokenizer = tokenizers.chatml()
+    before = load_renderer(tokenizer).stop_token_ids
+    tokenizer.eos_token = "<|endoftext|>"
+    after = load_renderer(tokenizer).stop_token_ids
+    assert tokenizer.eos_token_id in after - before
+    plain, special = (tokenizers.make(("<|im_start|>", "<|im_end|>"), eos="<|im_end|>") for _ in range(2))
+    for made, flag in ((plain, False), (special, True)):
+        made.chat_template = tokenizers.CHATML
+        made.add_tokens([AddedToken("<tool_call>", special=flag)])
+    assert fingerprint(plain) != fingerprint(special)
 
 
 @pytest.mark.parametrize("name", MARKERS)

@@ -566,3 +566,16 @@ def test_slime_is_not_imported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     heavy = {"slime", "torch", "ray", "sglang", "transformers", "aiohttp"} & set(json.loads(done.stdout))
     assert not heavy
+
+
+@pytest.mark.parametrize(("special_tokens", "forged"), [("keep", 1), ("as_text", 0)])
+async def test_special_tokens_in_a_row_are_text_if_they_are_to_be(
+    Sample, serve, make_args, renderer, special_tokens, forged
+):
+    async with serve() as (_, url):
+        args = make_args(url, special_tokens=special_tokens)
+        sample = await adapt(args, question(Sample, country="France<|im_start|>"), PARAMS)
+        calm = await adapt(args, question(Sample), PARAMS)
+    (marker,) = renderer.prompt(agentrl.Raw("<|im_start|>")).tokens
+    assert sample.tokens.count(marker) - calm.tokens.count(marker) == forged
+    assert sample.metadata["agentrl"]["info"]["special_tokens"] == 1

@@ -20,7 +20,7 @@ from agentrl.gateway.serving.bodies import DeniedError
 from agentrl.gateway.serving.http import WireServer, keys
 from agentrl.gateway.session.exchange import Refused
 from agentrl.gateway.session.session import Session
-from agentrl.options import EpisodeOptions
+from agentrl.options import EpisodeOptions, SpecialTokens
 from agentrl.render.base import Renderer
 from agentrl.types import JSON, Limits
 
@@ -45,6 +45,7 @@ class Standalone:
     renderer: Renderer
     limits: Limits = Limits()  # noqa: RUF009 - immutable
     options: SessionOptions = SessionOptions()  # noqa: RUF009 - immutable
+    special_tokens: SpecialTokens = "keep"
 
     def ask(self, request: Request) -> Exchange:
         """Attach a request. Never raises: the exchange does."""
@@ -65,7 +66,8 @@ class Standalone:
     def _session(self, request: Request) -> Session:
         session = Session("", options=self.options)
         limits = replace(self.limits, turns=self.options.most_replies)
-        episode = EpisodeOptions(limits=limits, sampling_params=_sampling(request.asked))
+        asked = _sampling(request.asked)
+        episode = EpisodeOptions(limits=limits, sampling_params=asked, special_tokens=self.special_tokens)
         session.play(self.engine, self.renderer, episode, None, _conversation(request))
         return session
 

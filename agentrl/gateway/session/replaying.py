@@ -74,7 +74,8 @@ def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapp
         prompts.get(line["grown_from"]),
     )
     spans = tuple(RenderedSpan(**span) for span in rendered["spans"])
-    prompt.rendered = Rendered(array("i", rendered["tokens"]), spans, rendered["thinking"], rendered["cut"])
+    rest = (rendered["thinking"], rendered["cut"], rendered.get("special", 0))
+    prompt.rendered = Rendered(array("i", rendered["tokens"]), spans, *rest)
     prompt.messages, prompt.length = line["messages"], line["tokens"]
     prompt.ask_again()
     return prompt

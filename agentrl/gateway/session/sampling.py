@@ -18,6 +18,7 @@ from agentrl.gateway.writing.writer import Writer, prove_for_agents
 from agentrl.options import EpisodeOptions
 from agentrl.render.base import Rendered, Renderer
 from agentrl.render.long_text import aside, too_long
+from agentrl.render.markers import warn
 from agentrl.trajectory import Trajectory
 from agentrl.types import Action, Message, Raw, StopReason, TurnOptions
 
@@ -63,6 +64,7 @@ class Sampler:
                 'thinking "strip" is not for agents that play by themselves: their clients decide what stays in the '
                 'history; set thinking to "keep"'
             )
+        renderer = options.renderer(renderer)
         prove_for_agents(renderer)
         self._engine, self._renderer, self.options = engine, renderer, options
         self._aborted, self._session_id = aborted or (lambda: False), session_id
@@ -135,6 +137,8 @@ class Sampler:
         """A prompt's new tokens and messages."""
         above = prompt.parent
         rendered = self._rendered(writer, prompt, request)
+        if self.options.special_tokens == "keep":
+            warn(rendered.special)
         return rendered, writer.messages(
             prompt.entries, _ids(prompt), root=above is None, action=above.action if above else None
         )

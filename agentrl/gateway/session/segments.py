@@ -171,6 +171,8 @@ def write(
     cut = sum(prompt.rendered.cut for prompt in tree.prompts)
     if cut:
         trajectory.info["observation_tokens_cut"] = cut
+    if special := sum(prompt.rendered.special for prompt in tree.prompts):
+        trajectory.info["special_tokens"] = special
     trajectory.info["agent"] = {
         "replies": len(nodes),
         "requests": sum(line["event"] == "request" for line in log),

@@ -103,7 +103,11 @@ class Writer:
         end = len(rendered.tokens)
         spans = [replace(span, start=span.start + end, stop=span.stop + end) for span in added.spans]
         return Rendered(
-            (*rendered.tokens, *added.tokens), (*rendered.spans, *spans), added.thinking, rendered.cut + added.cut
+            (*rendered.tokens, *added.tokens),
+            (*rendered.spans, *spans),
+            added.thinking,
+            rendered.cut + added.cut,
+            rendered.special + added.special,
         )
 
     def _forms(self, careful: bool = False) -> Forms:
@@ -161,6 +165,7 @@ class Writer:
     ) -> Rendered:
         """`piece`, then each assistant's entry from `first` on with what stands behind it."""
         tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
+        special = piece.rendered.special
         turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
         for at, end in pairwise([*turns, len(entries)]):
             action, sampled = known.get(at) or self._said(entries[at], ids, last)
@@ -168,7 +173,9 @@ class Writer:
             last = self._behind([*last.history, assistant_message(action)], action, entries[at + 1 : end], ids)
             tokens += [*sampled, *last.rendered.tokens]
             cut += last.rendered.cut
-        return Rendered(tuple(tokens), _spans(piece.rendered, len(tokens), last.rendered), last.rendered.thinking, cut)
+            special += last.rendered.special
+        spans = _spans(piece.rendered, len(tokens), last.rendered)
+        return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special)
 
     def _said(self, entry: Entry, ids: Mapping[str, str], before: _Piece) -> tuple[Action, Sequence[int]]:
         """An assistant's entry that nobody sampled, as a model would have sampled it."""
@@ -195,7 +202,7 @@ class Writer:
         except TemplateError:
             if not message["content"]:
                 raise
-        text = self.renderer.prompt(Raw(message["content"])).tokens
+        text = self.renderer.text(Raw(message["content"]), Action("", "", None)).tokens
         return [*text, *(self.renderer.encode({**message, "content": ""}) if message.get("tool_calls") else ())]
 
     def _whole(self, rendered: Rendered, messages: Sequence[Message], history: Sequence[Message]) -> _Piece:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -60,6 +60,11 @@ class Lexer:
                     self._atoms[token] = template.decode([token])
         longest_first = sorted(self._atoms.values(), key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    @property
+    def atoms(self) -> Mapping[int, str]:
+        """Tokens that are a marker, or a part of one."""
+        return self._atoms
 
     def __call__(self, tokens: Sequence[int], lead: str = "") -> Lexed:
         """`lead` is what the prompt wrote before the turn, where it is the beginning of the turn's own syntax."""

@@ -6,7 +6,7 @@ import hashlib
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.render.read.calls import CALLS_AT_MOST, Attempt, Block, Types, types_of
@@ -71,6 +71,11 @@ class Parser:
     def block(self) -> Block | None:
         """How calls are spelled."""
         return self._block
+
+    @property
+    def atoms(self) -> Mapping[int, str]:
+        """Tokens that the syntax of a turn is made of: of thoughts, calls and frames."""
+        return self._lex.atoms
 
     def bind(self, tools: Sequence[ToolSpec]) -> Parser:
         """The same parser, for calls of these tools."""

@@ -65,6 +65,7 @@ def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate
         load_tokenizer(str(folder), chat_template=config.template_text()),
         chat_template_kwargs=config.template_kwargs(setup.args),
     )
+    renderer = config.options().renderer(renderer)
     if setup.env is not None:
         setup.env._agentrl_prove(renderer)
         if setup.has_tools and not setup.env._agentrl_tools:

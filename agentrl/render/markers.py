@@ -1,0 +1,214 @@
+"""Special tokens that stand in what somebody says: found and counted, and encoded as text where that is asked for.
+
+A web page may hold `<|im_start|>`. Encoded as the template's own render is, it forges a turn. As text, it is what it
+looks like: the tokens that the tokenizer would give it if it had no such special token.
+
+Such text is guarded before the template sees it: a private character stands behind the first one of each marker. So
+nothing takes it for a marker on its way through the template. `Spelling.encode` takes the guards out again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from agentrl.errors import TemplateError
+from agentrl.render.cache import Cache
+
+GUARD = "\U0010fffd"
+_ESCAPED = ("\\U0010fffd", "\\udbff\\udffd")
+"""The guard, where a template writes text as Python or as JSON in ASCII."""
+_ANCHOR = "\U0010fffc"
+"""Stands for the special token before a text: some tokenizers begin a text with a space."""
+_PLAIN: Cache[_Plain] = Cache(8)
+_logger = logging.getLogger("agentrl")
+_warned = False
+
+
+@dataclass(frozen=True, eq=False)
+class Markers:
+    """The special tokens of one tokenizer, and other added tokens that its template writes."""
+
+    tokenizer: Any
+    ids: Mapping[str, int]
+    """Text -> id."""
+    own: frozenset[str] = frozenset()
+    """Those that a model writes into its turns, such as `</think>`: a mention of them is common, and forges no turn."""
+
+    @classmethod
+    def of(cls, tokenizer: Any, source: str, special_ids: Iterable[int]) -> Markers:
+        added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+        special = {added.get(i) or tokenizer.convert_ids_to_tokens(i): i for i in special_ids}
+        written = {text: i for i, text in added.items() if text in source and not text.isspace()}
+        return cls(tokenizer, {text: i for text, i in {**written, **special}.items() if text and len(text) > 1})
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Any of them; the longest first, as a tokenizer looks for them."""
+        return re.compile(_any_of(self.ids) or r"(?!)")
+
+    def count(self, value: Any) -> int:
+        """How many stand in the strings of a value, its own ones left out."""
+        if isinstance(value, str):
+            return sum(found not in self.own for found in self.pattern.findall(value))
+        if isinstance(value, Mapping):
+            return sum(self.count(key) + self.count(item) for key, item in value.items())
+        return sum(map(self.count, value)) if isinstance(value, list | tuple) else 0
+
+    def guarded(self, value: Any, but: Iterable[str] = ()) -> Any:
+        """The value with all markers in its strings guarded, except `but`."""
+        if isinstance(value, str):
+            return self._guarded(value, but)
+        if isinstance(value, Mapping):
+            return {self.guarded(key, but): self.guarded(item, but) for key, item in value.items()}
+        return [self.guarded(item, but) for item in value] if isinstance(value, list | tuple) else value
+
+    def _guarded(self, text: str, but: Iterable[str]) -> str:
+        text = text.replace(GUARD, "\ufffd") if GUARD in text else text
+        parts, start, at = list[str](), 0, 0
+        while found := self.pattern.search(text, at):  # one may begin within another
+            at = found.start() + 1
+            if found.group() not in but:
+                parts.append(text[start:at])
+                start = at
+        return GUARD.join([*parts, text[start:]])
+
+
+NO_MARKERS = Markers(None, {})
+
+
+def _any_of(words: Collection[str]) -> str:
+    """A regular expression for the longest of the words. What they begin with in common is looked at once."""
+    behind: dict[str, set[str]] = {}
+    for word in filter(None, words):
+        behind.setdefault(word[0], set()).add(word[1:])
+    if not behind:
+        return ""
+    forms = "|".join(re.escape(first) + _any_of(rest) for first, rest in sorted(behind.items()))
+    return f"(?:{forms}){'?' if '' in words else ''}"
+
+
+def unescaped(text: str) -> str:
+    """What a template wrote, its guards as they were."""
+    if "0010fffd" in text or "udffd" in text:
+        for escaped in _ESCAPED:
+            text = text.replace(escaped, GUARD)
+    return text
+
+
+def warn(count: int) -> None:
+    """Log the first special tokens of this process that somebody said, and that are encoded as such."""
+    global _warned
+    if count and not _warned:
+        _warned = True
+        _logger.warning(
+            "%d special tokens stand in what a user, a tool or a document says; they are encoded as such, and can "
+            'forge turns. Set special_tokens to "as_text" to encode them as text',
+            count,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Spelling:
+    """Encodes guarded text. Raises TemplateError where the tokenizer cannot be had without its special tokens."""
+
+    markers: Markers
+    encode_plainly: Callable[[str, str], list[int]]
+    """Encodes a text without guards, behind a special token: `Template.encode` of that text alone."""
+    name: str
+    """What error messages call the tokenizer."""
+    key: str
+    """What tells the tokenizer from others."""
+
+    def encode(self, text: str, after: str = "") -> list[int]:
+        """The tokens of the text, as its tokenizer would give them if it did not know the markers that are guarded.
+
+        Special tokens cut a text into parts that are encoded each on its own. So only the parts with a guard are
+        encoded in another way than without this class.
+        """
+        tokens, start = list[int](), 0
+        for begin, end, left, right in self._guarded_parts(text, after):
+            tokens += self.encode_plainly(text[start:begin], "" if start else after)
+            tokens += self._part(text[begin:end], left, right)
+            start = end
+        return tokens + self.encode_plainly(text[start:], "" if start else after)
+
+    def _guarded_parts(self, text: str, after: str) -> Iterator[tuple[int, int, str, str]]:
+        """The stretches that hold a guard, and the markers around each."""
+        start, left = 0, after
+        for found in self.markers.pattern.finditer(text):
+            if GUARD in text[start : found.start()]:
+                yield start, found.start(), left, found.group()
+            start, left = found.end(), found.group()
+        if GUARD in text[start:]:
+            yield start, len(text), left, ""
+
+    def _part(self, text: str, left: str, right: str) -> list[int]:
+        text = text.replace(GUARD, "")
+        if self._swallows(left, "rstrip"):
+            text = text.lstrip()
+        if self._swallows(right, "lstrip"):
+            text = text.rstrip()
+        return self.plain.encode(text, anchored=bool(left))
+
+    def _swallows(self, marker: str, side: str) -> bool:
+        token = self.markers.tokenizer.added_tokens_decoder.get(self.markers.ids.get(marker, -1))
+        return bool(getattr(token, side, False))
+
+    @cached_property
+    def plain(self) -> _Plain:
+        """The tokenizer without its markers; one per tokenizer and process."""
+        key = f"{self.key} {sorted(self.markers.ids.items())}"
+        return _PLAIN.get(key, lambda: _Plain.of(self.markers, self.name))
+
+
+@dataclass(frozen=True, eq=False)
+class _Plain:
+    """A tokenizer that does not know some of its added tokens."""
+
+    tokenizer: Any
+    ids: Mapping[int, int]
+    """Its own ids -> those of the tokenizer that it was made of, where they differ."""
+
+    @classmethod
+    def of(cls, markers: Markers, name: str) -> _Plain:
+        backend = getattr(markers.tokenizer, "backend_tokenizer", None)
+        if backend is None or not hasattr(backend, "to_str"):
+            raise TemplateError(
+                f'special_tokens "as_text" needs a tokenizer of the library tokenizers (tokenizer.json), which {name} '
+                'is not; set special_tokens to "keep"'
+            )
+        made = cls._made(backend, markers.ids)
+        for marker, token in markers.ids.items():
+            if token in made.encode(f"a{marker}a", anchored=True):
+                raise TemplateError(
+                    f'special_tokens "as_text": the tokenizer of {name} cannot encode {marker!r} as text; '
+                    'set special_tokens to "keep"'
+                )
+        return made
+
+    @classmethod
+    def _made(cls, backend: Any, without: Collection[str]) -> _Plain:
+        from tokenizers import Tokenizer
+
+        data = json.loads(backend.to_str())
+        kept = [token for token in data["added_tokens"] if token["content"] not in without]
+        data |= {"added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
+        made: Any = Tokenizer.from_str(json.dumps(data))
+        made.add_special_tokens([_ANCHOR])
+        ids = {made.token_to_id(token["content"]): token["id"] for token in kept}
+        moved = {ours: theirs for ours, theirs in ids.items() if ours != theirs}
+        return cls(made, moved)
+
+    def encode(self, text: str, *, anchored: bool) -> list[int]:
+        """The tokens of a text that stands behind a special token, or at the beginning."""
+        if not text:
+            return []
+        found: Sequence[int] = self.tokenizer.encode((_ANCHOR if anchored else "") + text, add_special_tokens=False).ids
+        tokens = found[1:] if anchored else found
+        return [self.ids.get(token, token) for token in tokens]

@@ -1,0 +1,46 @@
+"""The proof that special tokens within messages become text, and that nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agentrl.errors import TemplateError
+from agentrl.render.cache import Cache, key_of
+from agentrl.render.learn.probe import QUESTION
+from agentrl.render.markers import GUARD, Spelling
+from agentrl.render.template import Template
+
+_PROVED: Cache[bool] = Cache(64)
+
+
+def spelling_out(template: Template, tokenizer: str) -> Template:
+    """The template, which encodes special tokens within messages as text. `tokenizer` tells it from others.
+
+    Raises TemplateError where the tokenizer cannot do that.
+    """
+
+    def encode(text: str, after: str) -> list[int]:
+        return template.encode(text, after=after)
+
+    spelled = replace(template, spelling=Spelling(template.markers, encode, template.name, tokenizer))
+    _PROVED.get(key_of(tokenizer, template.source, template.kwargs), lambda: _proved(template, spelled))
+    return spelled
+
+
+def _proved(template: Template, spelled: Template) -> bool:
+    """A question that quotes every marker is written with the special tokens of one that quotes none, and in full."""
+    ids = spelled.markers.ids
+    quoted = {**QUESTION, "content": " ".join([QUESTION["content"], *ids, *(f"{text}x{text}" for text in ids)])}
+    written = spelled.render([quoted], generation_prompt=True)
+    tokens = spelled.encode(written)
+    known, text = set(ids.values()), spelled.decode(tokens)
+    wanted = [token for token in template.encode(template.render([QUESTION], generation_prompt=True)) if token in known]
+    found = [token for token in tokens if token in known]
+    lost = [marker for marker in ids if marker in written.replace(GUARD, "") and marker not in text]
+    wrong = lost or ([spelled.decode([token]) for token in found] if found != wanted else [])
+    if wrong:
+        raise TemplateError(
+            f'special_tokens "as_text": {template.name} cannot encode {wrong[0]!r} as text in a message; '
+            'set special_tokens to "keep"'
+        )
+    return True
