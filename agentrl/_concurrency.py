@@ -146,6 +146,11 @@ class Worker:
             if job in self._pending:
                 self._give_up(job)
 
+    @property
+    def occupied(self) -> bool:
+        """Whether it still runs a function that was given up."""
+        return bool(self._pending) and self._pending[0].given_up
+
     def stop(self) -> None:
         """Let the thread end after its present jobs. It does not wait."""
         self._stopped = True

@@ -61,6 +61,14 @@ class Runtime:
     async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
         return await self._resources.enter(resource)
 
+    def leave_thread(self) -> bool:
+        """Leave the thread to a function in it that was given up: later hooks run in another. False: there is none."""
+        if not self._thread.occupied:
+            return False
+        self._thread.stop()
+        self._thread = Worker(f"env-{self.name}")
+        return True
+
     async def close(self, hook: Callable[[], MaybeAwait[None]]) -> None:
         """End what runs beside the episode, call the `close` hook, exit the resources, newest first, then end task and
         thread. No failure skips the rest.

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
-from itertools import takewhile
+from itertools import chain, takewhile
+from operator import itemgetter
 from typing import Self, TypeVar
 
 from agentrl.engine.base import Generation
@@ -45,7 +46,7 @@ class Trajectory:
     """The record of one episode. Only its `append_*`, `begin_segment` and `mask*` methods change tokens and mask.
 
     Tokens, spans, log-probs, mask and ledger are those of the last segment, which is usually the only one. Turns,
-    actions, messages and everything else are those of the whole episode.
+    actions, messages and everything else are those of the whole episode. Turns and actions are in order of time.
     """
 
     def __init__(self, task: Task | None = None, *, session_id: str = "", tools: Sequence[ToolSpec] = ()) -> None:
@@ -54,6 +55,8 @@ class Trajectory:
         self.tools: Sequence[ToolSpec] = tuple(tools)
         self.segments = [Segment()]
         """The sequences to train on, in order. Each sampled token is in the response of exactly one."""
+        self.order: Sequence[int] = ()
+        """For each turn, segment by segment, its place in time. Empty where time and segments have the same order."""
         self.messages: list[Message] = []
         self.reward: float | None = None
         self.reward_parts: Mapping[str, float] = {}
@@ -154,27 +157,36 @@ class Trajectory:
 
     @property
     def turns(self) -> list[Turn]:
-        return [turn for segment in self.segments for turn in segment.turns]
+        return self._in_time([segment.turns for segment in self.segments])
 
     @property
     def actions(self) -> list[Action]:
         """The action of each closed turn, made on demand with its tokens."""
-        return [action for segment in self.segments for action in segment.actions]
+        return self._in_time([segment.actions for segment in self.segments])
 
     @property
     def said(self) -> list[Action]:
         """The action of each closed turn, without its tokens."""
-        return [action for segment in self.segments for action in segment.said]
+        return self._in_time([segment.said for segment in self.segments])
 
     @property
     def last_action(self) -> Action | None:
         return next((action for segment in reversed(self.segments) if (action := segment.last_action)), None)
 
     @property
+    def final(self) -> Action | None:
+        """The action that ends the last segment, without its tokens. An agent has got it; later ones it has not."""
+        for segment in reversed(self.segments):
+            lost = {span.turn for span in segment.spans if span.masked == "undelivered"}
+            got = [action for turn, action in enumerate(segment.said) if turn not in lost]
+            if said := got or segment.said:
+                return said[-1]
+        return None
+
+    @property
     def answer(self) -> str:
-        """The content of the last action; "" before the first one."""
-        said = self.said
-        return said[-1].content if said else ""
+        """The content of the last action; "" before the first one. An agent's is that of its main line."""
+        return "" if self.final is None else self.final.content
 
     @property
     def step_rewards(self) -> list[float]:
@@ -217,11 +229,25 @@ class Trajectory:
         return sum(segment.prefix_breaks for segment in self.segments)
 
     def by_segment(self, of_turns: Sequence[T]) -> Iterator[tuple[Segment, Sequence[T]]]:
-        """Each segment with the values of its turns. `of_turns` has one value for each turn."""
-        first = 0
+        """Each segment with the values of its turns. `of_turns` has one value for each turn, in order of time."""
+        for segment, places in zip(self.segments, self._places(), strict=True):
+            yield segment, [of_turns[place] for place in places]
+
+    def _places(self) -> list[Sequence[int]]:
+        """For each segment, the places of its turns in time."""
+        first, found = 0, list[Sequence[int]]()
         for segment in self.segments:
-            yield segment, of_turns[first : first + len(segment.turns)]
+            places = range(first, first + len(segment.turns))
+            found.append([self.order[turn] for turn in places] if self.order else places)
             first += len(segment.turns)
+        return found
+
+    def _in_time(self, of_segments: Sequence[Sequence[T]]) -> list[T]:
+        """The values of the turns of each segment as one list in order of time. Open turns may have none."""
+        if not self.order:
+            return [value for values in of_segments for value in values]
+        placed = zip(self._places(), of_segments, strict=True)
+        return [value for _, value in sorted(chain(*(zip(*each, strict=False) for each in placed)), key=itemgetter(0))]
 
     # Growing
 
@@ -284,7 +310,7 @@ class Trajectory:
             if turn is None:
                 segment.mask(reason)
             elif turn in turns:
-                segment.mask(reason, turn=turn - turns[0])
+                segment.mask(reason, turn=turns.index(turn))
 
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
         """Exclude each sampled token of the last segment from the loss at which `loss_mask` is 0.
@@ -304,7 +330,8 @@ class Trajectory:
     def to_json(self) -> dict[str, JSON]:
         """A versioned copy of everything except the engine's own metadata, ready for `json.dumps`.
 
-        The last segment is at the top, with the turns of all segments. The other segments are under "earlier".
+        The last segment is at the top, with the turns of all segments. The other segments are under "earlier". Turns
+        and actions at the top are segment by segment, and "order" has the place of each turn in time, if it is another.
         """
         *earlier, last = [segment.to_json() for segment in self.segments]
         first = sum(len(segment["turns"]) for segment in earlier)
@@ -320,6 +347,7 @@ class Trajectory:
             "unread": self.unread,
             "actions": [action for segment in (*earlier, last) for action in segment["actions"]],
             "earlier": earlier,
+            **({"order": list(self.order)} if self.order else {}),
             "reward": self.reward,
             "reward_parts": dict(self.reward_parts),
             "stop": self.stop,
@@ -345,6 +373,7 @@ class Trajectory:
             "actions": data["actions"][sum(len(segment["actions"]) for segment in earlier) :],
         }
         self.segments = [Segment.from_json(segment) for segment in (*earlier, last)]
+        self.order = data.get("order", ())
         self.messages, self.unread = list(data["messages"]), data.get("unread", 0)
         self.reward, self.reward_parts = data["reward"], data["reward_parts"]
         self.stop = StopReason(data["stop"]) if data["stop"] is not None else None

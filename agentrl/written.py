@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Self
 
 from agentrl.trajectory import Trajectory
@@ -17,9 +18,10 @@ class Written:
     """The turns of one episode as text, and the task's label. Nothing in `turns` was observed."""
 
     turns: tuple[str, ...] = ()
-    """Each turn as the model wrote it, thoughts and calls included."""
+    """Each turn as the model wrote it, thoughts and calls included, in order of time."""
     answer: str = ""
-    """The last turn without its thought and calls; "" if the thought never ended."""
+    """The last turn without its thought and calls; "" if the thought never ended. An agent's is that of its main
+    line."""
     thought: bool = False
     """Whether the last turn holds a thought that ended."""
     observed: tuple[str, ...] = ()
@@ -30,8 +32,7 @@ class Written:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
-        task, said = trajectory.task, trajectory.said
-        last = said[-1] if said else None
+        task, said, last = trajectory.task, trajectory.said, trajectory.final
         answer, thought = without_thought(last.content) if last else ("", False)
         return cls(
             turns=tuple(action.text for action in said),
@@ -84,22 +85,31 @@ def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
 
 def _observed(trajectory: Trajectory) -> tuple[str, ...]:
     """The raw text behind each turn, or that of the messages behind its assistant message."""
-    written, found = _positions(trajectory), list[str]()
-    for turn, start, end in zip(trajectory.turns, written, [*written[1:], len(trajectory.messages)], strict=False):
-        said = "".join(_text(message.get("content")) for message in trajectory.messages[start + 1 : end])
-        found.append(turn.raw or said)
+    found = list[str]()
+    for turn, (start, end) in zip(trajectory.turns, _positions(trajectory), strict=False):
+        behind = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
+        found.append(turn.raw or "".join(_text(message.get("content")) for message in behind))
     while found and not found[-1]:
         found.pop()
     return tuple(found)
 
 
-def _positions(trajectory: Trajectory) -> list[int]:
-    """Where in `messages` the model's own turns stand: the last assistant messages, one a turn.
+def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """For each turn, where in `messages` its assistant message stands, and where what was observed of it ends.
 
-    The prompt may hold assistant messages too. They come first.
+    The prompt may hold assistant messages too. They come before the model's own, one a turn. A session says where its
+    replies stand: each prompt of it may hold some, and nothing follows the last reply of a line.
     """
-    own = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
-    return own[len(own) - len(trajectory.said) :]
+    if trajectory.session is None:
+        own = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
+        own = own[len(own) - len(trajectory.said) :]
+        return list(zip(own, [*own[1:], len(trajectory.messages)], strict=True))
+    nodes = sorted(trajectory.session["nodes"], key=lambda node: (node["segment"], node["message"]))
+    ends = {
+        node["turn"]: after["message"] if after and after["segment"] == node["segment"] else node["message"] + 1
+        for node, after in zip_longest(nodes, nodes[1:])
+    }
+    return [(node["message"], ends[node["turn"]]) for node in sorted(nodes, key=lambda node: int(node["turn"]))]
 
 
 def _text(content: Any) -> str:

@@ -72,11 +72,10 @@ def _line(node: Mapping[str, JSON], trajectory: Trajectory, mark: str, width: in
 
 def _said(trajectory: Trajectory, turn: int) -> str:
     """The text of a turn in one line; nothing if it is not whole."""
-    at = turn
-    for segment in trajectory.segments:
-        if at < len(segment.turns):
+    for segment, places in trajectory.by_segment(range(len(trajectory.turns))):
+        if turn in places:
+            at = places.index(turn)
             return repr(segment.said[at].text) if at < len(segment.said) else "(not whole)"
-        at -= len(segment.turns)
     return ""
 
 

@@ -57,8 +57,9 @@ class AgentEnv(Env):
         """Start the agent, and return when it is done. The return value, which JSON can hold, becomes `self.result`.
 
         It is cancelled when the episode ends first. A plain `def` runs in a thread, which cannot be cancelled: its
-        requests are refused instead. What it raises is a failure of the episode, unless a limit has ended the session.
-        So catch what the model alone is to blame for, such as a call of an unknown tool.
+        requests are refused instead, and `score` runs in another thread. What it raises is a failure of the episode,
+        unless a limit has ended the session. So catch what the model alone is to blame for, such as a call of an
+        unknown tool.
         """
         raise NotImplementedError(f"{type(self).__name__} has no run")
 

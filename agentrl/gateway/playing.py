@@ -89,6 +89,8 @@ class Playing:
                 await asyncio.wait({running}, timeout=_LAST_WORDS_S)
             running.cancel()
             await asyncio.wait({running})
+            if runtime(self._env).leave_thread():
+                log.warning("%s.run still runs in its thread, which nothing can stop", type(self._env).__name__)
         if running is not None and not running.cancelled():
             running.exception()  # it is looked at elsewhere, or by nobody
 

@@ -364,6 +364,33 @@ async def test_cancelled_anywhere_an_episode_leaves_nothing(renderer):
     assert ended, "some were cancelled after their end"
 
 
+async def test_a_plain_run_that_outlives_its_deadline_holds_up_neither_score_nor_close(renderer, caplog):
+    let_go, closed = threading.Event(), []
+
+    class Stuck(AgentEnv):
+        def run(self, task, endpoint):
+            answered = asyncio.run_coroutine_threadsafe(ask(endpoint, USER), loop)
+            answered.result()
+            let_go.wait(20)
+
+        def score(self, trajectory):
+            return float(trajectory.answer == "Hi.")
+
+        def close(self):
+            closed.append(True)
+
+    loop = asyncio.get_running_loop()
+    options = EpisodeOptions(limits=Limits(episode_s=0.5, score_s=4, close_s=4))
+    engine = ScriptedEngine(["Hi."], renderer)
+    try:
+        async with asyncio.timeout(10):
+            played = await run_episode(Stuck(), TASK, engine=engine, renderer=renderer, options=options)
+    finally:
+        let_go.set()
+    assert (played.stop, played.reward, closed) == (StopReason.DEADLINE, 1.0, [True])
+    assert "Stuck.run still runs in its thread" in caplog.text
+
+
 class Nothing(AgentEnv):
     pass
 

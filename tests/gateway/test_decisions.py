@@ -360,7 +360,7 @@ async def test_a_request_that_ends_in_an_assistants_message(renderer):
         assert renderer.decode(talk.engine.requests[1]).endswith(last)
         await talk.says(SYSTEM, Entry("assistant", "Well, "), wire=wire)
         assert renderer.decode(talk.engine.requests[2]).endswith(last)
-        assert lengths(talk.end()) == [1, 2]
+        assert lengths(talk.end()) == [2, 1]
 
 
 async def test_a_reply_that_was_cut(renderer):

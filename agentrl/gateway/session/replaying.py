@@ -24,6 +24,9 @@ def of_prompt(prompt: Prompt) -> dict[str, JSON]:
         "entries": [asdict(entry) for entry in prompt.entries],
         "digest": prompt.digest.hex(),
         "known": [[at, node.index] for at, node in prompt.known.items()],
+        "tells": [node.index for node in prompt.tells],
+        "asked_tools": prompt.tools.hex(),
+        "branch": prompt.branch,
         "head": None if prompt.parent else {"tools": list(prompt.head.tools), "branch": prompt.head.branch},
         "number": prompt.number,
         "grown_from": None if prompt.grown_from is None else prompt.grown_from.index,
@@ -42,15 +45,21 @@ def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> 
     """The tree that the lines of a log tell of. Replies that were not whole are not in it."""
     tree, prompts = Tree(as_sent=as_sent, tag=tag), dict[int, Prompt]()
     nodes, answers = dict[int, Node](), dict[int, list[Node]]()
+    asked = dict[int, list[int]]()
+    """Of each prompt that has no tokens yet, the numbers of its requests."""
     for line in lines:
         if line["event"] == "prompt":
-            prompts[line["prompt"]] = _prompt(line, prompts, nodes)
-            tree.keep(prompts[line["prompt"]])
+            prompt = prompts[line["prompt"]] = _prompt(line, prompts, nodes)
+            for number in asked.pop(prompt.index, ()):
+                prompt.ask(number)
+            tree.keep(prompt)
         elif line["event"] == "reply":
             node = nodes[line["node"]] = _node(line, prompts[line["prompt"]], tree)
             answers.setdefault(line["request"], []).append(node)
         elif line["event"] == "request" and line["prompt"] in prompts:
-            prompts[line["prompt"]].ask_again()
+            prompts[line["prompt"]].ask(line["request"])
+        elif line["event"] == "request":
+            asked.setdefault(line["prompt"], []).append(line["request"])
         elif line["event"] in ("delivered", "lost"):
             for node in answers.get(line["request"], ()):
                 node.delivered, node.lost = line["event"] == "delivered", line["event"] == "lost"
@@ -72,12 +81,14 @@ def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapp
         parent.prompt.head if parent else Head(tools, tools_digest(tools), head["branch"]),
         line["number"],
         prompts.get(line["grown_from"]),
+        tuple(nodes[node] for node in line["tells"]),
+        bytes.fromhex(line["asked_tools"]),
+        line["branch"],
     )
     spans = tuple(RenderedSpan(**span) for span in rendered["spans"])
     rest = (rendered["thinking"], rendered["cut"], rendered.get("special", 0))
     prompt.rendered = Rendered(array("i", rendered["tokens"]), spans, *rest)
     prompt.messages, prompt.length = line["messages"], line["tokens"]
-    prompt.ask_again()
     return prompt
 
 

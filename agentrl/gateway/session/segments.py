@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from agentrl.gateway.options import SessionOptions
+from agentrl.gateway.session.matching import START
+from agentrl.gateway.session.threads import Thread, main_thread
 from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.render.base import Rendered
 from agentrl.segment import Segment, require
 from agentrl.spans import MaskReason
 from agentrl.trajectory import Trajectory, total_ledger
 from agentrl.types import JSON, Message
-
-_QUOTED = 40
-"""The shortest reply, in characters, that is taken for a summary where a later prompt quotes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,6 @@ class Line:
         """The root above it."""
         return self.nodes[0].prompt.top
 
-    @property
-    def depth(self) -> int:
-        """Replies from the root to its end."""
-        return len(self.nodes[0].prompt.line()) + len(self.nodes)
-
     def segment(self) -> Segment:
         """The tokens, masked as they were before. Raises LedgerError if the engine was sent other tokens."""
         made = Segment()
@@ -47,23 +42,27 @@ class Line:
         return made
 
 
-def lines_of(tree: Tree) -> list[Line]:
+def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
     """All replies in lines, in the order in which the lines began, but the main line last.
 
-    A line goes on behind a reply with its deepest child, the latest of them if there are several. A reply that the
-    client never got comes after those that it got.
+    The main line leads to the end of the main thread. Any other goes on behind a reply with its deepest child, the
+    latest of them if there are several. A reply that the client never got comes after those that it got.
     """
     heirs, depths = dict[Node, Node](), dict[Node, float]()
-    sampled = [node for node in tree.nodes if node.turn.turns]
+    sampled = sorted((node for node in tree.nodes if node.turn.turns), key=lambda node: node.index)
+    end = main.end if main is not None else None
+    trunk = [] if end is None else [*end.prompt.line(), end]
+    inside = set(main.nodes) if main is not None else set[Node]()
     for node in reversed(sampled):  # children come later than their parents
         depth = depths.setdefault(node, 1.0 if node.claimed else 0.5)
         parent = node.prompt.parent
-        if parent is not None and depth + 1 > depths.get(parent, 1.0):
+        if parent is not None and depth + 1 > depths.get(parent, 1.0) and (parent is not end or node in inside):
             heirs[parent], depths[parent] = node, depth + 1
+    heirs |= dict(pairwise(trunk))
     inherited = set(heirs.values())
     lines = [Line(tuple(_line(node, heirs))) for node in sampled if node not in inherited]
-    main = _main(lines)
-    return [*(line for line in lines if line is not main), *([Line(main.nodes, main=True)] if main else [])]
+    last = next((line for line in lines if end in line.nodes), None)
+    return [*(line for line in lines if line is not last), *([Line(last.nodes, main=True)] if last else [])]
 
 
 def _line(node: Node, heirs: dict[Node, Node]) -> Iterator[Node]:
@@ -73,59 +72,31 @@ def _line(node: Node, heirs: dict[Node, Node]) -> Iterator[Node]:
         yield node
 
 
-def _main(lines: Sequence[Line]) -> Line | None:
-    """The line in which the agent's main conversation ended."""
-    work = main_work(lines)
-    own = [line for line in lines if line.top in work[-1:]]
-    return max(own, key=lambda line: (line.nodes[-1].claimed, line.depth, line.nodes[-1].index), default=None)
-
-
-def main_work(lines: Sequence[Line]) -> list[Prompt]:
-    """The roots of the main conversation, in order: the first one with tools, and those that go on with it.
-
-    A client goes on in a new root when it drops its first reply, or makes its history shorter: then old replies stand
-    in the new prompt, or a summary does.
-    """
-    roots = sorted({line.top for line in lines}, key=lambda root: root.index)
-    unnamed = [root for root in roots if not root.head.branch] or roots
-    first = next((root for root in unnamed if root.head.tools), unnamed[0] if unnamed else None)
-    if first is None:
-        return []
-    work, nodes = [first], [node for line in lines for node in line.nodes]
-    for root in roots:
-        if root.index > first.index and root.head.branch == first.head.branch and _goes_on(root, work, nodes):
-            work.append(root)
-    return work
-
-
-def _goes_on(root: Prompt, work: Sequence[Prompt], nodes: Sequence[Node]) -> bool:
-    """Whether a root tells replies of the main conversation, or a summary of it. One without tools makes a summary."""
-    alike = root.head.digest == work[0].head.digest
-    if any(node.prompt.top in work for node in root.known.values()):
-        return alike or bool(root.head.tools)
-    before = [node.sent.text for node in nodes if node.sent and node.prompt.index < root.index]
-    said = [text for text in before if len(text) >= _QUOTED]
-    quoted = any(text in entry.text for entry in root.entries if entry.role != "assistant" for text in said)
-    return alike and (root.grown_from in work or quoted)
-
-
 def masked_for(
-    node: Node, line: Line, work: Sequence[Prompt], options: SessionOptions, *, closed: bool
+    node: Node, line: Line, main: Collection[Node], options: SessionOptions, *, closed: bool
 ) -> MaskReason | None:
-    """Why a reply is not trained; None if it is."""
+    """Why a reply is not trained; None if it is. `main`: the replies of the main thread."""
     if (closed and node.action is None) or not node.claimed:
         return "undelivered"
     if line.main:
         return None
     if node.dropped:
         return "dropped" if options.dropped == "mask" else None
-    return "side" if options.side == "mask" and _is_side(line, work) else None
+    return "side" if options.side == "mask" and _is_side(node, line, main) else None
 
 
-def _is_side(line: Line, work: Sequence[Prompt]) -> bool:
-    """Whether the line is none of the main conversation, or branches off it and leads nowhere: a summary."""
-    before = line.nodes[0].prompt.grown_from
-    return line.top not in work or (before is not None and any(node.reused for node in before.replies))
+def _is_side(node: Node, line: Line, main: Collection[Node]) -> bool:
+    """Whether a reply is none of the main thread, or a single one that leads nowhere: a summary.
+
+    It holds no calls, and no later request tells it. Its prompt grows from one whose own reply went on, or lacks the
+    tools that the rest has.
+    """
+    first = line.nodes[0].prompt
+    if node not in main or len(line.nodes) > 1 or node.reused or (node.sent is not None and node.sent.calls):
+        return node not in main
+    before = first.replaces.replies if first.replaces is not None else ()
+    with_tools = first.tools != START or all(other.prompt.tools == START for other in main)
+    return any(other.reused for other in before) or not with_tools
 
 
 def write(
@@ -143,22 +114,25 @@ def write(
 
     Raises LedgerError if they do not.
     """
-    lines = lines_of(tree)
-    work, nodes, turns = main_work(lines), list[JSON](), 0
-    segments, messages = list[Segment](), list[Message]()
+    thread = main_thread(tree)
+    lines, main = lines_of(tree, thread), set(thread.nodes) if thread is not None else set[Node]()
+    places = {node: place for place, node in enumerate(sorted((n for line in lines for n in line.nodes), key=_time))}
+    nodes, segments, messages = list[JSON](), list[Segment](), list[Message]()
     for line in lines:
         segment = line.segment()
-        kind = "main" if line.main else "side" if _is_side(line, work) else "earlier"
         for turn, node in enumerate(line.nodes):
-            if (reason := masked_for(node, line, work, options, closed=closed)) is not None:
+            if (reason := masked_for(node, line, main, options, closed=closed)) is not None:
                 segment.mask(reason, turn=turn)
-            nodes.append(_node_json(node, kind, len(segments), turns + turn, reason))
-            messages += [*node.prompt.messages, *node.messages]
-        turns += len(line.nodes)
+            kind = "main" if line.main else "side" if _is_side(node, line, main) else "earlier"
+            messages += node.prompt.messages
+            about = {"line": kind, "segment": len(segments), "turn": places[node], "message": len(messages)}
+            nodes.append({**_node_json(node), **about, "masked": reason})
+            messages += node.messages
         segments.append(segment)
     ledger = total_ledger(segments)
     require(sampled in (None, ledger.sampled), f"the engine returned {sampled} tokens, of which {ledger.sampled} stand")
     trajectory.segments = segments or [Segment()]
+    trajectory.order = [places[node] for line in lines for node in line.nodes]
     trajectory.messages = messages
     trajectory.tools = lines[-1].top.head.tools if lines else ()
     nodes.sort(key=lambda node: node["id"])
@@ -181,26 +155,27 @@ def write(
         "dropped": sum(node["dropped"] for node in nodes),
         "undelivered": sum(node["masked"] == "undelivered" for node in nodes),
         "replayed": sum(line["event"] in ("join", "replay", "rest") for line in log),
+        "at_once": sum(line.get("at_once", False) for line in log),
         "refused": sum(line["event"] == "refused" for line in log),
         "audits": len(audits),
     }
     return lines[-1].nodes[-1] if lines else None
 
 
-def _node_json(node: Node, kind: str, segment: int, turn: int, masked: str | None) -> JSON:
+def _time(node: Node) -> int:
+    return node.index
+
+
+def _node_json(node: Node) -> dict[str, JSON]:
     prompt = node.prompt
     return {
         "id": node.index,
         "parent": None if prompt.parent is None else prompt.parent.index,
         "prompt": prompt.index,
-        "line": kind,
-        "branch": prompt.head.branch,
-        "segment": segment,
-        "turn": turn,
+        "branch": prompt.branch,
         "prompt_tokens": prompt.length,
         "sampled_tokens": len(node.turn.ids) - node.turn.prompt_length,
         "known": [known.index for known in prompt.known.values()],
         "dropped": node.dropped,
         "delivered": node.delivered,
-        "masked": masked,
     }

@@ -15,9 +15,11 @@ It knows no HTTP. Requests are matched with the tree as they arrive, and sampled
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import asdict, replace
+from functools import cache
 from typing import Literal, Self
 
 from agentrl._concurrency import gather
@@ -29,7 +31,7 @@ from agentrl.gateway.request import Entry, Exchange, RefusalKind, RefusedError, 
 from agentrl.gateway.session import replaying
 from agentrl.gateway.session.exchange import Answer, Answers, Refused, Waiting
 from agentrl.gateway.session.log import SessionLog
-from agentrl.gateway.session.matching import START, Digest, telling, tools_digest
+from agentrl.gateway.session.matching import START, Digest, entry_digest, tools_digest
 from agentrl.gateway.session.replying import reply_of, shown
 from agentrl.gateway.session.sampling import Sampler, wishes_of
 from agentrl.gateway.session.segments import write
@@ -40,6 +42,8 @@ from agentrl.segment import Segment
 from agentrl.spans import MaskReason
 from agentrl.trajectory import Trajectory
 from agentrl.types import StopReason, ToolSpec
+
+log = logging.getLogger("agentrl")
 
 _ORPHAN_S = 120.0
 """Seconds for which a reply is sampled on whose client has gone away. Clients ask again within a minute."""
@@ -178,14 +182,14 @@ class Session:
         self._check_open()
         self._check(request)
         if (again := self._answers.repeated(request)) is not None:
-            return self._joined(again)
+            return self._joined(again, request)
         place = self._find(request)
         self._note_told(place)
         if place.rest is not None and place.parent is not None:
             return self._rest(place.parent, place.rest, request)
         prompt = self.tree.attach(place, self._head(request))
         if (again := self._answers.unclaimed(prompt, request)) is not None:
-            return self._joined(again)
+            return self._joined(again, request)
         return self._begin(prompt, request)
 
     def _check(self, request: Request) -> None:
@@ -199,9 +203,12 @@ class Session:
         except ConfigError as exc:
             raise RefusedError("invalid", str(exc)) from exc
 
-    def _joined(self, answer: Answer) -> Answer:
+    def _joined(self, answer: Answer, request: Request) -> Answer:
         done = answer.task is not None and answer.task.done()
-        self.log.note("replay" if done else "join", request=answer.number)
+        at_once = answer.waiting > 0 and not request.retried
+        self.log.note("replay" if done else "join", request=answer.number, at_once=at_once)
+        if at_once:
+            _warn_one_for_two()
         return answer
 
     def _rest(self, node: Node, rest: Entry, request: Request) -> Answer:
@@ -218,8 +225,8 @@ class Session:
 
     def _begin(self, prompt: Prompt, request: Request) -> Answer:
         """Sample replies to a prompt."""
-        prompt.ask_again()
         answer = self._answers.add(request, prompt)
+        prompt.ask(answer.number)
         answer.task = asyncio.get_running_loop().create_task(self._answer(answer, request), context=self._context)
         answer.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self.log.note(
@@ -331,9 +338,21 @@ class Session:
             if node.told or node.sent is None:
                 continue
             node.told = node.delivered = place.rest is None or node is not place.parent
-            how = telling(node.sent, entry)
+            how = node.telling(entry)
+            if node.told:
+                node.told_as = entry
             if node.told and how != "verbatim":
                 self._audit(f"told_in_another_{how}", node, stored=shown(node.sent), told=shown(entry))
+        if self.options.echo == "as_sent":  # then a client's own words are no surprise
+            return
+        known = place.known.values()
+        for node, entry in place.tells:
+            form = entry_digest(entry)
+            if node not in known and node.sent is not None and form not in node.noted:
+                node.noted.add(form)
+                self._audit(
+                    "edited" if node.told else "told_in_other_words", node, stored=shown(node.sent), told=shown(entry)
+                )
 
     def _audit(self, kind: str, node: Node, **texts: str) -> None:
         self.log.note("audit", kind=kind, node=node.index, **texts)
@@ -363,6 +382,11 @@ class Session:
         """End the session because something broke."""
         self.ended.set()
         return RefusedError("unavailable", why)
+
+
+@cache
+def _warn_one_for_two() -> None:
+    log.warning("an agent sent the same request twice at once: both get one reply; for two replies, ask with n=2")
 
 
 async def _given(replies: Sequence[Reply]) -> Sequence[Reply]:

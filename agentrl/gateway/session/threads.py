@@ -1,0 +1,312 @@
+"""Which requests of a session belong together, and which of these threads is the agent's main one.
+
+Nobody says so on the wire. What is known: what a request tells of earlier replies, how it opens, which tools it has,
+what its headers call it, and whether an older thread is asked again after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Literal, TypeAlias
+
+from agentrl.gateway.request import Entry
+from agentrl.gateway.session.matching import START
+from agentrl.gateway.session.tree import Node, Prompt, Tree
+from agentrl.types import JSON
+
+_RUN = 8
+"""So many words in a row of a reply that stand in a later prompt are taken from it."""
+_SHORTEST = 8
+"""The shortest reply, or argument of a call, that is known again within other text, in characters."""
+_INSTRUCTIONS = ("system", "developer")
+
+Evidence: TypeAlias = Literal["words", "place", "opening", "task"]
+"""By what a thread is known to go on with another, the strongest first: the words of its first request, the replies
+that this tells behind another opening, the opening alone; or it tells replies, but a call of them gave its task."""
+_EVIDENCE: tuple[Evidence, ...] = ("words", "place", "opening", "task")
+
+
+class Thread:
+    """Requests that go on with each other, in the order in which they came."""
+
+    def __init__(self, first: Prompt) -> None:
+        self.prompts = [first]
+        self.source: Thread | None = None
+        """The thread whose replies the first request tells, if it does not go on with it."""
+
+    @property
+    def first(self) -> Prompt:
+        return self.prompts[0]
+
+    @property
+    def branch(self) -> str:
+        return self.first.branch
+
+    @property
+    def roots(self) -> Iterator[Prompt]:
+        return (prompt for prompt in self.prompts if prompt.parent is None)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The replies in order of time."""
+        found = [node for prompt in self.prompts for node in prompt.replies if node.turn.turns]
+        return sorted(found, key=lambda node: node.index)
+
+    @property
+    def end(self) -> Node | None:
+        """The last reply: of those that are whole and that the client got, if there are any."""
+        return max(self.nodes, key=lambda node: (node.claimed and node.action is not None, node.index), default=None)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a request of it tells an earlier reply of it, be it as a part of a user's text."""
+        if any(prompt.parent or prompt.tells for prompt in self.prompts):
+            return True
+        said = [node.sent.text.strip() for node in self.nodes if node.sent is not None]
+        given = [entry.text for root in self.prompts[1:] for entry in root.entries]
+        return any(len(text) >= _SHORTEST and text in each for text in said for each in given)
+
+    @property
+    def unfinished(self) -> bool:
+        """Its last reply holds calls, whose results another request should tell."""
+        return self.end is not None and self.end.sent is not None and bool(self.end.sent.calls)
+
+    def asked_after(self, prompt: Prompt) -> bool:
+        """Whether a request of this thread came after the first one of `prompt`."""
+        return any(own.asked[-1] > prompt.asked[0] for own in self.prompts)
+
+
+def main_thread(tree: Tree) -> Thread | None:
+    """The main thread; None before the first reply."""
+    asked = sorted((prompt for prompt in tree.prompts if prompt.length and prompt.asked), key=lambda p: p.asked[0])
+    tasks = _tasks(tree)
+    threads = _told(asked, tasks)
+    for evidence in _EVIDENCE:  # the weaker ones need to know how far each thread goes
+        threads = _joined(threads, tasks, evidence)
+    return _main([thread for thread in threads if thread.nodes], tasks)
+
+
+def _told(asked: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[Thread]:
+    """Threads of requests that tell each other's replies behind the same opening."""
+    of = dict[Prompt, Thread]()
+    for prompt in asked:
+        before = _before(prompt)
+        source = None if before is None else of.get(before.prompt)
+        fits = source is not None and source.branch == prompt.branch and _last_words(prompt) not in tasks
+        if source is not None and fits and _opens_alike(prompt.top, source.roots):
+            source.prompts.append(prompt)
+            of[prompt] = source
+        else:
+            of[prompt] = Thread(prompt)
+            of[prompt].source = source
+    return list(dict.fromkeys(of.values()))
+
+
+def _before(prompt: Prompt) -> Node | None:
+    """The latest reply that a prompt tells, of those behind the same opening if there are any."""
+    told = [*([prompt.parent] if prompt.parent else []), *prompt.tells]
+    alike = [node for node in told if _opens_alike(prompt.top, [node.prompt.top])]
+    return next(reversed(alike or told), None)
+
+
+def _joined(threads: Iterable[Thread], tasks: Mapping[str, Node], evidence: Evidence) -> list[Thread]:
+    """Threads that go on with earlier ones in a new way, joined to these: behind a summary, or with other tools."""
+    found, into = list[Thread](), dict[Thread, Thread]()
+    for thread in threads:
+        thread.source = None if thread.source is None else into.get(thread.source, thread.source)
+        earlier = _continued(thread, found, tasks, evidence)
+        if earlier is None:
+            found.append(thread)
+        else:
+            earlier.prompts += thread.prompts
+            into[thread] = earlier
+    return found
+
+
+def _continued(
+    thread: Thread, earlier: Sequence[Thread], tasks: Mapping[str, Node], evidence: Evidence
+) -> Thread | None:
+    """The earlier thread that a thread goes on with; None for a sub-agent, a title, a summary."""
+    first = thread.first
+    if thread.source is None:
+        return None if _delegated(thread, tasks) else _best(thread, earlier, evidence)
+    early = evidence == "words" or (evidence != "task" and _last_words(first) in tasks)
+    if early or thread.source.branch != first.branch or thread.source.asked_after(first):
+        return None
+    told = _before(first)
+    unfinished = told is not None and told.sent is not None and bool(told.sent.calls)
+    return thread.source if first.tools != START or thread.source.first.tools == START or unfinished else None
+
+
+def _best(thread: Thread, earlier: Sequence[Thread], evidence: Evidence) -> Thread | None:
+    """The thread with which one goes on that tells no reply of it; of several the first."""
+    root = thread.first
+    fits = {other: _fit(root, other) for other in earlier if other.branch == root.branch}
+    best = max(fits, key=lambda other: fits[other], default=None)
+    if best is None or fits[best] > (0 if evidence in ("opening", "task") else 1):
+        return best
+    for summary in earlier:
+        other = summary.source or _quoted(summary.first, earlier) if summary.first.tools == START else None
+        if other in fits and _may_go_on(root, other) and _retells(root, other, summary):
+            return other
+    return None
+
+
+def _may_go_on(root: Prompt, thread: Thread) -> bool:
+    return not thread.asked_after(root) and any(own.tools == root.tools for own in thread.roots)
+
+
+def _quoted(root: Prompt, threads: Iterable[Thread]) -> Thread | None:
+    """The thread of which a root without tools holds the words: those that it read, or its replies."""
+    here = set[tuple[str, ...]]().union(*(_runs(entry.text) for entry in root.entries))
+    for thread in threads:
+        texts = [entry.text for prompt in thread.prompts for entry in prompt.entries if entry.role != "system"]
+        said = [node.sent.text for node in thread.nodes if node.sent is not None]
+        if root not in thread.prompts and any(not here.isdisjoint(_runs(text)) for text in (*texts, *said)):
+            return thread
+    return None
+
+
+def _fit(root: Prompt, thread: Thread) -> int:
+    """How well a root that tells no reply goes on with a thread. 0: not at all; 1: by its opening alone.
+
+    The same instructions, tools and task are its own history told anew. Else the thread must have come to its end.
+    """
+    opens, opens_but_tools = _opens_alike(root, thread.roots), _opens_alike(root, thread.roots, any_tools=True)
+    same_task = any(_alike(_task(own), _task(root)) for own in thread.roots)
+    if opens and (same_task or root.grown_from in thread.prompts):
+        return 4
+    if thread.asked_after(root):
+        return 0
+    with_tools = thread.first.tools != START
+    if with_tools and root.tools == START:
+        return 2 * int(opens_but_tools and same_task)  # an answer without tools, at the last
+    if not with_tools and not opens and (root.tools != START or _opening(root)[0] == "system"):
+        return 0  # a title, a commit message, a verdict: it may quote the answer
+    if _retells(root, thread):
+        return 3
+    if opens_but_tools and same_task:
+        return 2
+    bare = _opening(root)[0] == "user" and thread.unfinished and any(own.tools == root.tools for own in thread.roots)
+    return int(opens or (with_tools and (opens_but_tools or bare)))
+
+
+def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None:
+    """The first thread that has tools or tells its replies back; if none does, the longest.
+
+    A sub-agent, which another thread's call or a header names, is none.
+    """
+    own = [thread for thread in threads if thread.first.parent is None and thread.source is None]
+    own = [thread for thread in own if not thread.branch] or own
+    own = [thread for thread in own if not _delegated(thread, tasks)] or own or list(threads)
+    talks = [thread for thread in own if thread.first.tools != START or thread.goes_on]
+    return next(iter(talks), None) or max(own, key=lambda thread: len(thread.prompts), default=None)
+
+
+def _opening(root: Prompt) -> tuple[str, str]:
+    """The instructions that a root begins with; where there are none, what the user says first."""
+    texts = list[str]()
+    for entry in root.entries:
+        if entry.role not in _INSTRUCTIONS:
+            break
+        texts.append(entry.text)
+    return ("system", "\n".join(texts)) if texts else ("user", _task(root))
+
+
+def _task(root: Prompt) -> str:
+    return next((entry.text for entry in root.entries if entry.role == "user"), "")
+
+
+def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = False) -> bool:
+    """Whether a root has the tools of one of the others, and the same instructions but for a date or a summary."""
+    kind, text = _opening(root)
+    for other in others:
+        if other is root:
+            return True
+        kind_there, text_there = _opening(other)
+        same = (any_tools or other.tools == root.tools) and kind == kind_there
+        if same and _alike(text, text_there, edges=kind == "system"):
+            return True
+    return False
+
+
+def _alike(one: str, other: str, *, edges: bool = False) -> bool:
+    """Whether nine tenths of the shorter text begin the longer one. With `edges`, begin and end it."""
+    shorter, longer = sorted((one, other), key=len)
+    shared = _shared(shorter, longer)
+    if edges:
+        shared += _shared(shorter[shared:][::-1], longer[shared:][::-1])
+    return shared >= len(shorter) - len(shorter) // 10 and bool(shorter or not longer)
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with together."""
+    if other.startswith(one):
+        return len(one)
+    return next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+
+
+def _retells(root: Prompt, thread: Thread, said_by: Thread | None = None) -> bool:
+    """Whether a root holds words of replies that stand in no root of a thread: a summary, maybe written anew.
+
+    The replies are those of the thread, or of `said_by`.
+    """
+    given = {entry.text for own in thread.roots for entry in own.entries}
+    skipped = ("assistant", *(_INSTRUCTIONS if _opens_alike(root, thread.roots, any_tools=True) else ()))
+    fresh = [entry.text for entry in root.entries if entry.role not in skipped and entry.text not in given]
+    here = set[tuple[str, ...]]().union(*(_runs(text) for text in fresh))
+    said = [node.sent.text for node in (said_by or thread).nodes if node.sent is not None]
+    return any(not here.isdisjoint(_runs(text)) for text in said)
+
+
+def _runs(text: str) -> Iterator[tuple[str, ...]]:
+    words = text.split()
+    return zip(*(words[at:] for at in range(_RUN)), strict=False)
+
+
+def _tasks(tree: Tree) -> dict[str, Node]:
+    """What the calls of all replies give as text -> the first reply that does."""
+    found = dict[str, Node]()
+    for node in tree.nodes:
+        for call in node.sent.calls if node.sent is not None else ():
+            for text in _texts(call.arguments):
+                if len(text) >= _SHORTEST:
+                    found.setdefault(text.strip(), node)
+    return found
+
+
+def _delegated(thread: Thread, tasks: Mapping[str, Node]) -> bool:
+    """Whether a call in another thread gave the task with which a thread begins, with little around it."""
+    said = [entry.text.strip() for entry in takewhile(_no_history, thread.first.entries) if entry.role == "user"]
+    own = set(thread.nodes)
+    for text in said:
+        given = (node for task, node in tasks.items() if 2 * len(task) >= len(text) and task in text)
+        if any(node not in own and not _opens_with(node.prompt.top, text) for node in given):
+            return True
+    return False
+
+
+def _opens_with(root: Prompt, text: str) -> bool:
+    return any(entry.text.strip() == text for entry in root.entries)
+
+
+def _no_history(entry: Entry) -> bool:
+    return entry.role not in ("assistant", "tool")
+
+
+def _last_words(prompt: Prompt) -> str:
+    """What the user says last: in a copy of the history, it may be the task of a sub-agent."""
+    last = prompt.entries[-1] if prompt.entries else None
+    return last.text.strip() if last is not None and last.role == "user" else ""
+
+
+def _texts(value: JSON) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, Sequence):
+        for each in value:
+            yield from _texts(each)
