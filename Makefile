@@ -23,9 +23,10 @@ test: $(STAMP)  ## All tests that this machine can run, in up to four processes.
 soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times.
 	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/gateway/test_told.py tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/test_storm.py tests/envs/search_r1/test_retrieval_killed.py
 
-soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers, 20 times, and the suite of back ends over hosted machines; the engine is started from nothing (Debian or Ubuntu, root).
+soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers, 20 times, the suite of back ends over hosted machines, and 100 tries of each attack on a reporter; the engine is started from nothing (Debian or Ubuntu, root).
 	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py
 	AGENTRL_REQUIRE=hosted .ci/docker.sh tests/sandbox/backends -k hosted
+	AGENTRL_SOAK_GRADING=100 .ci/docker.sh tests/sandbox/attacks/test_rewards.py
 
 gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions; coding agents in Docker (Debian or Ubuntu, root; half an hour; 3 GB in .cache).
 	.ci/docker.sh -- .ci/clients.sh .cache/clients all

@@ -63,7 +63,7 @@ class UnitTests(Grader):
         grader = load_object("agentrl_envs.coding.formats.functions:FunctionGrader")
         step = load_object("agentrl_envs.coding.problem:Step")(
             instruction="",
-            grader=grader(tests.job, {FILE: code.encode(errors="replace"), **tests.files}, self.seconds),
+            grader=grader(tests.job, tests.files, self.seconds, {FILE: code.encode(errors="replace")}),
             clean=False,  # the sandbox is a new one: nothing ran in it
             keep=True,
             grade_s=self.seconds + _BESIDE_S,
@@ -73,7 +73,8 @@ class UnitTests(Grader):
         return float(found.parts.get("tests", 0.0))
 
     def _pool(self) -> AbstractAsyncContextManager[Any]:
-        grade = self.concurrency or load_object("agentrl_sandbox.machine:room")(self._spec())
+        # Each grade takes a second sandbox for the tests.
+        grade = self.concurrency or max(1, load_object("agentrl_sandbox.machine:room")(self._spec()) // 2)
         # With no spec of its own, the lane of episodes, which nobody asks, keeps no sandbox ready.
         made: AbstractAsyncContextManager[Any] = load_object("agentrl_sandbox.pool:SandboxPool")(
             self.backend, None, size=1, grade=grade, warm=min(grade, 4)

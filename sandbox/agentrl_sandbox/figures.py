@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-LaneName: TypeAlias = Literal["episode", "grade"]
+LaneName: TypeAlias = Literal["episode", "grade", "tests"]
 
 
 @dataclass(frozen=True, slots=True)

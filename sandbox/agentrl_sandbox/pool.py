@@ -43,9 +43,10 @@ class SandboxPool:
                 await box.exec("make test")
             async with pool.acquire(lane="grade") as box: ...
 
-    There are two lanes. At most `size` sandboxes exist for episodes, and `grade` more for grading, so an episode that
-    holds one sandbox can always be graded in another. When all are in use, `acquire` waits; a smaller pool makes a run
-    slower, and nothing else. That wait does not count towards the deadline of the hook that asked.
+    There are three lanes. At most `size` sandboxes exist for episodes, and `grade` more for grading, so an episode that
+    holds one sandbox can always be graded in another. As many again may exist for tests that run apart from the work.
+    When all are in use, `acquire` waits; a smaller pool makes a run slower, and nothing else. That wait does not count
+    towards the deadline of the hook that asked.
 
     `backend` is the name of a back end, which the pool opens and closes, or an open one. `spec` is what `acquire` gives
     by default; with None, each call has to name one. Without `size`, the cores and the memory of the machine
@@ -152,6 +153,7 @@ class SandboxPool:
         warm = min(size, 8) if self._warm is None else max(0, self._warm)
         self._create = self._creating or min(16, max(2, round(found.cores)))
         self._lanes: dict[LaneName, Lane] = {  # grading first: it sets an episode's sandbox free
+            "tests": _lane("tests", grade, warm, None),
             "grade": _lane("grade", grade, warm, self._spec),
             "episode": _lane("episode", size, warm, self._spec),
         }
@@ -330,7 +332,7 @@ class SandboxPool:
 
 
 def _sizes(room: int, size: int | None, grade: int | None) -> tuple[int, int]:
-    """The capacities of the two lanes: what is given, and the rest of what the machine holds."""
+    """The capacities for episodes and for grading: what is given, and the rest of what the machine holds."""
     grade = grade or max(1, (size or room) // 4)
     return size or max(1, room - grade), grade
 

@@ -493,7 +493,7 @@ async def test_the_size_is_derived_from_the_machine_and_logged_once(monkeypatch,
     for _ in range(2):
         async with SandboxPool("fake", SandboxSpec(memory_mb=2048), warm=0) as boxes:
             sizes = {name: lane.capacity for name, lane in boxes.figures().lanes.items()}
-    assert sizes == {"episode": 18, "grade": 6}
+    assert sizes == {"episode": 18, "grade": 6, "tests": 6}
     said = [r.message for r in caplog.records if "at a time" in r.message]
     assert said == [
         "sandbox pool, fake: 18 sandboxes at a time for episodes, 6 for grading (8 cores, 64 GiB); "
@@ -528,10 +528,10 @@ async def test_500_episodes_that_end_in_every_way(seed, monkeypatch):
     monkeypatch.setattr(pool, "_TENDED_S", 0.003)
     chance = random.Random(seed)
     yard = Yard(slow=0.002, seed=seed)
-    seen, most = [], {"episode": 0, "grade": 0}
+    seen, most = [], {"episode": 0, "grade": 0, "tests": 0}
 
     async def episode(boxes):
-        lane = chance.choice(["episode", "episode", "grade"])
+        lane = chance.choice(["episode", "episode", "grade", "tests"])
         async with boxes.acquire(chance.choice([A, A, A, B, C]), lane=lane) as box:
             assert box in yard.open
             seen.append(box)
@@ -562,8 +562,8 @@ async def test_500_episodes_that_end_in_every_way(seed, monkeypatch):
             await asyncio.sleep(chance.random() * 0.001)
         results = await asyncio.gather(*playing, return_exceptions=True)
         breaking.cancel()
-        await until(lambda: boxes.figures().lanes["episode"].in_use == boxes.figures().lanes["grade"].in_use == 0)
-        assert [lane.waiting for lane in boxes.figures().lanes.values()] == [0, 0]
+        await until(lambda: not any(lane.in_use for lane in boxes.figures().lanes.values()))
+        assert [lane.waiting for lane in boxes.figures().lanes.values()] == [0, 0, 0]
         figures = boxes.figures()
     kinds = {type(result) for result in results}
     assert kinds - {SandboxError} == {type(None), ValueError, asyncio.CancelledError}
@@ -576,7 +576,8 @@ async def test_500_episodes_that_end_in_every_way(seed, monkeypatch):
     assert figures.died
     assert most["episode"] <= 5
     assert most["grade"] <= 2
-    assert yard.most <= 7
+    assert most["tests"] <= 2
+    assert yard.most <= 9
     assert not yard.open
     assert figures.left_behind == 0
     print(f"\n{figures}")

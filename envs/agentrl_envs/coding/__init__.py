@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from agentrl_envs.coding.env import CodingConfig, CodingEnv
 from agentrl_envs.coding.players import gold, hostile, noop
-from agentrl_envs.coding.problem import Files, Grade, Grader, Problem, Solution, Step, load_problem
+from agentrl_envs.coding.problem import ApartGrader, Files, Grade, Grader, Problem, Solution, Step, load_problem
 
 __all__ = [
+    "ApartGrader",
     "CodingConfig",
     "CodingEnv",
     "Files",

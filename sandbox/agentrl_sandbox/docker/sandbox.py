@@ -21,6 +21,7 @@ from agentrl_sandbox.docker.disk import DiskWatch
 from agentrl_sandbox.docker.engine import Engine
 from agentrl_sandbox.docker.images import SOWN, Images, sowing
 from agentrl_sandbox.docker.process import DockerProcess
+from agentrl_sandbox.docker.stored import stored
 from agentrl_sandbox.docker.wrapper import KILLED, killer, new_token, wrapped
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -128,6 +129,15 @@ class DockerSandbox(ShellSandbox):
                 error = exc
             await asyncio.sleep(wait_s)
         log.warning("%s; the container is left to the reaper", error)
+
+    async def read_stored(self, sandbox_path: str, *, max_bytes: int) -> bytes:
+        """See `ShellSandbox.read_stored`."""
+        self._admit(None)
+        path = self._file(sandbox_path)
+        if not self.spec.read_only and not any(f"{path}/".startswith(f"{one}/") for one in ("/tmp", "/dev")):
+            with self.telling():
+                return await stored(self._engine, self.sandbox_id, path, max_bytes)
+        return await super().read_stored(sandbox_path, max_bytes=max_bytes)  # the engine does not see folders in memory
 
     # Commands
 

@@ -68,10 +68,26 @@ def test_steps_share_a_box_and_hide_their_tests(tmp_path):
 
 
 def test_a_separate_verifier_gets_the_artifacts_alone(tmp_path):
-    toml = 'artifacts = ["out", "/app/log"]\n[verifier]\nenvironment_mode = "separate"'
+    toml = 'artifacts = ["out", "/var/log/x"]\n[verifier]\nenvironment_mode = "separate"'
     (step,) = loaded(harbor_task(tmp_path, toml=toml)).steps
-    assert step.clean
-    assert step.carry == ("out", "log")
+    assert step.own.paths == ("/app/out", "/var/log/x", "/logs/artifacts")
+    assert step.own.image == str(tmp_path / "environment")
+    assert step.own.spec["workdir"] == "/app"
+
+
+def test_a_verifier_may_have_an_environment_of_its_own(tmp_path):
+    toml = '[verifier.environment]\ncpus = 1\nmemory_mb = 99\n[[verifier.collect]]\ncommand = "dump"'
+    folder = harbor_task(tmp_path, toml=toml)
+    (step,) = loaded(folder).steps
+    assert (step.own.image, step.own.spec["memory_mb"]) == (str(folder / "environment"), 99)
+    assert [hook.command for hook in step.own.collect.hooks] == ["dump"]
+    assert step.grader.collect == ()
+    (folder / "tests" / "Dockerfile").write_text("FROM base\nWORKDIR /judge\nUSER judge\n")
+    (step,) = loaded(folder).steps
+    assert step.own.image == str(folder / "tests")
+    assert (step.own.spec["workdir"], step.own.spec["user"]) == ("/judge", "judge")
+    (folder / "task.toml").write_text('[verifier.environment]\ndocker_image = "judge:1"')
+    assert loaded(folder, base={"judge:1": "local"}).steps[0].own.image == "local"
 
 
 def test_clean_grading_can_be_asked_for(tmp_path):
@@ -90,9 +106,12 @@ def test_a_task_without_a_solution_has_no_oracle(tmp_path):
         ("[environment]\ngpus = 4", "4 GPUs"),
         ('[environment]\nos = "Windows"', "Windows"),
         ('[[environment.mcp_servers]]\nname = "x"', "MCP"),
-        ("[verifier.environment]\ncpus = 1", "environment of its own"),
-        ('[verifier]\nenvironment_mode = "separate"', "artifacts outside"),
-        ('artifacts = ["/var/x"]\n[verifier]\nenvironment_mode = "separate"', "artifacts outside"),
+        ("[verifier.environment]\ngpus = 1", "1 GPUs"),
+        ('artifacts = ["/logs"]\n[verifier]\nenvironment_mode = "separate"', "would replace"),
+        (
+            '[verifier]\nenvironment_mode = "separate"\n[[artifacts]]\nsource = "x"\nservice = "db"',
+            "service db",
+        ),
         ('[[steps]]\nname = "one"\nmin_reward = { style = 1 }', "several names"),
     ],
 )

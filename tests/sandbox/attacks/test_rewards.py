@@ -1,12 +1,15 @@
 """Attacks on the reward: hostile players of a function task. Each episode ends with reward 0 and says why."""
 
 import asyncio
+import os
 
 import pytest
 
 from agentrl import EnvFactory, StopReason, Task
+from agentrl.rewards import UnitTests, Written
 from agentrl.testing import rollout
 from agentrl_envs.coding import CodingEnv, gold
+from agentrl_envs.coding.attacks import ON_THE_REPORTER
 from agentrl_envs.coding.players import attack
 from tests.sandbox.attacks.arena import ISOLATED, SMALL
 
@@ -30,6 +33,7 @@ CAUSES = {
     "a_pipe": "grading",
     "much_memory_when_graded": "grading",
     "many_processes": "either",
+    **dict.fromkeys(ON_THE_REPORTER, "either"),
 }
 """Attack -> where the trajectory tells its cause: what the tests wrote, or why the sandbox was killed."""
 
@@ -54,3 +58,38 @@ async def test_every_attack_scores_nothing_and_says_why(field, backend, note):
         assert killed or CAUSES[name] == "either" or trajectory.info["grading"].strip(), name
     for name, why in told.items():
         note(f"{name}: {why}")
+
+
+TRIES = int(os.environ.get("AGENTRL_SOAK_GRADING", "2"))
+"""Of each attack on each kind of tests; `make soak-sandbox` makes 100."""
+WORK = "def add(a, b):\n    return None\n"
+KINDS = {
+    "functions": TASK.metadata["test"] + "check(add)\n",
+    "pytest": "import pytest\n@pytest.mark.parametrize('x', [1, 2])\ndef test_it(x):\n    assert add(x, x) == 2 * x\n",
+    "programs": {"inputs": ["1", "2"], "outputs": ["2", "4"]},
+}
+
+
+@pytest.mark.timeout(300 + 60 * TRIES)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nothing_that_the_work_reaches_reports_its_verdict(backend, kind, note):
+    """Flooding, stopping, tracing, killing and taking the descriptors of all processes that the work finds."""
+    spec = {"memory_mb": 128, "pids": 64, "disk_mb": 16}
+    tests = UnitTests(backend.name, seconds=3, concurrency=4, spec=spec)
+
+    def graded(code):
+        return tests.grade(Written.of_turns([f"```python\n{code}\n```"], label=KINDS[kind]))
+
+    right = await graded("print(2 * int(input()))" if kind == "programs" else WORK.replace("None", "a + b"))
+    assert right.value == 1.0
+    codes = {name: WORK + source_of(command) for name, (command,) in ON_THE_REPORTER.items()}
+    for name, code in codes.items():
+        found = await asyncio.gather(*[graded(code) for _ in range(TRIES)])
+        assert [reward.value for reward in found] == [0.0] * TRIES, name
+        note(f"{kind}: {name}: {TRIES} of {TRIES} refused")
+    await tests.close()
+
+
+def source_of(command):
+    """The code that an attack appends to the file that is handed in."""
+    return command.split("'END_OF_ATTACK'\n", 1)[1].rsplit("\nEND_OF_ATTACK", 1)[0]

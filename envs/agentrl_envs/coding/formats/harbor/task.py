@@ -6,15 +6,19 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl import ConfigError, Task
+from agentrl.sandbox import Sandbox
 from agentrl.types import JSON
 from agentrl_envs.coding.formats.harbor import shell_words
 from agentrl_envs.coding.formats.harbor.config import (
+    Collect,
     Environment,
     Healthcheck,
     StepPart,
@@ -24,8 +28,9 @@ from agentrl_envs.coding.formats.harbor.config import (
     resolved,
 )
 from agentrl_envs.coding.formats.harbor.environment import CannotRunError, Made, made_from, named
-from agentrl_envs.coding.formats.harbor.verify import BOX, IN_A_BOX, HarborGrader
-from agentrl_envs.coding.problem import Grader, Problem, Solution, Step
+from agentrl_envs.coding.formats.harbor.verify import BOX, IN_A_BOX, TESTS, VERIFIER, HarborGrader
+from agentrl_envs.coding.formats.surroundings import NO_MONITOR, NO_USER_SITE, NOTE_NAMES, OWN_FIRST, SETTINGS
+from agentrl_envs.coding.problem import Grader, OwnSandbox, Problem, Solution, Step
 
 ROOT = ("root", "0")
 _PLACING_S = 60.0
@@ -54,8 +59,9 @@ class Settings(BaseModel):
     """none: whatever the task asks for, its box has no network. task: a network where the task asks for one."""
     keep: bool = False
     """Leave running what the agent started, for tests that ask a service. It may meddle with them."""
-    clean: bool | None = None
-    """Grade in a clean second box, with the work folder carried over. None: as the task's verifier mode says."""
+    clean: bool = False
+    """Of a task whose verifier shares the agent's box: grade in a clean second one, with the work folder carried over.
+    That keeps out most tricks of an agent that is root. It does for tests that look at the work folder alone."""
 
 
 def load(task: Task) -> Problem:
@@ -83,8 +89,8 @@ class _Loading:
         self.settings, self.folder = settings, settings.path.resolve()
         self.toml: TaskToml = read_task_toml(self.folder / "task.toml")
         self.environment: Environment = self.toml.environment
-        self._check()
-        self.made = self._made()
+        self._check(self.environment)
+        self.made = self._made(self.environment, self.folder / "environment")
         self.user = self.toml.agent.user or self.made.user
         workdir = self.environment.workdir or self.made.workdir
         self.workdir = "/work" if workdir == "/" else workdir
@@ -95,13 +101,12 @@ class _Loading:
         return Problem(
             steps=tuple(self._step(number, part) for number, part in enumerate(parts)),
             image=self.made.image,
-            spec=self._spec(),
+            spec=self._spec(self.environment, self.workdir, self.user),
             total=self.toml.multi_step_reward_strategy,
             agent_s=sum(one for one in agent if one is not None) if None not in agent else None,
         )
 
-    def _check(self) -> None:
-        environment = self.environment
+    def _check(self, environment: Environment) -> None:
         asked = {
             "Windows": environment.os == "windows",
             f"{environment.gpus} GPUs": bool(environment.gpus),
@@ -113,21 +118,20 @@ class _Loading:
         if wanted := next((what for what, asks in asked.items() if asks), None):
             raise CannotRunError(f"{self.folder.name} asks for {wanted}, which a box here does not have")
 
-    def _made(self) -> Made:
+    def _made(self, environment: Environment, folder: Path) -> Made:
         bases = self.settings.base
-        if self.environment.docker_image:
-            return Made(image=named(self.environment.docker_image, bases), has_tests=True)
-        return made_from(self.folder / "environment", bases=bases, installed=self.settings.installed)
+        if environment.docker_image:
+            return Made(image=named(environment.docker_image, bases), has_tests=True)
+        return made_from(folder, bases=bases, installed=self.settings.installed)
 
-    def _spec(self) -> dict[str, JSON]:
-        environment = self.environment
+    def _spec(self, environment: Environment, workdir: str, user: str) -> dict[str, JSON]:
         env = resolved(environment.env, f"{self.folder.name}: [environment] env")
         opened = self.settings.network == "task" and environment.network_mode == "public"
         sizes = {"memory_mb": environment.memory_mb, "cpus": environment.cpus}
         return {
             "disk_mb": environment.storage_mb or _STORAGE_MB,
-            "workdir": self.workdir,
-            "user": self.user,
+            "workdir": workdir,
+            "user": user,
             "read_only": False,
             "env": dict(env),
             "network": "open" if opened else "none",
@@ -136,19 +140,20 @@ class _Loading:
 
     def _step(self, number: int, part: StepPart | None) -> Step:
         folder = self.folder if part is None else self.folder / "steps" / part.name
-        mode = self._mode(part)
-        clean = self.settings.clean if self.settings.clean is not None else mode == "separate"
+        own = self._own(folder, part) if self._mode(part) == "separate" else None
+        clean = own is not None or self.settings.clean
         work = folder / "workdir"
         return Step(
             instruction=_instruction(folder / "instruction.md"),
-            grader=self._grader(folder, part, clean),
+            grader=self._grader(folder, part, clean, own is not None),
             gold=self._gold(folder),
             name="" if part is None else part.name,
             files={BOX: "", **({self.workdir: work} if part is not None and work.is_dir() else {})},
             setup=self._setup(number, part, work),
             clean=clean,
+            own=own,
+            without=_obeyed,
             keep=self.settings.keep,
-            carry=self._carried(part) if mode == "separate" and clean else None,
             min_score=_threshold(part),
             grade_s=self._grade_s(part) + _PLACING_S,
         )
@@ -156,29 +161,51 @@ class _Loading:
     def _mode(self, part: StepPart | None) -> Literal["shared", "separate"]:
         verifiers = [self.toml.verifier] if part is None else [part.verifier, self.toml.verifier]
         modes = [one.mode for one in verifiers if one.mode is not None]
-        mode: Literal["shared", "separate"] = modes[0] if modes else "shared"
-        own = any(one.environment is not None for one in verifiers)
-        built = (self.folder / "tests" / "Dockerfile").is_file()
-        if mode == "separate" and (own or built):
-            raise CannotRunError(f"{self.folder.name}: the verifier has an environment of its own, not supported here")
-        if mode == "separate" and any(one.collect for one in verifiers):
-            raise CannotRunError(f"{self.folder.name}: [[verifier.collect]] with a separate verifier, not supported")
-        return mode
+        return modes[0] if modes else "shared"
 
-    def _grader(self, folder: Path, part: StepPart | None, clean: bool) -> Grader:
+    def _own(self, folder: Path, part: StepPart | None) -> OwnSandbox:
+        """The verifier's environment: what it says of it, the image that is built in tests/, or one like the agent's.
+
+        The artifacts come there, and what hooks collect in the agent's box.
+        """
+        verifiers = [self.toml.verifier] if part is None else [part.verifier, self.toml.verifier]
+        given = next((one.environment for one in verifiers if one.environment is not None), None)
+        built = next((one / "tests" for one in (folder, self.folder) if (one / "tests" / "Dockerfile").is_file()), None)
+        hooks = tuple(hook for one in reversed(verifiers) for hook in one.collect)
+        environment = given or (self.environment if built is None else Environment())
+        self._check(environment)
+        made = self.made if built is None and not environment.docker_image else self._made(environment, built or folder)
+        workdir = environment.workdir or made.workdir
+        spec = self._spec(environment, "/work" if workdir == "/" else workdir, made.user)
+        return OwnSandbox(self._artifacts(part), made.image, spec, _Collecting(hooks) if hooks else None)
+
+    def _artifacts(self, part: StepPart | None) -> tuple[str, ...]:
+        """Absolute paths: what is declared, and the folder that is there for it."""
+        declared = [*self.toml.artifacts, *(part.artifacts if part else ())]
+        if other := next((one for one in declared if one.service not in (None, "main")), None):
+            raise CannotRunError(f"{self.folder.name}: an artifact of the service {other.service}, not supported")
+        paths = [posixpath.normpath(posixpath.join(self.workdir, one.source)) for one in declared]
+        for path in paths:
+            if any(f"{place}/".startswith(f"{path.rstrip('/')}/") for place in (TESTS, VERIFIER)) or path == "/":
+                raise CannotRunError(f"{self.folder.name}: the artifact {path} would replace the verifier's own files")
+        return tuple(dict.fromkeys((*paths, "/logs/artifacts")))
+
+    def _grader(self, folder: Path, part: StepPart | None, clean: bool, apart: bool) -> Grader:
         folders = [self.folder / "tests"] if part is None else [self.folder / "tests", folder / "tests"]
         found = tuple(one for one in folders if one.is_dir())
         if not any((one / "test.sh").is_file() for one in found):
             raise ConfigError(f"{folder} holds no tests/test.sh: its work cannot be graded")
         verifier = self.toml.verifier
-        own = part.verifier if part is not None else Verifier()
-        known = {**verifier.env, **own.env}
+        step = part.verifier if part is not None else Verifier()
+        known = {**verifier.env, **step.env}
         return HarborGrader(
             tests=found,
-            user=own.user or verifier.user,
+            user=step.user or verifier.user,
             env=resolved(known, f"{self.folder.name}: [verifier] env"),
             timeout_s=self._grade_s(part),
-            collect=tuple(one for one in (*verifier.collect, *own.collect) if one.service == "main"),
+            collect=() if apart else tuple(one for one in (*verifier.collect, *step.collect) if one.service == "main"),
+            workdir=self.workdir,
+            under=OWN_FIRST + NO_MONITOR + (NO_USER_SITE if self.user in ROOT else ""),
             fresh=not clean and not self.made.has_tests,
             more=not clean and part is not None and part is not self.toml.steps[-1],
         )
@@ -198,22 +225,16 @@ class _Loading:
 
     def _setup(self, number: int, part: StepPart | None, work: Path) -> str:
         """What is run before the agent begins a step, in its own name."""
-        lines = [IN_A_BOX, "mkdir -p /logs/agent /logs/artifacts 2>/dev/null || true"]
+        lines = [
+            IN_A_BOX,
+            *([NOTE_NAMES] if number == 0 else []),
+            "mkdir -p /logs/agent /logs/artifacts 2>/dev/null || true",
+        ]
         if (work / "setup.sh").is_file():
             lines.append("bash ./setup.sh || exit 1")
         checks = [self.environment.healthcheck if number == 0 else None, part.healthcheck if part else None]
         lines += [_health(check) for check in checks if check is not None]
         return "\n".join(lines)
-
-    def _carried(self, part: StepPart | None) -> tuple[str, ...]:
-        """The artifacts, relative to the work folder."""
-        sources = [one.source for one in (*self.toml.artifacts, *(part.artifacts if part else ()))]
-        paths = [posixpath.relpath(posixpath.join(self.workdir, one), self.workdir) for one in sources]
-        if not paths or any(path.startswith("..") for path in paths):
-            raise CannotRunError(
-                f"{self.folder.name}: artifacts outside of {self.workdir} cannot be carried to its separate verifier"
-            )
-        return tuple(dict.fromkeys(paths))
 
     def _agent_s(self, part: StepPart | None) -> float | None:
         own = part.agent.timeout_sec if part is not None else None
@@ -222,6 +243,22 @@ class _Loading:
     def _grade_s(self, part: StepPart | None) -> float:
         own = part.verifier.timeout_sec if part is not None else None
         return own or self.toml.verifier.timeout_sec or 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Collecting:
+    """Runs the task's hooks, which gather in the agent's box what its verifier needs."""
+
+    hooks: tuple[Collect, ...]
+
+    async def __call__(self, box: Sandbox) -> None:
+        for hook in self.hooks:  # best effort, as in Harbor: what it collects is missed by the tests if it failed
+            await box.exec(hook.command, user=hook.user, timeout=hook.timeout_sec)
+
+
+def _obeyed(path: str) -> bool:
+    """Whether programs obey a file wherever they find it. Such files of the agent's do not reach a clean box."""
+    return any(fnmatch(part, pattern) for part in path.split("/") for pattern in SETTINGS)
 
 
 def _threshold(part: StepPart | None) -> float | None:

@@ -6,10 +6,10 @@ broke, so nothing is known of the work.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import secrets
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from agentrl import InfraError
 from agentrl.sandbox import Sandbox
 from agentrl_envs.coding.formats.harbor.config import Collect
+from agentrl_envs.coding.formats.surroundings import NO_MONITOR, OWN_FIRST, settle
 from agentrl_envs.coding.problem import Grade
 
 VERIFIER = "/logs/verifier"
@@ -47,6 +48,10 @@ class HarborGrader:
     collect: tuple[Collect, ...] = ()
     fresh: bool = True
     """Empty /tests first, so that nothing is left that the agent put there. False: the image has files there."""
+    workdir: str = "/"
+    """The folder whose modules do not replace those of the image."""
+    under: str = OWN_FIRST + NO_MONITOR
+    """In front of test.sh."""
     more: bool = False
     """The agent goes on in this box: leave nothing of the tests for it to see."""
 
@@ -61,8 +66,9 @@ class HarborGrader:
         for folder in self.tests:
             await box.upload(folder, TESTS, user="root")
         await box.exec(f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh", user="root", check=True)
+        await settle(box, self.workdir, user="root")
         ran = await box.exec(
-            f"({TESTS}/test.sh) > {_STDOUT} 2>&1", user=self.user, env=self.env, timeout=self.timeout_s
+            f"{self.under}({TESTS}/test.sh) > {_STDOUT} 2>&1", user=self.user, env=self.env, timeout=self.timeout_s
         )
         log = await self._text(box, _STDOUT) or ""
         if ran.timed_out:
@@ -74,11 +80,14 @@ class HarborGrader:
         return _grade(as_json, as_text, log)
 
     async def _text(self, box: Sandbox, path: str) -> str | None:
-        """The content of a small file; None if there is none."""
-        shown = await box.exec(
-            f"[ -f {path} ] && head -c {_LARGEST} -- {shlex.quote(path)}", user="root", max_output=_LARGEST
-        )
-        return None if shown.exit_code else shown.stdout
+        """The content of a small file; None if there is none. Not by a program of the box, where its back end can."""
+        read = getattr(box, "read_stored", None)
+        try:
+            if read is not None:
+                return str((await read(path, max_bytes=_LARGEST)).decode(errors="replace"))
+            return (await box.read_bytes(path, user="root", max_bytes=_LARGEST)).decode(errors="replace")
+        except OSError as exc:
+            return "" if exc.errno == errno.EFBIG else None
 
 
 def read_rewards(as_json: str | None, as_text: str | None) -> dict[str, float]:

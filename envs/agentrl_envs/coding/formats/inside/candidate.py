@@ -1,16 +1,21 @@
-"""Holds the agent's code and calls its functions for `check.py`, which runs in another process and trusts nothing here.
+"""Holds the agent's code and calls its functions for `check.py`, which runs in another sandbox and trusts nothing here.
 
-Arguments: the folder of the code, and a descriptor each for requests and replies: JSON, one to a line.
+Argument: the folder of the code. Requests come on stdin and replies go to stdout: JSON, one to a line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import signal
+import subprocess
 import sys
+import threading
 from typing import Any
 
+LONGEST_OUTPUT = 4 << 20
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -42,8 +47,10 @@ def decode(data: Any) -> Any:
 
 
 def answer(request: Any) -> Any:
-    """The reply to ["get", module, name] or ["call", module, name, arguments, keywords]."""
+    """The reply to ["get", module, name], ["call", module, name, arguments, keywords] or ["run", file, input]."""
     verb, module, name, *arguments = request
+    if verb == "run":
+        return output(module, name)
     found = getattr(importlib.import_module(module), name)
     if verb == "call":
         return encode(found(*decode(arguments[0]), **decode(arguments[1])))
@@ -53,10 +60,43 @@ def answer(request: Any) -> Any:
     return ["f", name] if callable(found) else encode(found)
 
 
+def output(file: str, given: str) -> Any:
+    """What a program writes for an input: ["v", text], or ["-", why there is none]."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-B", file],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    threading.Thread(target=feed, args=(process.stdin, given.encode("utf-8", "replace")), daemon=True).start()
+    try:
+        written = process.stdout.read(LONGEST_OUTPUT + 1)
+        if len(written) > LONGEST_OUTPUT:
+            return ["-", "the program wrote too much"]
+        code = process.wait()
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return ["-", f"the program ended with exit code {code}"] if code else ["v", written.decode("utf-8", "replace")]
+
+
+def feed(stdin: Any, given: bytes) -> None:
+    with contextlib.suppress(OSError), stdin:  # a program need not read its input
+        stdin.write(given)
+
+
 def main() -> None:
-    folder, requests, replies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    folder = os.path.abspath(sys.argv[1])
     sys.path.insert(0, folder)
     os.chdir(folder)
+    requests, replies = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for own in (0, 1, 2):  # what the agent's code reads and prints has nothing to do with the protocol
+        os.dup2(nothing, own)
     with os.fdopen(requests) as lines, os.fdopen(replies, "w") as out:
         for line in lines:
             try:

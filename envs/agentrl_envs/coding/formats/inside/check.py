@@ -1,8 +1,10 @@
-"""Checks the agent's functions from a process of its own, and writes the verdict behind a secret that only it knows.
+"""Runs the tests of a task, and asks for the agent's functions by messages. Its sandbox has nothing of the agent's.
 
-The agent's code runs in a child process (candidate.py). Only plain data comes back from there. So it can neither see
-the tests nor the secret, replace `assert`, or return something that is equal to everything. Nor can it trace this
-process. What comes in on stdin: a job as JSON.
+The agent's code runs in another sandbox (candidate.py). Only plain data comes back from there. So it can neither see
+the tests, replace `assert`, or return something that is equal to everything, nor can it reach this process.
+
+On stdin: first a job as JSON, then a line for each question: "+" and the reply, or "-" and why there is none. On
+stdout: messages as JSON, each behind a signature. The key is in the job.
 """
 
 from __future__ import annotations
@@ -10,26 +12,15 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
-import ctypes
 import functools
-import importlib
+import hmac
 import json
 import math
 import os
-import pkgutil
-import select
-import shutil
-import signal
-import subprocess
 import sys
-import threading
-import time
 import types
 from collections.abc import Callable
 from typing import Any
-
-LONGEST_REPLY = 16 << 20
-PR_SET_DUMPABLE = 4
 
 
 class GoneError(Exception):
@@ -51,65 +42,58 @@ class Opaque:
         raise TypeError(f"the work returned a {self.held}, which is no plain data")
 
 
-class Candidate:
-    """The agent's process, for `seconds` from its start."""
+class Host:
+    """Who started this process. What is told is signed, with its number: nothing else can speak for this process."""
 
-    def __init__(self, program: str, folder: str, seconds: float) -> None:
-        self.program, self.folder, self.seconds = program, folder, seconds
+    def __init__(self) -> None:
+        self.lines, self.out = os.fdopen(os.dup(0), "rb"), os.dup(1)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)  # what tests read and print is not the host's
+        self.job: dict[str, Any] = json.loads(self.lines.readline())
+        self.key, self.number = bytes.fromhex(self.job.pop("key")), 0
+
+    def tell(self, what: str, *said: Any) -> None:
+        text = json.dumps([what, *said])
+        signature = hmac.new(self.key, f"{self.number} {text}".encode(), "sha256").hexdigest()
+        self.number += 1
+        data = f"{signature} {text}\n".encode()
+        while data:
+            data = data[os.write(self.out, data) :]
+
+    def ask(self, what: str, *said: Any) -> str:
+        """The reply. Raises GoneError if there is none."""
+        self.tell(what, *said)
+        line = self.lines.readline().decode("utf-8", "replace")
+        if not line.startswith("+"):
+            raise GoneError(line[1:].strip() or "the work cannot be asked any more")
+        return line[1:]
+
+
+class Candidate:
+    """The agent's functions, as the tests see them."""
+
+    def __init__(self, host: Host, sources: dict[str, str]) -> None:
+        self.host, self.sources = host, sources
         self.made: dict[str, Any] = {}
         self.running = False
 
     def start(self) -> None:
-        requests, self.requests = os.pipe()
-        self.replies, replies = os.pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-B", "-c", self.program, self.folder, str(requests), str(replies)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(requests, replies),
-        )
-        self.deadline, self.kept, self.running = time.monotonic() + self.seconds, b"", True
-        os.close(requests)
-        os.close(replies)
+        self.host.tell("start")
+        self.running = True
 
     def ask(self, *request: Any) -> Any:
         """The value of the reply. Raises what the agent's code raised, by a class of the same name, and GoneError if
         nothing comes back that can be read."""
         try:
-            self._send(json.dumps(request).encode() + b"\n")
-            tag, held = json.loads(self._line())
+            tag, held = json.loads(self.host.ask("ask", request))
+            if tag == "-":
+                raise GoneError(str(held))
             if tag != "e":
                 return self._value(tag, held)
             error = self.exception(held[0])(*self._value(*held[1]))
-        except (ValueError, TypeError, OSError, RecursionError, MemoryError) as exc:
-            self.end()
+        except (ValueError, TypeError, RecursionError, MemoryError) as exc:
             raise GoneError(f"the work sent no reply that can be read: {exc}") from None
         raise error
-
-    def _send(self, data: bytes) -> None:
-        while data:
-            _, ready, _ = select.select([], [self.requests], [], max(self.deadline - time.monotonic(), 0))
-            if not ready:
-                self.end()
-                raise GoneError("the work took too long")
-            data = data[os.write(self.requests, data[:4096]) :]
-
-    def _line(self) -> bytes:
-        pieces = [self.kept]
-        size = len(self.kept)
-        while b"\n" not in pieces[-1]:
-            ready, _, _ = select.select([self.replies], [], [], max(self.deadline - time.monotonic(), 0))
-            data = os.read(self.replies, 1 << 20) if ready else b""
-            size += len(data)
-            if not data or size > LONGEST_REPLY:
-                self.end()
-                raise GoneError(
-                    "the work took too long" if not ready else "the work's process ended, or wrote too much"
-                )
-            pieces.append(data)
-        line, _, self.kept = b"".join(pieces).partition(b"\n")
-        return line
 
     def _value(self, tag: str, held: Any) -> Any:
         if tag == "d":
@@ -137,7 +121,7 @@ class Candidate:
 
     def module(self, name: str) -> types.ModuleType:
         """Stands for a module of the agent's: its functions, its exceptions and, once it runs, its plain values."""
-        errors = exceptions_in(os.path.join(self.folder, name + ".py"))
+        errors = exceptions_in(self.sources.get(name, ""))
 
         class Module(types.ModuleType):
             def __getattr__(own, attribute: str) -> Any:  # noqa: N805 - self is the candidate
@@ -150,17 +134,12 @@ class Candidate:
 
         return Module(name)
 
-    def end(self) -> None:
-        if self.running:
-            self.process.kill()
 
-
-def exceptions_in(file: str) -> dict[str, list[str]]:
-    """The exception classes that a file defines, with their bases. Read, not run."""
+def exceptions_in(source: str) -> dict[str, list[str]]:
+    """The exception classes that a text defines, with their bases. Read, not run."""
     try:
-        with open(file, encoding="utf-8") as source:
-            body = ast.parse(source.read()).body
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        body = ast.parse(source).body
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return {}
     found: dict[str, list[str]] = {}
     for node in body:
@@ -277,63 +256,20 @@ def is_test(name: str) -> bool:
 def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
     """The agent's file as a program: for each input, what it writes is to be what is wanted."""
     tally = Tally()
-    file = os.path.join(candidate.folder, job["program"])
-    end = time.monotonic() + candidate.seconds
+    candidate.start()
     for number, (given, wanted) in enumerate(job["streams"], 1):
 
         def holds(given: str = given, wanted: str = wanted) -> bool:
-            return says_the_same(run_program(file, given.encode(), end), wanted)
+            return says_the_same(candidate.ask("run", job["program"], given), wanted)
 
         tally.record(holds, f"test {number}")
     return tally
 
 
-def run_program(file: str, given: bytes, end: float) -> str:
-    """What the program writes. Raises GoneError if it fails, writes too much, or has not ended at `end`."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-B", file],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    threading.Thread(target=feed, args=(process.stdin, given), daemon=True).start()
-    try:
-        written = read_all(process.stdout, end)
-        if process.wait(max(end - time.monotonic(), 0)):
-            raise GoneError(f"the program ended with exit code {process.returncode}")
-    except subprocess.TimeoutExpired:
-        raise GoneError("the program took too long") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return written.decode("utf-8", "replace")
-
-
-def feed(stdin: Any, given: bytes) -> None:
-    with contextlib.suppress(OSError), stdin:  # a program need not read its input
-        stdin.write(given)
-
-
-def read_all(stdout: Any, end: float) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        ready, _, _ = select.select([stdout], [], [], max(end - time.monotonic(), 0))
-        if not ready:
-            raise GoneError("the program took too long")
-        data = os.read(stdout.fileno(), 1 << 20)
-        if not data:
-            return b"".join(pieces)
-        pieces.append(data)
-        size += len(data)
-        if size > LONGEST_REPLY:
-            raise GoneError("the program wrote too much")
-
-
-def says_the_same(written: str, wanted: str) -> bool:
+def says_the_same(written: Any, wanted: str) -> bool:
     """The same words in the same lines. What is wanted as a decimal fraction may differ by a millionth."""
+    if not isinstance(written, str):
+        return False
     found, right = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
     return list(map(len, found)) == list(map(len, right)) and all(map(is_word, written.split(), wanted.split()))
 
@@ -349,26 +285,17 @@ def is_word(word: str, wanted: str) -> bool:
 
 
 def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """pytest over a folder of tests, which import the agent's modules by name.
-
-    The agent's process starts when all tests have been read and removed: it must not find them, nor change pytest.
-    """
+    """pytest over a folder of tests, which import the agent's modules by name."""
     sys.path[:0] = [job["pytest"]]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    import _pytest
     import pytest
 
-    for module in pkgutil.iter_modules(_pytest.__path__):
-        with contextlib.suppress(ImportError):  # what it needs is not on every system
-            importlib.import_module("_pytest." + module.name)
     for name in job["modules"]:
         sys.modules[name] = candidate.module(name)
     tally = Tally()
 
     class Count:
         def pytest_collection_finish(self, session: Any) -> None:
-            for folder in (job["tests"], job["pytest"]):
-                shutil.rmtree(folder, ignore_errors=True)
             candidate.start()
 
         def pytest_runtest_logreport(self, report: Any) -> None:
@@ -398,19 +325,14 @@ def import_beside(job: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    job = json.loads(sys.stdin.read())
+    host = Host()
+    job = host.job
     import_beside(job)
-    with contextlib.suppress(OSError, AttributeError):  # there is no such protection on every system
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no other process may trace this one or read its memory
-    out = os.dup(1)
-    os.dup2(2, 1)
-    os.write(out, (f"{job['secret']} begun\n").encode())
-    candidate = Candidate(job.pop("candidate"), job["folder"], job["seconds"])
+    host.tell("begun")
+    candidate = Candidate(host, job.get("sources", {}))
     kinds = {"tests": check_folder, "streams": check_streams, "names": check_text, "entry_point": check_function}
     tally = next(check for key, check in kinds.items() if key in job)(job, candidate)
-    candidate.end()
-    verdict = {"passed": tally.passed, "total": tally.total, "log": "\n".join(tally.log)[-4000:]}
-    os.write(out, f"{job['secret']} {json.dumps(verdict)}\n".encode())
+    host.tell("verdict", {"passed": tally.passed, "total": tally.total, "log": "\n".join(tally.log)[-4000:]})
     os._exit(0)
 
 

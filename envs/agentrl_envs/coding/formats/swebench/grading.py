@@ -42,8 +42,23 @@ class Report:
         return {name: sum(tests.values()) / len(tests) for name, tests in lists.items() if tests}
 
 
-def grade_log(instance: Instance, log: str, *, exit_code: int | None = None) -> Report:
-    """Grade the log of an evaluation script. `exit_code` is that of the test command, unless the log records it."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a test ended, as noted beside the log."""
+
+    ending: str
+    """passed, raised, xfailed or skipped."""
+    marked: bool = False
+    """It was marked to fail before any test ran."""
+
+
+def grade_log(
+    instance: Instance, log: str, *, exit_code: int | None = None, results: Mapping[str, Result] | None = None
+) -> Report:
+    """Grade the log of an evaluation script. `exit_code` is that of the test command, unless the log records it.
+
+    With `results`, by the ids of tests, a test that the fix repairs has passed only if they agree.
+    """
     if said := next((mark for mark in _FAILED_BEFORE if mark in log), None):
         return Report(False, f"the log says: {said.lstrip('> ')}")
     counted = {mark: log.count(mark) for mark in (START, END)}
@@ -59,8 +74,9 @@ def grade_log(instance: Instance, log: str, *, exit_code: int | None = None) -> 
         reading = read_log(log, instance.style)
     recorded = [int(code) for code in _CODE.findall(behind)]
     if doubt := _doubt(reading, recorded[-1] if recorded else exit_code):
-        return Report(False, doubt, broken=not reading.statuses and not reading.ran and not _ERROR.search(log))
-    return _report(instance, reading.statuses)
+        ran = reading.statuses or reading.ran or results or _ERROR.search(log)
+        return Report(False, doubt, broken=not ran)
+    return _report(instance, reading.statuses, results)
 
 
 def _doubt(reading: Reading, exit_code: int | None) -> str:
@@ -72,13 +88,33 @@ def _doubt(reading: Reading, exit_code: int | None) -> str:
     return f"the log is not that of one test run: {'; '.join(reading.doubts)}" if reading.doubts else ""
 
 
-def _report(instance: Instance, statuses: Mapping[str, Status]) -> Report:
+def _report(instance: Instance, statuses: Mapping[str, Status], results: Mapping[str, Result] | None) -> Report:
     names = _Names(statuses)
-    repaired = {test: names.status(test) == "PASSED" or names.status(test) == "XFAIL" for test in instance.fail_to_pass}
+    repaired = {
+        test: names.status(test) in ("PASSED", "XFAIL") and (results is None or _agrees(names, test, results))
+        for test in instance.fail_to_pass
+    }
     kept = {test: names.status(test) in ("PASSED", "XFAIL", "SKIPPED") for test in instance.pass_to_pass}
     failed = [test for test, good in (*repaired.items(), *kept.items()) if not good]
     reason = f"{len(failed)} of {len(repaired) + len(kept)} tests did not pass, first {failed[0]}" if failed else ""
     return Report(not failed, reason, fail_to_pass=repaired, pass_to_pass=kept)
+
+
+def _agrees(names: _Names, test: str, results: Mapping[str, Result]) -> bool:
+    """Whether a test that the log says is right ended so. One that fails as expected has to be marked so in its file:
+    the work under test could say it, too."""
+    found = [result for name, result in results.items() if _same(name, test)]
+    if names.status(test) == "XFAIL":
+        return bool(found) and all(result.marked for result in found)
+    return bool(found) and all(result.ending == "passed" for result in found)
+
+
+def _same(name: str, test: str) -> bool:
+    """Whether two ids name one test: they may begin in different folders, or be cut at a blank."""
+    name, test = _plain(name), _plain(test)
+    if test.count("[") > test.count("]"):
+        return name.startswith(test)
+    return name == test or name.endswith(f"/{test}") or test.endswith(f"/{name}")
 
 
 class _Names:

@@ -93,6 +93,10 @@ class Instance(BaseModel):
         """The files that the test patch touches."""
         return list(dict.fromkeys(new for _, new in _CHANGED.findall(self.test_patch)))
 
+    def fixed_files(self) -> list[str]:
+        """The files that the fix touches, where the row has it."""
+        return list(dict.fromkeys(name for names in _CHANGED.findall(self.patch) for name in names))
+
     def command(self) -> str:
         """What runs its tests."""
         files = [file for file in self.test_files() if file.endswith(".py")]

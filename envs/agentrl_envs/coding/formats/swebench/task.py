@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from shlex import quote
 
 from agentrl import ConfigError, InfraError, Task
 from agentrl.sandbox import Sandbox
-from agentrl_envs.coding.formats.swebench.grading import END, EXIT_CODE, START, grade_log
+from agentrl_envs.coding.formats.surroundings import (
+    NO_GIT_SETTINGS,
+    NO_USER_SITE,
+    NOTE_NAMES,
+    NOTED_RESULTS,
+    OWN_FIRST,
+    RESULTS,
+    SETTINGS,
+    settle,
+)
+from agentrl_envs.coding.formats.swebench.grading import END, EXIT_CODE, START, Result, grade_log
 from agentrl_envs.coding.formats.swebench.instance import TESTBED, Instance, parse_instance, read_instances
 from agentrl_envs.coding.problem import Grade, Problem, Solution, Step
 
@@ -18,6 +31,14 @@ _GOLD = "/tmp/.gold.patch"
 _LOG_BYTES = 32 << 20
 _TESTS_S = 1800.0
 _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate testbed"
+
+_SURROUNDINGS = OWN_FIRST + NO_USER_SITE + NO_GIT_SETTINGS
+_SETTINGS = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "setup.py", "pyproject.toml", "Makefile"),
+    *SETTINGS,
+)
+_TEST_FOLDERS = {"test", "tests", "testing", "e2e"}
+_TEST_FILES = ("test_*.py", "*_test.py", "tests.py", "runtests.py", "test")
 
 HIDE_HISTORY = """set -e
 base=$(git rev-parse HEAD)
@@ -43,7 +64,8 @@ def load(task: Task) -> Problem:
         instruction=instance.problem_statement,
         grader=SwebenchGrader(instance),
         gold=gold if instance.patch else None,
-        setup=HIDE_HISTORY,
+        setup=f"{HIDE_HISTORY}{NOTE_NAMES}\n",
+        without=tests_own(instance),
         grade_s=_TESTS_S + 60,
     )
     spec = {"workdir": TESTBED, "user": "root", "read_only": False, "memory_mb": 4096, "disk_mb": 4096}
@@ -59,18 +81,57 @@ class SwebenchGrader:
     async def grade(self, box: Sandbox) -> Grade:
         """1 if the instance is resolved, else 0; the parts are the shares of both lists. Raises InfraError if the tests
         never ran."""
+        await settle(box, TESTBED)
+        noted = self.instance.style == "pytest"
+        under = _SURROUNDINGS + (NOTED_RESULTS if noted else "")
         await box.write_file(_TEST_PATCH, self.instance.test_patch)
         ran = await box.exec(
-            f"bash -c {quote(evaluation(self.instance))} 2>&1", cwd=TESTBED, timeout=_TESTS_S, max_output=_LOG_BYTES
+            f"{under}bash -c {quote(evaluation(self.instance))} 2>&1",
+            cwd=TESTBED,
+            timeout=_TESTS_S,
+            max_output=_LOG_BYTES,
         )
         if ran.truncated:
             return Grade(0.0, log=f"the tests printed more than {_LOG_BYTES >> 20} MiB")
         if ran.timed_out:
             return Grade(0.0, log=f"the tests took longer than {_TESTS_S:g} s")
-        report = grade_log(self.instance, ran.stdout)
+        report = grade_log(self.instance, ran.stdout, results=await _results(box) if noted else None)
         if report.broken:
             raise InfraError(f"{self.instance.instance_id}: {report.reason}: {' '.join(ran.stdout[-400:].split())}")
         return Grade(float(report.resolved), report.share(), f"{report.reason}\n{ran.stdout[-20_000:]}")
+
+
+async def _results(box: Sandbox) -> dict[str, Result]:
+    """How each test ended, as pytest's plugin noted it."""
+    try:
+        text = (await box.read_bytes(RESULTS, max_bytes=_LOG_BYTES)).decode(errors="replace")
+    except OSError:
+        return {}
+    found = {}
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):  # a line that the work wrote into it
+            test, marked, ending = json.loads(line)
+            found[str(test)] = Result(str(ending), marked == "marked")
+    return found
+
+
+def tests_own(instance: Instance) -> Callable[[str], bool]:
+    """Whether a path is of the tests: what runs them, configures them or helps them. The agent's changes of it do not
+    count, as in the data sets the fix is what is outside of the tests. A folder that the fix itself changes is not."""
+    fixed = {path.rpartition("/")[0] for path in instance.fixed_files()}
+    named = {*instance.fixed_files()}
+
+    def is_own(path: str) -> bool:
+        if path in named:
+            return False
+        *folders, name = path.split("/")
+        if any(fnmatch(part, pattern) for part in (*folders, name) for pattern in _SETTINGS):
+            return True
+        if "/".join(folders) in fixed:
+            return False
+        return bool(_TEST_FOLDERS & set(folders)) or any(fnmatch(name, pattern) for pattern in _TEST_FILES)
+
+    return is_own
 
 
 def evaluation(instance: Instance) -> str:

@@ -1,0 +1,62 @@
+"""Placed as `sitecustomize` before tests run: the interpreter's own modules come before those of the work folder.
+
+Else a file of the work, such as pytest.py or json.py, would take the place of what the tests run on. Modules of the
+work folder that were there before the agent began are found as ever, also where the interpreter has one of that name.
+"""
+
+# For every Python since 3.5, as images have them: hence the quotes.
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+
+WORK, KNOWN = "@WORK@", "@KNOWN@"
+RUNNERS = (
+    *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli", "pygments", "attr"),
+    *("nose", "xdist", "execnet", "hypothesis", "coverage", "pytest_cov", "setuptools", "pip", "pkg_resources"),
+    *("sitecustomize", "usercustomize"),
+)
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def is_own(path: str) -> bool:
+    return os.path.isabs(path) and path != HERE and not (path + "/").startswith(WORK.rstrip("/") + "/")
+
+
+OWN = [path for path in sys.path if is_own(path)]
+LIBRARY = os.path.dirname(os.__file__) + "/"
+
+
+def known() -> "set[str] | None":
+    """The names that the work folder had at the beginning. None: that is not known."""
+    try:
+        with open(KNOWN) as names:
+            return {name.strip().partition(".")[0] for name in names}
+    except OSError:
+        return None
+
+
+BEFORE = known()
+
+
+def is_kept(name: str, spec: ModuleSpec) -> bool:
+    """Whether the interpreter's own module is taken, though the work folder may have one of that name."""
+    if BEFORE is not None:
+        return name not in BEFORE
+    place = spec.origin or ""
+    return name in RUNNERS or (place.startswith(LIBRARY) and "-packages" not in place)
+
+
+class OwnFirst:
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        if path is not None or name in sys.builtin_module_names:
+            return None
+        spec = PathFinder.find_spec(name, OWN)
+        return spec if spec is not None and spec.loader is not None and is_kept(name, spec) else None
+
+
+sys.meta_path.insert(0, OwnFirst)
+image_own = PathFinder.find_spec("sitecustomize", OWN)  # whose place this file takes
+if image_own is not None and image_own.loader is not None:
+    image_own.loader.exec_module(module_from_spec(image_own))

@@ -1,0 +1,43 @@
+"""A plugin of pytest: notes how each test ended, as the test itself ended and not as a report or a printed line says.
+
+It is loaded before the work under test is. A line for each test: its id, whether it was marked to fail, how it ended.
+"""
+
+# For every Python since 3.5, as images have them: hence the quotes.
+import json
+import os
+from typing import Any
+
+import pytest
+
+RESULTS = "@RESULTS@"
+MARKED = set()  # type: set[str]
+
+
+def note(*words: str) -> None:
+    with open(RESULTS, "a") as file:
+        file.write(json.dumps(words) + "\n")
+
+
+def ending(item: Any, error: Any) -> str:
+    if error is None:  # unittest's cases keep what they raised
+        return "raised" if getattr(item, "_excinfo", None) else "passed"
+    return {"XFailed": "xfailed", "Skipped": "skipped"}.get(error[0].__name__, "raised")
+
+
+def pytest_collection_finish(session: Any) -> None:
+    for item in session.items:
+        if getattr(item, "get_closest_marker", item.keywords.get)("xfail"):
+            MARKED.add(item.nodeid)
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_call(item: Any) -> Any:
+    outcome = yield
+    marked = "marked" if item.nodeid in MARKED else ""
+    note(item.nodeid, marked, ending(item, outcome.excinfo))
+
+
+# Runs of pytest that tests start are not those that are graded.
+os.environ["PYTEST_ADDOPTS"] = os.environ.get("PYTEST_ADDOPTS", "").replace("-p agentrl_results", "", 1)
+note("", "", "begun")
