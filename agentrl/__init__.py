@@ -9,9 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentrl._util.moved import answer_old_paths
 from agentrl.engine.base import Engine, Generation, SamplingParams
-from agentrl.env import Env, EnvFactory
-from agentrl.episode import run_episode
+from agentrl.env.env import Env, EnvFactory
+from agentrl.env.tools import tool
+from agentrl.episode.options import EpisodeOptions, Host
+from agentrl.episode.resume import resume_episode
+from agentrl.episode.run import run_episode
 from agentrl.errors import (
     AgentRLError,
     BadCall,
@@ -29,10 +33,7 @@ from agentrl.errors import (
     TemplateError,
     ToolError,
 )
-from agentrl.options import EpisodeOptions, Host
-from agentrl.resume import resume_episode
-from agentrl.tools import tool
-from agentrl.trajectory import Ledger, Span, Trajectory
+from agentrl.trajectory.trajectory import Ledger, Span, Trajectory
 from agentrl.types import (
     Action,
     Limits,
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from agentrl.render import Renderer, load_renderer
 
 __version__ = "0.1.0"
+
+answer_old_paths()
 
 _LATER = {
     "AgentEnv": "agentrl.gateway.agent",

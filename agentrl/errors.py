@@ -30,7 +30,7 @@ import traceback as _traceback
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from agentrl._blame import is_the_worlds
+from agentrl.blame import is_the_worlds
 from agentrl.plain import text
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
-from agentrl._config_errors import unknown_key
+from agentrl._util.config_errors import unknown_key
 from agentrl.errors import BadCall, ConfigError
 from agentrl.plain import text
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentrl import EnvFactory, EpisodeOptions, Limits, Task, Trajectory
-from agentrl.chat import ChatModel
+from agentrl.chat.client import ChatModel
 from agentrl.cli.models import OpenModel, open_model, run_config
 from agentrl.engine import Engine, PlayerEngine
 from agentrl.gateway.serving.standalone import Standalone, running_server

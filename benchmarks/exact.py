@@ -17,7 +17,7 @@ from typing import Any
 
 from agentrl.engine.base import Generation
 from agentrl.render import Renderer, load_renderer
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from benchmarks.peers import (
     TOOLS,
     Outcome,

@@ -29,11 +29,11 @@ from typing import Any
 from aiohttp import ClientSession, TCPConnector, web
 
 from agentrl.engine.sglang import SGLangEngine
+from agentrl.episode.options import EpisodeOptions
 from agentrl.gateway.serving.server import Gateway
 from agentrl.gateway.session.session import Session
-from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Limits
 from benchmarks import peers
 from benchmarks.peers import SLIME_SRC, TOOLS, load_tokenizer, save, slime_missing

@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from agentrl._memory import free_ram
+from agentrl._util.memory import free_ram
 from agentrl.models import load_model
 from agentrl.train import TrainConfig, batch, log_probs, lora
 from agentrl.train.batch import Row

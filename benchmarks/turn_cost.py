@@ -21,7 +21,7 @@ from agentrl.engine.base import Generation
 from agentrl.engine.sglang.client import _body
 from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.render import Rendered, Renderer, load_renderer
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Message
 from benchmarks.peers import TOOLS, load_tokenizer, make_renderers, renderers_missing, save
 

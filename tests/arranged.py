@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from agentrl.options import EpisodeOptions, Host
+from agentrl.episode.options import EpisodeOptions, Host
 
 
 def arranged(**given: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from agentrl import (
     tool,
 )
 from agentrl.engine import ScriptedEngine
-from agentrl.replies import in_call_order, joined
+from agentrl.episode.bad_calls import in_call_order, joined
 from agentrl.testing import call
 from tests.arranged import arranged
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl import ConfigError, Env, Limits, StopReason, Task, Trajectory, run_episode, tool
 from agentrl.engine import ScriptedEngine
-from agentrl.options import EpisodeOptions
+from agentrl.episode.options import EpisodeOptions
 from agentrl.testing import call
 
 TASK = Task(prompt="Which is the longest page?", label="none")

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 import pytest
 
 from agentrl import http
-from agentrl.chat import ChatModel, ScriptedSpeaker, SpeakerConfig, speaker
-from agentrl.completions import read_reply, wire_message
+from agentrl._util.http import retry_after
+from agentrl.chat.client import ChatModel, ScriptedSpeaker, SpeakerConfig, speaker
+from agentrl.chat.completions import read_reply, wire_message
 from agentrl.errors import ConfigError, ContextFullError, InfraError, RequestError
-from agentrl.http import retry_after
 from agentrl.testing import call
 from agentrl.testing.chat_server import Answer, chat_server
 

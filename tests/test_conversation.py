@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentrl import EpisodeOptions, Generation, LedgerError, Limits, StopReason, Trajectory, TurnOptions
-from agentrl.boundary import FailedError
-from agentrl.conversation import Conversation
+from agentrl._util.boundary import FailedError
 from agentrl.engine import ScriptedEngine
+from agentrl.episode.conversation import Conversation
 from agentrl.errors import EngineError
 from agentrl.testing import call
 

@@ -26,7 +26,7 @@ from agentrl import (
     ToolResult,
     tool,
 )
-from agentrl.env import begin_env, load_env, runtime
+from agentrl.env.env import begin_env, load_env, runtime
 from agentrl.testing import rollout
 
 
@@ -301,15 +301,15 @@ def test_envs_are_found_in_files_and_modules(tmp_path, monkeypatch):
     found = load_env(f"{file}:Capitals")
     assert found.__name__ == "Capitals"
     assert load_env(f"{file}:Capitals") is found
-    assert load_env("agentrl.env:Env") is Env
+    assert load_env("agentrl.env.env:Env") is Env
 
 
 @pytest.mark.parametrize(
     ("path", "says"),
     [
         ("nowhere.py:Env", "nowhere.py: no such file"),
-        ("agentrl.env:Nothing", "agentrl.env has no 'Nothing'"),
-        ("agentrl.env:asyncio", "not a subclass of agentrl.Env"),
+        ("agentrl.env.env:Nothing", "agentrl.env.env has no 'Nothing'"),
+        ("agentrl.env.env:asyncio", "not a subclass of agentrl.Env"),
         ("no_such_package.env:X", "no module 'no_such_package.env'"),
         (
             "Capitals",

@@ -15,7 +15,7 @@ import pytest
 
 from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, StopReason, Task, tool
 from agentrl.engine import ScriptedEngine
-from agentrl.env import begin_env, close_env, runtime
+from agentrl.env.env import begin_env, close_env, runtime
 from agentrl.rollout import Rollout, run_groups
 from agentrl.testing import call, rollout
 

@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from agentrl import ConfigError, EnvFactory, InfraError, Limits, StepResult, StopReason, run_episode, tool
+from agentrl.episode.options import Host as EpisodeHost
 from agentrl.errors import ResumeError
-from agentrl.options import Host as EpisodeHost
 from tests.test_episode_resume import ENVS, SCRIPT, TASK, Engine, Host, Replayed, Saved, Sum, closed, picture
 
 

@@ -21,12 +21,12 @@ from agentrl import (
     tool,
 )
 from agentrl.engine import ScriptedEngine
+from agentrl.episode.options import EpisodeOptions
+from agentrl.episode.options import Host as EpisodeHost
+from agentrl.episode.parking import Parked, resume_method
+from agentrl.episode.resume import resume_episode
 from agentrl.models import load_tokenizer
-from agentrl.options import EpisodeOptions
-from agentrl.options import Host as EpisodeHost
-from agentrl.parking import Parked, resume_method
 from agentrl.render import load_renderer
-from agentrl.resume import resume_episode
 from agentrl.testing import call
 from tests import test_thinking
 

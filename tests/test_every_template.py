@@ -19,10 +19,10 @@ from agentrl import (
     run_episode,
     tool,
 )
-from agentrl.chat import ScriptedSpeaker
-from agentrl.completions import read_reply
+from agentrl.chat.client import ScriptedSpeaker
+from agentrl.chat.completions import read_reply
 from agentrl.engine import PlayerEngine, ScriptedEngine
-from agentrl.options import EpisodeOptions
+from agentrl.episode.options import EpisodeOptions
 from agentrl.render import Renderer, load_renderer
 from agentrl.testing import call
 from agentrl_envs.search_r1 import SearchR1

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from agentrl._interrupts import Terminated, run
+from agentrl._util.signals import Terminated, run
 
 
 def test_sigterm_cancels_and_cleans_up():
@@ -100,6 +100,6 @@ def test_a_second_ctrl_c_does_not_interrupt_the_cleanup():
 
 
 def test_a_late_ctrl_c_gives_the_cleanup_up(monkeypatch):
-    monkeypatch.setattr("agentrl._interrupts._PATIENCE_S", -1.0)
+    monkeypatch.setattr("agentrl._util.signals._PATIENCE_S", -1.0)
     interrupted_twice(cleaned := [])
     assert not cleaned

@@ -8,14 +8,14 @@ from random import Random
 import pytest
 from pydantic import BaseModel
 
-import agentrl.env
 from agentrl import Env, EnvFactory, InfraError, Limits, Task, tool
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.episode import run_episode
+from agentrl.env.env import own_task
+from agentrl.episode.options import EpisodeOptions, Host
+from agentrl.episode.parking import Parked
+from agentrl.episode.resume import resume_episode
+from agentrl.episode.run import run_episode
 from agentrl.errors import ConfigError
-from agentrl.options import EpisodeOptions, Host
-from agentrl.parking import Parked
-from agentrl.resume import resume_episode
 from agentrl.rollout import Rollout, TaskStream, run_groups
 from agentrl.testing import call, rollout
 
@@ -136,13 +136,11 @@ async def test_an_episode_is_replayed_on_the_task_as_it_was_given(renderer):
 
 
 def test_members_of_a_group_without_a_seed_share_one():
-    named, again = agentrl.env.own_task(Task(id="a", seed=None)), agentrl.env.own_task(Task(id="a", seed=None))
+    named, again = own_task(Task(id="a", seed=None)), own_task(Task(id="a", seed=None))
     assert named.seed == again.seed is not None
-    assert agentrl.env.own_task(Task(id="b", seed=None)).seed != named.seed
-    assert (
-        agentrl.env.own_task(Task(prompt="x", seed=None)).seed != agentrl.env.own_task(Task(prompt="y", seed=None)).seed
-    )
-    assert agentrl.env.own_task(Task(prompt="x", seed=0)).seed == 0
+    assert own_task(Task(id="b", seed=None)).seed != named.seed
+    assert own_task(Task(prompt="x", seed=None)).seed != own_task(Task(prompt="y", seed=None)).seed
+    assert own_task(Task(prompt="x", seed=0)).seed == 0
 
 
 async def test_an_env_without_a_seed_has_one_world_for_a_group(renderer):
@@ -181,8 +179,8 @@ def test_a_step_does_not_hash_the_data_again(monkeypatch):
 
 def test_a_task_that_cannot_be_copied_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"task 'a' cannot be copied .*put only JSON"):
-        agentrl.env.own_task(Task(id="a", metadata={"made": (n for n in range(3))}))
-    assert agentrl.env.own_task(Task(metadata={"random": Random(0)})).metadata["random"].random() == Random(0).random()
+        own_task(Task(id="a", metadata={"made": (n for n in range(3))}))
+    assert own_task(Task(metadata={"random": Random(0)})).metadata["random"].random() == Random(0).random()
 
 
 def test_what_a_configuration_caches_is_shared():

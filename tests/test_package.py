@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 import agentrl
+from agentrl._util.loading import load_object
 from agentrl.cli import app
 from agentrl.init import write_project
-from agentrl.loading import load_object
 from agentrl.testing import call, rollout
 
 ROOT = Path(__file__).parent.parent

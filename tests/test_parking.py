@@ -17,8 +17,8 @@ import pytest
 
 from agentrl import ConfigError, Env, Task, Trajectory
 from agentrl.engine import Generation
+from agentrl.episode.parking import EpisodeState, Parked, Parking, _private_folder
 from agentrl.errors import ResumeError
-from agentrl.parking import EpisodeState, Parked, Parking, _private_folder
 from agentrl.render import Rendered, RenderedSpan
 
 CLOSED: list[Env] = []
@@ -58,7 +58,7 @@ async def test_a_file_is_written_whole_and_read_once(tmp_path):
     before = parked(saved={"files": b"x" * 1000})
     ticket = await place.park(before, 60)
     assert ticket == {
-        "version": 4,
+        "version": 5,
         "how": "snapshot",
         "key": ticket["key"],
         "until": pytest.approx(time.time() + 60, 2),
@@ -179,13 +179,13 @@ async def test_a_file_that_is_not_ours(tmp_path, written, reason):
 @pytest.mark.parametrize(
     ("ticket", "reason"),
     [
-        ({}, "version None; this agentrl reads 4"),
+        ({}, "version None; this agentrl reads 5"),
         ({"version": 1, "key": "0" * 32}, "version 1"),
         ({"version": 4}, "names nothing: None"),
-        ({"version": 4, "key": 7}, "names nothing: 7"),
-        ({"version": 4, "key": "../secret"}, "names nothing: '../secret'"),
-        ({"version": 4, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
-        ({"version": 4, "key": "0" * 32, "how": "alive"}, "not open here"),
+        ({"version": 5, "key": 7}, "names nothing: 7"),
+        ({"version": 5, "key": "../secret"}, "names nothing: '../secret'"),
+        ({"version": 5, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
+        ({"version": 5, "key": "0" * 32, "how": "alive"}, "not open here"),
     ],
 )
 async def test_a_ticket_that_is_none(tmp_path, ticket, reason):
@@ -213,7 +213,7 @@ def test_somebody_elses_folder_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_private_folder_goes_with_the_process():
-    code = "from agentrl.parking import _private_folder as f; f().joinpath('x.parked').touch(); print(f())"
+    code = "from agentrl.episode.parking import _private_folder as f; f().joinpath('x.parked').touch(); print(f())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip()
     assert not os.path.exists(done.stdout.strip())

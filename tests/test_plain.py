@@ -249,9 +249,9 @@ async def test_the_last_answer_of_the_env_is_kept_but_not_as_tokens(limits, stop
 
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity"])
 def test_no_reader_of_json_makes_infinity(number):
-    from agentrl.completions import _arguments
-    from agentrl.gateway.request import RefusedError
-    from agentrl.gateway.wires.reading import arguments, read_body
+    from agentrl.chat.completions import _arguments
+    from agentrl.chat.request import RefusedError
+    from agentrl.chat.wires.reading import arguments, read_body
     from agentrl.render.formats.arguments import by_schema, literal
     from agentrl.render.read.json_value import Unread, json_at
 

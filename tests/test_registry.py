@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from agentrl import ConfigError, EnvFactory
 from agentrl.cli import app
-from agentrl.env import load_env
-from agentrl.registry import GROUP, entries, is_name, path_of
+from agentrl.env.env import load_env
+from agentrl.env.registry import GROUP, entries, is_name, path_of
 
 MODULE = '''
 from pydantic import BaseModel

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agentrl import Env, EnvFactory, InfraError, StepResult, StopReason, Task, run_episode
-from agentrl.chat import ChatModel, ScriptedSpeaker, SpeakerConfig
+from agentrl.chat.client import ChatModel, ScriptedSpeaker, SpeakerConfig
+from agentrl.chat.simulation import Heard, Judge, SimulatedUser, UserConfig
 from agentrl.engine import ScriptedEngine
-from agentrl.simulation import Heard, Judge, SimulatedUser, UserConfig
 from agentrl.testing import rollout
 from agentrl.testing.chat_server import Answer, chat_server
 

@@ -14,7 +14,7 @@ import anyio
 
 from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, StopReason, Task, Trajectory, run_episode, tool
 from agentrl.engine import ScriptedEngine
-from agentrl.options import EpisodeOptions
+from agentrl.episode.options import EpisodeOptions
 from agentrl.testing import call
 
 EPISODES = 300

@@ -25,14 +25,14 @@ from agentrl import (
 from agentrl.cli.show import render_trajectory
 from agentrl.engine import Generation, ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
+from agentrl.episode.options import EpisodeOptions
 from agentrl.models import load_tokenizer
 from agentrl.monitor import RolloutMetrics
-from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
 from agentrl.rollout.chat_rows import ChatReader
 from agentrl.testing import call
 from agentrl.train.warm_start import load_demonstrations
-from agentrl.trajectory import total_ledger
+from agentrl.trajectory.trajectory import total_ledger
 from tests.render.markers import template_files, tokenizer_of
 
 TEMPLATE = """\

@@ -24,7 +24,7 @@ from agentrl import (
     ToolResult,
     tool,
 )
-from agentrl.env import begin_env, close_env, runtime
+from agentrl.env.env import begin_env, close_env, runtime
 from agentrl.rollout import load_tasks
 from agentrl.testing import call, rollout
 

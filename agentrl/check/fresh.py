@@ -19,11 +19,11 @@ from typing import Any
 from agentrl.check.places import Place
 from agentrl.check.playing import Subject, play, saying
 from agentrl.engine.scripted import Turn
-from agentrl.env import Env, EnvFactory, begin_env, close_env, load_env, offered_tools, own_task, runtime
+from agentrl.env.env import Env, EnvFactory, begin_env, close_env, load_env, offered_tools, own_task, runtime
+from agentrl.episode.bad_calls import messages_of, observed
+from agentrl.episode.parking import Parked, resume_method
 from agentrl.errors import told
-from agentrl.parking import Parked, resume_method
 from agentrl.plain import plain
-from agentrl.replies import messages_of, observed
 from agentrl.types import JSON, Action, Limits, Raw, Task
 
 _CHECK = "determinism"

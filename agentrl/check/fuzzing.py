@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from agentrl._blame import is_the_worlds
+from agentrl.blame import is_the_worlds
 from agentrl.check.arguments import LONG, Try, tries
 from agentrl.check.places import Own, Place
 from agentrl.check.playing import Played, Speech, Subject, play
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.engine.scripted import Turn
-from agentrl.env import Env, plays_itself, runtime
+from agentrl.env.env import Env, plays_itself, runtime
 from agentrl.errors import BadCallPolicy, InfraError, ToolError, leaves, told
 from agentrl.testing import call
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task, ToolCall, ToolResult, ToolSpec
 
 _CHECK = "robustness"

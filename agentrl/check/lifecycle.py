@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from agentrl.check.playing import Speak, Subject, play
-from agentrl.env import Env, begin_env, own_task, runtime
+from agentrl.env.env import Env, begin_env, own_task, runtime
 from agentrl.errors import leaves, told
 from agentrl.types import Task
 

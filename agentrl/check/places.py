@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from agentrl.loading import not_the_users, short
+from agentrl._util.loading import not_the_users, short
 
 _SHIPPED = ("agentrl", "agentrl_envs", "agentrl_sandbox")
-_ENDS = ("asyncio/events.py", "asyncio/base_events.py", "threading.py", "agentrl/_concurrency.py")
+_ENDS = ("asyncio/events.py", "asyncio/base_events.py", "threading.py", "agentrl/_util/concurrency.py")
 """Files of the frames below which nobody has called the Env's code: the event loop's, and a thread's."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?P<package>[^/]+)")
 _END_NAMES = ("_run", "_run_once", "run_forever", "run", "_bootstrap_inner", "_work")

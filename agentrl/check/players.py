@@ -12,7 +12,7 @@ from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.check.verdicts import TIMES, Play, judge
 from agentrl.engine.scripted import Turn
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Task
 
 _CHECK = "players"

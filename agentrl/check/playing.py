@@ -13,14 +13,14 @@ from agentrl.check.findings import Report
 from agentrl.check.places import Own, Place
 from agentrl.engine.base import Engine
 from agentrl.engine.scripted import ScriptedEngine, Turn
-from agentrl.env import Env, EnvFactory, own_task, plays_itself, runtime
-from agentrl.episode import Episode
+from agentrl.env.env import Env, EnvFactory, own_task, plays_itself, runtime
+from agentrl.episode.options import EpisodeOptions, Host
+from agentrl.episode.parking import EpisodeState, Parked
+from agentrl.episode.resume import resume_episode
+from agentrl.episode.run import Episode
 from agentrl.errors import Failure
-from agentrl.options import EpisodeOptions, Host
-from agentrl.parking import EpisodeState, Parked
 from agentrl.render.base import Renderer
-from agentrl.resume import resume_episode
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Limits, Task
 
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]

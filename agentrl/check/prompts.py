@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.check.playing import Played, Subject
-from agentrl.env import Env, runtime
+from agentrl.env.env import Env, runtime
 from agentrl.types import Task
 
 _CHECK = "prompt"

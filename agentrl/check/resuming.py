@@ -10,9 +10,9 @@ from agentrl.check.places import Place
 from agentrl.check.playing import Played, Subject, go_on, play, saying
 from agentrl.check.repeating import difference, global_random
 from agentrl.engine.scripted import Turn
-from agentrl.env import Env, runtime
+from agentrl.env.env import Env, runtime
+from agentrl.episode.parking import Parked, resume_method
 from agentrl.errors import ResumeError, told
-from agentrl.parking import Parked, resume_method
 from agentrl.types import Task
 
 _CHECK = "resuming"

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.check.playing import Played, Speak, Subject, play
 from agentrl.check.state import Culprit, picture
-from agentrl.env import Env, runtime
+from agentrl.env.env import Env, runtime
 from agentrl.types import JSON, Reward, Task
 
 _CHECK = "reward"

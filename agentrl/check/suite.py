@@ -30,7 +30,7 @@ from agentrl.check.schemas import schemas
 from agentrl.check.scoring import scoring
 from agentrl.check.warned import Warned
 from agentrl.engine.scripted import Turn
-from agentrl.env import Env, EnvFactory
+from agentrl.env.env import Env, EnvFactory
 from agentrl.render.base import Renderer
 from agentrl.types import JSON, Limits, Task
 

@@ -10,7 +10,7 @@ from functools import partial, wraps
 from typing import Any, NamedTuple
 
 from agentrl.check.places import Own, Place
-from agentrl.env import Env, plays_itself
+from agentrl.env.env import Env, plays_itself
 
 _HOOKS = ("tools", "reset", "step", "exec_tool", "last_turn", "score", "run")
 

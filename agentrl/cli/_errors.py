@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import typer
 
-from agentrl._interrupts import Terminated
+from agentrl._util.loading import own_frames
+from agentrl._util.signals import Terminated
 from agentrl.errors import CanaryError, ConfigError, InfraError
-from agentrl.loading import own_frames
 from agentrl.rollout.groups import BugError
 
 BUG = 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.style import Style
 from rich.text import Text
 
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 _DIM, _TRAINED, _MASKED, _AUDIT = Style(dim=True), Style(color="green"), Style(color="red"), Style(color="yellow")

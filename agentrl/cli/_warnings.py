@@ -7,7 +7,7 @@ import sys
 import warnings
 from typing import Any
 
-from agentrl.loading import not_the_users, short
+from agentrl._util.loading import not_the_users, short
 
 _MADE_AT = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+)', re.MULTILINE)
 _ORIGIN_FRAMES = 3

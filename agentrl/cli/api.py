@@ -12,19 +12,19 @@ from urllib.parse import urlsplit
 
 import typer
 
-from agentrl._concurrency import gather
+from agentrl._util.concurrency import gather
 from agentrl.cli.episodes import EpisodeConfig, progress
 from agentrl.cli.models import open_renderer
 from agentrl.cli.results import Results, Seat
-from agentrl.env import EnvFactory, plays_itself
+from agentrl.env.env import EnvFactory, plays_itself
+from agentrl.episode.options import RewardFn
 from agentrl.errors import ConfigError
-from agentrl.options import RewardFn
 
 if TYPE_CHECKING:
-    from agentrl.chat import ChatModel
+    from agentrl.chat.client import ChatModel
     from agentrl.engine.base import SamplingParams
     from agentrl.rollout.groups import Rollout
-    from agentrl.trajectory import Trajectory
+    from agentrl.trajectory.trajectory import Trajectory
     from agentrl.types import Task
 
 ApiUrl: TypeAlias = Annotated[
@@ -70,7 +70,7 @@ class Api:
 
     def chat(self) -> ChatModel:
         """Raises ConfigError."""
-        from agentrl.chat import ChatModel
+        from agentrl.chat.client import ChatModel
 
         return ChatModel(
             base_url=self.url,
@@ -156,7 +156,7 @@ async def play_all(
     With `trained` they may be imitated, up to the first turn that the tokens do not carry. Raises as `play_episode`
     does; what is finished by then is in the results.
     """
-    from agentrl.engine.player import PlayerEngine
+    from agentrl.chat.engine import PlayerEngine
     from agentrl.rollout.groups import Rollout, settle_rewards
 
     reward = own_reward(api.config)

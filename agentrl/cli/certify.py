@@ -82,7 +82,7 @@ def _source(template: Path | None) -> str | None:
 
 def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str, str]:
     """The certificate, and why no tools can be offered, and no agents of others be served; empty if they can."""
-    from agentrl.gateway.writing.writer import prove_for_agents
+    from agentrl.chat.tokens.writer import prove_for_agents
     from agentrl.render import PROBE_TOOL, load_renderer
 
     renderer, refused, lost = load_renderer(tokenizer, chat_template=source), "", ""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl._interrupts import run
+from agentrl._util.loading import load_object
+from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig
 from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, EpisodeSettings, ModelName
 from agentrl.cli.play import Player, load_player
-from agentrl.env import EnvFactory
+from agentrl.env.env import EnvFactory
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl.train.files import write_atomically
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from agentrl._util.loading import cause
 from agentrl.cli._errors import one_line_errors
-from agentrl.env import Env, EnvFactory, load_env, plays_itself
-from agentrl.env_config import required
+from agentrl.env.config import required
+from agentrl.env.env import Env, EnvFactory, load_env, plays_itself
+from agentrl.env.registry import Entry, entries
 from agentrl.errors import ConfigError
-from agentrl.loading import cause
-from agentrl.registry import Entry, entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agentrl._interrupts import run
+from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.api import (
     EPISODES,
@@ -45,14 +45,14 @@ from agentrl.cli.options import (
     Out,
 )
 from agentrl.cli.results import Results, how_to_resume, source_of, unfinished
-from agentrl.env import EnvFactory
+from agentrl.env.env import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.monitor.by_key import value_of
 from agentrl.train.files import only_writer
 
 if TYPE_CHECKING:
     from agentrl.engine.base import SamplingParams
-    from agentrl.trajectory import Trajectory
+    from agentrl.trajectory.trajectory import Trajectory
     from agentrl.types import Task
 
 

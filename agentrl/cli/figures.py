@@ -17,7 +17,7 @@ from agentrl.monitor.earned import rewards_of
 from agentrl.monitor.passes import passes
 
 if TYPE_CHECKING:
-    from agentrl.trajectory import Trajectory
+    from agentrl.trajectory.trajectory import Trajectory
 
 _TRAINING = ("groups", "zero_advantage_groups", "uncredited_groups", "failed_groups", "samples", "resumes", "restarts")
 """Metrics that say nothing about an evaluation."""

@@ -17,23 +17,23 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentrl._interrupts import run
+from agentrl._util.signals import run
 from agentrl.cli._session import visible
 from agentrl.cli.api import mask, own_reward, refuse_agents
 from agentrl.cli.episodes import EpisodeConfig, write_trajectories
 from agentrl.cli.models import open_renderer
 from agentrl.cli.show import render_trajectory
-from agentrl.env import EnvFactory
+from agentrl.env.env import EnvFactory
+from agentrl.env.tools import tool_name
+from agentrl.episode.options import Host
 from agentrl.errors import ConfigError
-from agentrl.options import Host
-from agentrl.tools import tool_name
 from agentrl.train.files import is_special
 from agentrl.types import JSON, Message, Task, ToolSpec
 
 if TYPE_CHECKING:
-    from agentrl.engine.player import PlayerEngine
+    from agentrl.chat.engine import PlayerEngine
     from agentrl.render.base import Renderer
-    from agentrl.trajectory import Trajectory
+    from agentrl.trajectory.trajectory import Trajectory
 
 _FENCE = '"""'
 _HELP = """\
@@ -113,10 +113,10 @@ async def _episode(
     envs: EnvFactory, task: Task, renderer: Renderer, config: EpisodeConfig, terminal: _Terminal
 ) -> Trajectory:
     """Raises _QuitError."""
-    from agentrl.engine.player import PlayerEngine
-    from agentrl.episode import Episode
-    from agentrl.parking import EpisodeState
-    from agentrl.trajectory import Trajectory
+    from agentrl.chat.engine import PlayerEngine
+    from agentrl.episode.parking import EpisodeState
+    from agentrl.episode.run import Episode
+    from agentrl.trajectory.trajectory import Trajectory
 
     trajectory = Trajectory(task, session_id=f"you-{task.id}")
     speaker = _Human(terminal, lambda: terminal.tokens(trajectory, renderer), trajectory, config.limits.turns)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from agentrl._concurrency import gather
-from agentrl._config_errors import did_you_mean
-from agentrl._interrupts import run
+from agentrl._util.concurrency import gather
+from agentrl._util.config_errors import did_you_mean
+from agentrl._util.loading import cause, load_object
+from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.api import (
     EPISODES,
@@ -55,16 +56,15 @@ from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
 from agentrl.cli.results import Results, Seat, how_to_resume, source_of, unfinished
 from agentrl.engine.scripted import Turn
-from agentrl.env import Env, EnvFactory, own_task, plays_itself, runtime
-from agentrl.episode import run_episode
+from agentrl.env.env import Env, EnvFactory, own_task, plays_itself, runtime
+from agentrl.env.tools import tool_name
+from agentrl.episode.options import RewardFn
+from agentrl.episode.run import run_episode
 from agentrl.errors import ConfigError
-from agentrl.loading import cause, load_object
 from agentrl.monitor.earned import Earned
-from agentrl.options import RewardFn
 from agentrl.testing import rollout
-from agentrl.tools import tool_name
 from agentrl.train.files import only_writer
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import MaybeAwait, Message, Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -267,8 +267,8 @@ async def _play_speaker(
     env: Env, task: Task, renderer: Renderer, *, path: str, config: EpisodeConfig, reward: RewardFn | None
 ) -> Trajectory:
     """An episode of a function of messages and tools. Raises ConfigError, and AssertionError for a bug of a tool."""
-    from agentrl.chat import ScriptedSpeaker
-    from agentrl.engine.player import PlayerEngine
+    from agentrl.chat.client import ScriptedSpeaker
+    from agentrl.chat.engine import PlayerEngine
 
     if plays_itself(type(env)):
         name = type(env).__name__

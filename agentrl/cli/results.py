@@ -13,12 +13,12 @@ from typing import TypeAlias
 
 import typer
 
+from agentrl._util.loading import short
 from agentrl.cli.episodes import write_trajectories
 from agentrl.errors import ConfigError, LedgerError
-from agentrl.loading import short
 from agentrl.plain import shown
 from agentrl.train.files import append_line, is_special
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
 
 Seat: TypeAlias = tuple[str, int]

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from agentrl._util.loading import load_object
 from agentrl.cli._errors import USAGE_ERROR, one_line_errors
 from agentrl.errors import SandboxError
-from agentrl.loading import load_object
 
 sandbox = typer.Typer(help="See what sandboxes work here and which there are; remove left ones.", no_args_is_help=True)
 

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from agentrl._interrupts import run
+from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig
 from agentrl.cli.models import OpenModel, check_model, import_slow, open_model
@@ -109,9 +109,9 @@ async def _sglang(
 async def _openai(
     opened: OpenModel, model: str, host: str, port: int, config: EpisodeConfig, api_key: str | None
 ) -> None:
-    from agentrl._interrupts import stopping
+    from agentrl._util.signals import stopping
+    from agentrl.chat.tokens.writer import prove_for_agents
     from agentrl.gateway.serving.standalone import Standalone, running_server
-    from agentrl.gateway.writing.writer import prove_for_agents
 
     prove_for_agents(opened.renderer)
     answering = Standalone(opened.engine, opened.renderer, config.limits, special_tokens=config.special_tokens)

@@ -21,8 +21,8 @@ from agentrl.cli.models import open_renderer, run_config, weights_of
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.render.base import Renderer
 from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat, other_format
-from agentrl.segment import Segment
-from agentrl.trajectory import Span, Trajectory, total_ledger
+from agentrl.trajectory.segment import Segment
+from agentrl.trajectory.trajectory import Span, Trajectory, total_ledger
 from agentrl.types import JSON
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]

@@ -67,7 +67,7 @@ def init(
 ) -> None:
     """Write a launch script and agentrl.yaml for a model size and a number of GPUs."""
     with one_line_errors():
-        from agentrl.env import EnvFactory
+        from agentrl.env.env import EnvFactory
         from agentrl.slime.launch import launch_of, next_steps, recipe_of, write_launch
 
         settings = recipe_of(recipe, estimator)

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from agentrl._interrupts import run
+from agentrl._util.loading import load_object
+from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl.train.files import write_atomically
 
 BROKEN = 1

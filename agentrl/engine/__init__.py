@@ -9,8 +9,8 @@ from agentrl.engine.base import Engine, Generation, MessageEngine, Said, Samplin
 from agentrl.engine.scripted import ScriptedEngine, Turn
 
 if TYPE_CHECKING:
+    from agentrl.chat.engine import PlayerEngine
     from agentrl.engine.local import LocalEngine
-    from agentrl.engine.player import PlayerEngine
     from agentrl.engine.sglang import SGLangEngine
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 # Imported on use: aiohttp takes 0.2 s to import, torch more than a second.
 _LAZY = {
     "LocalEngine": "agentrl.engine.local",
-    "PlayerEngine": "agentrl.engine.player",
+    "PlayerEngine": "agentrl.chat.engine",
     "SGLangEngine": "agentrl.engine.sglang",
 }
 

@@ -33,7 +33,7 @@ class Said:
     """A turn as somebody said it who speaks in messages, such as an API model. The tokens beside it are a copy."""
 
     message: Message
-    """content, reasoning_content and tool_calls; see `agentrl.chat.Speaker`."""
+    """content, reasoning_content and tool_calls; see `agentrl.chat.client.Speaker`."""
     sent_back: Message
     """The same as the speaker wants to read it in its next turn."""
     by: Mapping[str, str] = field(default_factory=dict)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl._config_errors import unknown_key
+from agentrl._util.config_errors import unknown_key
+from agentrl._util.loading import load_object
 from agentrl.engine.base import Engine
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 
 if TYPE_CHECKING:
     from agentrl.engine.scripted import ScriptedEngine

@@ -5,16 +5,16 @@ from __future__ import annotations
 import secrets
 from typing import Any, ClassVar
 
-from agentrl.boundary import at_boundary
-from agentrl.env import Env, runtime
+from agentrl._util.boundary import at_boundary
+from agentrl.chat.tokens.writer import prove_for_agents
+from agentrl.env.env import Env, runtime
+from agentrl.env.tools import is_tool
 from agentrl.errors import ConfigError
 from agentrl.gateway.endpoint import Endpoint
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.playing import Playing
 from agentrl.gateway.session.session import Session
-from agentrl.gateway.writing.writer import prove_for_agents
 from agentrl.render.base import Renderer
-from agentrl.tools import is_tool
 from agentrl.types import JSON, MaybeAwait, StopReason, Task
 
 __all__ = ["AgentEnv", "Endpoint", "SessionOptions"]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from shlex import quote
 
+from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl.sandbox import Sandbox
 
 SOCKET_INSIDE = "/run/agentrl-gateway.sock"

@@ -9,19 +9,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agentrl.boundary import FailedError, at_boundary
-from agentrl.env import runtime
+from agentrl._util.boundary import FailedError, at_boundary
+from agentrl.chat.request import RefusedError
+from agentrl.env.env import runtime
 from agentrl.errors import AgentRLError, Failure, InfraError, ResumeError, told
 from agentrl.gateway.endpoint import Endpoint
-from agentrl.gateway.request import RefusedError
 from agentrl.gateway.session.session import Session
 from agentrl.plain import plain
-from agentrl.spans import MaskReason
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.spans import MaskReason
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, StopReason
 
 if TYPE_CHECKING:
-    from agentrl.episode import Episode
+    from agentrl.episode.run import Episode
     from agentrl.gateway.agent import AgentEnv
 
 log = logging.getLogger("agentrl")

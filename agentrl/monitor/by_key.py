@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentrl.errors import ConfigError
 from agentrl.monitor.earned import rewards_of
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 
 
 @dataclass(slots=True)

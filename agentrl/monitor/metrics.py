@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Self
 
+from agentrl._util.loading import own_line
 from agentrl.errors import Failure, LedgerError
-from agentrl.loading import own_line
 from agentrl.monitor.earned import rewards_of
-from agentrl.spans import Ledger
-from agentrl.trajectory import Trajectory, total_ledger
+from agentrl.trajectory.spans import Ledger
+from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from agentrl.types import JSON, StopReason
 
 

@@ -7,7 +7,7 @@ from math import comb
 
 from agentrl.monitor.by_key import Score, score_of
 from agentrl.monitor.earned import rewards_of
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 
 
 def pass_at(k: int, groups: Sequence[Sequence[Trajectory]], least: float = 1.0) -> Score:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentrl.rewards.grader import Grader, grader
-from agentrl.written import Written
+from agentrl.trajectory.model_output import Written
 
 if TYPE_CHECKING:
     from agentrl.rewards.code import UnitTests

@@ -56,7 +56,7 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> dict[str, Any
 @cache
 def _is_the_worlds() -> Callable[[BaseException], bool]:
     """The rule of episodes, from its file: to import agentrl would take longer than a grade."""
-    return _load(f"{Path(__file__).parents[1] / '_blame.py'}:is_the_worlds")
+    return _load(f"{Path(__file__).parents[1] / 'blame.py'}:is_the_worlds")
 
 
 @cache

@@ -10,8 +10,8 @@ from typing import Any
 from agentrl.rewards.answers import boxed, short_answer, targets
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.text import is_match, is_within, normalise
+from agentrl.trajectory.model_output import Written
 from agentrl.types import JSON
-from agentrl.written import Written
 
 _LETTER = r"[\(\[\*\"'{$]*(?:\\text\{)?\(?\b([A-Za-z])\b(?!['’]\w)"
 _STATED = re.compile(

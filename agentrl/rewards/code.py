@@ -8,14 +8,14 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import Context
 from typing import Any
 
+from agentrl._util.loading import load_object
+from agentrl.env.runtime import uncounted
 from agentrl.errors import ConfigError, InfraError
-from agentrl.loading import load_object
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.suites import FILE, Suite, code_block, suite
-from agentrl.runtime import uncounted
+from agentrl.trajectory.model_output import Written
 from agentrl.types import JSON, Reward
-from agentrl.written import Written
 
 _BESIDE_S = 60.0
 """Seconds for what surrounds the tests: placing files, starting Python."""

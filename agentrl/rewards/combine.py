@@ -8,15 +8,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agentrl._concurrency import gather
+from agentrl._util.concurrency import gather
 from agentrl.errors import ConfigError
 from agentrl.plain import number
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grade, Grader, TurnReward, as_reward
 from agentrl.rewards.workers import shared
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, Reward
-from agentrl.written import Written
 
 TurnFn: TypeAlias = "Callable[[str, str], MaybeAwait[float]]"
 """(what the model wrote in a turn, what followed it) -> the turn's reward."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentrl.plain import number
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, Reward
-from agentrl.written import Written
 
 Grade: TypeAlias = "float | Reward"
 GradeFn: TypeAlias = "Callable[[Written], MaybeAwait[float | Reward]]"

@@ -6,12 +6,12 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
-from agentrl.chat import ChatModel
+from agentrl.chat.client import ChatModel
 from agentrl.errors import InfraError
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
+from agentrl.trajectory.model_output import Written
 from agentrl.types import JSON
-from agentrl.written import Written
 
 _MOST = 10
 _VERDICT = re.compile(r"^\W*SCORE\W*?(\d+(?:\.\d+)?)(?:\s*/\s*10)?\W*$", re.MULTILINE | re.IGNORECASE)

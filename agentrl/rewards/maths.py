@@ -10,8 +10,8 @@ from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST, boxed, targets
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.workers import shared
+from agentrl.trajectory.model_output import Written
 from agentrl.types import JSON, Reward
-from agentrl.written import Written
 
 SECONDS = 10.0
 _SAME = f"{Path(__file__).with_name('_maths.py')}:same"

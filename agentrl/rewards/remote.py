@@ -7,11 +7,11 @@ import math
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
+from agentrl._util.http import Service
 from agentrl.errors import ConfigError, InfraError
-from agentrl.http import Service
 from agentrl.rewards.grader import Grade, Grader
+from agentrl.trajectory.model_output import Written
 from agentrl.types import JSON, Reward
-from agentrl.written import Written
 
 _LINGER_S = 0.01
 """Seconds that a batch waits for more."""

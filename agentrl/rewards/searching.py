@@ -9,8 +9,8 @@ from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST, tagged, targets
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.text import is_match, is_within
+from agentrl.trajectory.model_output import Written
 from agentrl.types import Reward
-from agentrl.written import Written
 
 _TEXT = r"(?:(?!</?(?:think|search|information|answer)>).)*"
 # A chat template may open the thought in the prompt, so the turn need not.

@@ -9,7 +9,7 @@ from collections import Counter
 
 from agentrl.rewards.answers import LONGEST, short_answer, targets
 from agentrl.rewards.grader import Grader
-from agentrl.written import Written
+from agentrl.trajectory.model_output import Written
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")

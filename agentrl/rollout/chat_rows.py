@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import Any
 
-from agentrl.boundary import FailedError
-from agentrl.conversation import Conversation
+from agentrl._util.boundary import FailedError
+from agentrl.chat.request import Entry, RefusedError
+from agentrl.chat.tokens.messages import Forms, plain_id, spoken, told
+from agentrl.chat.tokens.missing_words import lost
+from agentrl.chat.wires.chat import Chat
 from agentrl.engine.base import Generation
 from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
+from agentrl.episode.conversation import Conversation
+from agentrl.episode.options import EpisodeOptions, Thinking
+from agentrl.episode.reasoning import Thoughts
 from agentrl.errors import AgentRLError, ConfigError, TemplateError
-from agentrl.gateway.request import Entry, RefusedError
-from agentrl.gateway.wires.chat import Chat
-from agentrl.gateway.writing.lost import lost
-from agentrl.gateway.writing.told import Forms, plain_id, spoken, told
-from agentrl.options import EpisodeOptions, Thinking
 from agentrl.render.base import Renderer
-from agentrl.thoughts import Thoughts
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Action, Message, Task, ToolSpec
 
 _INLINE = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)

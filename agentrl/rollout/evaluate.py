@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from agentrl.engine.base import SamplingParams
 from agentrl.monitor.metrics import RolloutMetrics
 from agentrl.rollout.groups import Rollout, run_groups
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Task
 
 

@@ -10,17 +10,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from agentrl._concurrency import gather
-from agentrl.boundary import FailedError, at_boundary
+from agentrl._util.boundary import FailedError, at_boundary
+from agentrl._util.concurrency import gather
 from agentrl.engine.base import Engine, SamplingParams
-from agentrl.env import EnvFactory
-from agentrl.episode import run_episode
+from agentrl.env.env import EnvFactory
+from agentrl.episode.options import EpisodeOptions, RewardFn
+from agentrl.episode.run import run_episode
+from agentrl.episode.scoring import nothing_earned
 from agentrl.errors import AgentRLError, ConfigError, Failure
-from agentrl.options import EpisodeOptions, RewardFn
 from agentrl.plain import number
 from agentrl.render.base import Renderer
-from agentrl.scoring import nothing_earned
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Reward, StopReason, Task
 
 T = TypeVar("T")

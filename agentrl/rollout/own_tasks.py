@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal, TypeAlias
 
-from agentrl.env import Env, EnvFactory
+from agentrl._util.loading import cause, definition
+from agentrl.env.env import Env, EnvFactory
 from agentrl.errors import ConfigError
-from agentrl.loading import cause, definition
 from agentrl.plain import plain
 from agentrl.types import JSON, Raw, Task
 

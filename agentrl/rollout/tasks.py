@@ -13,11 +13,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentrl.env import EnvFactory
+from agentrl.env.env import EnvFactory
+from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError
 from agentrl.rollout.own_tasks import Check, Split, makes_tasks, own_tasks
 from agentrl.rollout.parquet import read_rows
-from agentrl.tools import normal_spec
 from agentrl.types import JSON, Task
 
 _KEYS: Mapping[str, type | tuple[type, ...]] = {

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from agentrl._concurrency import is_cancelled
+from agentrl._util.concurrency import is_cancelled
 from agentrl.engine.base import Engine
-from agentrl.env import Env, EnvFactory, load_env, plays_itself
-from agentrl.episode import run_episode
+from agentrl.env.env import Env, EnvFactory, load_env, plays_itself
+from agentrl.episode.options import EpisodeOptions, Host, RewardFn
+from agentrl.episode.resume import resume_episode
+from agentrl.episode.run import run_episode
+from agentrl.episode.shared import LoopResources, loop_resources
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
-from agentrl.hosting.loop_resources import LoopResources, loop_resources
-from agentrl.options import EpisodeOptions, Host, RewardFn
 from agentrl.render.base import Renderer
-from agentrl.resume import resume_episode
 from agentrl.slime import distill
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_sample, log_once
@@ -27,7 +27,7 @@ from agentrl.slime.resumption import Resumption, sample_name
 from agentrl.slime.ship import ship_evaluation, ship_training
 from agentrl.slime.task import from_sample, metadata_of, template_kwargs
 from agentrl.slime.trace import traced
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Raw, StopReason, Task
 
 log = logging.getLogger("agentrl")

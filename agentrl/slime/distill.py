@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentrl.episode.shared import LoopResources
 from agentrl.errors import ConfigError, EngineError, Failure
-from agentrl.hosting.loop_resources import LoopResources
 from agentrl.slime.host import HostArgs
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Never
 
 from agentrl.errors import ConfigError, Failure
 from agentrl.slime.sample import clear, to_sample
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason, Task
 
 log = logging.getLogger("agentrl")

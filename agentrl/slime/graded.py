@@ -13,8 +13,8 @@ from agentrl.errors import ConfigError, Failure
 from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import WRITTEN_KEY, episode_metadata, write_account
 from agentrl.slime.task import without_arrays
+from agentrl.trajectory.model_output import Written
 from agentrl.types import JSON, Reward
-from agentrl.written import Written
 
 log = logging.getLogger("agentrl")
 

@@ -15,7 +15,7 @@ from agentrl.slime.host import HostArgs, tracked_step, tracker
 from agentrl.slime.rewards import rollout_rewards
 from agentrl.slime.rollouts import by_prompt, by_rollout, flat_samples
 from agentrl.slime.sample import episode_metadata
-from agentrl.spans import Ledger
+from agentrl.trajectory.spans import Ledger
 from agentrl.types import JSON, StopReason
 
 log = logging.getLogger("agentrl")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError
-from agentrl.segment import Segment
 from agentrl.slime.host import HostArgs
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.segment import Segment
+from agentrl.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from agentrl.env import close_env
+from agentrl.env.env import close_env
+from agentrl.episode.parking import Parked, Parking
 from agentrl.errors import ResumeError
-from agentrl.parking import Parked, Parking
 from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import episode_metadata
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, StopReason
 
 log = logging.getLogger("agentrl")

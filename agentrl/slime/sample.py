@@ -10,10 +10,10 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.monitor.metrics import failed_at
 from agentrl.plain import shown
-from agentrl.segment import Segment
-from agentrl.trajectory import Trajectory, Turn, total_ledger
+from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.segment import Segment
+from agentrl.trajectory.trajectory import Trajectory, Turn, total_ledger
 from agentrl.types import JSON, StopReason
-from agentrl.written import Written
 
 METADATA_KEY = "agentrl"
 """agentrl writes only this key of `sample.metadata`. The others belong to the user."""

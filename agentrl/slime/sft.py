@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from agentrl.episode.shared import load_renderer_once
 from agentrl.errors import ConfigError
-from agentrl.hosting.loop_resources import load_renderer_once
 from agentrl.render.base import Renderer
 from agentrl.rollout.chat_rows import ChatReader, ChatRow, SkippedError
 from agentrl.slime.host import HostArgs, epoch_of, rollout_output

@@ -12,7 +12,7 @@ from agentrl.slime import distill
 from agentrl.slime.host import HostArgs
 from agentrl.slime.replay import write_replay_data
 from agentrl.slime.sample import ROUNDS_KEY, clear, to_sample, to_samples
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 log = logging.getLogger("agentrl")

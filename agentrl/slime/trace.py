@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.boundary import watcher
+from agentrl._util.boundary import watcher
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.errors import Boundary
 from agentrl.slime.host import tracing

@@ -24,8 +24,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType
 from typing import TypeAlias
 
+from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 

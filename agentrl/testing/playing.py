@@ -7,13 +7,13 @@ import zlib
 from collections.abc import Generator, Sequence
 from itertools import takewhile
 
+from agentrl._util.loading import cause
 from agentrl.engine.scripted import ScriptedEngine, Turn
-from agentrl.env import Env, plays_itself, runtime
-from agentrl.episode import run_episode
-from agentrl.loading import cause
-from agentrl.options import EpisodeOptions, Host, RewardFn, SpecialTokens
+from agentrl.env.env import Env, plays_itself, runtime
+from agentrl.episode.options import EpisodeOptions, Host, RewardFn, SpecialTokens
+from agentrl.episode.run import run_episode
 from agentrl.render.base import Renderer
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Limits, Message, Task
 
 

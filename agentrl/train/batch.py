@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.segment import Segment
 from agentrl.train.log_probs import PIECE_BYTES, take_apart, vocabulary
 from agentrl.train.loss import token_log_probs
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.segment import Segment
+from agentrl.trajectory.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

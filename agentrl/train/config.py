@@ -9,8 +9,8 @@ from typing import Any, Literal, Self, TypeAlias
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agentrl._config_errors import unknown_key
-from agentrl.episode_keys import EpisodeKeys
+from agentrl._util.config_errors import unknown_key
+from agentrl.episode.config import EpisodeKeys
 from agentrl.errors import ConfigError
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig

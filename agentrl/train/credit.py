@@ -10,7 +10,7 @@ import torch
 
 from agentrl.train.config import Algorithm, Credit
 from agentrl.train.loss import group_advantages, turn_advantages
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 
 TurnAdvantages: TypeAlias = list[list[list[float]]]
 """Indexed by group, member and turn; padded to the highest number of turns."""

@@ -8,7 +8,7 @@ from agentrl.engine.base import TrainedEngine
 from agentrl.monitor import NumericsWatch
 from agentrl.train.batch import episode_rows
 from agentrl.train.learner import Learner, Update
-from agentrl.trajectory import Trajectory, total_ledger
+from agentrl.trajectory.trajectory import Trajectory, total_ledger
 
 
 class HandOver:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl._memory import free_ram
+from agentrl._util.memory import free_ram
 from agentrl.models import load_config
 from agentrl.train.config import LoRAConfig, TrainConfig
 from agentrl.train.memory import Need, Plan, Shape

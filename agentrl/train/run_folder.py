@@ -26,7 +26,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.train.config import TrainConfig
 from agentrl.train.files import about_folder, damage, sync, write_atomically, write_folder
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 log = logging.getLogger("agentrl")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.env import Env
+from agentrl.env.env import Env
 from agentrl.errors import ConfigError
 from agentrl.rollout.parquet import read_rows
 from agentrl.train.config import TrainConfig, WarmStartConfig

@@ -18,10 +18,10 @@ from rich.console import Console
 from torch.optim import Optimizer
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl._interrupts import run
+from agentrl._util.signals import run
 from agentrl.engine.base import TrainedEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
-from agentrl.env import EnvFactory
+from agentrl.env.env import EnvFactory
 from agentrl.errors import ConfigError, EngineError
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
@@ -57,7 +57,7 @@ from agentrl.train.warm_start import (
     read_demonstrations,
     warm_start_schedule,
 )
-from agentrl.trajectory import Trajectory, total_ledger
+from agentrl.trajectory.trajectory import Trajectory, total_ledger
 
 Groups = list[list[Trajectory]]
 

@@ -26,7 +26,7 @@ from agentrl.rollout.parquet import read_rows
 from agentrl.train.batch import Row
 from agentrl.train.config import OptimizerName, TrainConfig, WarmStartConfig
 from agentrl.train.optimizers import make_adam, make_muon
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
 _WARMUP_STEPS = 30

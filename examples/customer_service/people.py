@@ -7,8 +7,8 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from agentrl import Message, Task
+from agentrl.chat.simulation import STOP
 from agentrl.engine import Turn
-from agentrl.simulation import STOP
 from agentrl.testing import call
 
 

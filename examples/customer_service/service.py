@@ -16,7 +16,7 @@ from shop_tasks import shop_tasks
 
 from agentrl import Action, Env, Message, Reward, StepResult, Task, ToolError, Trajectory, tool
 from agentrl.chat import Speaker, SpeakerConfig, speaker
-from agentrl.simulation import SimulatedUser, UserConfig
+from agentrl.chat.simulation import SimulatedUser, UserConfig
 
 HERE = Path(__file__).resolve().parent
 GREETING = "Hi! How can I help you today?"

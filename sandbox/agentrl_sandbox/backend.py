@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self, cast, runtime_checkable
 
+from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError, SandboxError
-from agentrl.loading import load_object
 from agentrl.sandbox import Sandbox
 from agentrl_sandbox import machine
 from agentrl_sandbox.machine import Machine

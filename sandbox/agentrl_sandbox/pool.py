@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
+from agentrl.env.runtime import uncounted
 from agentrl.errors import AgentRLError, ConfigError, SandboxError
-from agentrl.runtime import uncounted
 from agentrl.sandbox import Sandbox, Snapshot
 from agentrl_sandbox import machine
 from agentrl_sandbox.backend import Backend, machine_of, open_backend

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError, SandboxError
-from agentrl.loading import load_object
 from agentrl.sandbox import Sandbox
 from agentrl_sandbox.backend import Found, Leftover, Tidied, open_backend
 from agentrl_sandbox.reaper import paused

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl._util.loading import load_object
 from agentrl.check import Given, cancelling, check
-from agentrl.env import Env, EnvFactory
-from agentrl.loading import load_object
+from agentrl.env.env import Env, EnvFactory
 from agentrl.types import Task
 
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import Env, Limits, Task, tool
 from agentrl.check import Given, check, fresh
-from agentrl.env import EnvFactory
+from agentrl.env.env import EnvFactory
 
 TASKS = (Task(id="one", prompt="Look."),)
 SLOW = "import time\ndef render(): time.sleep(0.06)\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl._util.loading import load_object
 from agentrl.check import Given, check
-from agentrl.env import EnvFactory
-from agentrl.loading import load_object
+from agentrl.env.env import EnvFactory
 from agentrl.rollout.own_tasks import makes_tasks, own_tasks
 from agentrl.rollout.tasks import load_tasks
 

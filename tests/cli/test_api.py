@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from agentrl import Trajectory
-from agentrl.chat import ChatModel
+from agentrl.chat.client import ChatModel
 from agentrl.monitor.passes import estimate, pass_at, passes
 from agentrl.testing import call
 from agentrl.testing.chat_server import Answer, chat_server

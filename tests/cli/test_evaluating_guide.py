@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import Task, Trajectory
-from agentrl.loading import load_object
+from agentrl._util.loading import load_object
 from agentrl.testing.chat_server import chat_server
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "evaluating.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from agentrl import Env, EnvFactory, EpisodeOptions, Limits, Raw, StepResult, StopReason, Task, run_episode, tool
-from agentrl.chat import ChatModel, ScriptedSpeaker
+from agentrl.chat.client import ChatModel, ScriptedSpeaker
 from agentrl.engine import PlayerEngine, ScriptedEngine
 from agentrl.engine.base import MessageEngine
 from agentrl.errors import ContextFullError, TemplateError

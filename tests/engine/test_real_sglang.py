@@ -16,8 +16,8 @@ from aiohttp import web
 
 from agentrl import EngineError, Env, Limits, StepResult, StopReason, Task, run_episode
 from agentrl.engine import SGLangEngine
+from agentrl.episode.options import EpisodeOptions
 from agentrl.models import load_model, load_tokenizer
-from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
 
 URL, MODEL = os.environ.get("AGENTRL_SGLANG_URL", ""), os.environ.get("AGENTRL_SGLANG_MODEL", "")

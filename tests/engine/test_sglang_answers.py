@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from agentrl import Env, Limits, StepResult, Task, run_episode
 from agentrl.engine import Generation
 from agentrl.engine.sglang.answers import read_generation
+from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import EngineError
 from agentrl.models import tiny_tokenizer
 from agentrl.models.vocabulary import vocabulary_size
-from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
 from agentrl.types import FinishReason
 from tests.engine.fake_sglang import Fake, answer, client

@@ -25,7 +25,7 @@ from agentrl.errors import EngineLostError
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.train import TrainConfig, Trainer
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 
 URL, MODEL = os.environ.get("AGENTRL_SGLANG_URL", ""), os.environ.get("AGENTRL_SGLANG_MODEL", "")
 PYTHON = os.environ.get("AGENTRL_SGLANG_PYTHON", "")

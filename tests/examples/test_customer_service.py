@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agentrl import EnvFactory, Limits, Task
-from agentrl.loading import load_object
+from agentrl._util.loading import load_object
 from agentrl.rollout.tasks import own_tasks
 from agentrl.slime.config import SlimeConfig
 from agentrl.testing import call, rollout

@@ -9,9 +9,9 @@ import pytest
 
 from agentrl import EpisodeOptions, Limits, ResumeError, StopReason, Task, resume_episode, run_episode
 from agentrl.engine import ScriptedEngine
-from agentrl.env import close_env
-from agentrl.options import Host
-from agentrl.parking import Parking
+from agentrl.env.env import close_env
+from agentrl.episode.options import Host
+from agentrl.episode.parking import Parking
 from agentrl.testing import call, rollout
 from tests.gateway.agents import Adder, RefusedByGateway, ask, doing
 

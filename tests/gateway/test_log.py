@@ -15,7 +15,7 @@ from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.session.log import SessionLog
 from agentrl.gateway.session.session import Session
 from agentrl.testing import call
-from agentrl.trajectory import total_ledger
+from agentrl.trajectory.trajectory import total_ledger
 from tests.gateway.client import ASK, SYSTEM, Call, Entry, Talk, replace, results, told
 
 

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from agentrl import Env, EpisodeOptions, Limits, Raw, StepResult, StopReason, Task, run_episode, tool
+from agentrl.chat.request import Entry, RefusedError, Request
 from agentrl.engine import ScriptedEngine
-from agentrl.gateway.request import Entry, RefusedError, Request
 from agentrl.render import long_text
 from agentrl.render.template import Template
 from agentrl.testing import call

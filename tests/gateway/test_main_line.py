@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from agentrl import StopReason, Trajectory, load_renderer
+from agentrl.chat.request import Call, Entry
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.request import Call, Entry
 from agentrl.models import load_tokenizer
 from agentrl.testing import call
-from agentrl.written import Written
+from agentrl.trajectory.model_output import Written
 from tests.gateway.client import ASK, FIND, SYSTEM, Talk, results, told
 
 MORE = {**FIND, "function": {**FIND["function"], "name": "more"}}

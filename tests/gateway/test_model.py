@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from agentrl.gateway.request import Entry, Reply
+from agentrl.chat.request import Entry, Reply
 from agentrl.testing import call
 from tests.gateway.client import FIND, Talk, told
 

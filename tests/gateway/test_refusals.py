@@ -130,7 +130,7 @@ async def test_a_bug_in_reading_a_request_is_kept(monkeypatch):
     def broken(*_):
         raise KeyError("oops")
 
-    monkeypatch.setattr("agentrl.gateway.wires.chat.relaxed", broken)
+    monkeypatch.setattr("agentrl.chat.wires.chat.relaxed", broken)
     played = await rollout(doing(run)(), TASK, ["Hi."])
     assert (played.failure.kind, "KeyError: 'oops'" in played.failure.error) == ("bug", True)
 

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from agentrl import EngineError, Generation, Limits, StopReason, TemplateError, Trajectory
+from agentrl.chat.request import RefusedError, Request
 from agentrl.errors import EngineLostError
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.request import RefusedError, Request
 from agentrl.testing import call
 from tests.gateway.client import ASK, FIND, SYSTEM, Entry, Talk, results, told
 
@@ -207,7 +207,7 @@ async def test_what_the_template_cannot_carry_is_the_clients_to_mend(renderer, m
         raise TemplateError("no such role")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agentrl.gateway.writing.writer.Writer.prompt", refuses)
+        patch.setattr("agentrl.chat.tokens.writer.Writer.prompt", refuses)
         with pytest.raises(RefusedError, match="no such role") as refused:
             await talk.ask(SYSTEM, ASK).accepted()
     assert refused.value.kind == "invalid"

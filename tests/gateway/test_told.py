@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.chat.request import Call, Entry
+from agentrl.chat.tokens.writer import Writer
 from agentrl.errors import TemplateError
-from agentrl.gateway.request import Call, Entry
-from agentrl.gateway.writing.writer import Writer
 from agentrl.render import load_renderer
 from agentrl.types import Action
 from tests.gateway.told_oracle import ROOTS, behind_a_reply, misplaced, reply, spelled

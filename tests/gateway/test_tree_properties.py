@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import Limits
+from agentrl.chat.request import Entry
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.request import Entry
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.testing import call
-from agentrl.trajectory import total_ledger
+from agentrl.trajectory.trajectory import total_ledger
 from tests.gateway.client import SYSTEM, Talk, results, told
 from tests.test_thinking import TEMPLATE
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.gateway.request import Call, Entry
-from agentrl.gateway.writing.lost import lost
-from agentrl.gateway.writing.told import plain_id
-from agentrl.gateway.writing.writer import Writer
+from agentrl.chat.request import Call, Entry
+from agentrl.chat.tokens.messages import plain_id
+from agentrl.chat.tokens.missing_words import lost
+from agentrl.chat.tokens.writer import Writer
 from agentrl.render import Renderer, load_renderer
 from agentrl.types import Action
 from tests.render.conftest import LOOKUP, chatml_tokenizer

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from agentrl.gateway.request import Call, Entry
+from agentrl.chat.request import Call, Entry
 from agentrl.types import Action, Raw
 
 WORD = re.compile(r"zq\d+(?!\d)")

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="models need the extra `train`")
 
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # noqa: E402
 
-from agentrl._interrupts import Terminated, run  # noqa: E402
+from agentrl._util.signals import Terminated, run  # noqa: E402
 from agentrl.cli import app  # noqa: E402
 from agentrl.errors import ConfigError  # noqa: E402
 from agentrl.models import folder_of, load_model, load_tokenizer, tiny_model, tiny_tokenizer  # noqa: E402

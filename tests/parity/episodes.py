@@ -14,8 +14,8 @@ import torch
 
 from agentrl import EnvFactory, InfraError, Task, Trajectory, run_episode
 from agentrl.engine import Generation, ScriptedEngine
+from agentrl.episode.options import EpisodeOptions
 from agentrl.models import tiny_model
-from agentrl.options import EpisodeOptions
 from agentrl.testing import call, tiny_renderer
 from agentrl.types import Limits
 from agentrl_envs.fact_search import FactSearch, make_tasks

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agentrl import Env, Limits, StepResult, Task, TemplateError
+from agentrl.episode.bad_calls import joined
 from agentrl.render import Renderer, load_renderer
-from agentrl.replies import joined
 from agentrl.testing import rollout, tiny_renderer
 from tests.render.conftest import LOOKUP
 

@@ -15,7 +15,7 @@ from agentrl import rewards
 from agentrl.rewards.answers import boxed
 from agentrl.rewards.maths import Dapo, is_same
 from agentrl.rewards.text import f1_of
-from agentrl.written import Written
+from agentrl.trajectory.model_output import Written
 from tests.rewards.others import calls_of, importable, load_file, need, rows, source
 
 SLIME = {

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import rewards
 from agentrl.rewards.answers import LONGEST, boxed
-from agentrl.written import Written
+from agentrl.trajectory.model_output import Written
 
 LONG = 10 * 2**20
 FOUND = "\n\n<information>Doc 1(Title: France) The capital is Paris.</information>\n\n"

@@ -15,7 +15,7 @@ import pytest
 
 from agentrl import rewards
 from agentrl.rewards.searching import has_format
-from agentrl.written import Written
+from agentrl.trajectory.model_output import Written
 from tests.rewards.others import importable, load_file, need, source
 
 PROMPT = "<|im_start|>user\nFor example, <answer> Beijing </answer>. Question: {}<|im_end|>\n<|im_start|>assistant\n"

@@ -422,9 +422,8 @@ async def test_a_setting_that_cannot_work_is_refused(given):
 
 
 def test_it_has_one_name_under_both_hosts_and_is_light():
-    code = (
-        "import sys; from agentrl.rewards import unit_tests as one; from agentrl.loading import load_object as load; "
-    )
+    code = "import sys; from agentrl.rewards import unit_tests as one; "
+    code += "from agentrl._util.loading import load_object as load; "
     code += "assert one is load('agentrl.rewards:unit_tests') is load('agentrl.rewards.unit_tests'); "
     code += "print([name for name in sys.modules if name.startswith(('agentrl_sandbox', 'agentrl_envs', 'aiodocker'))])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"

@@ -13,8 +13,8 @@ from agentrl.errors import ConfigError
 from agentrl.rewards import em, grader, group, in_process, per_turn, shaped, weighted
 from agentrl.rewards.grader import TurnReward
 from agentrl.rewards.maths import is_same
+from agentrl.trajectory.model_output import Written
 from agentrl.types import Reward
-from agentrl.written import Written
 
 SLOW = __file__.replace("test_combine", "slow_graders")
 

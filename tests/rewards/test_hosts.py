@@ -14,13 +14,13 @@ import pytest
 
 from agentrl import Env, EnvFactory, Raw, StepResult, StopReason, Task, TurnOptions, run_episode
 from agentrl.engine import ScriptedEngine
+from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, InfraError
-from agentrl.options import EpisodeOptions
 from agentrl.rewards import Grader, em, grader, group, search_r1_retrieval
 from agentrl.rollout import BugError, Rollout, run_groups
 from agentrl.slime.rollouts import is_valid
 from agentrl.slime.sample import clear, to_sample
-from agentrl.written import Written
+from agentrl.trajectory.model_output import Written
 from tests.rollout.test_groups import Fake
 from tests.slime.conftest import Sample
 

@@ -10,12 +10,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agentrl._util.http import Service
 from agentrl.errors import ConfigError, InfraError
-from agentrl.http import Service
 from agentrl.rewards import LLMJudge, RemoteReward
 from agentrl.rewards.judge import verdict
+from agentrl.trajectory.model_output import Written
 from agentrl.types import Reward
-from agentrl.written import Written
 
 WROTE = Written.of_turns(["<think>b</think>Paris"], prompt="the capital of France?", label="Paris")
 

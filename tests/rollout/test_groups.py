@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from agentrl import BadCallPolicy, Env, EnvFactory, Generation, InfraError, Limits, StepResult, StopReason, Task, tool
+from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, EngineError
-from agentrl.options import EpisodeOptions
 from agentrl.rollout import BugError, Evaluation, Rollout, evaluate, run_groups
 from agentrl.rollout.groups import sampling_seed
 

@@ -11,8 +11,8 @@ import pytest
 
 from agentrl import EnvFactory, EpisodeOptions, Limits, StopReason, Task, resume_episode, run_episode
 from agentrl.engine import ScriptedEngine
-from agentrl.options import Host
-from agentrl.parking import Parking
+from agentrl.episode.options import Host
+from agentrl.episode.parking import Parking
 from agentrl.testing import call, rollout, tiny_renderer
 from agentrl_sandbox.owners import current
 from tests.sandbox.engine import entered

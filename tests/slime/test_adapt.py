@@ -11,14 +11,14 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from agentrl.hosting import loop_resources as _loop_resources
 
 import agentrl
 from agentrl import ConfigError, TemplateError, adapt
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.engine.sglang.server import running_server
-from agentrl.env import load_env
-from agentrl.hosting import loop_resources as _loop_resources
+from agentrl.env.env import load_env
 from agentrl.slime.ship import _warn_unscored
 from agentrl.testing import call
 

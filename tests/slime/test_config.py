@@ -9,7 +9,7 @@ from agentrl import Limits
 from agentrl.errors import ConfigError
 from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.slime import SlimeConfig
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason
 from tests.slime.contract import hosts
 from tests.slime.contract.conftest import starting

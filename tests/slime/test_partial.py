@@ -19,11 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from agentrl.hosting import loop_resources as _loop_resources
 
 from agentrl import ConfigError, adapt
 from agentrl.engine import ScriptedEngine
-from agentrl.env import load_env
-from agentrl.hosting import loop_resources as _loop_resources
+from agentrl.env.env import load_env
 from agentrl.slime.resumption import _warn_of_lost_ticket
 from agentrl.slime.task import from_sample
 from agentrl.testing import call
@@ -341,7 +341,7 @@ async def test_a_full_disk_is_no_error_of_the_episode(slime, world, monkeypatch,
     def write(self, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("agentrl.parking._unparked", set())
+    monkeypatch.setattr("agentrl.episode.parking._unparked", set())
     monkeypatch.setattr(Path, "write_bytes", write)
     async with slime("Saved") as host:
         samples = [host.sample(i, slow=0.1) for i in range(4)]

@@ -20,7 +20,7 @@ from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.render import Rendered, RenderedSpan
 from agentrl.slime.replay import forget_old_experts, request_fields, write_replay_data
 from agentrl.slime.sample import to_sample, to_samples
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, StopReason
 from tests.slime.conftest import Sample as Base
 from tests.slime.contract import hosts

@@ -16,7 +16,7 @@ from agentrl.render import Rendered, RenderedSpan, load_renderer
 from agentrl.slime import from_sample, to_sample
 from agentrl.slime.sample import clear, to_samples
 from agentrl.slime.task import template_kwargs
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Raw, StopReason
 from tests import test_thinking
 from tests.slime.conftest import Sample as Base

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from agentrl import adapt
-from agentrl.boundary import watcher
+from agentrl._util.boundary import watcher
 from tests.slime.test_adapt import PARAMS, question
 
 

@@ -11,8 +11,8 @@ import torch
 
 from agentrl import EnvFactory, Trajectory, run_episode
 from agentrl.engine import ScriptedEngine
+from agentrl.episode.options import EpisodeOptions
 from agentrl.models import save_model
-from agentrl.options import EpisodeOptions
 from agentrl.train import TrainConfig
 from agentrl.types import Limits, Task
 

@@ -2,7 +2,7 @@ import pytest
 
 from agentrl import Trajectory
 from agentrl.train.credit import assign_advantages, uncredited_groups
-from agentrl.trajectory import Turn
+from agentrl.trajectory.trajectory import Turn
 from agentrl.types import StopReason
 
 

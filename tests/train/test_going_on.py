@@ -10,11 +10,11 @@ import signal
 import pytest
 from rich.console import Console
 
-from agentrl._interrupts import Terminated
+from agentrl._util.signals import Terminated
 from agentrl.errors import ConfigError
 from agentrl.rollout import BugError
 from agentrl.train import Trainer, model_folder, train
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 
 TOY = __file__.replace("test_going_on.py", "toy_env.py")
 TIMES = ("seconds", "_s", "per_second")

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from agentrl._memory import free_ram
+from agentrl._util.memory import free_ram
 from agentrl.models.adapter import quiet_peft
 from agentrl.train import TrainConfig, Trainer, memory_advice
 from agentrl.train.memory import Need, Plan, Shape

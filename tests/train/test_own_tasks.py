@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
+from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl.train import TrainConfig, train
 from tests.train.conftest import TOY
 

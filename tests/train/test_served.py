@@ -18,7 +18,7 @@ from agentrl.engine.sglang.training import served, trained
 from agentrl.errors import CanaryError, EngineLostError
 from agentrl.models import load_model, load_tokenizer
 from agentrl.train import Trainer
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 
 SMALL = {"prompts_per_step": 1, "group_size": 3, "minibatches": 1}
 

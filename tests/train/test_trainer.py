@@ -19,7 +19,7 @@ from agentrl.models import load_model
 from agentrl.render.base import Rendered, RenderedSpan
 from agentrl.rollout import BugError
 from agentrl.train import DivergedError, Trainer, model_folder, train
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from tests.train.conftest import LIMITS
 
 TOY = __file__.replace("test_trainer.py", "toy_env.py")

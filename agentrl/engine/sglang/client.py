@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
-from agentrl._concurrency import uncounted
+from agentrl._util.concurrency import uncounted
 from agentrl.engine.base import RETRY_S, AsyncClosing, Generation, SamplingParams
 from agentrl.engine.sglang import workers
 from agentrl.engine.sglang.answers import read_generation

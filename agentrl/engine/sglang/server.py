@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from agentrl._interrupts import stopping
+from agentrl._util.signals import stopping
 from agentrl.engine.base import Engine, Generation, SamplingParams
 from agentrl.engine.sglang.access import Access, Handler, exposure, guard
 from agentrl.engine.sglang.bodies import GenerateBody, UpdateBody, read_json

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from agentrl.gateway.request import Exchange, RefusedError, Reply
-from agentrl.gateway.wires.base import Answer, compact
+from agentrl.chat.request import Exchange, RefusedError, Reply
+from agentrl.chat.wires.base import Answer, compact
 
 ACCEPT_S = 2.0
 """Seconds that a stream's headers wait, so that a refusal keeps its status."""

@@ -13,15 +13,15 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from agentrl.chat.request import Asked, Exchange, RefusedError
+from agentrl.chat.wires import reading
+from agentrl.chat.wires.base import Answer, Wire
+from agentrl.chat.wires.chat import Chat
+from agentrl.chat.wires.messages import Messages
+from agentrl.chat.wires.responses import Responses
 from agentrl.gateway.endpoint import RESET_PATH
-from agentrl.gateway.request import Asked, Exchange, RefusedError
 from agentrl.gateway.serving.answering import json_response, respond
 from agentrl.gateway.serving.bodies import BODY_BYTES, DeniedError, body_of
-from agentrl.gateway.wires import reading
-from agentrl.gateway.wires.base import Answer, Wire
-from agentrl.gateway.wires.chat import Chat
-from agentrl.gateway.wires.messages import Messages
-from agentrl.gateway.wires.responses import Responses
 from agentrl.types import JSON
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from typing import Protocol, Self
 
 from aiohttp import web
 
-from agentrl.gateway.request import Asked, RefusedError
+from agentrl.chat.request import Asked, RefusedError
+from agentrl.episode.shared import loop_resources
 from agentrl.gateway.serving.http import WireServer, keys
-from agentrl.hosting.loop_resources import loop_resources
 
 MODEL = "agentrl"
 """The name under which the model is listed. A request may name any."""

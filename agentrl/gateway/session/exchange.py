@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from agentrl.gateway.request import RefusedError, Reply, Request
+from agentrl.chat.request import RefusedError, Reply, Request
 from agentrl.gateway.session.tree import Node, Prompt
 
 

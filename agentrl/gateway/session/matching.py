@@ -12,7 +12,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
-from agentrl.gateway.request import Call, Entry
+from agentrl.chat.request import Call, Entry
 from agentrl.types import JSON, ToolSpec
 
 Digest: TypeAlias = bytes

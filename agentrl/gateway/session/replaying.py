@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
-from agentrl.gateway.request import Call, Entry, Reply, ReplyCall, Usage
+from agentrl.chat.request import Call, Entry, Reply, ReplyCall, Usage
 from agentrl.gateway.session.matching import tools_digest
 from agentrl.gateway.session.tree import Head, Node, Prompt, Tree
 from agentrl.render.base import Rendered, RenderedSpan
-from agentrl.segment import Segment
+from agentrl.trajectory.segment import Segment
 from agentrl.types import JSON
 
 

@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from agentrl.boundary import at_boundary
-from agentrl.conversation import Conversation
+from agentrl._util.boundary import at_boundary
+from agentrl.chat.request import RefusedError, Request
+from agentrl.chat.tokens.writer import Writer, prove_for_agents
 from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.episode.conversation import Conversation
+from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, EngineError
-from agentrl.gateway.request import RefusedError, Request
 from agentrl.gateway.session.tree import Head, Node, Prompt
-from agentrl.gateway.writing.writer import Writer, prove_for_agents
-from agentrl.options import EpisodeOptions
 from agentrl.render.base import Rendered, Renderer
 from agentrl.render.long_text import aside, too_long
 from agentrl.render.markers import warn
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Message, Raw, StopReason, TurnOptions
 
 _LOOK_S = 0.05

@@ -22,12 +22,13 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import Literal, Self
 
-from agentrl._concurrency import gather
-from agentrl.boundary import FailedError
+from agentrl._util.boundary import FailedError
+from agentrl._util.concurrency import gather
+from agentrl.chat.request import Entry, Exchange, RefusalKind, RefusedError, Reply, Request
 from agentrl.engine.base import Engine
+from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, Failure, TemplateError
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.request import Entry, Exchange, RefusalKind, RefusedError, Reply, Request
 from agentrl.gateway.session import replaying
 from agentrl.gateway.session.exchange import Answer, Answers, Refused, Waiting
 from agentrl.gateway.session.log import SessionLog
@@ -36,11 +37,10 @@ from agentrl.gateway.session.replying import reply_of, shown
 from agentrl.gateway.session.sampling import Sampler, wishes_of
 from agentrl.gateway.session.segments import write
 from agentrl.gateway.session.tree import Head, Node, Place, Prompt, Tree
-from agentrl.options import EpisodeOptions
 from agentrl.render.base import Renderer
-from agentrl.segment import Segment
-from agentrl.spans import MaskReason
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.segment import Segment
+from agentrl.trajectory.spans import MaskReason
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason, ToolSpec
 
 log = logging.getLogger("agentrl")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Literal, TypeAlias
 
-from agentrl.gateway.request import Entry
+from agentrl.chat.request import Entry
 from agentrl.gateway.session.matching import START
 from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.types import JSON

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
-from agentrl.gateway.request import Call, Entry, Reply
+from agentrl.chat.request import Call, Entry, Reply
 from agentrl.gateway.session.matching import (
     START,
     Digest,
@@ -21,8 +21,8 @@ from agentrl.gateway.session.matching import (
     thoughtless,
 )
 from agentrl.render.base import Rendered
-from agentrl.segment import Segment
-from agentrl.trajectory import assistant_message
+from agentrl.trajectory.segment import Segment
+from agentrl.trajectory.trajectory import assistant_message
 from agentrl.types import Action, Message, ToolSpec
 
 _NOTHING = Rendered((), ())

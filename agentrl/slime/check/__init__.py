@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.env import Env
+from agentrl.env.env import Env
 from agentrl.errors import ConfigError
 from agentrl.slime.check import arguments
 from agentrl.slime.check.command import Command, read_argument, read_command

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl.slime.check.finding import Finding, error, note, unchecked, warning
 from agentrl.slime.check.setup import Setup
 from agentrl.slime.config import SlimeConfig

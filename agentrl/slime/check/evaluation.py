@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from agentrl._config_errors import did_you_mean
+from agentrl._util.config_errors import did_you_mean
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.finding import Finding, error, warning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.env_config import validated_config
+from agentrl.env.config import validated_config
 from agentrl.errors import told
 from agentrl.slime.check.finding import Finding, error, note
 from agentrl.slime.check.memory import episodes_at_once

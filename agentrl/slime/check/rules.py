@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
-from agentrl.parking import resume_method
+from agentrl.episode.parking import resume_method
 from agentrl.slime.check.evaluation import evaluation
 from agentrl.slime.check.finding import Finding, error, note, warning
 from agentrl.slime.check.functions import functions

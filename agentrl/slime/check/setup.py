@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.env import Env, plays_itself
+from agentrl.env.env import Env, plays_itself
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.command import Command

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl import Action, ConfigError, Env, InfraError, Observation, StepResult, Task, Trajectory
-from agentrl.loading import cause
+from agentrl._util.loading import cause
 from agentrl.types import JSON
 from agentrl_envs.adapters.suites import OwnRandom, names_of, seeded
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, cast
 from pydantic import Field
 
 from agentrl import ConfigError
-from agentrl.loading import load_object
+from agentrl._util.loading import load_object
 from agentrl_envs.adapters.games import Answer, Game, GameConfig, TextGame
 from agentrl_envs.adapters.suites import refuse_unknown, suite
 

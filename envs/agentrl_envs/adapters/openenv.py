@@ -34,8 +34,8 @@ from agentrl import (
     ToolSpec,
     Trajectory,
 )
+from agentrl.env.runtime import uncounted
 from agentrl.errors import told
-from agentrl.runtime import uncounted
 from agentrl.types import JSON, Observation
 from agentrl_envs.adapters.suites import seeded
 

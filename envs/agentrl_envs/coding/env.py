@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentrl import Action, StepResult, Task, ToolResult, tool
+from agentrl.env.tool_calls import exec_own_tool
 from agentrl.errors import CallError, leaves
 from agentrl.sandbox import SandboxKilledError, Snapshot
-from agentrl.tool_calls import exec_own_tool
 from agentrl.types import JSON, ToolCall, ToolSpec
 from agentrl_envs.coding.graded import GradedConfig, GradedWork
 from agentrl_envs.coding.problem import Grade

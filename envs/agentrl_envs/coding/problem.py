@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from agentrl import ConfigError, InfraError, Task
-from agentrl.loading import load_object
+from agentrl._util.loading import load_object
 from agentrl.sandbox import FileContent, Sandbox
 from agentrl.types import JSON
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from agentrl import ConfigError, InfraError, Task
-from agentrl._concurrency import gather
+from agentrl._util.concurrency import gather
 from agentrl.check.verdicts import TIMES, Play, Verdict, judge
 from agentrl.errors import told
 from agentrl.rollout.tasks import load_tasks

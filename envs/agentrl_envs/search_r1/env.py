@@ -23,7 +23,7 @@ from agentrl import (
     tool,
 )
 from agentrl.rewards import search_r1
-from agentrl.written import without_thought
+from agentrl.trajectory.model_output import without_thought
 from agentrl_envs.search_r1.prompts import ANSWER_NOW, INVALID, Form
 from agentrl_envs.search_r1.retrieval import Retriever, open_retriever, shown
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from agentrl import Action, Env, Message, Reward, StepResult, Task, ToolCall, ToolSpec, Trajectory
 from agentrl.chat import Speaker, SpeakerConfig, speaker
+from agentrl.chat.simulation import SimulatedUser, UserConfig
 from agentrl.errors import CallError, ConfigError
-from agentrl.simulation import SimulatedUser, UserConfig
 from agentrl.types import JSON
 from agentrl_envs.tau2.suite import Domain, DomainName, Scenario, World, load_domain
 

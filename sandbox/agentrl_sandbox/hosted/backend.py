@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
+from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError
-from agentrl.loading import load_object
 from agentrl_sandbox.backend import Found
 from agentrl_sandbox.hosted.sandbox import HostedSandbox, Service
 from agentrl_sandbox.owners import current, run_name

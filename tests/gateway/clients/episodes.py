@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from agentrl import AgentEnv, EpisodeOptions, Limits, StopReason, Task, Trajectory, resume_episode, run_episode
-from agentrl.env import close_env
-from agentrl.options import Host
+from agentrl.env.env import close_env
+from agentrl.episode.options import Host
 from tests.gateway.clients.playing import ScriptEngine, thinking_model
 from tests.gateway.clients.said import Script
 

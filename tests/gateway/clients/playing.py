@@ -13,14 +13,14 @@ from typing import Any
 from agentrl import Endpoint
 from agentrl.engine.base import Generation
 from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
+from agentrl.episode.options import EpisodeOptions
 from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.serving.server import Gateway
 from agentrl.gateway.session.session import Session
-from agentrl.options import EpisodeOptions
 from agentrl.render import load_renderer
 from agentrl.sandbox import ExecResult
-from agentrl.segment import Segment
-from agentrl.trajectory import Trajectory, total_ledger
+from agentrl.trajectory.segment import Segment
+from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from agentrl.types import Limits
 from agentrl_envs.agents.start import Start
 from agentrl_sandbox.local.sandbox import LocalSandbox

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from agentrl.gateway.request import Entry, RefusedError
+from agentrl.chat.request import Entry, RefusedError
 from tests.gateway.wires.fakes import CALL, FULL, OTHER, PLAIN, TOOLS
 
 ASK = [{"role": "user", "content": "Go."}]

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from agentrl.chat.request import Call, Entry, RefusedError
+from agentrl.chat.wires.chat import Chat
+from agentrl.chat.wires.messages import Messages
+from agentrl.chat.wires.reading import read_body
+from agentrl.chat.wires.responses import Responses
 from agentrl.gateway.options import SessionOptions
-from agentrl.gateway.request import Call, Entry, RefusedError
-from agentrl.gateway.wires.chat import Chat
-from agentrl.gateway.wires.messages import Messages
-from agentrl.gateway.wires.reading import read_body
-from agentrl.gateway.wires.responses import Responses
 
 WIRES = {"messages": Messages(), "responses": Responses(), "chat": Chat()}
 ASK = [{"role": "user", "content": "Go."}]

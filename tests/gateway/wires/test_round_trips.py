@@ -12,10 +12,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from agentrl.gateway.request import Call, Entry, Reply, ReplyCall, Usage
-from agentrl.gateway.wires.chat import Chat
-from agentrl.gateway.wires.messages import Messages
-from agentrl.gateway.wires.responses import Responses
+from agentrl.chat.request import Call, Entry, Reply, ReplyCall, Usage
+from agentrl.chat.wires.chat import Chat
+from agentrl.chat.wires.messages import Messages
+from agentrl.chat.wires.responses import Responses
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 IDS = st.text("abcXYZ019_-", min_size=1, max_size=64)

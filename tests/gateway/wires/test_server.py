@@ -14,7 +14,7 @@ import aiohttp
 import openai
 import pytest
 
-from agentrl.gateway.request import RefusedError
+from agentrl.chat.request import RefusedError
 from agentrl.gateway.serving import answering
 from agentrl.gateway.serving.server import Gateway, loop_gateway
 from tests.gateway.wires.fakes import PLAIN, FakeSession

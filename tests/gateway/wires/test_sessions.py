@@ -9,11 +9,11 @@ import openai
 import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.episode.options import EpisodeOptions
 from agentrl.gateway.serving.server import Gateway
 from agentrl.gateway.session.session import Session
-from agentrl.options import EpisodeOptions
 from agentrl.testing import call
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Limits
 from tests.gateway.wires.fakes import TOOLS
 from tests.gateway.wires.test_server import connected, read_until

@@ -39,7 +39,7 @@ def test_a_host_that_aborts_leaves_no_server(host, start, rows, tmp_path):
 
 SLOW = f"""
 import asyncio
-from agentrl.env import load_env
+from agentrl.env.env import load_env
 
 
 class Slow(load_env({ENV!r})):
@@ -51,6 +51,6 @@ class Slow(load_env({ENV!r})):
 
 
 async def _forgotten() -> None:
-    from agentrl.hosting.loop_resources import loop_resources
+    from agentrl.episode.shared import loop_resources
 
     await loop_resources().close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl._memory import free_ram
+from agentrl._util.memory import free_ram
 from agentrl.models import save_model
 from agentrl.models.adapter import has_adapter
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from agentrl._util.http import Service
 from agentrl.errors import ConfigError, InfraError, told
-from agentrl.http import Service
 from agentrl.plain import text as whole_characters
 from agentrl.types import JSON
 from agentrl_envs.search_r1.retrieval.documents import QUERY_CHARACTERS, Document, Retriever

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from agentrl import Action, Env, Observation, StepResult, Task, ToolResult, Trajectory, tool
 from agentrl.chat import Speaker, SpeakerConfig, speaker
-from agentrl.simulation import SimulatedUser, UserConfig
+from agentrl.chat.simulation import SimulatedUser, UserConfig
 
 DAYS = ["Monday", "Tuesday", "Friday", "Sunday"]
 WISHES = ["table", "room", "boat", "house", "book"]

@@ -1,0 +1,1 @@
+"""Small parts that every room uses, and that know nothing of episodes."""

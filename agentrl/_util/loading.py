@@ -1,0 +1,146 @@
+"""Load objects by path: `file.py:name` or `package.module:name`. Show errors of a user's code in one line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import sysconfig
+import threading
+import traceback
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agentrl._util.config_errors import did_you_mean
+from agentrl.errors import ConfigError
+
+_NOT_THE_USERS = tuple(
+    {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]), "<frozen"}
+)
+
+_importing = threading.RLock()
+
+
+def load_object(path: str, kind: type = object) -> Any:
+    """The object at `file.py:name`, `package.module:name` or `package.module.name`.
+
+    Raises ConfigError for any error of the import. If the module has no such name, the message lists its subclasses of
+    `kind`.
+    """
+    separator = ":" if ":" in path else "."
+    module_path, _, name = path.rpartition(separator)
+    if not module_path or not name or path.endswith(".py"):
+        file = path.removesuffix(":") if path.endswith((".py", ".py:")) else "my_env.py"
+        raise ConfigError(f"{path!r} does not name an object; write {file}:NAME or package.module:NAME")
+    module = _load_file(Path(module_path)) if module_path.endswith(".py") else _load_module(module_path, path)
+    if not hasattr(module, name):
+        raise ConfigError(f"{module_path} has no {name!r}{_instead(module, name, kind)}")
+    return getattr(module, name)
+
+
+def _instead(module: ModuleType, name: str, kind: type) -> str:
+    """The remedy for a wrong name: a name that is close, and the module's subclasses of `kind`."""
+    known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
+    close = did_you_mean(name, known or [n for n in vars(module) if not n.startswith("_")])
+    return close + (f"; it has: {', '.join(known)}" if known else "")
+
+
+def cause(exc: BaseException) -> str:
+    """`file:line: Type: text` in one line, for the innermost line of the user's code."""
+    text = " ".join(str(exc).split())
+    said = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith("<frozen")]
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    if not (own or frames):
+        return said
+    frame = (own or frames)[-1]
+    return f"{short(frame.filename)}:{frame.lineno}: {said}"
+
+
+def not_the_users(file: str) -> bool:
+    """Whether a file is Python's, a package's or agentrl's."""
+    return file.startswith(_NOT_THE_USERS)
+
+
+def definition(function: Callable[..., Any]) -> str | None:
+    """`file:line` of a function of the user's; None for one of a package, of Python or of agentrl."""
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+    if code is None or not_the_users(code.co_filename):
+        return None
+    return f"{short(code.co_filename)}:{code.co_firstlineno}"
+
+
+def own_frames(formatted: str) -> str:
+    """The frames of a formatted traceback that are in the user's code."""
+    frames = re.finditer(r'^  File "(?P<file>.+)", line \d+, in .*\n(?:    .*\n)*', formatted, re.MULTILINE)
+    return "".join(frame.group() for frame in frames if not frame["file"].startswith(_NOT_THE_USERS))
+
+
+def own_line(formatted: str) -> str:
+    """`file:line`, the innermost line of the user's code in a formatted traceback; "" if there is none."""
+    own = re.findall(r'^  File "(.+)", line (\d+), in ', own_frames(formatted), re.MULTILINE)
+    return f"{short(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def _load_module(module_path: str, path: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_path)
+    except ConfigError:
+        raise
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not (module_path == exc.name or module_path.startswith(f"{exc.name}.")):
+            raise ConfigError(f"{path}: importing {module_path} failed: {exc}; install what it needs") from exc
+        raise ConfigError(f"{path}: no module {module_path!r}; install it, or put it on PYTHONPATH") from exc
+    except (Exception, SystemExit) as exc:  # the import boundary: any code may run in there
+        raise ConfigError(f"{path}: importing {module_path} failed: {_import_cause(exc)}") from exc
+
+
+def _load_file(file: Path) -> ModuleType:
+    """Import a file under a name made of its path, so that two files called env.py do not clash, and pickling works."""
+    if not file.is_file():
+        near = did_you_mean(file.name, (found.name for found in file.parent.glob("*.py")))
+        raise ConfigError(f"{file}: no such file{near}; give its path from here, {Path.cwd()}")
+    name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
+    with _importing:  # no thread may see a module that another has read only in part
+        return sys.modules[name] if name in sys.modules else _import_file(file, name)
+
+
+def _import_file(file: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{file}: not a Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python file.py` would, so that its neighbours import
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as exc:
+        del sys.modules[name]
+        if isinstance(exc, ModuleNotFoundError):
+            raise ConfigError(f"{file}: {exc}; install it, or put it on PYTHONPATH") from exc
+        if isinstance(exc, ConfigError) or not isinstance(exc, Exception | SystemExit):
+            raise
+        raise ConfigError(_import_cause(exc)) from exc
+    return module
+
+
+def _import_cause(exc: BaseException) -> str:
+    if isinstance(exc, SyntaxError):
+        return f"{short(exc.filename or '')}:{exc.lineno}: {exc.msg}"
+    return cause(exc)
+
+
+def short(file: str) -> str:
+    """The path relative to the current folder if it lies below, as the user wrote it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def _is_subclass(found: Any, kind: type) -> bool:
+    return kind is not object and isinstance(found, type) and issubclass(found, kind) and found is not kind

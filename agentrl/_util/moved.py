@@ -1,0 +1,57 @@
+"""Modules that moved: the old path works for one version, with a warning that names the new one."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {
+    "agentrl.completions": "agentrl.chat.completions",
+    "agentrl.conversation": "agentrl.episode.conversation",
+    "agentrl.hosting.config": "agentrl.slime.base_config",
+    "agentrl.http": "agentrl._util.http",
+    "agentrl.loading": "agentrl._util.loading",
+    "agentrl.options": "agentrl.episode.options",
+    "agentrl.parking": "agentrl.episode.parking",
+    "agentrl.registry": "agentrl.env.registry",
+    "agentrl.resume": "agentrl.episode.resume",
+    "agentrl.runtime": "agentrl.env.runtime",
+    "agentrl.segment": "agentrl.trajectory.segment",
+    "agentrl.simulation": "agentrl.chat.simulation",
+    "agentrl.spans": "agentrl.trajectory.spans",
+    "agentrl.tool_calls": "agentrl.env.tool_calls",
+    "agentrl.tools": "agentrl.env.tools",
+    "agentrl.written": "agentrl.trajectory.model_output",
+}
+"""Old -> new. Delete this file, and its line in `__init__`, in version 0.3."""
+
+
+class _Finder(MetaPathFinder, Loader):
+    _own: ModuleSpec | None = None
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        new = MOVED[spec.name]
+        warnings.warn(f"{spec.name} is {new} now; the old path works in this version only", DeprecationWarning, 2)
+        module = importlib.import_module(new)
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module has been executed under its own name: give back the spec that the import system has replaced."""
+        module.__spec__ = self._own
+
+
+def answer_old_paths() -> None:
+    """Let imports of moved modules succeed."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

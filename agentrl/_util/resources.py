@@ -1,0 +1,306 @@
+"""Tasks of their own for async context managers, and for the hooks of one Env.
+
+The task that entered a cancel scope (a task group has one) must exit it, and is cancelled when the scope fails. The
+task of an episode cannot do this: it may end before its Env is closed, as an Env can be parked, and only the host may
+cancel it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context, copy_context
+from typing import Any, Generic, TypeVar
+
+from agentrl._util.concurrency import safe_to_raise
+
+T = TypeVar("T")
+
+_abandoned: set[asyncio.Task[Any]] = set()
+"""Abandoned tasks. They are kept here because the event loop holds tasks only weakly."""
+
+
+class OwnTask:
+    """A task that runs coroutines one after the other. It is made on first use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+        self._queue: asyncio.Queue[_Call[Any] | None] = asyncio.Queue()
+
+    async def run(self, coroutine: Awaitable[T], *, patience: float | None = None) -> T:
+        """The coroutine's result or exception. When the caller is cancelled, so is the coroutine, and this waits for
+        it.
+
+        A coroutine that ignores its cancellation for `patience` seconds is abandoned.
+        """
+        if self._task is asyncio.current_task():
+            return await coroutine
+        if self._task is None or self._task.done():
+            self._queue = asyncio.Queue()
+            self._task = asyncio.create_task(self._work(self._queue), name=self._name)
+        call = _Call(coroutine, self._task)
+        self._queue.put_nowait(call)
+        try:
+            return await wait_through_cancellation(call.future, call.cancel, patience=patience)
+        finally:
+            if not call.future.done():
+                self._queue.put_nowait(None)
+                abandon(self._task)
+                self._task = None
+
+    async def stop(self) -> None:
+        """Wait for the running coroutine, then end the task."""
+        if self._task is not None and not self._task.done():
+            self._queue.put_nowait(None)
+            await asyncio.wait([self._task])
+        self._task = None
+
+    async def _work(self, queue: asyncio.Queue[_Call[Any] | None]) -> None:
+        while (call := await self._next(queue)) is not None:
+            if await call.run():
+                return
+
+    async def _next(self, queue: asyncio.Queue[_Call[Any] | None]) -> _Call[Any] | None:
+        try:
+            return await queue.get()
+        except asyncio.CancelledError:
+            return await survive_cancellation(queue.get(), _LAST_MOMENT_S)
+
+
+class _Call(Generic[T]):
+    def __init__(self, coroutine: Awaitable[T], task: asyncio.Task[None]) -> None:
+        self._coroutine, self._task = coroutine, task
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.future.add_done_callback(_consume_exception)
+        self._begun, self._cancels = False, 0
+
+    def cancel(self) -> None:
+        self._cancels += 1
+        if self._begun:
+            self._task.cancel()
+
+    async def run(self) -> bool:
+        """Whether the task must be replaced: foreign code has cancelled it, and may do so again at any time."""
+        if self._cancels:
+            if inspect.iscoroutine(self._coroutine):
+                self._coroutine.close()
+            self.future.set_exception(asyncio.CancelledError())
+            return False
+        self._begun = True
+        try:
+            result = await self._coroutine
+        except BaseException as exc:
+            self.future.set_exception(exc)
+            if isinstance(exc, KeyboardInterrupt | SystemExit):
+                raise
+        else:
+            self.future.set_result(result)
+        for _ in range(self._cancels):
+            self._task.uncancel()
+        return self._task.cancelling() > 0
+
+
+class Resources:
+    """Async context managers, each entered, kept and exited by a task of its own."""
+
+    def __init__(self, patience: float = 1.0) -> None:
+        self._patience = patience
+        """Seconds that the owner has to begin closing them once the event loop ends. Then they close themselves."""
+        self._closing = asyncio.Event()
+        self._opening: set[_HeldResource[Any]] = set()
+        self._held: list[_HeldResource[Any]] = []
+
+    async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
+        """Enter it and return its value. When the caller is cancelled, so is the opening, and this waits for it."""
+        holding = _HeldResource(resource, self._closing, self._patience)
+        self._opening.add(holding)
+        try:
+            value, context = await wait_through_cancellation(holding.entered, holding.task.cancel)
+        finally:
+            self._opening.discard(holding)
+            if holding.is_held():
+                self._held.append(holding)
+        for variable in context:  # later hooks see the variables it has set, as if it ran here
+            if holding.before.get(variable, _UNSET) is not context[variable]:
+                variable.set(context[variable])
+        return value
+
+    def begin_close(self) -> None:
+        """Announce that the owner will close them, so that they wait for it even while the event loop ends."""
+        self._closing.set()
+
+    async def close(self) -> list[BaseException]:
+        """Exit them, newest first, and return their errors. A cancellation is passed on, and waited for."""
+        self.begin_close()
+        errors = list[BaseException]()
+        while self._held:
+            holding = self._held.pop()
+            holding.leave()
+            await wait_through_cancellation(holding.task, holding.task.cancel, raises=False)
+            errors += holding.error()
+        return errors
+
+    async def release(self, until: float, seconds: float, then: Callable[[], None]) -> list[BaseException]:
+        """Exit them, newest first, until the loop's time is `until`, and return their errors. Abandon the rest.
+
+        The abandoned ones get `seconds` more, then they are cancelled. Nothing waits for them. `then` is called when
+        the last one has ended or was given up.
+        """
+        held = [*self._opening, *reversed(self._held)]
+        self._opening, self._held = set(), []
+        for holding in held:
+            await holding.leave_by(until)
+        if running := [holding.task for holding in held if not holding.task.done()]:
+            await asyncio.wait(running, timeout=min(seconds, _LAST_MOMENT_S))
+        if pending := [task for task in running if not task.done()]:
+            abandon(asyncio.create_task(_end(pending, seconds, then)), *pending)
+        else:
+            then()
+        return _errors_of_release(held, seconds)
+
+
+class _HeldResource(Generic[T]):
+    def __init__(self, resource: AbstractAsyncContextManager[T], closing: asyncio.Event, patience: float) -> None:
+        self._resource, self._closing, self._patience = resource, closing, patience
+        self._leave = asyncio.Event()
+        function = getattr(resource, "func", None)  # set by @asynccontextmanager
+        self.name: str = getattr(function, "__qualname__", type(resource).__qualname__)
+        self.entered: asyncio.Future[tuple[T, Context]] = asyncio.get_running_loop().create_future()
+        self.entered.add_done_callback(_consume_exception)
+        self.late = False
+        self.before = copy_context()
+        self.task = asyncio.create_task(self._hold(), name=f"resource {self.name}")
+
+    async def _hold(self) -> None:
+        try:
+            async with self._resource as value:
+                if not self.entered.done():
+                    self.entered.set_result((value, copy_context()))
+                await self._wait()
+        except BaseException as exc:  # passed on, except SystemExit, which would end the event loop
+            error = safe_to_raise(exc, f"in {self.name}")
+            if not self.entered.done():
+                self.entered.set_exception(error)
+            elif isinstance(exc, SystemExit):
+                raise error from exc
+            else:
+                raise
+
+    async def _wait(self) -> None:
+        try:
+            await self._leave.wait()
+        except asyncio.CancelledError:
+            await survive_cancellation(self._closing.wait(), self._patience)
+            await self._leave.wait()
+
+    def leave(self) -> None:
+        self._leave.set()
+        if not self.entered.done():
+            self.task.cancel()
+
+    async def leave_by(self, until: float) -> None:
+        """Leave, and wait until the loop's time is `until`. Cancel it if it is late. It is not, if asked only then."""
+        asked = asyncio.get_running_loop().time()
+        self.leave()
+        await asyncio.wait([self.task], timeout=max(0.0, until - asked))
+        if asked < until and not self.task.done():
+            self.late = True
+            self.task.cancel()
+
+    @property
+    def left_in_time(self) -> bool:
+        return self.task.done() and not self.late
+
+    def is_held(self) -> bool:
+        return self.entered.done() and not self.entered.cancelled() and self.entered.exception() is None
+
+    def error(self) -> list[BaseException]:
+        if self.task.cancelled():
+            return [asyncio.CancelledError(f"{self.name} was cancelled from within")]
+        error = self.task.exception()
+        return [error] if error else []
+
+
+def _errors_of_release(held: Sequence[_HeldResource[Any]], seconds: float) -> list[BaseException]:
+    """What the resources raised that left in time, and one TimeoutError for all that did not."""
+    errors = [error for holding in held if holding.left_in_time for error in holding.error()]
+    if late := [holding.name for holding in held if not holding.left_in_time]:
+        errors.append(TimeoutError(f"{', '.join(late)}: not released within close_s, {seconds:g} s; left behind"))
+    return errors
+
+
+async def survive_cancellation(coming: Coroutine[Any, Any, T], patience: float) -> T:
+    """Ignore one cancellation of the running task, and wait up to `patience` seconds for `coming`.
+
+    An event loop that ends cancels all its tasks, once. Their owners then close them in order. A failed cancel scope is
+    different: it cancels again at once.
+    """
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+    try:
+        async with asyncio.timeout(patience):
+            return await coming
+    except TimeoutError:
+        raise asyncio.CancelledError from None
+
+
+async def wait_through_cancellation(
+    future: asyncio.Future[T], cancel: Callable[[], object], *, patience: float | None = None, raises: bool = True
+) -> T:
+    """The result of `future`. If the caller is cancelled, `cancel` is called, and CancelledError is raised at the end.
+
+    After a cancellation, it waits for at most `patience` seconds, if given.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future], timeout=patience if cancelled else None)
+            if cancelled and not future.done():
+                break
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+            cancel()
+    if cancelled is not None:
+        raise cancelled
+    if not raises and (future.cancelled() or future.exception()):
+        return None  # type: ignore[return-value]
+    return future.result()
+
+
+def abandon(*tasks: asyncio.Task[Any]) -> None:
+    """Stop waiting for tasks, and ignore their errors."""
+    for task in tasks:
+        _abandoned.add(task)
+        task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    _consume_exception(task)
+
+
+def _consume_exception(future: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging an exception that was never retrieved."""
+    if not future.cancelled():
+        future.exception()
+
+
+async def _end(tasks: list[asyncio.Task[None]], seconds: float, then: Callable[[], None]) -> None:
+    try:
+        _, pending = await asyncio.wait(tasks, timeout=seconds)
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=seconds)
+    finally:
+        then()
+
+
+_LAST_MOMENT_S = 1.0
+"""Grace for a cancelled resource, and for resources that were asked to close only after the deadline."""
+
+_UNSET = object()

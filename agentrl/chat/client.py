@@ -1,0 +1,242 @@
+"""Speakers: whoever answers in the model's place. An API model, a scripted function, a simulated user, a judge.
+
+model = ChatModel(base_url="https://api.openai.com/v1", model="gpt-4.1-mini")
+said = await model.reply([{"role": "user", "content": "Capital of France?"}])
+said["content"]
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, Self, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from agentrl._util.http import RefusedError, Service
+from agentrl._util.loading import load_object
+from agentrl.chat.completions import Habits, Reply, read_reply, wire_message, wire_tool
+from agentrl.errors import ConfigError, ContextFullError, RequestError
+from agentrl.plain import plain
+from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
+
+_PATH = "/chat/completions"
+_TOO_LONG = re.compile(
+    r"context[ _](length|size|window)|maximum context|prompt is too long|input token count|too large for model"
+    r"|reduce the length|exceed_context|too many tokens|inputs. tokens \+",
+    re.IGNORECASE,
+)
+"""How servers say that a conversation is longer than their model can read."""
+_FILTERED = re.compile(
+    r"content_filter|content management policy|content_policy|data_inspection|moderation", re.IGNORECASE
+)
+
+
+class Speaker(Protocol):
+    """Reads messages and tools, and says the next message."""
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        """The next assistant message: `content`, always text, and `tool_calls` in OpenAI's shape if there are any.
+
+        A call's `arguments` are a dict, or the text as it came where that is no JSON object. Raises InfraError where
+        the speaker cannot answer now, ConfigError where it never will.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Usage:
+    """What has been asked of a model so far, in requests and in its own tokens."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of the prompt that the server had read before."""
+    untold: int = 0
+    """Answers that did not say how many tokens they took."""
+    cost: float = 0.0
+    """In the server's currency, where its answers tell it."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def add(self, told: Mapping[str, float]) -> None:
+        """Count one more answer, of which `told` says what it took."""
+        with self._lock:
+            self.requests += 1
+            self.untold += not told
+            for name, value in told.items():
+                setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatModel:
+    """A model behind an OpenAI-compatible endpoint, asked from any number of event loops.
+
+    The key is read from the environment when a request is sent. It is kept nowhere, and is cut out of the server's
+    error messages.
+    """
+
+    base_url: str
+    """Such as http://127.0.0.1:8000/v1."""
+    model: str
+    key: str = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the key. If it is not set, none is sent."""
+    seconds: float = 120.0
+    """Deadline of one answer with its retries. Neither waiting for room nor waiting that the server asks for counts."""
+    concurrency: int = 32
+    retries: int = 6
+    options: Mapping[str, JSON] = field(default_factory=dict)
+    """Added to each request: temperature, max_completion_tokens, ..."""
+    usage: Usage = field(default_factory=Usage, compare=False)
+    _service: Service = field(init=False, repr=False, compare=False)
+    _habits: Habits = field(init=False, repr=False, compare=False, default_factory=Habits)
+
+    def __post_init__(self) -> None:
+        service = Service(
+            url=_endpoint(self.base_url),
+            seconds=self.seconds,
+            retries=self.retries,
+            concurrency=self.concurrency,
+            always_json=True,
+        )
+        object.__setattr__(self, "_service", service)
+
+    @property
+    def host(self) -> str:
+        """The host of the URL, with the port if it has one."""
+        return urlsplit(self.base_url).netloc
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        return (await self.ask(messages, tools)).message
+
+    async def ask(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, most: int | None = None, **options: JSON
+    ) -> Reply:
+        """The reply with what came beside the message. `options` are added to this request.
+
+        `most` bounds the answer in the model's tokens, under the name that the server takes. What else a server refuses
+        by name (the thoughts of earlier turns, say) is left out of later requests.
+
+        Raises ContextFullError where the conversation is longer than the model can read, RequestError where this
+        conversation is refused but others are answered, and as `reply` does.
+        """
+        sent = [wire_message(message) for message in messages]
+        body: dict[str, JSON] = {"model": self.model, "messages": sent}
+        if tools:
+            body["tools"] = [wire_tool(tool) for tool in tools]
+        headers, url = self._headers(), self._service.name
+        while True:
+            asked = self._habits.apply({**body, **self.options, **options}, most)
+            try:
+                reply: Reply = await self._service.post(
+                    plain(asked, "the request"), headers=headers, read=lambda answer: read_reply(answer, url)
+                )
+            except RefusedError as exc:
+                if self._habits.learn(asked, exc):
+                    continue
+                raise self._refused(exc, bool(headers)) from None
+            self.usage.add(reply.usage)
+            return reply
+
+    def _refused(self, exc: RefusedError, with_key: bool) -> Exception:
+        """What a refusal means: for this conversation, or for all of them."""
+        url, words = self._service.name, exc.words[:300]
+        if exc.status in (401, 403):
+            key = f"the key in ${self.key}" if with_key else f"a request without a key, as ${self.key} is not set"
+            return ConfigError(
+                f"{url} refuses {key} (HTTP {exc.status}: {words}); export the right key, or name another variable"
+            )
+        if exc.status in (400, 413, 422):
+            if _TOO_LONG.search(exc.words):
+                return ContextFullError(f"{url}: the conversation is too long (HTTP {exc.status}: {words})")
+            if _FILTERED.search(exc.words) or self.usage.requests:
+                return RequestError(f"{url} refuses this conversation (HTTP {exc.status}: {words})")
+        return exc
+
+    @asynccontextmanager
+    async def kept_open(self) -> AsyncIterator[Self]:
+        """Within it, connections of this event loop are kept for the next request."""
+        async with self._service.kept_open():
+            yield self
+
+    def _headers(self) -> Mapping[str, str]:
+        token = os.environ.get(self.key, "").strip()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+Say: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwait[str | Message]]
+"""A function of messages and tools. `def` or `async def`; a plain `def` must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedSpeaker:
+    """A function as a speaker: tests, and simulated users that need no model."""
+
+    say: Say
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        said = self.say(messages, tools)
+        said = await said if inspect.isawaitable(said) else said
+        if isinstance(said, str):
+            return {"role": "assistant", "content": said}
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"the speaker {self.say!r} said {said!r:.80}; return text or an assistant message")
+        return {"role": "assistant", "content": "", **said}
+
+
+class SpeakerConfig(BaseModel):
+    """Who speaks: `script`, or `base_url` and `model`. For the configuration of an Env, or of anything else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    script: str | None = None
+    """A function of messages and tools: file.py:function or package.module:function."""
+    base_url: str | None = None
+    model: str | None = None
+    key: str = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the key."""
+    seconds: float = 120.0
+    concurrency: int = 32
+    retries: int = 6
+    options: dict[str, JSON] = {}
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.script is None) == (self.base_url is None) or (self.base_url is None) != (self.model is None):
+            raise ValueError("give either script, or base_url and model")
+        return self
+
+
+def speaker(config: SpeakerConfig | Mapping[str, JSON]) -> Speaker:
+    """The speaker that a configuration names. Raises ConfigError."""
+    if not isinstance(config, SpeakerConfig):
+        try:
+            config = SpeakerConfig.model_validate(dict(config))
+        except ValueError as exc:
+            raise ConfigError(f"this names no speaker: {' '.join(str(exc).split())}") from None
+    if config.script is not None:
+        say = load_object(config.script)
+        if not callable(say):
+            raise ConfigError(f"{config.script} is {say!r}; it must be a function of messages and tools")
+        return ScriptedSpeaker(say)
+    settings = config.model_dump(exclude={"script"})
+    return ChatModel(**settings)
+
+
+def _endpoint(base_url: str) -> str:
+    """The URL of chat completions. Raises ConfigError."""
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"the URL {base_url!r:.80} is none; write http://host:port/v1")
+    if parts.username or parts.password:
+        raise ConfigError(
+            f"the URL of {parts.hostname} holds a password; put it into an environment variable, as a key"
+        )
+    path = parts.path.rstrip("/")
+    return urlunsplit(parts._replace(path=path if path.endswith(_PATH) else path + _PATH, fragment=""))

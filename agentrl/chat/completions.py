@@ -1,0 +1,276 @@
+"""OpenAI's wire of chat completions: messages as they are sent, and answers as servers really write them."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from agentrl._util.http import RefusedError
+from agentrl.env.tools import normal_spec
+from agentrl.errors import ConfigError, InfraError
+from agentrl.plain import finite, no_constant
+from agentrl.types import JSON, Message, ToolSpec
+
+Finish: TypeAlias = Literal["stop", "length", "filtered"]
+
+_CUT = {"length", "max_tokens", "model_length", "max_output_tokens"}
+_FILTERED = {"content_filter", "safety", "refusal", "recitation", "prohibited_content", "blocklist", "sensitive"}
+_OWN = {"role", "content", "tool_calls", "function_call", "reasoning_content", "reasoning", "refusal"}
+_UNKNOWN = re.compile(r"unsupported|not supported|not permitted|extra|unexpected|unrecognized|unknown", re.IGNORECASE)
+_NO_TEXT = re.compile(r"\b(string|null|none)\b", re.IGNORECASE)
+_LATER = {408, 409, 425, 429}
+_THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)</think>\s*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer: the message, and what came beside it."""
+
+    message: Message
+    """`content`, always text; reasoning_content and tool_calls if there are any; and fields of the server's own."""
+    sent_back: Message
+    """The same message as it came, for the next request. Ids that calls lacked are filled in."""
+    finish: Finish
+    usage: Mapping[str, float]
+    """The fields of `chat.Usage` that the server told."""
+
+
+@dataclass(slots=True)
+class Habits:
+    """What a server has turned out to refuse by name."""
+
+    renamed: bool = False
+    """It wants max_completion_tokens, not max_tokens."""
+    without: set[str] = field(default_factory=set)
+    """Fields of messages that it does not take."""
+    no_null: bool = False
+    """It wants text where a message says nothing beside its calls."""
+
+    def apply(self, body: Mapping[str, JSON], most: int | None) -> dict[str, JSON]:
+        """The request in a form that is not known to be refused."""
+        body = dict(body) if most is None else {"max_tokens": most, **body}
+        if self.renamed and "max_tokens" in body:
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        messages = [_without(message, self.without) for message in body["messages"]]
+        if self.no_null:
+            messages = [{**message, "content": message.get("content") or ""} for message in messages]
+        return {**body, "messages": messages}
+
+    def learn(self, sent: Mapping[str, JSON], refused: RefusedError) -> bool:
+        """Whether another form of the same request may be taken."""
+        if refused.status not in (400, 422):
+            return False
+        if "max_completion_tokens" in refused.words and "max_tokens" in sent and "max_completion_tokens" not in sent:
+            self.renamed = True
+            return True
+        nulls = any(message.get("content", "") is None for message in sent["messages"])
+        if nulls and _names(refused.words, "content") and _NO_TEXT.search(refused.words):
+            self.no_null = True
+            return True
+        extra = {key for message in sent["messages"] for key in _extra(message)}
+        named = {key for key in extra if _names(refused.words, key)}
+        self.without |= named
+        return bool(named)
+
+
+def _extra(message: Message) -> set[str]:
+    """Fields that a server may not know."""
+    if message.get("role") != "assistant":
+        return {"name"} & message.keys() if message.get("role") == "tool" else set()
+    calls = message.get("tool_calls") or ()
+    own = {key for call in calls for key in call if key not in ("id", "type", "function")}
+    return own | {key for key in message if key not in ("role", "content", "tool_calls", "name")}
+
+
+def _names(words: str, key: str) -> bool:
+    """Whether a refusal is about a field of that name."""
+    found = re.search(rf"(?<![\w]){re.escape(key)}(?!\w)", words)
+    return found is not None and (key != "name" or _UNKNOWN.search(words) is not None)
+
+
+def _without(message: Message, keys: set[str]) -> Message:
+    if message.get("role") not in ("assistant", "tool"):
+        return message
+    kept = {key: value for key, value in message.items() if key not in keys or key == "role"}
+    if message.get("tool_calls"):
+        kept["tool_calls"] = [{k: v for k, v in call.items() if k not in keys} for call in message["tool_calls"]]
+    return kept
+
+
+def wire_message(message: Message) -> Message:
+    """A message as servers take it: arguments as the text of a JSON object, no `content: null` without calls."""
+    if message.get("role") != "assistant":
+        return message
+    calls = message.get("tool_calls")
+    if not calls:
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        return {**rest, "content": "" if message.get("content") is None else message["content"]}
+    return {"content": None, **message, "tool_calls": [_wire_call(call, i) for i, call in enumerate(calls)]}
+
+
+def wire_tool(tool: ToolSpec) -> ToolSpec:
+    return normal_spec(tool)
+
+
+def read_reply(answer: JSON, url: str) -> Reply:
+    """The reply in a server's answer. Raises InfraError if another attempt may help, ConfigError if none will."""
+    if not isinstance(answer, Mapping):
+        raise _no_completion(answer, url)
+    choices = answer.get("choices")
+    if not choices and (error := answer if answer.get("object") == "error" else answer.get("error")):
+        raise _error(error, url)
+    if choices is None and "choices" not in answer:
+        raise _no_completion(answer, url)
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        raise InfraError(f"{url} answered without any choice")
+    choice = choices[0]
+    reason = str(choice.get("finish_reason") or "stop").lower()
+    if choice.get("error") or reason == "error":
+        raise _error(choice.get("error") or "the model broke off", url)
+    message = choice.get("message") or {"content": choice.get("text")}
+    if not isinstance(message, Mapping):
+        raise _no_completion(answer, url)
+    finish: Finish = "length" if reason in _CUT else "filtered" if reason in _FILTERED else "stop"
+    said, sent_back = _read_message(message)
+    return Reply(said, sent_back, finish, _usage(answer.get("usage")))
+
+
+def _read_message(message: Mapping[str, Any]) -> tuple[Message, Message]:
+    """The message in our shape, and as it goes back."""
+    content, thought = _text(message.get("content"))
+    content = content or _words(message.get("refusal"))
+    thought = next(filter(None, (_words(message.get(key)) for key in ("reasoning_content", "reasoning"))), thought)
+    if not thought and (found := _THOUGHT.fullmatch(content)):
+        thought, content = found[1].strip(), found[2]
+    given = message.get("tool_calls") or []
+    legacy = message.get("function_call")
+    given = given if isinstance(given, list) else [given]
+    if not given and isinstance(legacy, Mapping):
+        given = [{"function": legacy}]
+    calls = _with_ids([call if isinstance(call, Mapping) else {} for call in given])
+    own = {key: value for key, value in message.items() if key not in _OWN and value not in (None, [], {}, "")}
+    said: dict[str, JSON] = {"role": "assistant", "content": content}
+    if thought:
+        said["reasoning_content"] = thought
+    if calls:
+        said["tool_calls"] = [_read_call(call) for call in calls]
+    thoughts = {key: message[key] for key in ("reasoning_content", "reasoning") if message.get(key)}
+    sent_back = {"role": "assistant", "content": message.get("content") or content or None, **thoughts, **own}
+    return {**own, **said}, wire_message({**sent_back, "tool_calls": calls} if calls else sent_back)
+
+
+def _read_call(call: Mapping[str, Any]) -> JSON:
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    name = function.get("name")
+    read = {**function, "name": name if isinstance(name, str) else "", "arguments": _arguments(function)}
+    return {**call, "type": "function", "function": read}
+
+
+def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
+    """A dict, or the text as it came if that is no JSON object. Nothing at all is an empty object."""
+    given = function.get("arguments")
+    if isinstance(given, Mapping):
+        return dict(given)
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    if not isinstance(given, str):
+        return json.dumps(given, ensure_ascii=False)
+    try:
+        read = json.loads(given, parse_constant=no_constant, parse_float=finite)
+    except (ValueError, RecursionError):
+        return given
+    if read is None:
+        return {}
+    return read if isinstance(read, dict) else given
+
+
+def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
+    """A call as it is sent. Many servers refuse arguments that are no JSON object: these become one that shows them."""
+    read = _read_call(call)
+    function = read["function"]
+    arguments = function["arguments"]
+    came = call.get("function")
+    text = came.get("arguments") if isinstance(came, Mapping) else None
+    if isinstance(arguments, str):
+        text = json.dumps({"unreadable": arguments}, ensure_ascii=False)
+    elif not isinstance(text, str) or not text.strip() or text.strip() == "null":
+        text = json.dumps(arguments, ensure_ascii=False)
+    return {**read, "id": read.get("id") or _made_id(read, place), "function": {**function, "arguments": text}}
+
+
+def _with_ids(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The calls, each with an id of its own."""
+    found, taken = list[Mapping[str, Any]](), set[str]()
+    for place, call in enumerate(calls):
+        given = call.get("id")
+        name = given if isinstance(given, str) and given and given not in taken else _made_id(call, place)
+        taken.add(name)
+        found.append({**call, "id": name})
+    return found
+
+
+def _made_id(call: Mapping[str, Any], place: int) -> str:
+    """Nine letters and digits, which every server takes."""
+    return f"c{zlib.crc32(f'{place} {call!r}'.encode()):08x}"
+
+
+def _text(content: JSON) -> tuple[str, str]:
+    """The text and the thoughts of a content: text, null, or a list of parts."""
+    if isinstance(content, int | float):
+        return str(content), ""
+    if not isinstance(content, list | Mapping):
+        return _words(content), ""
+    content = [content] if isinstance(content, Mapping) else content
+    texts, thoughts = list[str](), list[str]()
+    for part in content:
+        if not isinstance(part, Mapping):
+            texts.append(_words(part))
+        elif part.get("type") in ("thinking", "reasoning", "redacted_thinking"):
+            given = part.get("thinking") or part.get("reasoning") or part.get("text")
+            thoughts.append(_text(given)[0])
+        else:
+            texts.append(_words(part.get("text")) or _words(part.get("refusal")))
+    return "".join(texts), "".join(thoughts)
+
+
+def _words(value: JSON) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _usage(given: JSON) -> Mapping[str, float]:
+    if not isinstance(given, Mapping):
+        return {}
+    details = given.get("prompt_tokens_details")
+    details = details if isinstance(details, Mapping) else {}
+    told = {
+        "prompt_tokens": (given.get("prompt_tokens"), given.get("input_tokens")),
+        "completion_tokens": (given.get("completion_tokens"), given.get("output_tokens")),
+        "cached_tokens": (details.get("cached_tokens"), given.get("prompt_cache_hit_tokens")),
+        "cost": (given.get("cost"),),
+    }
+    counts = {name: next(filter(_is_count, values), None) for name, values in told.items()}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _is_count(value: JSON) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _error(error: JSON, url: str) -> Exception:
+    """What an `error` in an answer of HTTP 200 means: its code is that of the server behind."""
+    code = error.get("code") if isinstance(error, Mapping) else None
+    code = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else None
+    said = error.get("message") if isinstance(error, Mapping) else error
+    words = " ".join(str(said or error).split())[:300]
+    if code is not None and 400 <= code < 500 and code not in _LATER:
+        return ConfigError(f"{url} refuses the request with error {code}: {words}")
+    return InfraError(f"{url} answered with an error: {words}")
+
+
+def _no_completion(answer: JSON, url: str) -> ConfigError:
+    return ConfigError(f"{url} answered {answer!r:.100}, which is no chat completion; is it OpenAI-compatible?")

@@ -1,0 +1,156 @@
+"""An engine that asks a speaker (an API model, a person) with messages, and writes its answers in a model's tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from uuid import uuid4
+from zlib import crc32
+
+from agentrl.chat.client import ChatModel, Speaker
+from agentrl.chat.completions import Reply, wire_message
+from agentrl.engine.base import AsyncClosing, Generation, Said, SamplingParams
+from agentrl.engine.scripted import scripted_log_prob
+from agentrl.errors import EngineError, RequestError, TemplateError
+from agentrl.types import JSON, Message, ToolSpec
+
+if TYPE_CHECKING:
+    from agentrl.render.base import Renderer
+
+_OPTIONS = ("temperature", "top_p", "top_k")
+_LONGEST = 1 << 20
+
+
+class PlayerEngine(AsyncClosing):
+    """Plays a speaker through the same episodes as a model: what it says is written in the renderer's tokens.
+
+    Stop strings are cut here. The log-probs are made up, so nothing that it says can be trained by reinforcement; the
+    tokens can be imitated. `Said` keeps what the tokens cannot carry.
+    """
+
+    def __init__(self, speaker: Speaker, renderer: Renderer, *, by: Mapping[str, str] | None = None) -> None:
+        """`by` names the speaker in `Trajectory.info["player"]`; the default is a ChatModel's name and host."""
+        self._speaker, self._renderer = speaker, renderer
+        if by is None and isinstance(speaker, ChatModel):
+            by = {"model": speaker.model, "host": speaker.host}
+        self._by = dict(by or {"model": type(speaker).__name__})
+        self._running: dict[str, asyncio.Event] = {}
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+    ) -> Generation:
+        """Raises RequestError: a speaker reads messages."""
+        raise RequestError(f"{self._by['model']} speaks in messages and reads no tokens; ask it with `answer`")
+
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+    ) -> Generation:
+        rid = rid or uuid4().hex
+        aborted = self._running[rid] = asyncio.Event()
+        asking = asyncio.ensure_future(self._ask(messages, tools, sampling_params))
+        waiting = asyncio.ensure_future(aborted.wait())
+        try:
+            await asyncio.wait([asking, waiting], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                return Generation([], [], "abort")
+            reply = asking.result()
+        finally:
+            self._running.pop(rid, None)
+            for task in (asking, waiting):
+                task.cancel()
+        return self._generation(reply, tools, sampling_params, len(messages))
+
+    async def _ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec], params: SamplingParams) -> Reply:
+        if not isinstance(self._speaker, ChatModel):
+            message = await self._speaker.reply(messages, tools)
+            return Reply(message, wire_message(message), "stop", {})
+        options: Mapping[str, JSON] = {name: params[name] for name in _OPTIONS if name in params}  # type: ignore[literal-required]
+        return await self._speaker.ask(messages, tools, most=params.get("max_new_tokens"), **options)
+
+    def _generation(self, reply: Reply, tools: Sequence[ToolSpec], params: SamplingParams, place: int) -> Generation:
+        """The reply in tokens, cut at a stop string. `place` is that of the message in the conversation."""
+        said, sent_back, stop = _cut_at(_strings(params), reply)
+        renderer = self._renderer.bind(tools)
+        tokens = _tokens(renderer, said, place)
+        ends = renderer.stop_token_ids.union(params.get("stop_token_ids") or ())
+        end = next((place for place, token in enumerate(tokens) if token in ends), None)
+        matched: int | str | None = None if end is None else tokens[end]
+        closed = end is not None and stop is None and reply.finish != "length"
+        tokens = tokens[: len(tokens) if end is None else end + closed]
+        if not tokens and not closed:
+            raise EngineError(f"{self._by['model']} said nothing, although its answer was cut")
+        return Generation(
+            tokens,
+            [scripted_log_prob(token) for token in tokens],
+            "length" if reply.finish == "length" else "stop",
+            stop or (matched if closed else None),
+            said=Said(said, sent_back, self._by, _counts(reply)),
+        )
+
+    async def abort(self, rid: str | None = None) -> None:
+        """Give up waiting for one answer, or for all."""
+        for name, aborted in self._running.items():
+            if rid in (None, name):
+                aborted.set()
+
+    async def context_length(self) -> int:
+        """A million tokens of the renderer: the speaker itself says when it can read no more."""
+        return _LONGEST
+
+    async def close(self) -> None:
+        await self.abort()
+
+
+def _tokens(renderer: Renderer, said: Message, place: int) -> list[int]:
+    """The message as tokens; where the template refuses its calls, these as text. Fields of the server's own are none
+    of the template's business. Raises RequestError where it refuses the text, too."""
+    text: Message = {key: said[key] for key in ("role", "content", "reasoning_content") if key in said}
+    forms = [text]
+    if calls := [_readable(call, f"{place}-{i}") for i, call in enumerate(said.get("tool_calls") or ())]:
+        words = [f"{call['function']['name']}({call['function']['arguments']})" for call in calls]
+        as_text = {**text, "content": "\n".join(filter(None, [said["content"], *words]))}
+        forms = [{**text, "tool_calls": calls}, as_text]
+    refusal = ""
+    for form in forms:
+        try:
+            return renderer.encode(form)
+        except TemplateError as exc:
+            refusal = str(exc)
+    raise RequestError(f"the chat template cannot write this answer: {refusal}")
+
+
+def _readable(call: Mapping[str, JSON], place: str) -> JSON:
+    """A call that any template can write: some take an id only if it is nine letters and digits."""
+    function = call["function"]
+    arguments = function["arguments"]
+    arguments = arguments if isinstance(arguments, Mapping) else {"unreadable": arguments}
+    made = {"name": function["name"] or "unknown", "arguments": arguments}
+    return {"id": f"c{crc32(f'{place} {made!r}'.encode()):08x}", "type": "function", "function": made}
+
+
+def _cut_at(stop: Sequence[str], reply: Reply) -> tuple[Message, Message, str | None]:
+    """The message and what is sent back of it, both up to the first stop string, and that string."""
+    content = reply.message["content"]
+    found = [(content.index(string) + len(string), string) for string in stop if string in content]
+    if not found:
+        return reply.message, reply.sent_back, None
+    end, string = min(found)
+    said = {key: value for key, value in reply.message.items() if key != "tool_calls"}
+    return {**said, "content": content[:end]}, {"role": "assistant", "content": content[:end]}, string
+
+
+def _counts(reply: Reply) -> Mapping[str, float]:
+    thought = {"thoughts": 1} if reply.message.get("reasoning_content") else {}
+    return {"requests": 1, **reply.usage, **({reply.finish: 1} if reply.finish == "filtered" else {}), **thought}
+
+
+def _strings(params: SamplingParams) -> Sequence[str]:
+    stop = params.get("stop") or ()
+    return [stop] if isinstance(stop, str) else stop

@@ -1,0 +1,161 @@
+"""People inside an Env, played by a Speaker: a user who talks with the agent, a judge who answers a question.
+
+    user = SimulatedUser(speaker(config.user.speaker), "You are Ada. You want to return your lamp.", config.user)
+    heard = await user.hear("Hi! How can I help you today?")
+    heard.text, heard.ended
+
+A speaker that breaks or is too slow raises InfraError: the episode is masked, and is not the model's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.chat.client import ChatModel, Speaker, SpeakerConfig
+from agentrl.errors import InfraError
+from agentrl.types import JSON, Message
+
+STOP = "###STOP###"
+"""What a simulated user says when it is done, as in tau-bench."""
+
+_RULES = """\
+You play a customer who talks with an agent. Your instructions:
+
+{instruction}
+
+- Say one message at a time, as a person would write in a chat. Write nothing but what the customer says.
+- Tell only what is needed at this step. Do not recite your instructions.
+- What your instructions do not say, you do not know. Never make it up.
+- When you have what you came for, or the agent cannot help you further, write {stop} and nothing else.
+"""
+_AGAIN = 3
+"""How often a speaker is asked whose answer is empty, or no verdict."""
+
+Ending: TypeAlias = Literal["", "stop", "turns"]
+
+
+class UserConfig(BaseModel):
+    """A simulated user, for the configuration of an Env."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    speaker: SpeakerConfig
+    """Who plays it: `{script: users.py:function}`, or `{base_url: ..., model: ...}`."""
+    turns: int = Field(default=30, gt=0)
+    """The most messages that it says. With the last one the talk is over."""
+    stop: tuple[str, ...] = Field(default=(STOP,), min_length=1)
+    """What it writes when it is done: one of these. It is told the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a simulated user says to the agent."""
+
+    text: str
+    """Without the stop mark; empty if it said nothing else."""
+    ending: Ending = ""
+    """Why the talk is over: the user's stop mark, or the bound on its turns. Empty while it goes on."""
+
+    @property
+    def ended(self) -> bool:
+        return self.ending != ""
+
+
+@dataclass(slots=True)
+class SimulatedUser:
+    """One user in one episode. The speaker may serve any number of them at the same time."""
+
+    speaker: Speaker
+    instruction: str
+    """Who the user is, what it knows and wants."""
+    config: UserConfig
+    rules: str = _RULES
+    """The speaker's system prompt, with {instruction} and {stop}."""
+    facts: Mapping[str, JSON] = field(default_factory=dict)
+    """For a script, which finds them as `messages[0]["facts"]`. An endpoint never gets them."""
+    messages: list[Message] = field(default_factory=list)
+    """The talk as the speaker sees it: what the agent says is the user's, what the user says the assistant's."""
+    usage: dict[str, float] = field(default_factory=dict)
+    """Requests and tokens of this user alone, for `trajectory.info`."""
+
+    @property
+    def turns(self) -> int:
+        """How many messages the user has said."""
+        return sum(message["role"] == "assistant" for message in self.messages)
+
+    async def hear(self, said: str) -> Heard:
+        """Tell the user what the agent says, and get its answer. If it fails, nothing was heard.
+
+        Raises InfraError if the speaker breaks, exceeds its `seconds`, or has nothing to say.
+        """
+        asked = [*self.messages, {"role": "user", "content": said}]
+        text = await self._answer(asked)
+        self.messages = [*asked, {"role": "assistant", "content": text}]
+        end = min((at for mark in self.config.stop if (at := text.find(mark)) >= 0), default=None)
+        ending: Ending = "stop" if end is not None else "turns" if self.turns >= self.config.turns else ""
+        return Heard(text[:end].strip(), ending)
+
+    async def _answer(self, asked: Sequence[Message]) -> str:
+        system = self.rules.replace("{instruction}", self.instruction).replace("{stop}", self.config.stop[0])
+        own = {} if isinstance(self.speaker, ChatModel) else {"facts": dict(self.facts)}
+        for _ in range(_AGAIN):
+            told = [{"role": "system", "content": system, **own}, *asked]
+            text = await _ask(self.speaker, told, self.config.speaker.seconds, self.usage)
+            if text.strip():
+                return text.strip()
+        raise InfraError(f"the simulated user said nothing, {_AGAIN} times")
+
+    def snapshot(self) -> JSON:
+        """The talk so far, for `Env.snapshot`."""
+        return {"messages": [dict(message) for message in self.messages], "usage": dict(self.usage)}
+
+    def restore(self, state: Mapping[str, JSON]) -> None:
+        """Go on with the talk of a snapshot."""
+        self.messages, self.usage = list(state["messages"]), dict(state["usage"])
+
+    def info(self) -> dict[str, JSON]:
+        """For `StepResult(info=...)`: it reaches `trajectory.info["user"]`."""
+        return {"user": {"turns": self.turns, **self.usage}}
+
+
+@dataclass(slots=True)
+class Judge:
+    """Answers questions about an episode with one of a few words. Graders of final answers: `agentrl.rewards`."""
+
+    speaker: Speaker
+    seconds: float = 120.0
+    """Deadline of one answer of a script. An endpoint has its own."""
+    usage: dict[str, float] = field(default_factory=dict)
+
+    async def choose(self, question: str, words: Sequence[str] = ("yes", "no")) -> str:
+        """The word that the speaker ends its answer with. Raises InfraError if it breaks, or ends with none of them."""
+        choices = " or ".join(words)
+        asked = f"{question}\n\nThink briefly. Then write one last line that holds nothing but {choices}."
+        for _ in range(_AGAIN):
+            said = await _ask(self.speaker, [{"role": "user", "content": asked}], self.seconds, self.usage)
+            last = said.strip().rpartition("\n")[2].strip(" \t*_`.\"'").lower()
+            if found := next((word for word in words if last == word.lower()), None):
+                return found
+        raise InfraError(f"the judge ended with none of the words {choices}, but with {last[-100:]!r}")
+
+
+async def _ask(speaker: Speaker, messages: Sequence[Message], seconds: float, usage: dict[str, float]) -> str:
+    """The text of a reply. What it took is added to `usage`."""
+    took: Mapping[str, float] = {}
+    if isinstance(speaker, ChatModel):  # its deadline does not count the wait for room, which may be long
+        reply = await speaker.ask(messages)
+        message, took = reply.message, reply.usage
+    else:
+        try:
+            async with asyncio.timeout(seconds):
+                message = await speaker.reply(messages)
+        except TimeoutError as exc:
+            raise InfraError(f"a speaker of the environment did not answer within {seconds:g} s") from exc
+    for name, value in {"requests": 1, **took}.items():
+        usage[name] = usage.get(name, 0) + value
+    return str(message.get("content") or "")

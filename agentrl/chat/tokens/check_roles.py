@@ -1,0 +1,92 @@
+"""The proof that nothing a client says is lost: every role at every place is looked for in the tokens.
+
+It is done before any request, once for a template with tools and once without.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agentrl.chat.request import Call, Entry
+from agentrl.chat.tokens.messages import spoken
+from agentrl.errors import TemplateError
+from agentrl.render.base import Rendered, Renderer
+from agentrl.render.cache import Cache
+from agentrl.types import Action
+
+if TYPE_CHECKING:
+    from agentrl.chat.tokens.writer import Writer
+
+_WORD = re.compile(r"zqplace\d+")
+_CALL = Call("call00000", "lookup", {"query": "what"})
+_ASKS = Entry("assistant", "", calls=(_CALL,))
+_RESULT = Entry("tool", "x", call_id=_CALL.id)
+_ANSWERS, _USER = Entry("assistant", "x"), Entry("user", "x")
+
+_ROLES = (Entry("system", "x"), Entry("developer", "x"), _USER, Entry("tool", "x", call_id="call00009"))
+_ROOTS: Mapping[str, tuple[Sequence[Entry], Sequence[Entry]]] = {
+    "at the head": ((), (_USER,)),
+    "behind a user": ((_USER,), ()),
+    "behind an answer": ((_USER, _ANSWERS), ()),
+    "between users": ((_USER, _ANSWERS, _USER), (_USER,)),
+    "behind a result": ((_USER, _ASKS, _RESULT), ()),
+}
+_TURNS: Mapping[str, tuple[Entry, Sequence[Entry]]] = {
+    "behind a sampled answer": (_ANSWERS, ()),
+    "behind the result of a sampled call": (_ASKS, (_RESULT,)),
+    "behind a sampled call": (_ASKS, ()),
+}
+_PROVED: Cache[object] = Cache(64)
+"""Certificates by their id. They are kept, so that no other gets it."""
+
+
+def prove_places(writer: Writer) -> None:
+    """Raises TemplateError with the role, the place and the template if what a client says would be lost."""
+    certificate = writer.renderer.certificate
+    _PROVED.get(f"{id(certificate)}", lambda: _proved(writer))
+
+
+def _proved(writer: Writer) -> object:
+    for role in _ROLES:
+        for place, (before, behind) in _ROOTS.items():
+            entries = _numbered([*before, role, *behind])
+            _check(writer, role, place, entries, partial(writer.prompt, entries))
+        for place, (turn, before) in _TURNS.items():
+            action = _sampled(writer.renderer, turn)
+            if action is not None:
+                entries = _numbered([*before, role])
+                history = writer.messages([_USER, turn], root=True)
+                _check(writer, role, place, entries, partial(writer.bridge, history, action, entries))
+    return writer.renderer.certificate
+
+
+def _check(writer: Writer, role: Entry, place: str, entries: Sequence[Entry], write: Callable[[], Rendered]) -> None:
+    try:
+        found = _WORD.findall(writer.renderer.decode(write().tokens))
+    except TemplateError as exc:
+        raise TemplateError(f"{_told(writer, role, place)}: {exc}") from exc
+    if found != [word for entry in entries for word in _WORD.findall(entry.text)]:
+        raise TemplateError(f"{_told(writer, role, place)}: the tokens hold {found}")
+
+
+def _told(writer: Writer, role: Entry, place: str) -> str:
+    name = writer.renderer.certificate.template
+    return f"the chat template of {name} is not for agents of others: what a {role.role} says {place} would be lost"
+
+
+def _numbered(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, each with a word of its own for its text."""
+    return [replace(entry, text=entry.text and f"zqplace{i}") for i, entry in enumerate(entries)]
+
+
+def _sampled(renderer: Renderer, turn: Entry) -> Action | None:
+    """The turn as a model would sample it; None if it would not, because the template has no such turn."""
+    try:
+        tokens = renderer.encode(spoken(turn, {}))
+    except TemplateError:
+        return None
+    return renderer.parse(tokens, "stop", tokens[-1])

@@ -1,0 +1,193 @@
+"""What a client tells of a conversation, as messages that the chat template in hand can carry.
+
+A client may use roles, places and ids that a template drops in silence or refuses. Each gets the form nearest to it
+that the certificate says is carried: nothing is left out, and nothing changes its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentrl.chat.request import Call, Entry
+from agentrl.plain import plain, text
+from agentrl.types import Message, ToolSpec
+
+REMINDER = "<system-reminder>\n{}\n</system-reminder>"
+"""Instructions that do not stand at the head of a conversation, as the user's text."""
+BLANK = "\n\n"
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forms:
+    """How entries become messages of one template."""
+
+    capabilities: Mapping[str, bool]
+    """Of the certificate."""
+    deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
+    """Tools that a result may load, by name."""
+    careful: bool = False
+    """Only roles and places that every template carries, where the certificate speaks of others than these."""
+
+    def carries(self, capability: str) -> bool:
+        return self.capabilities.get(capability, False)
+
+
+def told(
+    entries: Sequence[Entry],
+    forms: Forms,
+    ids: Mapping[str, str],
+    *,
+    root: bool = False,
+    calls: Mapping[str, str] | None = None,
+) -> list[Message]:
+    """The entries as messages.
+
+    `ids` maps the id of a call on the wire to the one that it has in the tokens. `calls` are ids and names of the calls
+    of the turn before. `root`: the conversation begins here.
+    """
+    making = _Told(forms, ids, root, dict(calls or {}))
+    for entry in entries:
+        making.add(entry)
+    return list(making.messages)
+
+
+@dataclass(slots=True)
+class _Told:
+    """Messages in the making."""
+
+    forms: Forms
+    ids: Mapping[str, str]
+    root: bool
+    calls: dict[str, str]
+    """Ids and names of the calls that a result may answer."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    heading: bool = True
+    """Only instructions came so far."""
+
+    def add(self, entry: Entry) -> None:
+        if entry.role in ("system", "developer"):
+            self._instruct(entry)
+            return
+        self.heading = False
+        if entry.role == "assistant":
+            self._assistant(entry)
+        elif entry.role == "tool":
+            self._result(entry)
+        else:
+            self._user(text(entry.text), entry.joined)
+
+    def _instruct(self, entry: Entry) -> None:
+        said = text(entry.text)
+        if not said.strip():
+            return
+        if not (self.root and self.heading and self.forms.carries("system")):
+            self._user(REMINDER.format(said))
+        elif self.messages:
+            self.messages[-1]["content"] += BLANK + said
+        else:
+            self.messages.append({"role": "system", "content": said})
+
+    def _user(self, said: str, joined: bool = False) -> None:
+        if not self._joins(joined):
+            self.messages.append({"role": "user", "content": said})
+        else:
+            parts = (self.messages[-1]["content"], said)
+            self.messages[-1]["content"] = BLANK.join(filter(None, parts))
+
+    def _joins(self, joined: bool) -> bool:
+        """Whether a user's text is added to the message before it: it is a part of it, or cannot stand behind it."""
+        before = self.messages[-1]["role"] if self.messages else ""
+        if before == "user":
+            return joined or self.forms.careful or not self.forms.carries("users_in_a_row")
+        return before == "tool" and not self.forms.carries("user_after_tool")
+
+    def _result(self, entry: Entry) -> None:
+        loaded = [json.dumps(self._loaded(name), ensure_ascii=False) for name in entry.loads]
+        said = BLANK.join(filter(None, [text(entry.text), "\n".join(loaded)]))
+        wire = self.ids.get(entry.call_id, entry.call_id)
+        call_id = wire if wire in self.calls else plain_id(wire)
+        if not self._may_answer(call_id):
+            self._user(said)
+            return
+        name = self.calls.get(call_id) or "unknown"
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": said})
+
+    def _may_answer(self, call_id: str) -> bool:
+        """Whether a result of this call may stand here as one; else the user says it."""
+        if not self.forms.carries("tool_results"):
+            return False
+        if not self.forms.careful:
+            return call_id in self.calls or self.forms.carries("orphan_tool")
+        behind = self.messages[-1]["role"] if self.messages else "assistant"
+        return call_id in self.calls and behind != "user"
+
+    def _loaded(self, name: str) -> ToolSpec:
+        return self.forms.deferred.get(name, {"name": name})
+
+    def _assistant(self, entry: Entry) -> None:
+        message = spoken(entry, self.ids)
+        self.calls = {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        self.messages.append(message)
+
+
+def one_by_one(entries: Sequence[Entry], known: Container[int] = ()) -> Iterator[tuple[int | None, Entry]]:
+    """The entries for a template that takes one call a turn: each call stands right before its result.
+
+    Each comes with its place among `entries`; None for a call that was taken out of its turn. What is `known` stays.
+    """
+    waiting = dict[str, Call]()
+    for at, entry in enumerate(entries):
+        if entry.role == "tool" and entry.call_id in waiting:
+            yield None, Entry("assistant", calls=(waiting.pop(entry.call_id),))
+            yield at, entry
+            continue
+        yield from ((None, Entry("assistant", calls=(call,))) for call in waiting.values())
+        waiting = {}
+        if entry.role == "assistant" and len(entry.calls) > 1 and at not in known:
+            waiting = {call.id: call for call in entry.calls}
+            if entry.text:
+                yield at, replace(entry, calls=())
+        else:
+            yield at, entry
+    yield from ((None, Entry("assistant", calls=(call,))) for call in waiting.values())
+
+
+def spoken(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
+    """An assistant's entry as a message."""
+    message: dict[str, Any] = {"role": "assistant", "content": text(entry.text)}
+    if entry.reasoning is not None:
+        message["reasoning_content"] = text(entry.reasoning)
+    if entry.calls:
+        message["tool_calls"] = [
+            {
+                "id": plain_id(ids.get(call.id, call.id)),
+                "type": "function",
+                "function": {"name": text(call.name), "arguments": _arguments(call)},
+            }
+            for call in entry.calls
+        ]
+    return message
+
+
+def plain_id(call_id: str) -> str:
+    """The id, or one made of it, in nine letters and digits, which every template takes."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    number = int.from_bytes(hashlib.blake2s(call_id.encode("utf-8", "replace"), digest_size=8).digest())
+    digits = []
+    for _ in range(9):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return "".join(digits)
+
+
+def _arguments(call: Call) -> Any:
+    """A template writes an object. What is none stands in one, under a name that says so."""
+    if isinstance(call.arguments, str):
+        return {"unreadable": text(call.arguments)} if call.arguments.strip() else {}
+    return plain(call.arguments, f"the arguments of {call.name}")

@@ -1,0 +1,279 @@
+"""From what a client tells to tokens: prompts, and what stands behind a sampled turn.
+
+Whatever form is chosen for a text, its words are looked for in the tokens. If they are not there, the next form is
+tried; if there is none left, TemplateError says what would have been lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+from agentrl.chat.request import Entry
+from agentrl.chat.tokens.check_roles import prove_places
+from agentrl.chat.tokens.messages import Forms, one_by_one, plain_id, spoken, told
+from agentrl.chat.tokens.missing_words import lost
+from agentrl.errors import TemplateError
+from agentrl.render.base import Rendered, RenderedSpan, Renderer
+from agentrl.render.learn.probe import TOOL as PROBE_TOOL
+from agentrl.trajectory.trajectory import assistant_message
+from agentrl.types import Action, Message, Raw, ToolCall, ToolSpec
+
+Known = Mapping[int, tuple[Action, Sequence[int]]]
+"""Index of an assistant's entry -> that reply as it was sampled: its action and its tokens."""
+
+_NONE: Mapping[Any, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes the conversations of one root. Methods raise TemplateError where the template cannot carry one.
+
+    The first Writer of a template proves that it loses nothing. It raises TemplateError where a role is lost.
+    """
+
+    renderer: Renderer
+    """Bound to the root's tools."""
+    deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
+    """Tools that are shown where a result loads them, by name: `Request.deferred`."""
+
+    def __post_init__(self) -> None:
+        prove_places(self)
+
+    def messages(
+        self,
+        entries: Sequence[Entry],
+        ids: Mapping[str, str] = _NONE,
+        *,
+        root: bool = False,
+        action: Action | None = None,
+    ) -> list[Message]:
+        """The entries as messages for the template.
+
+        `ids` maps the id of a call on the wire to the id that its action has; `action` is the turn before the entries.
+        With `root` the conversation begins here: instructions at its head are its system message.
+        """
+        entries, _ = self._apart(entries, _NONE)
+        return told(entries, self._forms(), ids, root=root, calls=_names(action))
+
+    def prompt(self, entries: Sequence[Entry], known: Known = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
+        """The prompt of a new root.
+
+        Without `known` it is the template's own render of all messages. With it, everything behind the first known
+        reply is added piece by piece, so that each known reply stands there with the tokens that were sampled. The same
+        is done from the first assistant's entry on that the template cannot carry.
+        """
+        entries, known = self._apart(entries, known)
+        first = min([*known, *self._moved(entries)], default=len(entries))
+        try:
+            head = self._head(entries[:first], ids)
+        except TemplateError:
+            if _assistant(entries) >= first:
+                raise
+            first = _assistant(entries)
+            head = self._head(entries[:first], ids)
+        return head.rendered if first == len(entries) else self._pieces(head, entries, first, known, ids)
+
+    def bridge(
+        self,
+        history: Sequence[Message],
+        action: Action,
+        entries: Sequence[Entry],
+        known: Known = _NONE,
+        ids: Mapping[str, str] = _NONE,
+        *,
+        budget: int | None = None,
+    ) -> Rendered:
+        """What follows the sampled turn `action`, the last of `history`: its close, the entries, a generation prompt.
+
+        `budget` bounds the tokens of the messages before the next assistant's.
+        """
+        entries, known = self._apart(entries, known)
+        first = _assistant(entries)
+        piece = self._behind(history, action, entries[:first], ids, budget)
+        return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, known, ids)
+
+    def opened(self, rendered: Rendered, text: str) -> Rendered:
+        """A prompt, and text with which the assistant's next turn begins: the model goes on behind it."""
+        before = Action("", "", "" if rendered.thinking else None)
+        added = self.renderer.text(Raw(text), before)
+        end = len(rendered.tokens)
+        spans = [replace(span, start=span.start + end, stop=span.stop + end) for span in added.spans]
+        return Rendered(
+            (*rendered.tokens, *added.tokens),
+            (*rendered.spans, *spans),
+            added.thinking,
+            rendered.cut + added.cut,
+            rendered.special + added.special,
+        )
+
+    def _forms(self, careful: bool = False) -> Forms:
+        return Forms(capabilities=self.renderer.certificate.capabilities, deferred=self.deferred, careful=careful)
+
+    def _apart(self, entries: Sequence[Entry], known: Known) -> tuple[Sequence[Entry], Known]:
+        """The entries, parallel calls that nobody sampled told one by one where the template takes one a turn."""
+        if self.renderer.certificate.capabilities.get("parallel_calls", False):
+            return entries, known
+        apart = list(one_by_one(entries, known))
+        return [entry for _, entry in apart], {
+            i: known[at] for i, (at, _) in enumerate(apart) if at is not None and at in known
+        }
+
+    def _moved(self, entries: Sequence[Entry]) -> Iterator[int]:
+        """Assistants' entries whose text the template leaves out, or writes behind their calls."""
+        if not self.renderer.certificate.capabilities.get("text_with_calls", False):
+            yield from (i for i, entry in enumerate(entries) if entry.text and entry.calls)
+
+    def _head(self, entries: Sequence[Entry], ids: Mapping[str, str]) -> _Piece:
+        """The template's own render. Instructions alone, which some templates refuse or drop, may be the user's."""
+
+        def attempt(careful: bool, root: bool = True) -> _Piece:
+            messages = told(entries, self._forms(careful), ids, root=root)
+            return self._whole(self.renderer.prompt(messages), messages, messages)
+
+        attempts = [lambda: attempt(False), lambda: attempt(True)]
+        if all(entry.role in ("system", "developer") for entry in entries):
+            attempts.append(lambda: attempt(True, root=False))
+        return _first(attempts)
+
+    def _behind(
+        self,
+        history: Sequence[Message],
+        action: Action,
+        entries: Sequence[Entry],
+        ids: Mapping[str, str],
+        budget: int | None = None,
+    ) -> _Piece:
+        """The bridge to entries none of which is an assistant's. A template may refuse calls without their results:
+        to it, such a turn is text."""
+
+        def attempt(careful: bool, action: Action) -> _Piece:
+            messages = told(entries, self._forms(careful), ids, calls=_names(action))
+            rendered = self.renderer.bridge(history, action, messages, budget=budget)
+            return self._whole(rendered, messages, [*history, *messages])
+
+        attempts = [lambda: attempt(False, action), lambda: attempt(True, action)]
+        if action.calls:
+            attempts.append(lambda: attempt(True, replace(action, calls=())))
+        return _first(attempts)
+
+    def _pieces(
+        self, piece: _Piece, entries: Sequence[Entry], first: int, known: Known, ids: Mapping[str, str]
+    ) -> Rendered:
+        """`piece`, then each assistant's entry from `first` on with what stands behind it."""
+        tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
+        special = piece.rendered.special
+        turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
+        for at, end in pairwise([*turns, len(entries)]):
+            action, sampled = known.get(at) or self._said(entries[at], ids, last)
+            ids = {**ids, **_paired(entries[at], action, ids)}
+            last = self._behind([*last.history, assistant_message(action)], action, entries[at + 1 : end], ids)
+            tokens += [*sampled, *last.rendered.tokens]
+            cut += last.rendered.cut
+            special += last.rendered.special
+        spans = _spans(piece.rendered, len(tokens), last.rendered)
+        return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special)
+
+    def _said(self, entry: Entry, ids: Mapping[str, str], before: _Piece) -> tuple[Action, Sequence[int]]:
+        """An assistant's entry that nobody sampled, as a model would have sampled it."""
+        written = spoken(entry, ids)
+        calls = [
+            ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in written.get("tool_calls", ())
+        ]
+        tokens = self._encoded(written)
+        if tokens[-1:] and tokens[-1] not in self.renderer.stop_token_ids:
+            return Action(entry.text, entry.text, None, (), "length", None, tuple(tokens)), tokens
+        turn = sum(message["role"] == "assistant" for message in before.history)
+        read = self.renderer.parse(tokens, "stop", tokens[-1], thinking=before.rendered.thinking, turn=turn)
+        if [call.name for call in read.calls] == [call.name for call in calls]:
+            return read, tokens  # under the ids that the template writes
+        return replace(read, content=entry.text, calls=tuple(calls)), tokens
+
+    def _encoded(self, message: Message) -> list[int]:
+        """The message's tokens. Where the template leaves text out, it stands before the calls as it is."""
+        try:
+            tokens = self.renderer.encode(message)
+            if lost([message], self.renderer.decode(tokens)) is None:
+                return tokens
+        except TemplateError:
+            if not message["content"]:
+                raise
+        text = self.renderer.text(Raw(message["content"]), Action("", "", None)).tokens
+        return [*text, *(self.renderer.encode({**message, "content": ""}) if message.get("tool_calls") else ())]
+
+    def _whole(self, rendered: Rendered, messages: Sequence[Message], history: Sequence[Message]) -> _Piece:
+        """Raises TemplateError if a part of a message is not in the tokens."""
+        at = None if rendered.cut else lost(messages, self.renderer.decode(rendered.tokens))
+        if at is not None:
+            role, content = messages[at]["role"], messages[at]["content"]
+            raise TemplateError(
+                f"the chat template of {self.renderer.certificate.template} leaves out what the {role} says, "
+                f"message {at + 1} of {len(messages)}: {content!r:.80}"
+            )
+        return _Piece(rendered, history)
+
+
+def prove_for_agents(renderer: Renderer) -> None:
+    """Raises TemplateError if a role that clients use would be lost at some place, with tools or without.
+
+    Costs some 0.2 s the first time that a process sees a template.
+    """
+    Writer(renderer)
+    try:
+        offering = renderer.bind([PROBE_TOOL])
+    except TemplateError:  # an agent with tools is told so; others need none
+        return
+    Writer(offering)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What was written last, and all messages so far."""
+
+    rendered: Rendered
+    history: Sequence[Message]
+
+
+def _first(attempts: Iterable[Callable[[], _Piece]]) -> _Piece:
+    """The first attempt that the template takes. Raises what the first of all raised, if it takes none."""
+    failure: TemplateError | None = None
+    for attempt in attempts:
+        try:
+            return attempt()
+        except TemplateError as exc:
+            failure = failure or exc
+    assert failure is not None
+    raise failure
+
+
+def _assistant(entries: Sequence[Entry]) -> int:
+    """The index of the first assistant's entry; the length if there is none."""
+    return next((i for i, entry in enumerate(entries) if entry.role == "assistant"), len(entries))
+
+
+def _names(action: Action | None) -> dict[str, str]:
+    return {call.id: call.name for call in action.calls} if action is not None else {}
+
+
+def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, str]:
+    """The ids of the entry's calls -> those of the action, where nobody said otherwise: in order, if all are there."""
+    readable = [call.id for call in action.calls if call.error is None]
+    made = next((ids for ids in (readable, [call.id for call in action.calls]) if len(ids) == len(entry.calls)), [])
+    pairs = zip(entry.calls if made else (), made, strict=True)
+    return {wire: made for call, made in pairs for wire in (call.id, plain_id(call.id)) if wire not in ids}
+
+
+def _spans(first: Rendered, length: int, last: Rendered) -> tuple[RenderedSpan, ...]:
+    """Between the close of the first piece and the last generation prompt, all is what the model reads."""
+    lengths = [{span.kind: span.stop - span.start for span in piece.spans} for piece in (first, last)]
+    start, end = lengths[0].get("close", 0), length - lengths[1].get("prompt", 0)
+    found = (
+        RenderedSpan("close", 0, start),
+        RenderedSpan("observation", start, end),
+        RenderedSpan("prompt", end, length),
+    )
+    return tuple(span for span in found if span.stop > span.start)

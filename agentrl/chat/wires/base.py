@@ -1,0 +1,74 @@
+"""What a wire is: it reads a request, and writes the answer whole or as server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from agentrl.chat.request import RefusalKind, RefusedError, Reply, Request
+from agentrl.gateway.options import SessionOptions
+from agentrl.types import JSON
+
+DEFAULTS = SessionOptions()
+
+
+class Answer(Protocol):
+    """Writes the answer to one request."""
+
+    @property
+    def request(self) -> Request:
+        """What was read."""
+        ...
+
+    def whole(self, replies: Sequence[Reply]) -> JSON:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def opening(self) -> bytes:
+        """The events that stand before the reply is known."""
+        ...
+
+    def progress(self) -> bytes:
+        """An event without content, which tells the client that the reply is being made."""
+        ...
+
+    def closing(self, replies: Sequence[Reply]) -> tuple[bytes, bytes]:
+        """The events of the reply; and those with which the client takes it for whole."""
+        ...
+
+    def failure(self, refused: RefusedError) -> bytes:
+        """The events that end a stream without a reply."""
+        ...
+
+
+class Wire(Protocol):
+    """One vendor's API."""
+
+    def read(
+        self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
+    ) -> Answer:
+        """The request in a body, and what writes its answer. `headers` finds names in any case.
+
+        Raises RefusedError, which names the parameter.
+        """
+        ...
+
+    def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
+        """The body of an error. `kind` is None for what the gateway itself refuses."""
+        ...
+
+
+def event(name: str, data: JSON) -> bytes:
+    """A server-sent event with a name."""
+    return f"event: {name}\ndata: {compact(data)}\n\n".encode()
+
+
+def compact(data: JSON) -> str:
+    """ASCII, because some clients end a line of an event at any line separator of Unicode."""
+    return json.dumps(data, separators=(",", ":"))
+
+
+def arguments_text(arguments: Mapping[str, JSON] | str) -> str:
+    """A call's arguments as the wires of OpenAI tell them: JSON in a string, or the text of a call that is none."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

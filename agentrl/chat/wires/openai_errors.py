@@ -1,0 +1,35 @@
+"""Errors in the words of OpenAI's APIs."""
+
+from __future__ import annotations
+
+from agentrl.chat.request import RefusalKind
+from agentrl.types import JSON
+
+_FULL = "context_length_exceeded"
+_TYPES = {401: "authentication_error", 403: "permission_error"}
+
+
+def error_body(status: int, message: str, kind: RefusalKind | None) -> JSON:
+    """The body of an error. Clients compact on its code, or on its words, when the context is full."""
+    if kind == "context_full":
+        message = full(message)
+    said = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": said, "param": None, "code": _code(status, kind)}}
+
+
+def _code(status: int, kind: RefusalKind | None) -> str | None:
+    if kind == "context_full":
+        return _FULL
+    return "invalid_api_key" if status == 401 else None
+
+
+def stream_code(kind: RefusalKind) -> str:
+    """The code of an answer that fails when it has begun: Codex ends at the first two and asks again at the third."""
+    if kind == "context_full":
+        return _FULL
+    return "invalid_prompt" if kind in ("invalid", "closed") else "server_error"
+
+
+def full(message: str) -> str:
+    """The sentence that clients look for."""
+    return f"This model's maximum context length is exceeded: {message}"

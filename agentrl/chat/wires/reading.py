@@ -1,0 +1,213 @@
+"""What the readers of all wires share: checked access to JSON, texts, tools, and the words of a refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar, cast
+
+from agentrl.chat.request import Entry, RefusedError, Role
+from agentrl.plain import finite, no_constant
+from agentrl.plain import text as without_halves
+from agentrl.types import JSON, ToolSpec
+
+T = TypeVar("T")
+
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+MEDIA = re.compile("image|audio|video|file|document")
+_RUN_BY_CLIENTS = re.compile("(local_)?shell$|apply_patch$|computer")
+"""Tools in a form of OpenAI's own that the client runs. An agent without them can do nothing."""
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("reasoning", "reasoning_effort", "thinking", "verbosity", "parallel_tool_calls"),
+)
+
+
+def refuse(what: str) -> RefusedError:
+    """The error for a request that is itself at fault."""
+    return RefusedError("invalid", what)
+
+
+def read_body(raw: bytes) -> Mapping[str, JSON]:
+    """Raises RefusedError unless the body is a JSON object."""
+    try:
+        body = json.loads(raw, parse_constant=no_constant, parse_float=finite)
+    except (ValueError, RecursionError) as exc:
+        raise refuse(f"the body is not JSON ({exc}); send a JSON object") from exc
+    if b"\\u" in raw:
+        body = _mended(body)
+    return mapping(body, "the body")
+
+
+def _mended(value: JSON) -> JSON:
+    """JSON without lone surrogates, which no tokenizer takes."""
+    if isinstance(value, str):
+        return without_halves(value)
+    if isinstance(value, list):
+        return [_mended(one) for one in value]
+    if isinstance(value, dict):
+        return {without_halves(key): _mended(one) for key, one in value.items()}
+    return value
+
+
+def mapping(value: JSON, where: str) -> Mapping[str, JSON]:
+    """Raises RefusedError unless it is a JSON object."""
+    if not isinstance(value, dict):
+        raise refuse(f"{where} must be an object, not {value!r:.80}")
+    return value
+
+
+def sequence(value: JSON, where: str) -> Sequence[JSON]:
+    """The list. Raises RefusedError unless it is one; None is an empty one."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise refuse(f"{where} must be a list, not {value!r:.80}")
+    return value
+
+
+def string(value: JSON, where: str) -> str:
+    """The string; None is the empty one. Raises RefusedError for anything else."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise refuse(f"{where} must be a string, not {value!r:.80}")
+    return value
+
+
+def bound(value: JSON, where: str) -> int | None:
+    """A positive whole number, or None. Raises RefusedError."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise refuse(f"{where} must be a positive whole number, not {value!r:.80}")
+    return value
+
+
+def strings(value: JSON, where: str) -> tuple[str, ...]:
+    """One string or a list of them, none of them empty."""
+    if isinstance(value, str):
+        value = [value]
+    return tuple(one for one in (string(one, where) for one in sequence(value, where)) if one)
+
+
+def texts(content: JSON, where: str) -> list[str]:
+    """The texts in a message's content, which is a string or a list of parts. Raises RefusedError for other media."""
+    if isinstance(content, str):
+        return [content]
+    return [part_text(part, f"{where}[{index}]") for index, part in enumerate(sequence(content, where))]
+
+
+def part_text(part: JSON, where: str) -> str:
+    """The text of one part. Raises RefusedError if it holds something else."""
+    if isinstance(part, str):
+        return part
+    part = mapping(part, where)
+    kind = part.get("type")
+    if kind in _TEXTS:
+        return string(part.get("text"), f"{where}.text")
+    if kind == "refusal":
+        return string(part.get("refusal"), f"{where}.refusal")
+    raise foreign(kind, where)
+
+
+def foreign(kind: JSON, where: str) -> RefusedError:
+    """The error for a part that is no text."""
+    if isinstance(kind, str) and MEDIA.search(kind):
+        return refuse(
+            f"{where}: the model reads text only; leave out the {kind!r} "
+            "(an AgentEnv may set SessionOptions(images='omit'))"
+        )
+    return refuse(f"{where}: the type {kind!r} is not served; send text, tool calls and their results")
+
+
+def blocks(role: Role, found: Iterable[str]) -> list[Entry]:
+    """The texts of one message as entries. A message without text is one empty entry."""
+    return joined([Entry(role, text) for text in found] or [Entry(role)])
+
+
+def joined(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries of one message: all but the first are marked as joined."""
+    return [*entries[:1], *(replace(entry, joined=True) for entry in entries[1:])]
+
+
+def arguments(value: JSON) -> Mapping[str, JSON] | str:
+    """A call's arguments: the object in the string, or what came if there is none."""
+    if not isinstance(value, str):
+        return value if isinstance(value, dict) else {} if value is None else json.dumps(value)
+    if not value.strip():
+        return {}
+    try:
+        read = _ARGUMENTS.decode(value)
+    except (ValueError, RecursionError):
+        return value
+    return read if isinstance(read, dict) else value
+
+
+_ARGUMENTS = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
+
+
+def left_out(kind: JSON, where: str) -> str:
+    """The type of a tool that the vendor runs: it is not shown. Raises RefusedError for one that the client runs."""
+    if isinstance(kind, str) and _RUN_BY_CLIENTS.match(kind):
+        raise refuse(f"{where}: the type {kind!r} is OpenAI's own; declare the tool as a function")
+    return str(kind)
+
+
+def function(name: JSON, description: JSON, parameters: JSON, where: str) -> ToolSpec:
+    """A tool as chat templates take it. Marks for caches and strictness are left out."""
+    spec: dict[str, JSON] = {"name": string(name, f"{where}.name")}
+    if not spec["name"]:
+        raise refuse(f"{where}.name is missing")
+    if description is not None:
+        spec["description"] = string(description, f"{where}.description")
+    spec["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
+    return {"type": "function", "function": spec}
+
+
+def sampling(body: Mapping[str, JSON], unseen: Sequence[str] = ()) -> dict[str, JSON]:
+    """What a client asks of the sampling. It is recorded. `unseen`: tools that the gateway does not show."""
+    asked = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    return asked | ({"tools_left_out": list(unseen)} if unseen else {})
+
+
+def is_retry(headers: Mapping[str, str]) -> bool:
+    """Whether the client's SDK says that it asks again."""
+    count = headers.get("x-stainless-retry-count", "")
+    return count.isdigit() and int(count) > 0
+
+
+def unlike(value: JSON, *harmless: JSON) -> bool:
+    """Whether a parameter is given, and with a value that would change the answer."""
+    return value is not None and value not in harmless
+
+
+def no_grammar(parameter: str, form: JSON) -> None:
+    """Raises RefusedError for an answer in a format that the sampling would have to be held to."""
+    kind = form.get("type") if isinstance(form, dict) else form
+    if unlike(kind, "text"):
+        raise refuse(
+            f"{parameter}: {kind!r} needs sampling that is held to a grammar, which is not the policy's own; "
+            "leave it out and ask for the format in the prompt (an AgentEnv may set SessionOptions(forced='ignore'))"
+        )
+
+
+def no_force(choice: JSON) -> bool:
+    """Whether the tools may be called. Raises RefusedError if the client demands a call."""
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind == "none":
+        return False
+    if unlike(kind, "auto"):
+        raise refuse(
+            f'tool_choice: {kind!r} would force a call that the policy did not choose; use "auto", or leave it out '
+            "(an AgentEnv may set SessionOptions(forced='ignore'))"
+        )
+    return True
+
+
+def unique(values: Iterable[T | None]) -> tuple[T, ...]:
+    """The values without repetitions and without empty ones, in order."""
+    return tuple(dict.fromkeys(cast(Iterator[T], filter(None, values))))

@@ -1,0 +1,235 @@
+"""OpenAI Responses: how requests are read. `response_events` writes the answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from agentrl.chat.request import Call, Entry, RefusalKind, Request, Role
+from agentrl.chat.wires import reading
+from agentrl.chat.wires.base import DEFAULTS, Answer
+from agentrl.chat.wires.openai_errors import error_body
+from agentrl.chat.wires.reading import refuse
+from agentrl.chat.wires.relaxed import relaxed
+from agentrl.chat.wires.response_events import ResponseAnswer, ToolForm
+from agentrl.gateway.options import SessionOptions
+from agentrl.types import JSON, ToolSpec
+
+_ROLES = ("system", "developer", "user", "assistant")
+_ITEM_ID = re.compile("^(msg|rs|fc|ctc)_")
+_THOUGHTS = re.compile(r"\s*<think>\n?(.*?)\n?</think>\s*", re.DOTALL)
+_RANKS = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
+"""The order of the items of one reply."""
+_KEPT_BY_OPENAI = {
+    "previous_response_id": "send the whole conversation as input",
+    "conversation": "send the whole conversation as input",
+    "prompt": "send its text as instructions",
+    "background": "leave it out, and wait for the answer",
+}
+_RAW_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+"""The parameters of a custom tool, which takes plain text."""
+
+
+class Responses:
+    """The wire of `/v1/responses`."""
+
+    def read(
+        self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
+    ) -> Answer:
+        body, changed = relaxed(body, options)
+        _refuse_unserved(body)
+        tools = _Tools.of(body.get("tools"))
+        instructions = reading.string(body.get("instructions"), "instructions")
+        entries = list(_entries(body.get("input"), tools))
+        if not entries:
+            raise refuse("input: a text, or at least one item, is needed")
+        request = Request(
+            wire="responses",
+            entries=(*([Entry("system", instructions)] if instructions else ()), *entries),
+            tools=tuple(tools.specs) if reading.no_force(body.get("tool_choice")) else (),
+            stream=body.get("stream") is True,
+            max_tokens=reading.bound(body.get("max_output_tokens"), "max_output_tokens"),
+            model=reading.string(body.get("model"), "model"),
+            asked=reading.sampling(body, tools.left_out) | changed,
+            branch=_branch(headers),
+            digest=digest,
+            retried=reading.is_retry(headers),
+        )
+        return ResponseAnswer(request, tools.forms, body)
+
+    def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
+        return error_body(status, message, kind)
+
+
+def _refuse_unserved(body: Mapping[str, JSON]) -> None:
+    for name, remedy in _KEPT_BY_OPENAI.items():
+        if body.get(name):
+            raise refuse(f"{name}: nothing is stored here; {remedy}")
+    form = body.get("text")
+    reading.no_grammar("text.format", form.get("format") if isinstance(form, dict) else None)
+    include = reading.sequence(body.get("include"), "include")
+    if reading.unlike(body.get("top_logprobs"), 0) or "message.output_text.logprobs" in include:
+        raise refuse("top_logprobs: the log-probs stay in the trajectory; leave it out, of include too")
+
+
+def _branch(headers: Mapping[str, str]) -> str:
+    """What Codex and opencode call the thread of a sub-agent."""
+    if headers.get("x-codex-parent-thread-id"):
+        return headers.get("thread-id") or "sub-agent"
+    if headers.get("x-parent-session-id"):
+        return headers.get("x-session-id") or "sub-agent"
+    return headers.get("x-openai-subagent", "")
+
+
+@dataclass(slots=True)
+class _Tools:
+    """The tools of a request, and how a call to each is written."""
+
+    specs: list[ToolSpec] = field(default_factory=list)
+    forms: dict[str, ToolForm] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sent: JSON) -> _Tools:
+        tools = cls()
+        for index, tool in enumerate(reading.sequence(sent, "tools")):
+            tools._add(reading.mapping(tool, f"tools[{index}]"), f"tools[{index}]", None)
+        return tools
+
+    def _add(self, tool: Mapping[str, JSON], where: str, namespace: str | None) -> None:
+        kind = tool.get("type")
+        if kind == "namespace" and namespace is None:
+            name = reading.string(tool.get("name"), f"{where}.name")
+            for index, one in enumerate(reading.sequence(tool.get("tools"), f"{where}.tools")):
+                at = f"{where}.tools[{index}]"
+                self._add(reading.mapping(one, at), at, name)
+        elif kind in ("function", "custom"):
+            parameters = tool.get("parameters") if kind == "function" else _RAW_INPUT
+            spec = reading.function(self._name(tool, namespace), _description(tool), parameters, where)
+            self.specs.append(spec)
+            form = ToolForm(reading.string(tool.get("name"), where), namespace, kind == "custom")
+            self.forms[spec["function"]["name"]] = form
+        else:
+            self.left_out.append(reading.left_out(kind, where))
+
+    def _name(self, tool: Mapping[str, JSON], namespace: str | None) -> JSON:
+        """The tool's own name, unless another tool has it already."""
+        name = tool.get("name")
+        return f"{namespace}__{name}" if namespace and name in self.forms else name
+
+    def shown(self, name: str, namespace: str) -> str:
+        """What the prompt calls a tool that a client names."""
+        known = self.forms.get(name)
+        if namespace and known is not None and known.namespace != namespace:
+            return f"{namespace}__{name}"
+        return name
+
+
+def _description(tool: Mapping[str, JSON]) -> JSON:
+    """A custom tool's grammar is told, since nothing enforces it."""
+    form = tool.get("format")
+    if isinstance(form, dict) and form.get("definition"):
+        return f"{tool.get('description') or ''}\n\nThe input follows this grammar:\n{form['definition']}".strip()
+    return tool.get("description")
+
+
+def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
+    if isinstance(sent, str):
+        yield Entry("user", sent)
+        return
+    turn = _Turn(tools)
+    for index, item in enumerate(reading.sequence(sent, "input")):
+        where = f"input[{index}]"
+        item = _retold(reading.mapping(item, where))
+        kind = item.get("type") or "message"
+        said = kind in _RANKS and (kind != "message" or item.get("role") == "assistant")
+        if turn.rank is not None and not (said and turn.takes(kind)):
+            yield turn.entry()
+            turn = _Turn(tools)
+        if said:
+            turn.add(kind, item, where)
+        else:
+            yield from _other(kind, item, where)
+    if turn.rank is not None:
+        yield turn.entry()
+
+
+def _retold(item: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Thoughts that a client tells as an assistant message of their own, as the item that they were."""
+    if item.get("role") != "assistant":
+        return item
+    content = item.get("content")
+    text = content[0].get("text") if isinstance(content, list) and content and isinstance(content[0], dict) else content
+    found = _THOUGHTS.fullmatch(text) if isinstance(text, str) else None
+    if found is None or (isinstance(content, list) and len(content) > 1):
+        return item
+    return {"type": "reasoning", "id": item.get("id"), "summary": [{"type": "summary_text", "text": found[1]}]}
+
+
+def _other(kind: str, item: Mapping[str, JSON], where: str) -> list[Entry]:
+    """The entries of an item that is not the model's."""
+    if kind == "message":
+        role = item.get("role")
+        if role not in _ROLES:
+            raise refuse(f"{where}.role must be one of {', '.join(_ROLES)}, not {role!r:.80}")
+        return reading.blocks(cast(Role, role), reading.texts(item.get("content"), f"{where}.content"))
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        call_id = reading.string(item.get("call_id"), f"{where}.call_id")
+        return [Entry("tool", "\n".join(reading.texts(item.get("output"), f"{where}.output")), call_id=call_id)]
+    if kind == "item_reference":
+        raise refuse(f"{where}: nothing is stored here; send the item itself instead of an item_reference")
+    raise reading.foreign(kind, where)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The items of one reply: thoughts, then a message, then calls."""
+
+    tools: _Tools
+    rank: int | None = None
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    receipts: list[str] = field(default_factory=list)
+
+    def takes(self, kind: str) -> bool:
+        """Whether an item of this kind can belong to the same reply. Only calls stand side by side."""
+        rank = _RANKS[kind]
+        return self.rank is None or rank > self.rank or rank == _RANKS["function_call"] == self.rank
+
+    def add(self, kind: str, item: Mapping[str, JSON], where: str) -> None:
+        self.rank = _RANKS[kind]
+        self.receipts.append(_ITEM_ID.sub("", reading.string(item.get("id"), f"{where}.id")))
+        match kind:
+            case "reasoning":
+                self.thoughts.append(_thoughts(item, where))
+                self.receipts.append(reading.string(item.get("encrypted_content"), f"{where}.encrypted_content"))
+            case "message":
+                self.texts.extend(reading.texts(item.get("content"), f"{where}.content"))
+            case _:
+                self.calls.append(self._call(kind, item, where))
+                self.receipts.append(self.calls[-1].id)
+
+    def _call(self, kind: str, item: Mapping[str, JSON], where: str) -> Call:
+        name = reading.string(item.get("name"), f"{where}.name")
+        shown = self.tools.shown(name, reading.string(item.get("namespace"), f"{where}.namespace"))
+        call_id = reading.string(item.get("call_id"), f"{where}.call_id")
+        if kind == "custom_tool_call":
+            return Call(call_id, shown, {"input": reading.string(item.get("input"), f"{where}.input")})
+        return Call(call_id, shown, reading.arguments(item.get("arguments")))
+
+    def entry(self) -> Entry:
+        reasoning = "".join(self.thoughts) if self.thoughts else None
+        return Entry("assistant", "".join(self.texts), reasoning, tuple(self.calls), reading.unique(self.receipts))
+
+
+def _thoughts(item: Mapping[str, JSON], where: str) -> str:
+    """The thoughts of an item: its content if it has some, else its summary."""
+    parts: Sequence[JSON] = reading.sequence(item.get("content"), f"{where}.content")
+    parts = parts or reading.sequence(item.get("summary"), f"{where}.summary")
+    return "".join(
+        reading.string(reading.mapping(part, f"{where}[{index}]").get("text"), f"{where}[{index}].text")
+        for index, part in enumerate(parts)
+    )

@@ -1,0 +1,152 @@
+"""`env_config`, the configuration of an Env, is checked against the annotation of `config`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
+from typing_extensions import is_typeddict
+
+from agentrl._util.config_errors import did_you_mean
+from agentrl.errors import ConfigError
+from agentrl.plain import copied
+from agentrl.types import JSON
+
+
+def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Any:
+    """`config` as its annotated type: a pydantic model, a dataclass, a TypedDict, or an unchanged mapping.
+
+    Raises ConfigError naming the keys that are wrong. If the class declares no `config`, every key is wrong.
+    """
+    hint = _hint(cls)
+    if hint is None:
+        return _none_given(cls, config)
+    if hint is Any or _is_instance(config, hint):
+        return {} if config is None else config
+    if isinstance(config, Mapping):
+        _refuse_unknown(cls, hint, config)
+    try:
+        return _adapter(cls).validate_python({} if config is None else config)
+    except PydanticUserError as exc:
+        raise ConfigError(
+            f"{cls.__name__}.config is annotated {hint!r}, which pydantic cannot check: {exc.message}"
+        ) from exc
+    except ValidationError as exc:
+        raise ConfigError(f"env_config of {cls.__name__}: {_problems(exc)}{_known(hint)}") from exc
+
+
+def own_config(cls: type, config: Any) -> Any:
+    """A copy for one Env, so that no episode sees what another one changed. What a model caches, all copies share.
+
+    Raises ConfigError for a configuration that cannot be copied.
+    """
+    try:
+        if not isinstance(config, BaseModel):
+            return copied(config, "it")
+        own = copy.copy(config)
+        own.__dict__.update(copied({name: getattr(config, name) for name in type(config).model_fields}, "it"))
+        return own
+    except TypeError as exc:
+        raise ConfigError(f"env_config of {cls.__name__}: {exc}") from exc
+
+
+def required(cls: type) -> list[str]:
+    """What env_config must hold because it has no default: keys, or what the class says.
+
+    Raises ConfigError if the annotation cannot be checked.
+    """
+    try:
+        validated_config(cls, None)
+    except ConfigError as exc:
+        if not isinstance(exc.__cause__, ValidationError):
+            raise
+        return [_wanted(error["type"], error["loc"], error["msg"]) for error in exc.__cause__.errors()]
+    return []
+
+
+def _wanted(kind: str, place: Sequence[int | str], message: str) -> str:
+    return ".".join(map(str, place)) if kind == "missing" else message.removeprefix("Value error, ")
+
+
+def _is_instance(config: object, hint: Any) -> bool:
+    return isinstance(hint, type) and not is_typeddict(hint) and isinstance(config, hint)
+
+
+def _none_given(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Mapping[str, JSON]:
+    """The configuration of a class that takes none. Raises ConfigError if there is one all the same."""
+    if config:
+        keys = ", ".join(map(repr, config)) if isinstance(config, Mapping) else repr(config)
+        raise ConfigError(
+            f"env_config of {cls.__name__}: {keys} given, but the class takes no configuration; "
+            "annotate one: `config: MyConfig` (a pydantic model) or `config: dict[str, Any]`"
+        )
+    return {}
+
+
+def _problems(exc: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'env_config'}: {e['msg'].lower()}" for e in exc.errors())
+
+
+@cache
+def _hint(cls: type) -> Any:
+    """The annotation of `config` alone: other annotations may name types that only a type checker imports."""
+    for base in cls.__mro__:
+        annotations = inspect.get_annotations(base)
+        if base.__module__ == "agentrl.env.env" or "config" not in annotations:
+            continue
+        alone = type(
+            base.__name__, (), {"__annotations__": {"config": annotations["config"]}, "__module__": base.__module__}
+        )
+        try:
+            return get_type_hints(alone, localns=dict(vars(base)), include_extras=True)["config"]
+        except NameError as exc:
+            raise ConfigError(
+                f"{cls.__name__}.config: {exc}; import it at module level, not under TYPE_CHECKING"
+            ) from exc
+    return None
+
+
+@cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(_hint(cls))
+
+
+def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
+    """Raises ConfigError for unknown keys, which pydantic would ignore by default."""
+    known = _keys(hint)
+    unknown = [key for key in config if known is not None and key not in known]
+    if known is not None and unknown:
+        meant = did_you_mean(unknown[0], known)
+        raise ConfigError(
+            f"env_config of {cls.__name__}: {', '.join(unknown)}: there is no such key{meant}{_known(hint)}"
+        )
+
+
+def _keys(hint: Any) -> list[str] | None:
+    """All keys that it may hold; None if it handles other keys itself, or uses aliases."""
+    if is_typeddict(hint):
+        return list(hint.__annotations__)
+    if not isinstance(hint, type):
+        return None
+    if is_dataclass(hint):
+        return [field.name for field in fields(hint)]
+    return _model_keys(hint) if issubclass(hint, BaseModel) else None
+
+
+def _model_keys(model: type[BaseModel]) -> list[str] | None:
+    if model.model_config.get("extra") not in (None, "forbid"):
+        return None
+    aliases = [alias for info in model.model_fields.values() for alias in (info.alias, info.validation_alias)]
+    names = [*model.model_fields, *filter(None, aliases)]
+    strings = [name for name in names if isinstance(name, str)]
+    return strings if len(strings) == len(names) else None
+
+
+def _known(hint: Any) -> str:
+    names = list(hint.model_fields) if isinstance(hint, type) and issubclass(hint, BaseModel) else _keys(hint)
+    return f" (known keys: {', '.join(names)})" if names else ""

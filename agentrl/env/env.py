@@ -1,0 +1,455 @@
+"""Env, a multi-turn environment, and EnvFactory, which finds, configures and makes one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from random import Random
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import BaseModel
+
+from agentrl._util.concurrency import is_cancelled
+from agentrl._util.loading import cause, load_object
+from agentrl._util.resources import Resources
+from agentrl.blame import is_the_worlds
+from agentrl.env.config import own_config, validated_config
+from agentrl.env.registry import is_name, path_of
+from agentrl.env.runtime import Runtime
+from agentrl.env.tool_calls import exec_own_tool, run_calls
+from agentrl.env.tools import Tool, collect_tools, is_tool, normal_spec, tool_name
+from agentrl.errors import AgentRLError, BadCallPolicy, ConfigError, InfraError, leaves
+from agentrl.plain import copied
+from agentrl.types import (
+    JSON,
+    Action,
+    Limits,
+    MaybeAwait,
+    Observation,
+    Reward,
+    StepResult,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    TurnOptions,
+)
+
+if TYPE_CHECKING:
+    from agentrl.render.base import Renderer
+    from agentrl.trajectory.trajectory import Trajectory
+
+T = TypeVar("T")
+log = logging.getLogger("agentrl")
+
+_HOOKS = frozenset(
+    {
+        *(
+            "share",
+            "needs",
+            "tasks",
+            "tools",
+            "reset",
+            "step",
+            "exec_tool",
+            "last_turn",
+            "score",
+            "close",
+            "snapshot",
+            "restore",
+        ),
+        "run_tools",
+    }
+)
+"""Methods that a subclass may override."""
+_SETTINGS: Mapping[str, UnionType | type] = {
+    "turn_options": TurnOptions,
+    "bad_calls": BadCallPolicy | None,
+    "deterministic": bool,
+}
+_KEPT: Mapping[str, str] = {
+    "config": "env_config fills it in: annotate it, without a value (`config: MyConfig`)",
+    "shared": "what `share` makes is put there: annotate it, without a value",
+    "task": "the episode's Task is put there",
+    "rng": "the episode's random numbers are put there",
+    "enter": "hooks own resources by it",
+    "call": "hooks call blocking functions by it",
+}
+"""Names that agentrl fills in itself, and why."""
+
+
+class Env:
+    """One episode of an environment: made, reset once, stepped, closed.
+
+    Write `@tool` methods and `score`. Override `reset` or `step` if the defaults do not fit. A hook may be `def` or
+    `async def`. A plain `def` runs in a thread of this Env, so it may block. Hooks can use:
+
+    - `self.config`: the Env's own copy of the configuration; annotate it with a pydantic model to have it validated
+    - `self.shared`: the result of `share`, the same object for all episodes
+    - `self.task`: this episode's own copy of the Task, from `reset` on
+    - `self.rng`: random numbers of this Env, seeded by `task.seed`
+    """
+
+    config: Any
+    shared: Any
+    task: Task
+    rng: Random
+    turn_options: ClassVar[TurnOptions] = TurnOptions()
+    """Stop strings and token budget of each turn."""
+    bad_calls: ClassVar[BadCallPolicy | None] = BadCallPolicy()
+    """How wrong tool calls are treated. The policy answers calls that could not be read, and `step` never sees them. A
+    turn without other calls does not reach `step` either. With None, or without tools, `step` sees all calls."""
+    deterministic: ClassVar[bool] = False
+    """The same actions always get the same answers, and repeating them does no harm. An aborted episode may then resume
+    in a fresh Env, which executes the recorded actions again. An Env with a `snapshot` does not need it."""
+    reward_range: ClassVar[tuple[float, float] | None] = None
+    """The least and the most that an episode can get; `agentrl check` expects the most of a player that knows the
+    answers. With None, that is 1, and rewards lie between -1 and 1."""
+    _agentrl_tools: ClassVar[Mapping[str, Tool]] = {}
+    _agentrl: Runtime
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _refuse_names(cls)
+        cls._agentrl_tools = collect_tools(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        env = super().__new__(cls)
+        env._agentrl = Runtime(cls.__name__, _OWN)
+        return env
+
+    def __init__(self, config: BaseModel | Mapping[str, JSON] | None = None, *, shared: Any = None) -> None:
+        self.config = validated_config(type(self), config)
+        self.shared = shared
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOOKS and not callable(value):
+            raise ConfigError(
+                f"{type(self).__name__} sets self.{name} to {value!r}, but Env.{name} is a hook; choose another name"
+            )
+        if name in _SETTINGS and not isinstance(value, _SETTINGS[name]):
+            raise ConfigError(f"{type(self).__name__} sets self.{name} to {value!r}; it must be {_kind(name)}")
+        super().__setattr__(name, value)
+
+    # Hooks
+
+    @classmethod
+    def share(cls, config: Any, /) -> Any:
+        """Make an object for all episodes, such as an index or a pool. Called once for each process and event loop.
+
+        An async context manager is entered, and exited at the end. An awaitable is awaited.
+        """
+        return None
+
+    @classmethod
+    def needs(cls, config: Any, episodes: int, /) -> Sequence[str]:
+        """What a machine must have to play so many episodes at a time, a line each: "a retriever at port 8000".
+
+        `agentrl slime check` prints it. It should start nothing. Default: nothing.
+        """
+        return ()
+
+    @classmethod
+    def tasks(cls, config: Any, split: Literal["train", "eval"], /) -> Iterable[Task]:
+        """The Env's own tasks, which need no data file: the same in the same order each time, and perhaps endless.
+
+        Those for train and for eval must differ. A task without an id is named by its number, a task without a seed
+        (or with seed 0) gets one from its id. Default: none.
+        """
+        return ()
+
+    def tools(self) -> MaybeAwait[Sequence[ToolSpec]]:
+        """The tools of this episode; called once after reset. Default: the @tool methods, then the task's tools."""
+        own = (copied(tool.spec, f"the schema of {tool.name}") for tool in self._agentrl_tools.values())
+        return [*own, *map(normal_spec, self.task.tools)]
+
+    def reset(self, task: Task, /) -> MaybeAwait[Observation]:
+        """The first observation. Default: the task's prompt."""
+        return task.prompt
+
+    def step(self, action: Action, /) -> MaybeAwait[StepResult]:
+        """Answer one turn of the model. Default: `run_tools`."""
+        return self.run_tools(action)
+
+    def exec_tool(self, call: ToolCall, /) -> MaybeAwait[ToolResult | JSON]:
+        """Execute one call. Default: validate the arguments and call the @tool method of that name.
+
+        Raise ToolError to show the model an error, CallError if the call is to blame, InfraError if the world broke.
+        """
+        return exec_own_tool(self, call)
+
+    def last_turn(self, reason: StopReason, /) -> MaybeAwait[Observation | None]:
+        """Called when `Limits.turns` is reached. Return an observation to allow exactly one more turn, for example for
+        a forced answer. The observation is joined to the pending one, and `step` sees that turn too. Default: None; the
+        episode ends."""
+        return None
+
+    def score(self, trajectory: Trajectory, /) -> MaybeAwait[float | Reward | None]:
+        """The total reward; called once before close, unless the episode failed or was aborted.
+
+        Default: the sum of the steps' rewards, or None (unscored) if no step gave one.
+        """
+        return sum(trajectory.step_rewards) if trajectory.step_rewards else None
+
+    def close(self) -> MaybeAwait[None]:
+        """Clean up. It is always called, even if reset was cancelled half-way. Rarely needed: see `enter`."""
+        return None
+
+    def snapshot(self) -> MaybeAwait[Any]:
+        """The state of an aborted episode, as an object that pickle can write. This Env is closed afterwards.
+
+        With `snapshot` and `restore`, an episode can resume in another Env, even in another process. An Env without
+        them is replayed if it is `deterministic`; otherwise it stays open for a bounded time.
+        """
+        raise NotImplementedError(f"{type(self).__name__} writes no snapshot")
+
+    def restore(self, state: Any, /) -> MaybeAwait[None]:
+        """Called on a fresh Env instead of `reset`, with the result of `snapshot`.
+
+        `self.task` and `self.rng` are as before. Enter resources again.
+        """
+        raise NotImplementedError(f"{type(self).__name__} restores no snapshot")
+
+    def _agentrl_play(self, episode: Any, left: float | None, /) -> Awaitable[StopReason]:
+        """Play the whole episode within `left` seconds. Only an Env that is an agent does: see `agentrl.gateway`."""
+        raise NotImplementedError
+
+    def _agentrl_read(self) -> str | None:
+        """What an agent has told its model last, as text, for a player that speaks in the model's place."""
+        return None
+
+    @classmethod
+    def _agentrl_check(cls) -> None:
+        """Raises ConfigError if the class cannot play an episode. For Envs that are agents."""
+
+    @classmethod
+    def _agentrl_prove(cls, renderer: Renderer, /) -> None:
+        """Raises TemplateError for a template that cannot carry what the class will say, before the first episode."""
+        if tools := [made.spec for made in cls._agentrl_tools.values()]:
+            renderer.bind(tools)
+
+    # For hooks to use
+
+    async def run_tools(self, action: Action) -> StepResult:
+        """Execute the action's calls concurrently, and answer them in order. Without calls, the episode is done."""
+        return await run_calls(self, action.calls) if action.calls else StepResult(done=True)
+
+    async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
+        """Open a resource, which is closed with this Env, even if the caller is cancelled while it opens."""
+        return await self._agentrl.enter(resource)
+
+    async def call(self, function: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
+        """Call a function: a plain `def` in this Env's thread, so that it may block; an `async def` in this task.
+
+        The thread runs one function at a time. Raises TimeoutError after `timeout` seconds, not counting the wait for
+        the thread. A thread cannot be stopped: a function that exceeds its deadline occupies it until it returns.
+        """
+        return await self._agentrl.call(function, *args, timeout=timeout)
+
+
+_OWN = frozenset(member for member in vars(Env).values() if inspect.isfunction(member))
+"""The default hooks never block and open nothing."""
+
+
+def runtime(env: Env) -> Runtime:
+    """The Env's runtime, by which an episode calls its hooks."""
+    return env._agentrl
+
+
+def plays_itself(cls: type[Env]) -> bool:
+    """Whether the Env is an agent, which asks for its turns and executes its tools by itself."""
+    return cls._agentrl_play is not Env._agentrl_play
+
+
+def own_task(task: Task) -> Task:
+    """The task of one episode: a copy that its Env may change. Raises ConfigError for a task that cannot be copied."""
+    try:
+        own = copied(task, f"task {task.id or task.prompt!r:.80}")
+    except TypeError as exc:
+        raise ConfigError(str(exc)) from exc
+    if own.seed is None:
+        named = own.id or repr((own.prompt, own.label, own.metadata, own.tools))
+        return replace(own, seed=zlib.crc32(named.encode(errors="surrogatepass")))
+    return own
+
+
+def begin_env(env: Env, task: Task, limits: Limits) -> None:
+    """Bind an Env to its episode. Raises RuntimeError the second time: Envs are single-use."""
+    if hasattr(env, "task"):
+        raise RuntimeError(f"{type(env).__name__} was used before; make a new Env for each episode")
+    env.task, env._agentrl.limits = task, limits
+    env.rng = env._agentrl.rng = Random(task.seed)
+
+
+async def offered_tools(env: Env) -> tuple[ToolSpec, ...]:
+    """The tools that the model may call. Raises ConfigError for a tool that nothing would execute."""
+    given = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
+    offered = tuple(map(normal_spec, given))
+    _refuse_unknown(type(env), offered)
+    env._agentrl.offered = tuple(map(tool_name, offered))
+    return offered
+
+
+def _refuse_unknown(cls: type[Env], offered: Iterable[ToolSpec]) -> None:
+    unknown = [name for name in map(tool_name, offered) if name not in cls._agentrl_tools]
+    if unknown and cls.exec_tool is Env.exec_tool and cls.step is Env.step:
+        raise ConfigError(
+            f"{cls.__name__} cannot execute the tool {unknown[0]!r} that it offers; "
+            "write exec_tool(call), or a @tool method of that name"
+        )
+
+
+async def close_env(env: Env) -> Exception | None:
+    """Close an Env and wait for it, even while being cancelled. An error is logged and returned, not raised."""
+    closing, cancelled = asyncio.create_task(env._agentrl.close(env.close)), None
+    while not closing.done():
+        try:
+            await asyncio.wait([closing])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    error = asyncio.CancelledError() if closing.cancelled() else closing.exception()
+    if error is not None:
+        log.warning("closing %s failed", type(env).__name__, exc_info=error)
+    if cancelled is not None:
+        raise cancelled
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return error
+
+
+class EnvFactory:
+    """An Env class, its configuration, and the object that `share` made.
+
+        async with EnvFactory("my_env.py:Capitals", {"corpus": "facts.jsonl"}) as envs:
+            trajectory = await run_episode(envs.make(), task, engine=engine, renderer=renderer)
+
+    `env` is a class, `file.py:Class`, `package.module:Class`, or a name that `agentrl envs` lists. Raises ConfigError
+    if it is not found, if it has neither tools nor a step nor a score, if it has only one of `snapshot` and `restore`,
+    or if it refuses its configuration.
+    """
+
+    def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
+        self.cls = load_env(env) if isinstance(env, str) else env
+        own = self.cls.step, self.cls.tools, self.cls.exec_tool, self.cls.score
+        nothing = not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool, Env.score)
+        if nothing and not plays_itself(self.cls):
+            raise ConfigError(
+                f"{self.cls.__name__} has neither tools nor a step nor a score: nothing could happen; "
+                "add a method with @tool, override step(action), or score the model's only turn"
+            )
+        if plays_itself(self.cls):
+            self.cls._agentrl_check()
+        if (self.cls.snapshot is Env.snapshot) != (self.cls.restore is Env.restore):
+            raise ConfigError(f"{self.cls.__name__} writes one of snapshot and restore without the other; write both")
+        try:
+            signature = inspect.signature(self.cls.__init__)
+            signature.bind(None, config, shared=None)
+        except TypeError:
+            raise ConfigError(
+                f"{self.cls.__name__}.__init__{signature} does not take (config, shared=...); "
+                "remove __init__ and begin in reset, or pass both to super().__init__(config, shared=shared)"
+            ) from None
+        self.config = validated_config(self.cls, config)
+        self.shared: Any = None
+        self._resources = Resources(patience=60.0)  # parked Envs are closed first
+
+    async def __aenter__(self) -> Self:
+        try:
+            self.shared = await self._enter()
+        except AgentRLError:
+            raise
+        except (Exception, asyncio.CancelledError) as exc:  # the boundary of `share`: no episode is played without it
+            if isinstance(exc, asyncio.CancelledError) and is_cancelled():
+                raise
+            if isinstance(exc, asyncio.CancelledError) or all(map(is_the_worlds, leaves(exc))):
+                raise InfraError(f"{self.cls.__name__}.share: {cause(exc)}") from exc
+            raise ConfigError(f"{self.cls.__name__}.share failed: {cause(exc)}") from exc
+        return self
+
+    async def _enter(self) -> Any:
+        """What `share` gives. A cancelled caller never gets to `__aexit__`, so what is open by then is closed here."""
+        try:
+            return await self._resources.enter(_sharing(self.cls, self.config))
+        except asyncio.CancelledError:
+            for error in await self._resources.close():
+                log.warning("closing what %s.share opened failed", self.cls.__name__, exc_info=error)
+            raise
+
+    async def __aexit__(self, *exc: object) -> None:
+        errors = await self._resources.close()
+        if errors:
+            raise errors[0]
+
+    def check(self, task: Task) -> None:
+        """Raises ConfigError if nothing would execute the task's own tools."""
+        if self.cls.tools is Env.tools and not plays_itself(self.cls):
+            _refuse_unknown(self.cls, map(normal_spec, task.tools))
+
+    def prove(self, renderer: Renderer) -> None:
+        """Raises TemplateError if the template cannot carry the Env's own tools, or for an agent every role."""
+        self.cls._agentrl_prove(renderer)
+
+    def make(self) -> Env:
+        """An Env for one episode. Raises ConfigError if its `__init__` does not call Env's own."""
+        env = self.cls(own_config(self.cls, self.config), shared=self.shared)
+        if not hasattr(env, "config"):
+            raise ConfigError(f"{self.cls.__name__}.__init__ has to call super().__init__(config, shared=shared)")
+        return env
+
+
+@asynccontextmanager
+async def _sharing(cls: type[Env], config: Any) -> AsyncIterator[Any]:
+    """The result of `share`. One task enters and exits it."""
+    shared = cls.share(config)
+    if inspect.isawaitable(shared):
+        shared = await shared
+    if isinstance(shared, AbstractAsyncContextManager):
+        async with shared as entered:
+            yield entered
+    else:
+        yield shared
+
+
+def load_env(path: str) -> type[Env]:
+    """The Env class at `file.py:Class` or `package.module:Class`, or of an installed environment's name.
+
+    Raises ConfigError naming what is missing.
+    """
+    found = load_object(path_of(path) if is_name(path) else path, Env)
+    if not (isinstance(found, type) and issubclass(found, Env)):
+        raise ConfigError(f"{path} is {found!r}, not a subclass of agentrl.Env")
+    return found
+
+
+def _refuse_names(cls: type[Env]) -> None:
+    """Raises ConfigError if the class uses one of agentrl's names for something else."""
+    for name, value in vars(cls).items():
+        if is_tool(value) and (name in _HOOKS or name in _KEPT or name in _SETTINGS):
+            raise ConfigError(
+                f"{cls.__name__}: a tool method named {name!r} hides Env.{name}; "
+                f"give it another name, and @tool(name={name!r}) for the model"
+            )
+        if name in _KEPT:
+            raise ConfigError(f"{cls.__name__}.{name} hides Env.{name}: {_KEPT[name]}; choose another name")
+        if name in _HOOKS:
+            _refuse_hook(cls, name, value)
+        if name in _SETTINGS and not isinstance(value, _SETTINGS[name] | property):
+            raise ConfigError(f"{cls.__name__}.{name} is {value!r}; it must be {_kind(name)}")
+
+
+def _refuse_hook(cls: type[Env], name: str, value: object) -> None:
+    if not callable(value) and not isinstance(value, staticmethod | classmethod):
+        raise ConfigError(f"{cls.__name__}.{name} is {value!r}, but Env.{name} is a hook; choose another name")
+    if name in ("share", "tasks") and inspect.isfunction(value):
+        raise ConfigError(f"{cls.__name__}.{name} is called on the class: write @classmethod above it")
+
+
+def _kind(setting: str) -> str:
+    return getattr(_SETTINGS[setting], "__name__", str(_SETTINGS[setting]))

@@ -1,0 +1,67 @@
+"""Environments by name: the entry points `agentrl.envs` of installed packages.
+
+    [project.entry-points."agentrl.envs"]
+    weather = "weather:Weather"
+
+After that, `agentrl train weather` finds the class wherever the package is installed. `agentrl envs` lists all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from agentrl._util.config_errors import did_you_mean
+from agentrl.errors import ConfigError
+
+GROUP = "agentrl.envs"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    """An environment that a package offers."""
+
+    name: str
+    path: str
+    """`package.module:Class`."""
+    package: str
+    """The distribution that offers it, and its version."""
+
+
+def entries() -> Sequence[Entry]:
+    """What the installed packages offer, by name. Nothing of them is imported."""
+    return _entries(tuple(sys.path))
+
+
+@lru_cache(maxsize=2)
+def _entries(search_path: tuple[str, ...]) -> Sequence[Entry]:
+    """Cached, because a host asks for its Env with every sample, and reading the metadata takes milliseconds."""
+    from importlib.metadata import entry_points
+
+    found: dict[tuple[str, str], Entry] = {}
+    for point in entry_points(group=GROUP):
+        package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+        found.setdefault((point.name, point.value), Entry(point.name, point.value, package))
+    return sorted(found.values())
+
+
+def is_name(path: str) -> bool:
+    """Whether this is the name of an environment, and no path of a class."""
+    return not set(path) & set(".:/") and bool(path)
+
+
+def path_of(name: str) -> str:
+    """The path of the class with this name. Raises ConfigError, with close names, if there is none or more than one."""
+    known = entries()
+    paths = [entry.path for entry in known if entry.name == name]
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
+        raise ConfigError(f"{name} is the name of {' and of '.join(paths)}; name one of these instead")
+    meant = did_you_mean(name, (entry.name for entry in known))
+    raise ConfigError(
+        f"no installed environment has the name {name!r}{meant}; `agentrl envs` lists them, and a class of your own is "
+        "my_env.py:NAME or package.module:NAME"
+    )

@@ -1,0 +1,149 @@
+"""Runtime: an Env's thread, task, resources and limits, and the way an episode calls its hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+from agentrl._util.concurrency import Deadline, Worker, safe_to_raise, uncounted
+from agentrl._util.resources import OwnTask, Resources
+from agentrl.errors import BadCall, InfraError, told
+from agentrl.types import Limits, MaybeAwait
+
+__all__ = ["Runtime", "uncounted"]
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """The thread, the task, the resources and the limits of one Env.
+
+    An `async def` hook runs in the Env's task, a plain one in its thread. Both are made on first use. So a resource
+    that is bound to a task or a thread may be opened in `reset` and closed in `close`. A hook can cancel only the Env's
+    task, never the host's. The default hooks (`inline`) need neither.
+    """
+
+    def __init__(self, name: str, inline: frozenset[Callable[..., Any]] = frozenset()) -> None:
+        self.name = name
+        self.limits = Limits()
+        self.rng = Random()
+        self.offered: tuple[str, ...] = ()
+        """Names of the tools that the model was offered."""
+        self.tool_errors: dict[str, int] = {}
+        """Unexpected exceptions in tools, counted by tool and type. Each is probably a bug."""
+        self.first_tool_error: Exception | None = None
+        self.call_errors: list[BadCall] = []
+        """Content errors among the calls of the last action."""
+        self.ends_first: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Ends what runs beside the episode, an agent say. It is called before the `close` hook."""
+        self._inline = inline
+        self._resources = Resources()
+        self._thread = Worker(f"env-{name}")
+        self._task = OwnTask(f"env-{name}")
+
+    async def hook(self, hook: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
+        """Call a hook as the episode does. Raises TimeoutError naming the hook after `timeout` seconds.
+
+        A thread cannot be stopped: a plain `def` that exceeds its deadline occupies the Env's thread until it returns.
+        An `async def` that ignores its cancellation for `Limits.close_s` is abandoned.
+        """
+        return await self._in_time(hook, timeout, self._run(hook, args, self._in_task))
+
+    async def call(self, function: Callable[..., MaybeAwait[T]], *args: Any, timeout: float | None = None) -> T:
+        """Call a function from within a hook: `async def` in the running task, plain `def` in the Env's thread."""
+        return await self._in_time(function, timeout, self._run(function, args))
+
+    async def enter(self, resource: AbstractAsyncContextManager[T]) -> T:
+        return await self._resources.enter(resource)
+
+    def leave_thread(self) -> bool:
+        """Leave the thread to a function in it that was given up: later hooks run in another. False: there is none."""
+        if not self._thread.occupied:
+            return False
+        self._thread.stop()
+        self._thread = Worker(f"env-{self.name}")
+        return True
+
+    async def close(self, hook: Callable[[], MaybeAwait[None]]) -> None:
+        """End what runs beside the episode, call the `close` hook, exit the resources, newest first, then end task and
+        thread. No failure skips the rest.
+
+        All of it has `Limits.close_s` together. What is unfinished by then is abandoned. Raises a single error as it
+        is, and several as an ExceptionGroup.
+        """
+        loop, seconds = asyncio.get_running_loop(), self.limits.close_s
+        self._resources.begin_close()
+        until, errors = loop.time() + seconds, list[BaseException]()
+        if self.ends_first is not None:
+            errors += await self._error(self._in_time(self.ends_first, seconds, self.ends_first()))
+        errors += await self._error(self._in_time(hook, seconds, self._run(hook, (), self._in_task, always=True)))
+        errors += await self._resources.release(until, seconds, self._thread.stop)
+        await self._task.stop()
+        found = [_closing_error(error) for error in errors]
+        if len(found) == 1:
+            raise found[0]
+        if found:
+            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(told, found)), found)
+
+    @staticmethod
+    async def _error(closing: Coroutine[Any, Any, None]) -> list[BaseException]:
+        """What one step of closing raised, in a list. The next step comes anyway."""
+        try:
+            await closing
+        except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the close boundary: the rest comes next
+            return [exc]
+        return []
+
+    async def _in_task(self, coroutine: Awaitable[T]) -> T:
+        return await self._task.run(coroutine, patience=self.limits.close_s)
+
+    async def _in_time(self, hook: Callable[..., Any], timeout: float | None, running: Coroutine[Any, Any, T]) -> T:
+        if timeout is None:
+            return await running  # under the caller's deadline, if there is one
+        try:
+            async with Deadline(timeout) as deadline:
+                return await running
+        except TimeoutError as exc:
+            if not deadline.expired():
+                raise
+            raise TimeoutError(f"{self.name}.{getattr(hook, '__name__', hook)} {deadline.said()}") from exc
+
+    async def _run(
+        self,
+        hook: Callable[..., MaybeAwait[T]],
+        args: tuple[Any, ...],
+        run: Callable[[Awaitable[T]], Awaitable[T]] | None = None,
+        *,
+        always: bool = False,
+    ) -> T:
+        inline = getattr(hook, "__func__", None) in self._inline
+        if inline or inspect.iscoroutinefunction(hook.func if isinstance(hook, partial) else hook):
+            result = hook(*args)
+        else:
+            result = await self._thread.run(partial(hook, *args), always=always)
+        if not inspect.isawaitable(result):
+            return result
+        if inline:
+            return await result
+        return await (_carried(result) if run is None else run(_carried(result)))
+
+
+async def _carried(awaitable: Awaitable[T]) -> T:
+    """A hook's result or exception. SystemExit is replaced, because it would end the whole event loop."""
+    try:
+        return await awaitable
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as exc:
+        raise safe_to_raise(exc, "in a hook") from exc
+
+
+def _closing_error(error: BaseException) -> Exception:
+    if isinstance(error, asyncio.CancelledError):  # the hook cancelled a task and awaited it
+        return InfraError("closing was cancelled from within")
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,123 @@
+"""Execute the tool calls of one action, and answer them in order."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agentrl._util.concurrency import Deadline, gather
+from agentrl.env.tools import normal_spec, tool_name
+from agentrl.errors import BadCall, CallError, InfraError, ToolError, leaves, told
+from agentrl.plain import number
+from agentrl.types import JSON, Message, StepResult, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from agentrl.env.env import Env
+
+log = logging.getLogger("agentrl")
+
+_MEDIA: Mapping[str, Set[str]] = {
+    "image_url": {"image_url"},
+    "input_image": {"image_url", "file_id"},
+    "image": {"source", "data", "image"},
+    "audio": {"data", "audio"},
+    "audio_url": {"audio_url"},
+    "input_audio": {"input_audio"},
+    "video": {"video"},
+    "video_url": {"video_url"},
+}
+"""Parts of messages that are no text, by `type`, and the keys of which one holds them: OpenAI's, Anthropic's, MCP's."""
+_logged: set[tuple[type, str]] = set()
+
+
+async def run_calls(env: Env, calls: Sequence[ToolCall]) -> StepResult:
+    """Execute calls concurrently. A tool with `parallel=False` waits for the calls before it, and later calls wait for
+    it."""
+    tools = env._agentrl_tools
+    messages, rewards, done = list[Message](), list[float](), False
+    for _, batch in itertools.groupby(
+        enumerate(calls), lambda at: at[0] if at[1].name in tools and not tools[at[1].name].parallel else -1
+    ):
+        for message, result in await gather(_answer(env, call) for _, call in batch):
+            _refuse_media(message["name"], result.content)
+            messages.append(message)
+            done = done or result.done
+            if result.reward is not None:
+                rewards.append(number(result.reward, f"the reward of tool {message['name']}"))
+    return StepResult(messages, reward=sum(rewards) if rewards else None, done=done)
+
+
+async def exec_own_tool(env: Env, call: ToolCall) -> ToolResult | JSON:
+    """Execute the @tool method that a call names. Raises CallError if there is none, or if its arguments do not fit."""
+    tool = env._agentrl_tools.get(call.name)
+    if tool is None:
+        offered = env._agentrl.offered or (
+            *env._agentrl_tools,
+            *(tool_name(normal_spec(spec)) for spec in env.task.tools),
+        )
+        known = ", ".join(offered)
+        raise CallError(f"there is no tool {call.name!r}; the tools are: {known or 'none'}")
+    method = partial(getattr(env, tool.attribute), **tool.validate(call.arguments))
+    return await env._agentrl.call(method)
+
+
+async def _answer(env: Env, call: ToolCall) -> tuple[Message, ToolResult]:
+    """A call's result, or its error as text for the model. InfraError is not caught: the world broke."""
+    runtime, own = env._agentrl, env._agentrl_tools.get(call.name)
+    if call.error is not None:
+        return _error(call, call.error)
+    deadline = Deadline((own and own.timeout) or runtime.limits.tool_s)
+    try:
+        async with deadline:
+            result = await runtime.call(env.exec_tool, call)
+        result = result if isinstance(result, ToolResult) else ToolResult(result)
+        return _message(call, result.content), result
+    except ToolError as exc:
+        if isinstance(exc, CallError):
+            runtime.call_errors.append(BadCall("content", str(exc)))
+        return _error(call, str(exc))
+    except Exception as exc:  # the tool boundary: the model reads the error, and it is counted
+        if any(isinstance(one, InfraError) for one in leaves(exc)):
+            raise
+        if deadline.expired() and isinstance(exc, TimeoutError):
+            return _error(call, f"{call.name} {deadline.said()}")
+        _count(env, call, exc)
+        return _error(call, told(exc))
+
+
+def _message(call: ToolCall, content: JSON) -> Message:
+    if not isinstance(content, str):
+        try:
+            content = json.dumps(content, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise TypeError(f"{call.name} returned {type(content).__name__}, which JSON cannot hold: {exc}") from exc
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+
+
+def _error(call: ToolCall, text: str) -> tuple[Message, ToolResult]:
+    return _message(call, f"Error: {text}"), ToolResult("")
+
+
+def _refuse_media(name: str, content: JSON) -> None:
+    """Raises ValueError for a result with an image: as JSON it is base64, which a model reads as text. That is a bug in
+    the Env, which the model must not see."""
+    parts = content.get("content", content) if isinstance(content, Mapping) else content
+    for part in parts if isinstance(parts, list | tuple) else [parts]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and _MEDIA.get(kind, set()) & part.keys():
+            raise ValueError(f"tool {name} returned {kind!r}, but a model gets text only: turn it into text")
+
+
+def _count(env: Env, call: ToolCall, exc: Exception) -> None:
+    runtime, kind = env._agentrl, f"{call.name}:{type(exc).__name__}"
+    runtime.tool_errors[kind] = runtime.tool_errors.get(kind, 0) + 1
+    runtime.first_tool_error = runtime.first_tool_error or exc
+    if (type(env), kind) not in _logged:
+        _logged.add((type(env), kind))
+        log.warning(
+            "tool %s of %s raised; the model reads the error. First one:", call.name, runtime.name, exc_info=exc
+        )

@@ -1,0 +1,170 @@
+"""Turns of a speaker who reads and says messages: their tokens are a copy, the messages are what was said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from agentrl.engine.base import Generation, Said
+from agentrl.types import JSON, Action, Message, ToolCall
+
+if TYPE_CHECKING:
+    from agentrl.render.base import Renderer
+    from agentrl.trajectory.trajectory import Trajectory
+
+_NOT_ANSWERED = "(This call was not executed.)"
+
+
+@dataclass(slots=True)
+class Spoken:
+    """What was said in one conversation, and what came of it in `Trajectory.info["player"]`."""
+
+    _last: Said | None = None
+    _at: dict[int, tuple[Message, Action]] = field(default_factory=dict)
+    """The messages of the trajectory that the speaker said: as it wants to read them, and their actions."""
+
+    @property
+    def any(self) -> bool:
+        """Whether anything was said."""
+        return bool(self._at)
+
+    def heard(self, generation: Generation, trajectory: Trajectory) -> None:
+        """Note an answer, and count what it took."""
+        self._last = said = generation.said
+        if said is None:
+            return
+        player = trajectory.info.setdefault("player", dict(said.by))
+        for name, value in said.counts.items():
+            player[name] = player.get(name, 0) + value
+
+    def read(self, action: Action, trajectory: Trajectory) -> Action:
+        """What the last answer said, if its tokens parse to `action`. The Env gets this."""
+        if self._last is None or action.finish_reason != "stop":
+            return action
+        action, reason = as_said(action, self._last.message)
+        if reason is not None:
+            self.not_carried(trajectory, reason, len(trajectory.said))
+        return action
+
+    def keep(self, trajectory: Trajectory) -> None:
+        """Keep the last answer for later requests; its action has been appended."""
+        action = trajectory.last_action
+        if self._last is not None and action is not None:
+            cut = action.finish_reason != "stop"
+            message = {"role": "assistant", "content": action.text} if cut else self._last.sent_back
+            self._at[len(trajectory.messages) - 1] = message, action
+            self._last = None
+
+    def not_carried(self, trajectory: Trajectory, reason: str, turn: int | None = None) -> None:
+        """Note that the tokens of a turn, the last one by default, are not what was said, or not what answered it."""
+        turn = len(trajectory.said) - 1 if turn is None else turn
+        trajectory.info["player"].setdefault("not_carried", {}).setdefault(str(turn), reason)
+
+    def messages(self, trajectory: Trajectory, renderer: Renderer) -> list[Message]:
+        """The conversation so far as the speaker reads it: its own messages as it said them, raw text as the user's."""
+        told, open_calls, turn = list[Message](), _OpenCalls(), 0
+        if not trajectory.messages or trajectory.messages[0].get("role") == "assistant":
+            prompt = trajectory.segments[0]
+            told.append({"role": "user", "content": renderer.decode(prompt.ids[: prompt.prompt_length])})
+        raws = [turn.raw for turn in trajectory.turns]
+        for place, message in enumerate(trajectory.messages):
+            if place not in self._at:
+                told += open_calls.answered(message)
+                continue
+            said, action = self._at[place]
+            told += [*open_calls.left(), said]
+            open_calls = _OpenCalls.of(said, action)
+            if raw := raws[turn]:
+                told += [*open_calls.left(), {"role": "user", "content": raw}]
+            turn += 1
+        return [*told, *open_calls.left()]
+
+
+@dataclass(slots=True)
+class _OpenCalls:
+    """Calls of the last message that nothing has answered yet. Servers want an answer to each."""
+
+    ids: dict[str, str] = field(default_factory=dict)
+    """The speaker's own id of each call, by that of the action's."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Why those that could not be read could not."""
+
+    @classmethod
+    def of(cls, said: Message, action: Action) -> _OpenCalls:
+        own = [call["id"] for call in said.get("tool_calls", ())]
+        calls = list(action.calls[: len(own)])
+        names = [call.id for call in calls] + own[len(calls) :]
+        errors = {call.id: call.error for call in calls if call.error is not None}
+        return cls(dict(zip(names, own, strict=True)), errors)
+
+    def answered(self, message: Message) -> list[Message]:
+        """A message of the Env as the speaker reads it, behind what answers the calls that it leaves open."""
+        if message.get("role") == "tool":
+            name = message.get("tool_call_id", "")
+            self.errors.pop(name, None)
+            return [{**message, "tool_call_id": self.ids.pop(name, name)}]
+        blamed = next((name for name, error in self.errors.items() if error in str(message.get("content"))), None)
+        if blamed is not None and message.get("role") == "user":
+            # The answer to a call that could not be read, from an Env whose template has no other place for it.
+            del self.errors[blamed]
+            return [{"role": "tool", "tool_call_id": self.ids.pop(blamed), "content": message["content"]}]
+        return [*self.left(), message]
+
+    def left(self) -> list[Message]:
+        """An answer to each call that is still open."""
+        open_ids = [*self.ids.values()]
+        self.ids.clear()
+        self.errors.clear()
+        return [{"role": "tool", "tool_call_id": name, "content": _NOT_ANSWERED} for name in open_ids]
+
+
+def as_said(action: Action, message: Message) -> tuple[Action, str | None]:
+    """The action that the message says, and why it is not the one that its tokens say. None if it is, to the letter.
+
+    A thought that the template has no place for is no departure: the tokens are the answer without it.
+    """
+    content, thought = str(message.get("content") or "").strip(), message.get("reasoning_content")
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    carried = action.content.strip() == content, _written(action.calls) == _written(calls)
+    said = replace(action, reasoning=action.reasoning if thought is None else str(thought))
+    if all(carried):
+        return said, None
+    return replace(said, content=content, calls=tuple(calls)), _departure(calls, action, texts_equal=carried[0])
+
+
+def _departure(calls: Sequence[ToolCall], action: Action, *, texts_equal: bool) -> str:
+    if any(call.error is not None for call in calls):
+        return "a call that cannot be read"
+    if len(calls) > 1 and len(action.calls) != len(calls):
+        return "several calls in one message"
+    return "the calls read back in another way" if texts_equal else "the text reads back in another way"
+
+
+def _call(call: Mapping[str, JSON]) -> ToolCall:
+    function = call["function"]
+    name, arguments = function["name"], function["arguments"]
+    raw = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    error = None
+    if not isinstance(arguments, Mapping):
+        error, arguments = f"the arguments are not a JSON object: {arguments:.80}", {}
+    elif not name:
+        error = "the call has no name"
+    return ToolCall(call["id"], name, arguments, raw, error)
+
+
+def _written(calls: Sequence[ToolCall]) -> list[str]:
+    return [json.dumps([call.name, call.arguments, call.error is None], sort_keys=True) for call in calls]
+
+
+def as_user(messages: Sequence[Message]) -> list[Message]:
+    """The messages with tool results as text of the user, for a template that cannot write them as results."""
+    text = "\n\n".join(str(message.get("content") or "") for message in messages)
+    return [{"role": "user", "content": text}]
+
+
+def cut_to(budget: int, generation: Generation) -> Generation:
+    """The first `budget` tokens."""
+    tokens, log_probs = generation.tokens[:budget], generation.log_probs[:budget]
+    return replace(generation, tokens=tokens, log_probs=log_probs, finish_reason="length", matched=None)

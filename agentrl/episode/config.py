@@ -1,0 +1,65 @@
+"""The keys of a configuration that say how its episodes are played, declared once for every trainer and host."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from agentrl._util.loading import load_object
+from agentrl.engine.base import SamplingParams
+from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
+from agentrl.errors import ConfigError
+from agentrl.types import JSON, Limits
+
+
+class EpisodeKeys(BaseModel):
+    """The keys that every trainer and host has. Each adds its own in a subclass."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    env: str | None = None
+    """The Env: `file.py:Class` or `package.module:Class`."""
+    env_config: dict[str, Any] = Field(default_factory=dict)
+    """The Env's configuration."""
+    limits: dict[str, Any] = Field(default_factory=dict)
+    """Fields of `Limits`: turns, tokens, turn_tokens, ..."""
+    reward: str | None = None
+    """Path of a reward function that replaces `Env.score`, written like `env`."""
+    thinking: Thinking = "keep"
+    """Earlier thoughts that the template would drop: kept as sampled, or stripped, each time in a new segment."""
+    special_tokens: SpecialTokens = "keep"
+    """Special tokens in what users, tools and documents say: kept, as the template's own render has them, or encoded
+    as text, so that none forges a turn."""
+
+    @field_validator("limits")
+    @classmethod
+    def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
+        valid = Limits.of(limits)
+        return {name: getattr(valid, name) for name in limits}
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        self.options()
+        return self
+
+    def options(self, sampling_params: SamplingParams | None = None, **implied: JSON) -> EpisodeOptions:
+        """The options of its episodes. The keys of `limits` override the limits that are `implied`.
+
+        Raises ConfigError if they exclude each other.
+        """
+        return EpisodeOptions(
+            limits=Limits(**{**implied, **self.limits}),
+            sampling_params=sampling_params or SamplingParams(),
+            thinking=self.thinking,
+            special_tokens=self.special_tokens,
+        )
+
+    def reward_function(self) -> RewardFn | None:
+        """The function that replaces `Env.score`. Raises ConfigError."""
+        if self.reward is None:
+            return None
+        function = load_object(self.reward)
+        if not callable(function):
+            raise ConfigError(f"reward {self.reward} is {function!r}, not a function of a trajectory")
+        return function  # type: ignore[no-any-return]

@@ -1,0 +1,367 @@
+"""A conversation with a model, exact to the token: sample a turn, then observe the answer. It needs no Env.
+
+    talk = Conversation(engine, renderer, Trajectory(), EpisodeOptions())
+    await talk.open()
+    talk.use_tools(tools)
+    talk.begin([{"role": "user", "content": "Capital of France?"}])
+    action, stop = await talk.sample()
+    stop = stop or talk.observe([{"role": "user", "content": "And of Spain?"}])
+
+The caller gives the answers. An episode asks its Env for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from agentrl._util.boundary import at_boundary
+from agentrl.engine.base import Engine, Generation, MessageEngine, SamplingParams
+from agentrl.episode.bad_calls import messages_of
+from agentrl.episode.chat_transcript import Spoken, as_user, cut_to
+from agentrl.episode.options import EpisodeOptions
+from agentrl.episode.reasoning import Thoughts
+from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
+from agentrl.plain import plain, text
+from agentrl.render.base import Rendered, Renderer
+from agentrl.render.long_text import aside, size_of, texts_of, too_long
+from agentrl.render.markers import warn
+from agentrl.trajectory.segment import checked
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import Action, Observed, Raw, StopReason, ToolCall, ToolSpec, TurnOptions
+
+_ABORT_PAUSE_S = 0.05
+"""First wait after the engine aborted a request by itself, for example to update weights. It doubles each time."""
+
+
+class Sampled(NamedTuple):
+    """The result of `Conversation.sample`."""
+
+    action: Action | None
+    """The action of the closed turn. None if the turn is still open, or was never begun."""
+    stop: StopReason | None
+    """Why the conversation ends here. None: answer the action."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One model's turns and observations, under the limits of `options`. Everything is recorded in `trajectory`.
+
+    Methods raise FailedError if the engine or the template breaks.
+    """
+
+    engine: Engine
+    renderer: Renderer
+    trajectory: Trajectory
+    options: EpisodeOptions
+    aborted: Callable[[], bool] | None = None
+    """See `Host.aborted`."""
+    thoughts: Thoughts | None = None
+    """How far thoughts have been stripped; None if they are kept."""
+    context: int = 0
+    """Tokens of the longest sequence; known from `open` on."""
+    turns_before: int = 0
+    """Turns of the same conversation that `trajectory` does not hold."""
+    rid: str = ""
+    """The request that the engine answers now."""
+    unkept: int = 0
+    """Tokens that the engine sampled behind a stop string, which it missed. They are in no turn."""
+    speaker: MessageEngine | None = field(init=False)
+    """The engine, if it is asked with messages. Known once, for a protocol is slow to ask about."""
+    spoken: Spoken = field(default_factory=Spoken)
+    """What a MessageEngine said, in its own messages."""
+
+    def __post_init__(self) -> None:
+        self.renderer = self.options.renderer(self.renderer)
+        self.speaker = self.engine if isinstance(self.engine, MessageEngine) else None
+
+    async def open(self) -> None:
+        """Ask the engine for its longest sequence."""
+        with at_boundary("engine"):
+            self.context = self.options.limits.context or await self.engine.context_length()
+
+    def use_tools(self, tools: Sequence[ToolSpec]) -> None:
+        """Give the tools to the template. Call it before `begin`."""
+        self.trajectory.tools = tuple(tools)
+        with at_boundary("render"):
+            self.renderer = self.renderer.bind(self.trajectory.tools)
+
+    def begin(self, observed: Observed) -> None:
+        """Render the first prompt."""
+        with at_boundary("render", data=True):
+            self._append_first(observed, self.renderer.prompt(observed))
+
+    async def begin_aside(self, observed: Observed) -> None:
+        """As `begin`. A long observation is rendered in a thread, so that it holds up no other episode."""
+        with at_boundary("render", data=True):
+            rendered = await aside(size_of(observed), lambda: self.renderer.prompt(observed))
+            self._append_first(observed, rendered)
+
+    def _append_first(self, observed: Observed, rendered: Rendered) -> None:
+        self.trajectory.append_prompt(rendered, messages_of(observed))
+        self._warn(rendered)
+        if self.thoughts is not None:
+            self.thoughts.begin(observed)
+
+    async def sample(self, turn_options: TurnOptions = TurnOptions()) -> Sampled:  # noqa: B008 - immutable
+        """Sample a turn, or the rest of a turn that an abort left open, and parse it."""
+        trajectory = self.trajectory
+        stop = await self._generate(turn_options)
+        if stop is StopReason.ABORTED or not trajectory.open:
+            return Sampled(None, stop)
+        return Sampled(self._read_turn(), stop)
+
+    def say(self, generation: Generation) -> Action:
+        """Append a whole turn that is known already, such as an assistant's message of recorded chat, and parse it."""
+        with at_boundary("engine"):
+            _check(generation)
+        self.trajectory.append_model(generation)
+        return self._read_turn()
+
+    def _read_turn(self) -> Action:
+        """Parse the open turn and close it."""
+        trajectory = self.trajectory
+        turn = trajectory.segment.turns[-1]
+        with at_boundary("render"):
+            action = self.renderer.parse(
+                trajectory.turn_tokens,
+                turn.finish_reason,
+                turn.matched,
+                thinking=trajectory.thinking,
+                turn=self.turns_before + len(trajectory.said),
+            )
+            action = _executable(self.spoken.read(action, trajectory))
+        trajectory.append_action(action)
+        self.spoken.keep(trajectory)
+        return action
+
+    def observe(self, observed: Observed) -> StopReason | None:
+        """Append the next observation. If no turn would fit after it, append nothing and return the reason to stop."""
+        with at_boundary("render", data=True):
+            rendered, anew = self._next(observed)
+        return self._append_next(observed, rendered, anew)
+
+    async def observe_aside(self, observed: Observed) -> StopReason | None:
+        """As `observe`. A long observation is rendered in a thread, so that it holds up no other episode.
+
+        One that surely does not fit is not rendered at all.
+        """
+        with at_boundary("render", data=True):
+            if self.options.limits.observation_tokens is None:
+                left = self.context - (0 if self.thoughts else self.trajectory.length)
+                if await too_long(self.renderer, texts_of(observed), left) is not None:
+                    return StopReason.CONTEXT_FULL
+            rendered, anew = await aside(size_of(observed), lambda: self._next(observed))
+        return self._append_next(observed, rendered, anew)
+
+    def _next(self, observed: Observed) -> tuple[Rendered, bool]:
+        """The next observation's tokens, and whether they begin a segment."""
+        stripped = self.thoughts.strip(self.trajectory, observed, self.renderer) if self.thoughts else None
+        return (self._render(observed), False) if stripped is None else (stripped, True)
+
+    def _append_next(self, observed: Observed, rendered: Rendered, anew: bool) -> StopReason | None:
+        trajectory, limits, length = self.trajectory, self.options.limits, len(rendered.tokens)
+        if anew:
+            if length >= self.context:
+                return StopReason.CONTEXT_FULL
+            trajectory.begin_segment(rendered, messages_of(observed))
+            self._warn(rendered)
+            return None
+        if trajectory.length + length >= self.context:
+            return StopReason.CONTEXT_FULL
+        if limits.tokens is not None and trajectory.response_length + length >= limits.tokens:
+            return StopReason.MAX_TOKENS
+        trajectory.append_observation(rendered, messages_of(observed))
+        self._warn(rendered)
+        if isinstance(observed, Raw):
+            trajectory.segment.turns[-1].raw = self._read(rendered) if rendered.cut else text(observed.text)
+        return None
+
+    def _warn(self, rendered: Rendered) -> None:
+        if self.options.special_tokens == "keep":
+            warn(rendered.special)
+
+    def is_aborted(self) -> bool:
+        """Whether the host's flag is set."""
+        return self.aborted is not None and self.aborted()
+
+    async def _generate(self, turn_options: TurnOptions) -> StopReason | None:
+        """Sample until the turn is complete. Aborts by the engine are followed by another generation."""
+        pause = _ABORT_PAUSE_S
+        while True:
+            if self.is_aborted():
+                return StopReason.ABORTED
+            budget, reason = self._budget(turn_options)
+            if budget <= 0:
+                return reason
+            if self.speaker is not None:
+                asked = await self._ask_speaker(self.speaker, turn_options, budget)
+                if asked is None:
+                    return StopReason.CONTEXT_FULL
+                generation, cut = asked
+                reason = reason if cut else StopReason.TURN_MAX_TOKENS
+            else:
+                generation = await self._ask_engine(turn_options, budget)
+            if generation.finish_reason == "length":
+                return reason
+            if generation.finish_reason == "stop":
+                return None
+            if self.aborted is None:
+                return StopReason.ABORTED
+            if not self.is_aborted():
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 1.0)
+
+    async def _ask_engine(self, turn_options: TurnOptions, budget: int) -> Generation:
+        trajectory, started = self.trajectory, time.monotonic()
+        params, sent = self._sampling_params(turn_options, budget), trajectory.length
+        self.rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
+        with at_boundary("engine"):
+            generation = await self.engine.generate(
+                trajectory.segment.ids, params, session_id=trajectory.session_id, rid=self.rid
+            )
+            _check(generation)
+        given = len(generation.tokens)
+        generation = self._cut_at_split_stop(
+            _mark_finished(generation, params["stop_token_ids"]), params.get("stop") or ()
+        )
+        self.unkept += given - len(generation.tokens)
+        trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
+        return generation
+
+    async def _ask_speaker(
+        self, engine: MessageEngine, turn_options: TurnOptions, budget: int
+    ) -> tuple[Generation, bool] | None:
+        """A turn, and whether it was cut to `budget`. None if the conversation is too long for the speaker."""
+        trajectory, started = self.trajectory, time.monotonic()
+        sent, cap = trajectory.length, min(self._caps(turn_options), default=None)
+        params = self._sampling_params(turn_options, cap or 0)
+        if cap is None:
+            del params["max_new_tokens"]
+        self.rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
+        with at_boundary("engine"):
+            try:
+                generation = await engine.answer(
+                    self.spoken.messages(trajectory, self.renderer),
+                    trajectory.tools,
+                    params,
+                    session_id=trajectory.session_id,
+                    rid=self.rid,
+                )
+            except ContextFullError as exc:
+                if not trajectory.turns:
+                    raise
+                trajectory.info["context_full"] = str(exc)
+                return None
+            _check(generation)
+        cut = len(generation.tokens) > budget
+        generation = cut_to(budget, generation) if cut else generation
+        self.spoken.heard(generation, trajectory)
+        trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
+        return generation, cut
+
+    def _cut_at_split_stop(self, generation: Generation, stop: Sequence[str]) -> Generation:
+        """End a turn at a stop string that the engine missed.
+
+        An engine misses one if an abort has split it, or came in the same step: it searches only the tokens of the
+        present request, and only if nothing else ended it.
+        """
+        longest = max((len(string.encode()) for string in stop), default=0)  # a token is at least a byte
+        before = self.trajectory.turn_tokens[-longest:] if longest and self.trajectory.open else []
+        given = len(generation.tokens)
+        seam = range(1, min(longest, given) + 1) if self.trajectory.open else ()
+        end = (given,) if longest and generation.finish_reason == "abort" else ()
+        for count in (*seam, *end):
+            tokens = generation.tokens[:count]
+            text = self.renderer.decode([*before, *tokens][-2 * longest :])
+            if matched := next((string for string in stop if string in text), None):
+                log_probs = generation.log_probs[:count]
+                return replace(generation, tokens=tokens, log_probs=log_probs, finish_reason="stop", matched=matched)
+        return generation
+
+    def _render(self, observed: Observed) -> Rendered:
+        action, budget = self.trajectory.last_action, self.options.limits.observation_tokens
+        if action is None:
+            raise LedgerError("an observation answers an action, and there is none")
+        if isinstance(observed, Raw):
+            return self.renderer.text(observed, action, budget=budget)
+        try:
+            return self.renderer.bridge(self.trajectory.messages, action, observed, budget=budget)
+        except TemplateError:
+            if not self.spoken.any:
+                raise
+            # The template cannot write what answers this turn; its speaker reads it all the same.
+            self.spoken.not_carried(self.trajectory, "the chat template refuses the answer to it")
+            plain_action = replace(action, calls=())
+            return self.renderer.bridge(self.trajectory.messages, plain_action, as_user(observed), budget=budget)
+
+    def _read(self, rendered: Rendered) -> str:
+        """What is left of Raw text that was cut: a passage behind the cut is not known to the model."""
+        return self.renderer.decode(rendered.tokens[rendered.spans[-1].start :])
+
+    def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:
+        """Tokens that may be sampled now, and the reason to stop when they are used up."""
+        trajectory, limits = self.trajectory, self.options.limits
+        spent = len(trajectory.turn_tokens) if trajectory.open else 0
+        budgets = [(self.context - trajectory.length, StopReason.CONTEXT_FULL)]
+        if limits.tokens is not None:
+            budgets.append((limits.tokens - trajectory.response_length, StopReason.MAX_TOKENS))
+        if self.speaker is None:  # a speaker's turn is bounded in its own tokens
+            budgets.extend((cap - spent, StopReason.TURN_MAX_TOKENS) for cap in self._caps(turn_options))
+        return min(budgets, key=lambda budget: budget[0])
+
+    def _caps(self, turn_options: TurnOptions) -> list[int]:
+        """Bounds of one turn, in tokens."""
+        given = self.options.sampling_params.get("max_new_tokens")
+        caps = (self.options.limits.turn_tokens, turn_options.max_tokens, given)
+        return [cap for cap in caps if cap is not None]
+
+    def _sampling_params(self, turn_options: TurnOptions, budget: int) -> SamplingParams:
+        given = self.options.sampling_params
+        stop_token_ids = {*(given.get("stop_token_ids") or ()), *self.renderer.stop_token_ids}
+        params: SamplingParams = {**given, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
+        if stop := [*_strings(given.get("stop")), *turn_options.stop]:
+            params["stop"] = stop
+        if least := given.get("min_new_tokens"):
+            params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens
+        return params
+
+
+def _check(generation: Generation) -> None:
+    """Raises EngineError if the generation is invalid."""
+    try:
+        checked(generation)
+    except LedgerError as exc:
+        raise EngineError(f"the engine answered what cannot be trained on: {exc}") from exc
+
+
+def _executable(action: Action) -> Action:
+    """Mark calls as unreadable if JSON cannot hold their arguments."""
+    return replace(action, calls=tuple(map(_plain_call, action.calls)))
+
+
+def _plain_call(call: ToolCall) -> ToolCall:
+    error, arguments = call.error, call.arguments
+    try:
+        arguments = plain(arguments, "arguments")
+    except (TypeError, ValueError) as exc:
+        error, arguments = error or str(exc), {}
+    return replace(call, id=text(call.id), name=text(call.name), arguments=arguments, error=error and text(error))
+
+
+def _mark_finished(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:
+    """Mark a generation as finished if its last token ends the turn.
+
+    SGLang reports an abort if the abort came in the same step.
+    """
+    if generation.finish_reason == "abort" and generation.tokens and generation.tokens[-1] in stop_token_ids:
+        return replace(generation, finish_reason="stop", matched=generation.tokens[-1])
+    return generation
+
+
+def _strings(stop: Sequence[str] | str | None) -> Sequence[str]:
+    return [stop] if isinstance(stop, str) else stop or ()

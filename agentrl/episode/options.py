@@ -1,0 +1,65 @@
+"""The settings of an episode, and the hooks of the program that plays it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from agentrl.engine.base import SamplingParams
+from agentrl.errors import ConfigError
+from agentrl.types import Limits, MaybeAwait, Reward
+
+if TYPE_CHECKING:
+    from agentrl.episode.parking import Parked
+    from agentrl.render.base import Renderer
+    from agentrl.trajectory.trajectory import Trajectory
+
+Thinking: TypeAlias = Literal["keep", "strip"]
+
+SpecialTokens: TypeAlias = Literal["keep", "as_text"]
+
+RewardFn: TypeAlias = "Callable[[Trajectory], MaybeAwait[float | Reward]]"
+"""A reward function: scores a finished trajectory in place of `Env.score`."""
+
+ParkFn: TypeAlias = "Callable[[Parked], Awaitable[None]]"
+"""Takes over an aborted episode. It then owns `Parked.env`, if there is one, and must close it. Raises if it cannot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeOptions:
+    """The settings of an episode, usually the same for all episodes of a run. Each has a default."""
+
+    limits: Limits = field(default_factory=Limits)
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    """Parameters of the engine: temperature, top_p, sampling_seed, ..."""
+    thinking: Thinking = "keep"
+    """Some templates drop earlier thoughts from the next prompt. "keep" keeps the thoughts as they were sampled.
+    "strip" follows the template, and begins a new segment of the trajectory each time (see `Thoughts`)."""
+
+    special_tokens: SpecialTokens = "keep"
+    """Special tokens such as `<|im_end|>` in what users, tools and documents say. "keep" encodes them as the template's
+    own render does, and they can forge a turn. "as_text" encodes them as text. Their count is a metric."""
+
+    def __post_init__(self) -> None:
+        if self.thinking == "strip" and self.limits.observation_tokens is not None:
+            raise ConfigError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
+
+    def renderer(self, renderer: Renderer) -> Renderer:
+        """The renderer as these options want it. Raises TemplateError if its tokenizer cannot do that."""
+        return renderer.as_text() if self.special_tokens == "as_text" else renderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Hooks for a program that plays many episodes. A program that plays a few needs none of them."""
+
+    aborted: Callable[[], bool] | None = None
+    """The flag that stops episodes. It is read before reset, before each generation, around each step and before
+    scoring. Once it is True, nothing new is started. If the engine aborts a generation while it is False, for example
+    to update weights, sampling continues in the same turn. Without a flag, such an abort ends the episode."""
+    on_turn: Callable[[Trajectory], None] | None = None
+    """Called after each turn."""
+    park: ParkFn | None = None
+    """Takes an aborted episode, which `resume_episode` can continue. If it fails, info["not_parked"] says why. An
+    episode that was aborted before its reset is not parked, because there is nothing to keep."""

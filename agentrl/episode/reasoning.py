@@ -1,0 +1,71 @@
+"""Follow a template that drops thoughts of earlier turns from the next prompt. Used only if thinking is "strip"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.episode.bad_calls import messages_of
+from agentrl.errors import TemplateError
+from agentrl.render.base import Rendered, Renderer
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import Message, Observed, Raw
+
+
+@dataclass(slots=True)
+class Thoughts:
+    """How many thoughts of one episode the template has dropped. It drops the oldest first.
+
+    Nothing is dropped if messages do not hold all that was sampled and read: after Raw text, or after a call that could
+    not be read. The same holds under a template that writes no thoughts at all, and where it refuses what was said:
+    gpt-oss' template takes a call with text or with a thought, not with both. Then `info["thoughts_kept"]` says why.
+    """
+
+    given: int = 0
+    """Number of messages in the first prompt. The task decides about thoughts in them."""
+    dropped: int = 0
+    """How many of the model's own thoughts are no longer in the prompt."""
+    raw: bool = False
+
+    def begin(self, observed: Observed) -> None:
+        """Note the first observation of the episode."""
+        self.given, self.raw = len(messages_of(observed)), isinstance(observed, Raw)
+
+    def strip(self, trajectory: Trajectory, observed: Observed, renderer: Renderer) -> Rendered | None:
+        """The template's own prompt for the next turn if it drops another thought, else None.
+
+        A thought is dropped if the prompt is the same without it. Other differences between a template and sampled
+        text, such as the spacing of a call, begin no segment.
+        """
+        self.raw = self.raw or isinstance(observed, Raw)
+        if self._unwritten(trajectory) or not renderer.certificate.capabilities.get("thinking", False):
+            return None
+        messages = [*trajectory.messages, *messages_of(observed)]
+        try:
+            prompt, dropped = self._prompt(messages, renderer)
+        except TemplateError as exc:  # the model may say what its template cannot write: that is no reason to stop
+            trajectory.info["thoughts_kept"] = str(exc)
+            return None
+        if dropped == self.dropped:
+            return None
+        self.dropped = dropped
+        return prompt
+
+    def _prompt(self, messages: Sequence[Message], renderer: Renderer) -> tuple[Rendered | None, int]:
+        """The template's prompt, if a thought may be dropped, and how many thoughts it drops."""
+        own = [i for i in range(self.given, len(messages)) if messages[i].get("reasoning_content")]
+        prompt, dropped = None, self.dropped
+        for i in own[dropped:]:
+            prompt = prompt or renderer.prompt(messages)
+            if renderer.prompt([*messages[:i], _thoughtless(messages[i]), *messages[i + 1 :]]).tokens != prompt.tokens:
+                break
+            dropped += 1
+        return prompt, dropped
+
+    def _unwritten(self, trajectory: Trajectory) -> bool:
+        """Whether the messages lack something that was sampled or read."""
+        return self.raw or any(action.error for action in trajectory.said)
+
+
+def _thoughtless(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "reasoning_content"}

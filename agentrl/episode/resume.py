@@ -1,0 +1,105 @@
+"""Continue an aborted episode exactly where it stopped."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from agentrl._util.boundary import FailedError, at_boundary
+from agentrl.engine.base import Engine, Generation
+from agentrl.env.env import Env, begin_env, plays_itself, runtime
+from agentrl.env.tools import tool_name
+from agentrl.episode.options import EpisodeOptions, Host, RewardFn
+from agentrl.episode.parking import EpisodeState, Parked
+from agentrl.episode.reasoning import Thoughts
+from agentrl.episode.run import Episode
+from agentrl.errors import ResumeError, told
+from agentrl.render.base import Renderer
+from agentrl.trajectory.trajectory import Trajectory
+
+
+async def resume_episode(
+    parked: Parked,
+    env: Env,
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    options: EpisodeOptions | None = None,
+    reward: RewardFn | None = None,
+    host: Host | None = None,
+) -> Trajectory:
+    """Continue an episode where it stopped, even in the middle of a turn. The rest is as in `run_episode`.
+
+    `env` is `parked.env` if there is one, else a fresh one of the same class. Budgets include what was spent before.
+    `Limits.episode_s` does not count the time in between. Whether thoughts are stripped cannot change. If the Env
+    cannot be restored, or answers a recorded action differently, `env` is closed and ResumeError is raised.
+    """
+    episode = Episode.of(env, parked.episode, engine, renderer, options, reward, host)
+    episode.returning = parked
+    return await episode.run(partial(_return, episode, parked))
+
+
+async def _return(episode: Episode, parked: Parked) -> None:
+    """Bring the Env to where the episode stopped, unless the host aborts first."""
+    if parked.env is None and episode.talk.is_aborted():
+        return
+    try:
+        with at_boundary("reset"):
+            back = await (_replay if parked.how == "replay" else _restore)(episode, parked)
+            if back:
+                if not plays_itself(type(episode.env)):
+                    await episode.talk.open()
+                    episode.talk.use_tools(parked.episode.trajectory.tools)
+                episode.returning = None
+    except Exception as exc:  # the boundary of resuming: after any error the episode restarts
+        error = str(exc) if isinstance(exc, FailedError | ResumeError) else told(exc)
+        raise ResumeError(f"{parked.how}: {error}") from exc
+
+
+async def _restore(episode: Episode, parked: Parked) -> bool:
+    """Take the Env as it was, or restore one from its snapshot. Return True."""
+    env, limits = episode.env, episode.talk.options.limits
+    kept = runtime(env)
+    if parked.env is None:
+        begin_env(env, parked.episode.trajectory.task, limits)
+        kept.rng.setstate(parked.rng)
+        kept.tool_errors.update(parked.episode.trajectory.info.get("tool_errors", {}))
+        await kept.hook(env.restore, parked.saved, timeout=limits.reset_s)
+        kept.offered = tuple(map(tool_name, parked.episode.trajectory.tools))
+    kept.limits = limits
+    return True
+
+
+async def _replay(episode: Episode, parked: Parked) -> bool:
+    """Play the recorded actions to the fresh Env, in an episode that is thrown away. False if the host aborts
+    meanwhile.
+
+    Raises ResumeError if any token differs from the record.
+    """
+    recorded, steps = parked.episode.trajectory, parked.episode.steps
+    again = Trajectory(parked.episode.given or recorded.task, session_id=recorded.session_id)
+    state = EpisodeState(again, None if parked.episode.thoughts is None else Thoughts())
+    talk = episode.talk
+    played = Episode.of(episode.env, state, talk.engine, talk.renderer, talk.options, None, episode.host)
+    await played.begin()
+    await played.reset()
+    for turn, action in zip(recorded.turns[:steps], recorded.actions, strict=False):
+        if talk.is_aborted():
+            return False
+        log_probs = [0.0] * len(action.tokens)
+        again.append_model(Generation(action.tokens, log_probs, turn.finish_reason, turn.matched))
+        again.append_action(action)
+        stop = await played.step(action)
+        if stop not in (None, parked.episode.stop) or not _begins(recorded, again):
+            raise ResumeError(f"the environment diverged: it answered turn {state.steps} differently than before")
+    unanswered = sum(turn.sampled_tokens for turn in recorded.turns[steps:])
+    if not _begins(recorded, again) or again.length + unanswered != recorded.length:
+        raise ResumeError("the environment diverged: its observation differs from before")
+    recorded.task = again.task
+    return True
+
+
+def _begins(recorded: Trajectory, again: Trajectory) -> bool:
+    """Whether the last segment of `again` begins that segment of `recorded`. Earlier ones were compared as they
+    grew."""
+    segments = recorded.segments[len(again.segments) - 1 :]
+    return bool(segments) and again.segment.ids == segments[0].ids[: again.length]

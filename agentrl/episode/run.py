@@ -1,0 +1,272 @@
+"""One episode: reset, turns of model and Env until there is a reason to stop, score, close."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from agentrl._util.boundary import FailedError, at_boundary
+from agentrl._util.concurrency import Deadline
+from agentrl.engine.base import Engine
+from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, plays_itself, runtime
+from agentrl.episode.bad_calls import in_call_order, joined, messages_of, observed, replies
+from agentrl.episode.conversation import Conversation
+from agentrl.episode.options import EpisodeOptions, Host, ParkFn, RewardFn
+from agentrl.episode.parking import EpisodeState, Parked, hand_over
+from agentrl.episode.reasoning import Thoughts
+from agentrl.episode.scoring import score
+from agentrl.errors import BadCallPolicy, told
+from agentrl.plain import copied, number, plain, shown
+from agentrl.render.base import Renderer
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import Action, Message, Observation, Observed, Raw, StepResult, StopReason, Task, TurnOptions
+
+__all__ = ["EpisodeOptions", "Host", "ParkFn", "RewardFn", "run_episode"]
+
+log = logging.getLogger("agentrl")
+
+
+async def run_episode(
+    env: Env,
+    task: Task,
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    options: EpisodeOptions | None = None,
+    reward: RewardFn | None = None,
+    session_id: str | None = None,
+    host: Host | None = None,
+) -> Trajectory:
+    """Play one episode and return its trajectory, even if something broke.
+
+    The trajectory's `stop` says why the episode ended. If it is StopReason.FAILED, `failure` says what broke. `reward`
+    replaces `Env.score`. `session_id` names the episode to the engine; the default is a random one. `host` is for
+    programs that abort and resume episodes.
+
+    Raises ConfigError, TemplateError, LedgerError and cancellation. Any other error is recorded.
+    """
+    options = options or EpisodeOptions()
+    thoughts = Thoughts() if options.thinking == "strip" else None
+    state = EpisodeState(Trajectory(task, session_id=session_id or uuid.uuid4().hex), thoughts)
+    episode = Episode.of(env, state, engine, renderer, options, reward, host)
+    return await episode.run(episode.begin)
+
+
+@dataclass(slots=True)
+class Episode:
+    """One Env and one model that take turns."""
+
+    env: Env
+    state: EpisodeState
+    talk: Conversation
+    reward: RewardFn | None
+    host: Host
+    returning: Parked | None = None
+    """The parked episode, until its Env is restored. If it is aborted before that, it is parked again unchanged."""
+
+    @classmethod
+    def of(
+        cls,
+        env: Env,
+        state: EpisodeState,
+        engine: Engine,
+        renderer: Renderer,
+        options: EpisodeOptions | None,
+        reward: RewardFn | None,
+        host: Host | None,
+    ) -> Self:
+        host = host or Host()
+        talk = Conversation(
+            engine, renderer, state.trajectory, options or EpisodeOptions(), host.aborted, state.thoughts
+        )
+        return cls(env, state, talk, reward, host)
+
+    async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
+        """Begin, play to the end, and close the Env or leave it to `park`. Raises as run_episode and `begin` do."""
+        trajectory, kept = self.state.trajectory, False
+        trajectory.stop = None
+        try:
+            await begin()
+            trajectory.stop = await self._stop()
+            if trajectory.stop is StopReason.ABORTED:
+                timeout = self.talk.options.limits.step_s
+                kept = await hand_over(self.host.park, self.env, self.state, self.returning, timeout=timeout)
+        except FailedError as failed:
+            trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
+            log.warning(
+                "episode %s failed in %s: %s", trajectory.session_id, failed.failure.boundary, failed.failure.error
+            )
+        finally:
+            if not kept and (error := await close_env(self.env)):
+                trajectory.info["close_error"] = told(error)
+        if errors := runtime(self.env).tool_errors:
+            trajectory.info["tool_errors"] = dict(errors)
+        return trajectory
+
+    async def begin(self) -> None:
+        """Bind the Env to its own copy of the task. What it changes there is seen by this episode alone."""
+        trajectory = self.state.trajectory
+        self.state.given = trajectory.task
+        trajectory.task = own_task(trajectory.task)
+        begin_env(self.env, trajectory.task, self.talk.options.limits)
+
+    async def _stop(self) -> StopReason:
+        """Play, then score, and return the reason to stop. Raises FailedError."""
+        if self.returning is not None:  # the flag may be down again, but the Env is not back
+            return StopReason.ABORTED
+        if self.state.stop is None:
+            stop = await self._play()
+            if stop is StopReason.ABORTED:
+                return stop
+            self.state.stop = stop
+        if self.talk.is_aborted():
+            return StopReason.ABORTED
+        timeout = self.talk.options.limits.score_s
+        await score(self.env, self.state.trajectory, self.reward, self.policy, timeout=timeout)
+        return self.state.stop
+
+    async def _play(self) -> StopReason:
+        """Play until there is a reason to stop. Raises FailedError."""
+        limit, started = self.talk.options.limits.episode_s, time.monotonic()
+        left = None if limit is None else limit - self.state.played_s
+        try:
+            if self.talk.is_aborted():
+                return StopReason.ABORTED
+            if plays_itself(type(self.env)):
+                return await self.env._agentrl_play(self, left)
+            return await self._take_turns(left)
+        finally:
+            self.state.played_s += time.monotonic() - started
+
+    async def _take_turns(self, left: float | None) -> StopReason:
+        """Reset and take turns until there is a reason to stop, for at most `left` seconds. Raises FailedError."""
+        deadline = Deadline(left)
+        try:
+            async with deadline:
+                if not self.state.trajectory.length:
+                    await self.reset()
+                while True:
+                    stop = await self._turn()
+                    if stop is not None:
+                        return stop
+        except TimeoutError:
+            if deadline.expired():
+                return StopReason.DEADLINE
+            raise
+
+    async def reset(self) -> None:
+        """Reset the Env. Its first observation becomes the prompt."""
+        env, trajectory = self.env, self.state.trajectory
+        await self.talk.open()
+        with at_boundary("reset", hook=env.reset):
+            first: Observation = await runtime(env).hook(
+                env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
+            )
+            read = observed(first, f"{type(env).__name__}.reset")
+            tools = plain(await offered_tools(env), f"{type(env).__name__}.tools")
+        self.talk.use_tools(tools)
+        await self.talk.begin_aside(read)
+        self.state.turn_options = env.turn_options
+
+    async def _turn(self) -> StopReason | None:
+        """Play one turn of the model and the Env's answer, or the rest of it. Return the reason to stop, if any."""
+        state, stop, action = self.state, None, None
+        if state.next == "generate":
+            action, stop = await self.talk.sample(state.turn_options)
+            if action is None:
+                return stop
+        if stop is None:
+            state.next = "step"
+            action = action or state.trajectory.last_action
+            assert action is not None
+            if self.talk.is_aborted():
+                return StopReason.ABORTED
+            stop = await self.step(action)
+            state.next = "generate"
+        if self.host.on_turn is not None:
+            self.host.on_turn(state.trajectory)
+        return stop
+
+    async def step(self, action: Action) -> StopReason | None:
+        """Let the Env answer, and append its observation if another turn is to come."""
+        env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
+        turn, started = trajectory.turns[-1], time.monotonic()
+        with at_boundary("step", hook=env.step):
+            result = await self._answer(action)
+            read, reward = self._plain(result)
+            trajectory.info.update(shown(dict(result.info)))
+        state.steps += 1
+        turn.env_s, turn.reward = time.monotonic() - started, reward
+        if runtime(env).call_errors:
+            turn.bad_call = turn.bad_call or "content"
+        if policy and policy.mask and turn.bad_call == "structural":
+            trajectory.mask("malformed", turn=len(trajectory.turns) - 1)
+        stop = await self._observe(result, read)
+        if stop is not None:
+            trajectory.append_unread(read)
+        return stop
+
+    def _plain(self, result: StepResult) -> tuple[Observed, float | None]:
+        """The observation and the reward of a step. Raises TypeError or ValueError if one is invalid."""
+        where = f"{type(self.env).__name__}.step"
+        nothing = result.done and not result.observation
+        read = () if nothing else observed(result.observation, where)
+        return read, None if result.reward is None else number(result.reward, f"the reward of {where}")
+
+    async def _observe(self, result: StepResult, read: Observed) -> StopReason | None:
+        """Append the next observation. If there is no next turn, return the reason to stop."""
+        trajectory, policy = self.state.trajectory, self.policy
+        if result.done:
+            return StopReason.DONE
+        if policy and trajectory.bad_calls_in_a_row >= policy.in_a_row:
+            return StopReason.BAD_CALLS
+        before_next = await self._before_next_turn(read)
+        if before_next is None:
+            return StopReason.MAX_TURNS
+        self.state.turn_options = result.turn_options or self.env.turn_options
+        return await self.talk.observe_aside(before_next)
+
+    async def _answer(self, action: Action) -> StepResult:
+        """The Env's answer. The BadCallPolicy, if any, answers calls that could not be read."""
+        env, said = self.env, list[Message]()
+        runtime(env).call_errors.clear()
+        if self.policy and action.error:
+            said = replies(action, self.policy, self.talk.renderer.certificate.capabilities)
+            if len(said) == len(action.calls):
+                return StepResult(said)
+        calls = [call for call in action.calls if call.error is None or not said]
+        own = tuple(replace(call, arguments=copied(call.arguments, "arguments")) for call in calls)
+        seen = replace(action, calls=own)
+        result: StepResult = await runtime(env).hook(env.step, seen, timeout=self.talk.options.limits.step_s)
+        if not isinstance(result, StepResult):
+            raise TypeError(f"{type(env).__name__}.step returned {type(result).__name__}, not a StepResult")
+        if not isinstance(result.turn_options, TurnOptions | None):
+            raise TypeError(
+                f"{type(env).__name__}.step gave turn_options={result.turn_options!r:.80}; "
+                "return StepResult(turn_options=TurnOptions(...))"
+            )
+        if not said or result.done or isinstance(result.observation, Raw):
+            return result
+        return replace(
+            result, observation=in_call_order([*messages_of(observed(result.observation, "step")), *said], action)
+        )
+
+    async def _before_next_turn(self, pending: Observed) -> Observed | None:
+        """The observation for the next turn; None if the episode ends."""
+        env, turns, limits = self.env, len(self.state.trajectory.turns), self.talk.options.limits
+        if turns < limits.turns:
+            return pending
+        if turns > limits.turns:
+            return None
+        with at_boundary("step", hook=env.last_turn):
+            last = await runtime(env).hook(env.last_turn, StopReason.MAX_TURNS, timeout=limits.step_s)
+            return None if last is None else joined(pending, last, self.talk.renderer.certificate.capabilities)
+
+    @property
+    def policy(self) -> BadCallPolicy | None:
+        """The Env's BadCallPolicy; None without tools, because then nothing is a tool call."""
+        return self.env.bad_calls if self.state.trajectory.tools else None

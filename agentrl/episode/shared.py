@@ -1,0 +1,199 @@
+"""Renderers, Envs, engines and the gateway for all episodes of one event loop. Each is made once on first use, and
+closed with the loop.
+
+slime only calls `adapt`. It has no start hook, so 256 first calls arrive at once, and it has no stop hook. Training and
+evaluation may run on two loops of one process at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from agentrl.engine.base import RETRY_S, Engine
+from agentrl.env.env import EnvFactory
+from agentrl.episode.options import EpisodeOptions, SpecialTokens
+from agentrl.episode.parking import Parking
+from agentrl.render.base import Renderer
+from agentrl.slime.base_config import HostedConfig
+from agentrl.types import JSON
+
+if TYPE_CHECKING:
+    from agentrl.engine.sglang.connections import Connections
+
+T = TypeVar("T")
+log = logging.getLogger("agentrl")
+
+_CONNECTIONS = 256
+_CLOSE_S = 30.0
+"""Seconds that the process waits at its end for the resources of one loop."""
+
+
+class LoopResources:
+    """Renderers, Envs, engines and parked episodes of one event loop."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._made: dict[Hashable, asyncio.Task[object]] = {}
+        self._parkings: dict[str | None, Parking] = {}
+        self._keeper = asyncio.create_task(self._keep())
+        self._keeper.add_done_callback(lambda keeper: self._leave(keeper.get_loop()))
+
+    async def renderer(
+        self,
+        model: str,
+        template: str | None,
+        template_kwargs: Mapping[str, JSON],
+        *,
+        trust_remote_code: bool = False,
+        special_tokens: SpecialTokens = "keep",
+    ) -> Renderer:
+        """The renderer of a model. `trust_remote_code`: the host has run the tokenizer's own code, so it may run
+        here."""
+        key = (model, template, json.dumps(template_kwargs, sort_keys=True), trust_remote_code, special_tokens)
+        return await self._once(("renderer", *key), lambda: asyncio.to_thread(load_renderer_once, *key))
+
+    async def envs(self, path: str, config: HostedConfig) -> EnvFactory:
+        key = ("envs", path, json.dumps(config.env_config_of(path), sort_keys=True, default=str))
+        return await self.entered(key, lambda: config.env_factory(path))
+
+    async def entered(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """What the context manager of a key gives. It is made and entered on first use, and exited with the loop."""
+        return await self._once(key, lambda: self._stack.enter_async_context(make()))
+
+    async def engine(
+        self,
+        url: str,
+        extra: Mapping[str, JSON],
+        *,
+        model: str = "",
+        retry_s: float = RETRY_S,
+        stopped: Callable[[], bool] | None = None,
+    ) -> Engine:
+        """An engine at a URL. `extra` goes into each request, `retry_s` is its patience (see SGLangEngine).
+
+        `model` is the folder of the model that the engine serves. Token ids that this model does not have are errors.
+        `stopped` is the host's abort flag, the same for all episodes.
+        """
+
+        async def make() -> Engine:
+            from agentrl.engine.sglang import SGLangEngine  # aiohttp is imported only if it is used
+            from agentrl.models.vocabulary import vocabulary_size
+
+            vocab_size = vocabulary_size(model) if model else None
+            engine = SGLangEngine(url, extra=extra, vocab_size=vocab_size, retry_s=retry_s)
+            engine.stopped = stopped or engine.stopped
+            self._stack.push_async_callback(engine.close)
+            return engine
+
+        return await self._once(("engine", url, json.dumps(extra, sort_keys=True), model, retry_s), make)
+
+    async def connections(self, url: str) -> Connections:
+        """HTTP connections to a server that does not sample the episodes."""
+
+        async def make() -> Connections:
+            from agentrl.engine.sglang.connections import Address, Connections
+
+            connections = Connections(Address.read(url), limit=_CONNECTIONS)
+            self._stack.push_async_callback(connections.close)
+            return connections
+
+        return await self._once(("connections", url), make)
+
+    def parking(self, folder: str | None) -> Parking:
+        if folder not in self._parkings:
+            self._parkings[folder] = Parking(folder)
+        return self._parkings[folder]
+
+    async def _once(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """The value that the first caller makes, for all callers. All waiting callers see a failure; the next one
+        retries."""
+        if key not in self._made:
+            task = asyncio.create_task(_run(make))
+            task.add_done_callback(lambda done: self._forget_failure(key, done))
+            self._made[key] = task
+        # Shielded, because the first caller may be cancelled alone.
+        return cast(T, await asyncio.shield(self._made[key]))
+
+    def _forget_failure(self, key: Hashable, task: asyncio.Task[object]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            del self._made[key]
+
+    async def close(self) -> None:
+        self._keeper.cancel()
+        await asyncio.wait([self._keeper])
+        if not self._keeper.cancelled():  # cancelled before it began: nothing was made
+            self._keeper.result()
+
+    async def _keep(self) -> None:
+        """Close everything when the loop ends. A loop cancels its tasks then: it is the only stop hook."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self._leave(asyncio.get_running_loop())
+            for parking in self._parkings.values():  # first: open Envs need the other resources
+                await parking.close()
+            await self._stack.aclose()
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        if _loops.get(loop) is self:
+            del _loops[loop]
+
+
+_loops: dict[asyncio.AbstractEventLoop, LoopResources] = {}
+
+
+def loop_resources() -> LoopResources:
+    """The resources of the running event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _loops:
+        _loops[loop] = LoopResources()
+    return _loops[loop]
+
+
+async def _run(make: Callable[[], Awaitable[T]]) -> T:
+    return await make()
+
+
+@atexit.register
+def _close_running_loops() -> None:
+    """Close all loops' resources: slime's own loops run in daemon threads, which are never shut down."""
+    for loop, here in list(_loops.items()):
+        if loop.is_running():
+            closing = asyncio.run_coroutine_threadsafe(here.close(), loop)
+            try:
+                closing.result(_CLOSE_S)
+            except Exception:  # the end of the process: the other loops must be closed too
+                log.warning("closing what episodes shared failed", exc_info=True)
+
+
+_loading = threading.Lock()
+
+
+def load_renderer_once(
+    model: str,
+    template: str | None,
+    template_kwargs: str,
+    trust_remote_code: bool,
+    special_tokens: SpecialTokens = "keep",
+) -> Renderer:
+    """One renderer for all loops: it is immutable. The lock prevents certifying it twice."""
+    with _loading:
+        renderer = _load(model, template, template_kwargs, trust_remote_code)
+        return EpisodeOptions(special_tokens=special_tokens).renderer(renderer)
+
+
+@cache
+def _load(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
+    from agentrl.models import load_tokenizer  # transformers takes seconds to import
+    from agentrl.render import load_renderer
+
+    tokenizer = load_tokenizer(model, chat_template=template, trust_remote_code=trust_remote_code)
+    return load_renderer(tokenizer, chat_template_kwargs=json.loads(template_kwargs))

@@ -1,0 +1,107 @@
+"""The part of a host's configuration that is the same under every host: the Env, its limits, the model, the engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import Field, ValidationError
+
+from agentrl.engine.base import RETRY_S
+from agentrl.env.env import EnvFactory, load_env
+from agentrl.episode.config import EpisodeKeys
+from agentrl.errors import ConfigError
+
+CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
+
+
+class HostedConfig(EpisodeKeys):
+    """The keys of a host's `agentrl` mapping. A host adds its own keys in a subclass.
+
+    A row's metadata["env"] replaces `env`. It gets `env_config` as well, unless `env_configs` names it. `limits`
+    override the host's flags. Stripped thoughts may turn one episode into several samples.
+    """
+
+    env_configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """What an Env gets in place of `env_config`, by the Env's path as rows write it."""
+
+    model: str | None = None
+    """Folder of the tokenizer. Default: the host's."""
+    chat_template: str | None = None
+    """File with a chat template to use instead of the tokenizer's."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Default: the host's."""
+    engine: str | None = None
+    """URL of an SGLang server or router. Default: the host's."""
+    engine_retry_s: float = Field(default=RETRY_S, ge=0, allow_inf_nan=False)
+    """Seconds for which an engine that is away is asked again, before an episode fails."""
+    park_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
+    """Seconds for which an aborted episode is kept until the host sends it back. 0: never; it restarts."""
+    park_folder: str | None = Field(default=None, min_length=1)
+    """Folder for parked episodes. Default: a temporary folder of this process, removed at its end."""
+
+    @classmethod
+    def parse(cls, where: str, given: Any) -> Self:
+        """Validate the mapping found at `where`. Raises ConfigError."""
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {given!r}")
+        try:
+            return cls.model_validate(given)
+        except ValidationError as exc:
+            raise ConfigError(f"{where}: {_problems(exc)} (known keys: {', '.join(cls.model_fields)})") from exc
+
+    def env_config_of(self, path: str) -> dict[str, Any]:
+        """The configuration of the Env at a path."""
+        return self.env_configs.get(path, self.env_config)
+
+    def env_factory(self, path: str) -> EnvFactory:
+        """The Env at a path, with its own configuration. Raises ConfigError."""
+        load_env(path)  # an Env that is not there has no wrong configuration
+        try:
+            return EnvFactory(path, self.env_config_of(path))
+        except ConfigError as exc:
+            if path in self.env_configs or path == self.env or not self.env_config:
+                raise
+            raise ConfigError(
+                f"{exc}; it got the env_config of {self.env}: give it its own, as in `env_configs: {{{path!r}: {{}}}}`"
+            ) from exc
+
+    def template_text(self) -> str | None:
+        """The chat template that replaces the tokenizer's. Raises ConfigError for a file that cannot be read."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"chat_template {self.chat_template}: {exc}; name a readable Jinja file") from exc
+
+
+def from_environment() -> tuple[str, Any]:
+    """The name and the content of the configuration file that AGENTRL_CONFIG names; both empty without one."""
+    if path := os.environ.get(CONFIG_FILE_VARIABLE):
+        return f"{path} (named by {CONFIG_FILE_VARIABLE})", _read(path)
+    return "", {}
+
+
+@cache
+def _read(path: str) -> Any:
+    """Read the file once in a process: editing it during a run must not change the run."""
+    try:
+        given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{CONFIG_FILE_VARIABLE} names {path}: {exc.strerror}; name a readable YAML file") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} (named by {CONFIG_FILE_VARIABLE}): not YAML: {' '.join(str(exc).split())}") from exc
+    return given["agentrl"] if isinstance(given, Mapping) and "agentrl" in given else given
+
+
+def _problems(exc: ValidationError) -> str:
+    """One line: each key and what is wrong with it."""
+    return "; ".join(
+        f"{'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+        for error in exc.errors()
+    )

@@ -1,0 +1,119 @@
+"""What a model wrote in one episode, apart from what it read: all that a grader looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Self
+
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import JSON, Raw
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The turns of one episode as text, and the task's label. Nothing in `turns` was observed."""
+
+    turns: tuple[str, ...] = ()
+    """Each turn as the model wrote it, thoughts and calls included, in order of time."""
+    answer: str = ""
+    """The last turn without its thought and calls; "" if the thought never ended. An agent's is that of its main
+    line."""
+    thought: bool = False
+    """Whether the last turn holds a thought that ended."""
+    observed: tuple[str, ...] = ()
+    """What followed each turn; at most one text a turn. Only a reward for retrieval reads it."""
+    prompt: JSON = ""
+    label: JSON = None
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Self:
+        task, said, last = trajectory.task, trajectory.said, trajectory.final
+        answer, thought = without_thought(last.content) if last else ("", False)
+        return cls(
+            turns=tuple(action.text for action in said),
+            answer=answer,
+            thought=thought or bool(last and last.reasoning is not None and last.content),
+            observed=_observed(trajectory),
+            prompt=task.prompt.text if isinstance(task.prompt, Raw) else task.prompt,
+            label=task.label,
+            metadata=task.metadata,
+        )
+
+    @classmethod
+    def of_turns(cls, turns: Sequence[str], *, thinking: bool = False, **given: Any) -> Self:
+        """Of the turns' texts alone. `thinking`: the prompt ended inside a thought."""
+        answer, thought = without_thought(turns[-1], opened=thinking) if turns else ("", False)
+        return cls(turns=tuple(turns), answer=answer, thought=thought, **given)
+
+    def to_json(self) -> dict[str, JSON]:
+        """The texts, without the task."""
+        return {
+            "turns": list(self.turns),
+            "answer": self.answer,
+            "thought": self.thought,
+            "observed": list(self.observed),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, JSON], **given: Any) -> Self:
+        """Read the output of `to_json`; `given` are the fields it leaves out."""
+        return cls(
+            turns=tuple(data["turns"]),
+            answer=data["answer"],
+            thought=data["thought"],
+            observed=tuple(data["observed"]),
+            **given,
+        )
+
+
+def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
+    """A turn's text behind its last thought, stripped, and whether a thought ended.
+
+    An unfinished thought is no answer: what follows a <think> that is never closed is left out. `opened`: the prompt
+    opened a thought, so without </think> all of the turn is one.
+    """
+    _, closed, behind = turn.rpartition(_CLOSE)
+    if not closed and opened:
+        return "", False
+    return behind.partition(_OPEN)[0].strip(), bool(closed)
+
+
+def _observed(trajectory: Trajectory) -> tuple[str, ...]:
+    """The raw text behind each turn, or that of the messages behind its assistant message."""
+    found = list[str]()
+    for turn, (start, end) in zip(trajectory.turns, _positions(trajectory), strict=False):
+        behind = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
+        found.append(turn.raw or "".join(_text(message.get("content")) for message in behind))
+    while found and not found[-1]:
+        found.pop()
+    return tuple(found)
+
+
+def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """For each turn, where in `messages` its assistant message stands, and where what was observed of it ends.
+
+    The prompt may hold assistant messages too. They come before the model's own, one a turn. A session says where its
+    replies stand: each prompt of it may hold some, and nothing follows the last reply of a line.
+    """
+    if trajectory.session is None:
+        own = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
+        own = own[len(own) - len(trajectory.said) :]
+        return list(zip(own, [*own[1:], len(trajectory.messages)], strict=True))
+    nodes = sorted(trajectory.session["nodes"], key=lambda node: (node["segment"], node["message"]))
+    ends = {
+        node["turn"]: after["message"] if after and after["segment"] == node["segment"] else node["message"] + 1
+        for node, after in zip_longest(nodes, nodes[1:])
+    }
+    return [(node["message"], ends[node["turn"]]) for node in sorted(nodes, key=lambda node: int(node["turn"]))]
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))

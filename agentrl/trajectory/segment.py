@@ -1,0 +1,420 @@
+"""One sequence to train on: its tokens, who wrote each, which are trained. Most episodes are one segment.
+
+Tokens and the log-probs of sampled tokens are kept in arrays, at 4 bytes each. The garbage collector does not walk
+them. Lists are made on demand; `ids` is the array itself. The mask follows from the spans, so it is not kept. A segment
+grows in this order. After an aborted generation, another one may continue the same turn:
+
+    append_prompt  (append_model+  append_action  append_observation)*
+
+After every append, at a cost of O(new tokens):
+
+- spans partition the response; a span is `sampled` (by the model), or else `observation` or `scaffold` (never trained)
+- `loss_mask` is 1 exactly at sampled tokens that are not masked for a reason
+- there is a log-prob for each sampled token, and for no other
+- `ledger.sampled == ledger.trained + sum(ledger.masked.values())`
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby, repeat
+from typing import Self, TypeVar, get_args
+from zlib import crc32
+
+from agentrl.engine.base import Generation
+from agentrl.errors import LedgerError
+from agentrl.render.base import Rendered
+from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, SpanType, Turn
+from agentrl.types import JSON, Action, ToolCall
+
+T = TypeVar("T")
+
+_ROUNDING = 1e-4
+"""How far above 0 a log-prob may be: engines compute them in float32."""
+_LARGEST = 3.4e38
+"""About the largest number of a float32."""
+
+
+class Segment:
+    """Tokens of one sequence. Only the `append_*` and `mask*` methods change it. Turns count from the segment's
+    first."""
+
+    __slots__ = (
+        "_digest",
+        "_log_probs",
+        "_masked",
+        "_observation",
+        "_sampled",
+        "_scaffold",
+        "_sent",
+        "_trained",
+        "ids",
+        "prompt_length",
+        "said",
+        "spans",
+        "thinking",
+        "turns",
+    )
+
+    def __init__(self) -> None:
+        self.ids: array[int] = array("i")
+        """Prompt and response, exactly as the engine gets them next. Do not change it."""
+        self.prompt_length = 0
+        self.spans: list[Span] = []
+        self.turns: list[Turn] = []
+        self.thinking = False
+        """The last generation prompt left a thinking block open."""
+        self._log_probs: array[float] = array("f")
+        """Log-probs of the sampled tokens in order, masked ones included."""
+        self.said: list[Action] = []
+        """The action of each closed turn, without tokens: those are in `ids`."""
+        self._sampled = self._trained = self._observation = self._scaffold = 0
+        self._masked: dict[str, int] = {}
+        self._digest = 0
+        """The CRC of all tokens, grown with each append. How the tokens were appended makes no difference."""
+        self._sent: list[tuple[int, int]] = []
+        """For each prompt sent to an engine: its length and its CRC."""
+
+    # Reading
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return len(self.ids)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and response; a copy."""
+        return self.ids.tolist()
+
+    @property
+    def response_length(self) -> int:
+        return len(self.ids) - self.prompt_length
+
+    @property
+    def response(self) -> list[int]:
+        """Response token ids, shape [response_length]; a copy."""
+        return self.ids[self.prompt_length :].tolist()
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """1 at each response token that is trained, else 0."""
+        return _per_token(self.spans, lambda span: int(span.trained))
+
+    @property
+    def log_probs(self) -> list[float]:
+        """The log-prob of each response token when it was sampled; 0.0 for tokens that were not."""
+        found, at = list[float](), 0
+        for span in self.spans:
+            length = span.stop - span.start
+            if span.kind == "sampled":
+                found += self._log_probs[at : at + length].tolist()
+                at += length
+            else:
+                found.extend(repeat(0.0, length))
+        return found
+
+    @property
+    def sources(self) -> list[Source]:
+        """Origin of each response token, shape [response_length]."""
+        return _per_token(self.spans, lambda span: span.source)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self._sampled, self._trained, dict(self._masked), self._observation, self._scaffold)
+
+    @property
+    def open(self) -> bool:
+        """A turn has been sampled that no action has closed yet."""
+        return len(self.turns) > len(self.said)
+
+    @property
+    def actions(self) -> list[Action]:
+        """The action of each closed turn, with its tokens."""
+        return [self._with_tokens(action, turn) for turn, action in enumerate(self.said)]
+
+    @property
+    def last_action(self) -> Action | None:
+        return self._with_tokens(self.said[-1], len(self.said) - 1) if self.said else None
+
+    @property
+    def turn_tokens(self) -> list[int]:
+        """Sampled tokens of the last turn, resumptions joined."""
+        return self.tokens_of(len(self.turns) - 1)
+
+    def tokens_of(self, turn: int) -> list[int]:
+        """Sampled tokens of one turn."""
+        found: list[int] = []
+        for span in reversed(self.spans):
+            if span.turn < turn:
+                break
+            if span.turn == turn and span.kind == "sampled":
+                found[:0] = self.ids[self.prompt_length + span.start : self.prompt_length + span.stop]
+        return found
+
+    @property
+    def prefix_breaks(self) -> int:
+        """How many generations had a prompt that is no longer the beginning of `ids`. It reads all tokens."""
+        breaks, at, digest = 0, 0, 0
+        for length, sent in self._sent:
+            digest, at = crc32(self.ids[at:length], digest), length
+            breaks += digest != sent
+        return breaks
+
+    def _with_tokens(self, action: Action, turn: int) -> Action:
+        return replace(action, tokens=tuple(self.tokens_of(turn)))
+
+    # Growing
+
+    def append_prompt(self, rendered: Rendered) -> None:
+        """The first tokens; not part of the response."""
+        require(not self.ids, "the prompt is appended once, and first")
+        require(len(rendered.tokens) > 0, "a prompt has at least one token")
+        self.ids.extend(rendered.tokens)
+        self.prompt_length = len(self.ids)
+        self._digest = crc32(self.ids)
+        self.thinking = rendered.thinking
+
+    def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
+        """Sampled tokens, loss_mask 1. After an abort this extends the turn that is still open.
+
+        Raises LedgerError if tokens and log_probs differ in length, one of them is none, or `prompt_tokens` (what the
+        engine was given) is not all the tokens so far.
+        """
+        tokens, log_probs = checked(generation)
+        require(self.prompt_length > 0, "a model turn needs a prompt before it")
+        require(prompt_tokens in (None, len(self.ids)), f"sent {prompt_tokens} tokens of {len(self.ids)}")
+        if not self.open:
+            self.turns.append(Turn())
+        self._sent.append((len(self.ids), self._digest))
+        self.turns[-1].add(generation, prompt_tokens=len(self.ids), seconds=seconds)
+        for version, start, stop in generation.versions():
+            self._extend(tokens[start:stop], "sampled", version)
+        self._log_probs.extend(log_probs)
+        self._sampled += len(tokens)
+        self._trained += len(tokens)
+        self._check()
+
+    def append_action(self, action: Action) -> None:
+        """Close the open turn with its action. Raises LedgerError if no turn is open, or if its tokens differ."""
+        require(self.open, "an action closes a turn, and none is open")
+        require(
+            not action.tokens or list(action.tokens) == self.turn_tokens, "an action of other tokens than the turn's"
+        )
+        self.said.append(replace(action, tokens=()))
+        self.turns[-1].calls = [call.name for call in action.calls if call.error is None]
+
+    def append_observation(self, rendered: Rendered) -> None:
+        """Append the tokens of template and environment after a turn: loss_mask 0, log_probs 0.0."""
+        require(bool(self.turns) and not self.open, "an observation follows a turn that an action has closed")
+        at = 0
+        for span in rendered.spans:
+            require(span.start == at and span.stop > at, f"rendered spans leave a gap at token {at}")
+            self._extend(rendered.tokens[span.start : span.stop], span.kind)
+            if span.kind == "observation":
+                self._observation += span.stop - span.start
+            else:
+                self._scaffold += span.stop - span.start
+            at = span.stop
+        require(at == len(rendered.tokens), f"rendered spans end at {at} of {len(rendered.tokens)} tokens")
+        self.thinking = rendered.thinking
+        self._check()
+
+    def append_turns(self, sampled: Segment) -> None:
+        """Append the turns of another segment, whose prompt was all the tokens so far and may have been dropped.
+
+        Raises LedgerError if other tokens than these were sent to the engine.
+        """
+        require(not self.open and self.prompt_length > 0, "turns follow a prompt or an observation")
+        if sampled._sent:
+            sent, own = sampled._sent[0], (len(self.ids), self._digest)
+            require(sent == own, f"a turn was sampled behind {sent[0]} other tokens than these {own[0]}")
+        turns, start = len(self.turns), self.response_length
+        for span in sampled.spans:
+            self.spans.append(replace(span, start=span.start + start, stop=span.stop + start, turn=span.turn + turns))
+            self._count(span)
+        new = sampled.ids[sampled.prompt_length :]
+        self.ids.extend(new)
+        self._digest = crc32(new, self._digest)
+        self._log_probs.extend(sampled._log_probs)
+        self._sent.extend(sampled._sent)
+        self.turns.extend(sampled.turns)
+        self.said.extend(sampled.said)
+        self._check()
+
+    def drop_prompt(self) -> None:
+        """Forget the prompt's tokens, which stand elsewhere: the rest can be read, and appended behind them."""
+        self.ids, self.prompt_length = self.ids[self.prompt_length :], 0
+
+    def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
+        """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
+        require(reason in get_args(MaskReason), f"{reason!r} is no reason to mask; known: {get_args(MaskReason)}")
+        self.spans = [self._mask(span, reason) if turn in (None, span.turn) else span for span in self.spans]
+        self._check()
+
+    def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
+        """Exclude each sampled token from the loss at which `loss_mask`, shape [response_length], is 0.
+
+        Spans that are masked in part are split. Raises LedgerError if the lengths differ.
+        """
+        require(len(loss_mask) == self.response_length, f"{len(loss_mask)} of {self.response_length} mask values")
+        self.spans = [piece for span in self.spans for piece in self._mask_in_part(span, loss_mask, reason)]
+        self._check()
+
+    def _mask_in_part(self, span: Span, loss_mask: Sequence[int], reason: MaskReason) -> Iterator[Span]:
+        if span.kind != "sampled" or all(loss_mask[span.start : span.stop]):
+            yield span
+            return
+        for kept, run in groupby(range(span.start, span.stop), key=lambda i: bool(loss_mask[i])):
+            positions = list(run)
+            piece = replace(span, start=positions[0], stop=positions[-1] + 1)
+            yield piece if kept else self._mask(piece, reason)
+
+    def _mask(self, span: Span, reason: MaskReason) -> Span:
+        if not span.trained:
+            return span
+        length = span.stop - span.start
+        self._trained -= length
+        self._masked[reason] = self._masked.get(reason, 0) + length
+        return replace(span, masked=reason)
+
+    def _extend(self, tokens: Sequence[int], kind: SpanType, version: str | None = None) -> None:
+        if not tokens:
+            return
+        start = self.response_length
+        new = array("i", tokens)
+        self.ids.extend(new)
+        self._digest = crc32(new, self._digest)
+        self.spans.append(Span(start, start + len(new), len(self.turns) - 1, kind, version))
+
+    # Checking
+
+    def _check(self) -> None:
+        response, masked = self.response_length, sum(self._masked.values())
+        require((self.spans[-1].stop if self.spans else 0) == response, "spans do not reach the response's end")
+        require(
+            len(self._log_probs) == self._sampled, f"{self._sampled} sampled tokens, {len(self._log_probs)} log_probs"
+        )
+        require(
+            self._sampled == self._trained + masked,
+            f"sampled {self._sampled} != trained {self._trained} + masked {masked}",
+        )
+        require(
+            self._sampled + self._observation + self._scaffold == response, "the ledger does not cover the response"
+        )
+
+    def verify(self) -> None:
+        """Check every invariant over every token, in O(response). Raises LedgerError naming the first that fails."""
+        self._check()
+        at = 0
+        for span in self.spans:
+            require(span.start == at < span.stop, f"spans overlap or leave a gap at {at}")
+            require(span.kind == "sampled" or span.masked is None, f"span at {at} was not sampled, yet is masked")
+            at = span.stop
+        trained = sum(span.stop - span.start for span in self.spans if span.trained)
+        require(self._trained == trained, f"trained {self._trained} != {trained} in the spans")
+        _log_prob_array(self._log_probs)
+        _id_array(self.ids)
+
+    # Serialising
+
+    def to_json(self) -> dict[str, JSON]:
+        """Everything except the engine's own metadata."""
+        return {
+            "tokens": self.tokens,
+            "prompt_length": self.prompt_length,
+            "loss_mask": self.loss_mask,
+            "log_probs": self.log_probs,
+            "spans": [asdict(span) for span in self.spans],
+            "turns": [turn.to_json() for turn in self.turns],
+            "actions": [asdict(action) for action in self.actions],
+            "thinking": self.thinking,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, JSON]) -> Self:
+        """Read the output of `to_json`. Raises LedgerError if it breaks an invariant."""
+        self = cls()
+        self.ids, self.prompt_length = _id_array(data["tokens"]), data["prompt_length"]
+        self.spans = [Span(**span) for span in data["spans"]]
+        self.turns = [Turn(**_upgrade_turn(turn)) for turn in data["turns"]]
+        self.said = [_action_from_json(action) for action in data["actions"]]
+        self.thinking = data["thinking"]
+        for span in self.spans:
+            self._count(span)
+        require(list(data["loss_mask"]) == self.loss_mask, "loss_mask is not what the spans say")
+        log_probs, sources = data["log_probs"], self.sources
+        require(len(log_probs) == len(sources), f"{len(log_probs)} log_probs of {len(sources)} tokens")
+        pairs = list(zip(log_probs, sources, strict=True))
+        require(not any(x for x, source in pairs if source != "sampled"), "tokens that were not sampled have log_probs")
+        self._log_probs = _log_prob_array([x for x, source in pairs if source == "sampled"])
+        self._digest = crc32(self.ids)
+        self.verify()
+        return self
+
+    def _count(self, span: Span) -> None:
+        length = span.stop - span.start
+        if span.source == "sampled":
+            self._sampled += length
+            if span.masked is None:
+                self._trained += length
+            else:
+                self._masked[span.masked] = self._masked.get(span.masked, 0) + length
+        elif span.source == "observation":
+            self._observation += length
+        else:
+            self._scaffold += length
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises LedgerError unless the condition holds."""
+    if not condition:
+        raise LedgerError(message)
+
+
+def checked(generation: Generation) -> tuple[array[int], array[float]]:
+    """The tokens and log-probs of a generation. Raises LedgerError if one is invalid, or if their numbers differ."""
+    tokens, log_probs = _id_array(generation.tokens), _log_prob_array(generation.log_probs)
+    require(len(tokens) == len(log_probs), f"{len(tokens)} sampled tokens but {len(log_probs)} log_probs")
+    return tokens, log_probs
+
+
+def _id_array(tokens: Iterable[int]) -> array[int]:
+    """Token ids as an array. Raises LedgerError if one is invalid."""
+    try:
+        ids = array("i", tokens)
+    except (TypeError, OverflowError) as exc:
+        raise LedgerError(f"token ids are whole numbers from 0 to 2**31 - 1: {exc}") from exc
+    require(not ids or min(ids) >= 0, "a token id is negative")
+    return ids
+
+
+def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
+    """Log-probs as an array. Raises LedgerError if one is invalid."""
+    found = list(log_probs)
+    try:
+        bad = next((x for x in found if not -_LARGEST <= x <= _ROUNDING), None)  # nor NaN
+    except TypeError as exc:
+        raise LedgerError(f"log_probs are numbers: {exc}") from exc
+    require(bad is None, f"a log_prob is {bad}; it must be finite and at most 0")
+    return array("f", found)
+
+
+def _per_token(spans: Sequence[Span], value: Callable[[Span], T]) -> list[T]:
+    """The value of each token's span, once for each token."""
+    found: list[T] = []
+    for span in spans:
+        found.extend(repeat(value(span), span.stop - span.start))
+    return found
+
+
+def _upgrade_turn(turn: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Read a turn of an older file, in which bad calls were called parse errors."""
+    return {"bad_call" if name == "parse_error" else name: value for name, value in turn.items()}
+
+
+def _action_from_json(data: Mapping[str, JSON]) -> Action:
+    calls = tuple(ToolCall(**call) for call in data["calls"])
+    return Action(**{**data, "calls": calls, "tokens": ()})

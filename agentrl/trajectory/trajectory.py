@@ -1,0 +1,418 @@
+"""Turn continuation: the tokens of one episode, who wrote each, and which are trained.
+
+Tokens are the truth. Messages and actions annotate them, and are rendered again only if thoughts are stripped
+(`begin_segment`). An episode appends in this order. After an aborted generation, another one may continue the same
+turn:
+
+    append_prompt  (append_model+  append_action  (append_observation | begin_segment))*
+
+Segments, usually one, hold the tokens. `Segment` checks the invariants of each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from itertools import chain, takewhile
+from operator import itemgetter
+from typing import Self, TypeVar
+
+from agentrl.engine.base import Generation
+from agentrl.errors import Failure
+from agentrl.plain import shown
+from agentrl.render.base import Rendered
+from agentrl.trajectory.segment import Segment, require
+from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Turn
+from agentrl.types import JSON, Action, Message, Observed, Raw, StopReason, Task, ToolSpec
+
+__all__ = [
+    "Ledger",
+    "MaskReason",
+    "Segment",
+    "Source",
+    "Span",
+    "Trajectory",
+    "Turn",
+    "assistant_message",
+    "total_ledger",
+]
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+
+
+class Trajectory:
+    """The record of one episode. Only its `append_*`, `begin_segment` and `mask*` methods change tokens and mask.
+
+    Tokens, spans, log-probs, mask and ledger are those of the last segment, which is usually the only one. Turns,
+    actions, messages and everything else are those of the whole episode. Turns and actions are in order of time.
+    """
+
+    def __init__(self, task: Task | None = None, *, session_id: str = "", tools: Sequence[ToolSpec] = ()) -> None:
+        self.task = task or Task()
+        self.session_id = session_id
+        self.tools: Sequence[ToolSpec] = tuple(tools)
+        self.segments = [Segment()]
+        """The sequences to train on, in order. Each sampled token is in the response of exactly one."""
+        self.order: Sequence[int] = ()
+        """For each turn, segment by segment, its place in time. Empty where time and segments have the same order."""
+        self.messages: list[Message] = []
+        self.reward: float | None = None
+        self.reward_parts: Mapping[str, float] = {}
+        self.stop: StopReason | None = None
+        self.failure: Failure | None = None
+        self.info: dict[str, JSON] = {}
+        self.session: Mapping[str, JSON] | None = None
+        """Of an agent that plays by itself: its replies as a tree, its requests, and what it told in another way."""
+        self.unread = 0
+        """How many of the last messages have no tokens: the episode ended before the model read them."""
+
+    def __repr__(self) -> str:
+        ledger = total_ledger(self.segments)
+        masked = "".join(f", {count} {reason}" for reason, count in ledger.masked.items())
+        parts = [
+            f"{len(self.turns)} turns",
+            f"{sum(segment.length for segment in self.segments)} tokens",
+            f"{ledger.sampled} sampled ({ledger.trained} trained{masked})",
+            f"stop {self.stop}",
+            f"reward {self.reward if self.reward is None else format(self.reward, 'g')}",
+        ]
+        parts += [f"{self.failure.boundary} failed: {self.failure.error}"] if self.failure else []
+        parts += [f"answer {self.answer!r:.60}"] if self.answer else []
+        return f"<Trajectory {self.task.id or self.session_id or 'without a name'}: {', '.join(parts)}>"
+
+    # The last segment
+
+    @property
+    def segment(self) -> Segment:
+        """The last segment, which grows."""
+        return self.segments[-1]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and response; a copy."""
+        return self.segment.tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return self.segment.length
+
+    @property
+    def prompt_length(self) -> int:
+        return self.segment.prompt_length
+
+    @property
+    def response(self) -> list[int]:
+        """Response token ids, shape [response_length]; a copy."""
+        return self.segment.response
+
+    @property
+    def response_length(self) -> int:
+        return self.segment.response_length
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """1 at each response token that is trained, else 0; a copy."""
+        return self.segment.loss_mask
+
+    @property
+    def log_probs(self) -> list[float]:
+        """The float32 log-prob of each response token when it was sampled, masked ones included; a copy.
+
+        It is 0.0 for tokens that were not sampled.
+        """
+        return self.segment.log_probs
+
+    @property
+    def spans(self) -> list[Span]:
+        return self.segment.spans
+
+    @property
+    def sources(self) -> list[Source]:
+        """Origin of each response token, shape [response_length]."""
+        return self.segment.sources
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.segment.ledger
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the last generation prompt left a thinking block open."""
+        return self.segment.thinking
+
+    @property
+    def open(self) -> bool:
+        """Whether the last turn has been sampled but not closed by an action."""
+        return self.segment.open
+
+    @property
+    def turn_tokens(self) -> list[int]:
+        """Sampled tokens of the last turn, resumptions joined."""
+        return self.segment.turn_tokens
+
+    # The whole episode
+
+    @property
+    def turns(self) -> list[Turn]:
+        return self._in_time([segment.turns for segment in self.segments])
+
+    @property
+    def actions(self) -> list[Action]:
+        """The action of each closed turn, made on demand with its tokens."""
+        return self._in_time([segment.actions for segment in self.segments])
+
+    @property
+    def said(self) -> list[Action]:
+        """The action of each closed turn, without its tokens."""
+        return self._in_time([segment.said for segment in self.segments])
+
+    @property
+    def last_action(self) -> Action | None:
+        return next((action for segment in reversed(self.segments) if (action := segment.last_action)), None)
+
+    @property
+    def final(self) -> Action | None:
+        """The action that ends the last segment, without its tokens. An agent has got it; later ones it has not."""
+        for segment in reversed(self.segments):
+            lost = {span.turn for span in segment.spans if span.masked == "undelivered"}
+            got = [action for turn, action in enumerate(segment.said) if turn not in lost]
+            if said := got or segment.said:
+                return said[-1]
+        return None
+
+    @property
+    def answer(self) -> str:
+        """The content of the last action; "" before the first one. An agent's is that of its main line."""
+        return "" if self.final is None else self.final.content
+
+    @property
+    def step_rewards(self) -> list[float]:
+        """The rewards of the steps in order. Steps without a reward are left out."""
+        return [turn.reward for turn in self.turns if turn.reward is not None]
+
+    @property
+    def weight_versions(self) -> list[str]:
+        """The version of the weights of each generation, in order."""
+        return [version for turn in self.turns for version in turn.weight_versions]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a bound on tokens or time ended the episode, not the model or the Env."""
+        return self.stop is not None and self.stop.truncated
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether its reward is evidence about the policy: the episode neither failed nor was aborted."""
+        return self.stop not in (StopReason.FAILED, StopReason.ABORTED)
+
+    @property
+    def tool_call_count(self) -> int:
+        """How many calls named an existing tool."""
+        known = {spec.get("function", spec).get("name") for spec in self.tools}
+        return sum(name in known for turn in self.turns for name in turn.calls)
+
+    @property
+    def bad_calls_in_a_row(self) -> int:
+        """How many turns in a row, up to the last one, held a wrong tool call."""
+        return sum(1 for _ in takewhile(lambda turn: turn.bad_call is not None, reversed(self.turns)))
+
+    @property
+    def prefix_breaks(self) -> int:
+        """How many generations had a prompt that is no longer the beginning of its segment. It reads all tokens.
+
+        It is 0 unless something rewrote tokens that an engine had been sent. Generations read from JSON are not
+        counted.
+        """
+        return sum(segment.prefix_breaks for segment in self.segments)
+
+    def by_segment(self, of_turns: Sequence[T]) -> Iterator[tuple[Segment, Sequence[T]]]:
+        """Each segment with the values of its turns. `of_turns` has one value for each turn, in order of time."""
+        for segment, places in zip(self.segments, self._places(), strict=True):
+            yield segment, [of_turns[place] for place in places]
+
+    def _places(self) -> list[Sequence[int]]:
+        """For each segment, the places of its turns in time."""
+        first, found = 0, list[Sequence[int]]()
+        for segment in self.segments:
+            places = range(first, first + len(segment.turns))
+            found.append([self.order[turn] for turn in places] if self.order else places)
+            first += len(segment.turns)
+        return found
+
+    def _in_time(self, of_segments: Sequence[Sequence[T]]) -> list[T]:
+        """The values of the turns of each segment as one list in order of time. Open turns may have none."""
+        if not self.order:
+            return [value for values in of_segments for value in values]
+        placed = zip(self._places(), of_segments, strict=True)
+        return [value for _, value in sorted(chain(*(zip(*each, strict=False) for each in placed)), key=itemgetter(0))]
+
+    # Growing
+
+    def append_prompt(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
+        """Append the first tokens of the episode. They are not part of the response."""
+        self.segment.append_prompt(rendered)
+        self.messages.extend(messages)
+        self._count_special(rendered.special)
+
+    def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
+        """Sampled tokens, loss_mask 1. After an abort this extends the turn that is still open.
+
+        Raises LedgerError if tokens and log_probs differ in length, one of them is none, or `prompt_tokens` (what the
+        engine was given) is not all the tokens so far.
+        """
+        self.segment.append_model(generation, prompt_tokens=prompt_tokens, seconds=seconds)
+
+    def append_action(self, action: Action) -> None:
+        """Close the open turn with its action. Raises LedgerError if no turn is open, or if its tokens differ."""
+        self.segment.append_action(action)
+        if action.error is not None and self.tools:  # without tools, nothing is a tool call
+            self.segment.turns[-1].bad_call = action.error.kind
+        self.messages.append(assistant_message(action))
+
+    def append_observation(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
+        """Append the tokens of template and environment after a turn: loss_mask 0, log_probs 0.0."""
+        self.segment.append_observation(rendered)
+        self.messages.extend(messages)
+        if rendered.cut:
+            self.info["observation_tokens_cut"] = self.info.get("observation_tokens_cut", 0) + rendered.cut
+        self._count_special(rendered.special)
+
+    def _count_special(self, count: int) -> None:
+        if count:
+            self.info["special_tokens"] = self.info.get("special_tokens", 0) + count
+
+    def append_unread(self, observed: Observed) -> None:
+        """Keep the Env's answer at the end of the episode, as messages without tokens."""
+        messages = [{"role": "user", "content": observed.text}] if isinstance(observed, Raw) else observed
+        self.messages.extend(messages)
+        self.unread += len(messages)
+
+    def begin_segment(self, rendered: Rendered, messages: Sequence[Message] = ()) -> None:
+        """Continue in a new segment with another prompt. The segment so far is trained as it is.
+
+        `rendered` is the whole next prompt. Earlier turns in it are not trained again. Raises LedgerError if no turn
+        was closed since the last prompt.
+        """
+        last = self.segment
+        require(bool(last.turns) and not last.open, "a segment ends with a turn that an action has closed")
+        fresh = Segment()
+        fresh.append_prompt(rendered)
+        self.segments.append(fresh)
+        self.messages.extend(messages)
+        self._count_special(rendered.special - self.info.get("special_tokens", 0))  # it holds all messages so far
+
+    def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
+        """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
+        for segment, turns in self.by_segment(range(len(self.turns))):
+            if turn is None:
+                segment.mask(reason)
+            elif turn in turns:
+                segment.mask(reason, turn=turns.index(turn))
+
+    def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
+        """Exclude each sampled token of the last segment from the loss at which `loss_mask` is 0.
+
+        The shape is [response_length]. Spans that are masked in part are split. Raises LedgerError if the lengths
+        differ.
+        """
+        self.segment.mask_where(loss_mask, reason)
+
+    def verify(self) -> None:
+        """Check every invariant over every token, in O(tokens). Raises LedgerError naming the first that fails."""
+        for segment in self.segments:
+            segment.verify()
+
+    # Serialising
+
+    def to_json(self) -> dict[str, JSON]:
+        """A versioned copy of everything except the engine's own metadata, ready for `json.dumps`.
+
+        The last segment is at the top, with the turns of all segments. The other segments are under "earlier". Turns
+        and actions at the top are segment by segment, and "order" has the place of each turn in time, if it is another.
+        """
+        *earlier, last = [segment.to_json() for segment in self.segments]
+        first = sum(len(segment["turns"]) for segment in earlier)
+        return {
+            "version": SCHEMA_VERSION,
+            "session_id": self.session_id,
+            "task": _task_to_json(self.task),
+            "tools": list(self.tools),
+            **last,
+            "spans": _from_turn(last["spans"], first),
+            "turns": [turn for segment in (*earlier, last) for turn in segment["turns"]],
+            "messages": [dict(message) for message in self.messages],
+            "unread": self.unread,
+            "actions": [action for segment in (*earlier, last) for action in segment["actions"]],
+            "earlier": earlier,
+            **({"order": list(self.order)} if self.order else {}),
+            "reward": self.reward,
+            "reward_parts": dict(self.reward_parts),
+            "stop": self.stop,
+            "failure": asdict(self.failure) if self.failure else None,
+            "info": shown(self.info),
+            **({} if self.session is None else {"session": shown(self.session)}),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, JSON]) -> Self:
+        """Read the output of `to_json`. Raises LedgerError if it breaks an invariant, ValueError for another
+        version."""
+        version = data.get("version") if isinstance(data, Mapping) else None
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"trajectory schema version {version!r}; this agentrl reads {SCHEMA_VERSION}")
+        self = cls(_task_from_json(data["task"]), session_id=data["session_id"], tools=data["tools"])
+        earlier = data.get("earlier", ())
+        first = sum(len(segment["turns"]) for segment in earlier)
+        last = {
+            **data,
+            "spans": _from_turn(data["spans"], -first),
+            "turns": data["turns"][first:],
+            "actions": data["actions"][sum(len(segment["actions"]) for segment in earlier) :],
+        }
+        self.segments = [Segment.from_json(segment) for segment in (*earlier, last)]
+        self.order = data.get("order", ())
+        self.messages, self.unread = list(data["messages"]), data.get("unread", 0)
+        self.reward, self.reward_parts = data["reward"], data["reward_parts"]
+        self.stop = StopReason(data["stop"]) if data["stop"] is not None else None
+        self.failure = Failure(**data["failure"]) if data["failure"] else None
+        self.info, self.session = dict(data["info"]), data.get("session")
+        return self
+
+
+def total_ledger(segments: Iterable[Segment | Trajectory]) -> Ledger:
+    """The sum of the ledgers of many segments. For an episode: `total_ledger(trajectory.segments)`."""
+    return sum((segment.ledger for segment in segments), Ledger())
+
+
+def assistant_message(action: Action) -> Message:
+    """The chat message of an action, as data sets spell it, without calls that could not be read."""
+    message: dict[str, JSON] = {"role": "assistant", "content": action.content}
+    if action.reasoning is not None:
+        message["reasoning_content"] = action.reasoning
+    if calls := [call for call in action.calls if call.error is None]:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in calls
+        ]
+    return message
+
+
+def _from_turn(spans: Sequence[Mapping[str, JSON]], first: int) -> list[dict[str, JSON]]:
+    """The spans, their turns counted from another one."""
+    return [{**span, "turn": span["turn"] + first} for span in spans]
+
+
+def _task_to_json(task: Task) -> dict[str, JSON]:
+    prompt = {"raw": task.prompt.text} if isinstance(task.prompt, Raw) else task.prompt
+    data = {field.name: getattr(task, field.name) for field in fields(task)}
+    written: dict[str, JSON] = shown({**data, "prompt": prompt})
+    return written
+
+
+def _task_from_json(data: Mapping[str, JSON]) -> Task:
+    prompt = data["prompt"]
+    prompt = Raw(prompt["raw"]) if isinstance(prompt, dict) else prompt
+    return Task(**{**data, "prompt": prompt, "tools": tuple(data["tools"])})
