@@ -26,7 +26,9 @@ says how it is treated.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import traceback as _traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -173,3 +175,16 @@ def told(exc: BaseException) -> str:
     if isinstance(exc, BaseExceptionGroup):
         said = f"{text(exc.message)} ({'; '.join(map(told, exc.exceptions))})"
     return f"{type(exc).__name__}: {said}" if said else type(exc).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean group_size?`, or "" if no known name is close."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    """`unknown key group_sise; did you mean group_size?`. All known keys are listed only if none is close."""
+    names = list(known)
+    guess = did_you_mean(name.rpartition(".")[2], names)
+    return f"unknown key {name}{guess or '; the keys are ' + ', '.join(names)}"

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-
-if TYPE_CHECKING:
-    from agentrl.types import JSON
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 T = TypeVar("T")
+
+JSON: TypeAlias = Any
+"""A value that `json` can write. It is typed as Any: a recursive alias makes user code noisier than safer."""
 
 MAX_DEPTH = 100
 """How deep lists and mappings may be nested. Python's JSON fails at some depth beyond this."""

@@ -9,14 +9,11 @@ from enum import StrEnum
 from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
-from agentrl._util.config_errors import unknown_key
-from agentrl.errors import BadCall, ConfigError
+from agentrl.errors import BadCall, ConfigError, unknown_key
+from agentrl.plain import JSON as JSON
 from agentrl.plain import text
 
 T = TypeVar("T")
-
-JSON: TypeAlias = Any
-"""A value that `json` can write. It is typed as Any: a recursive alias makes user code noisier than safer."""
 
 MaybeAwait: TypeAlias = T | Awaitable[T]
 """The result of a hook that may be written `def` or `async def`."""

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl._util.config_errors import did_you_mean
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 
 _NOT_THE_USERS = tuple(
     {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]), "<frozen"}

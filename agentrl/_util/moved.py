@@ -13,7 +13,7 @@ from types import ModuleType
 MOVED = {
     "agentrl.completions": "agentrl.chat.completions",
     "agentrl.conversation": "agentrl.episode.conversation",
-    "agentrl.hosting.config": "agentrl.slime.base_config",
+    "agentrl.hosting.config": "agentrl.episode.host_config",
     "agentrl.http": "agentrl._util.http",
     "agentrl.loading": "agentrl._util.loading",
     "agentrl.options": "agentrl.episode.options",

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+from agentrl.chat.options import SessionOptions
 from agentrl.errors import AgentRLError
-from agentrl.gateway.options import SessionOptions
 from agentrl.types import JSON, ToolSpec
 
 WireName: TypeAlias = Literal["messages", "responses", "chat"]

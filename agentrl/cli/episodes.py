@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 import typer
 
-from agentrl._util.config_errors import did_you_mean
 from agentrl._util.loading import load_object
 from agentrl.cli.settings import merge, parse_settings
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
-from agentrl.errors import ConfigError, InfraError
+from agentrl.errors import ConfigError, InfraError, did_you_mean
 from agentrl.monitor.earned import Earned
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Limits

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from agentrl._util.concurrency import gather
-from agentrl._util.config_errors import did_you_mean
 from agentrl._util.loading import cause, load_object
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
@@ -60,7 +59,7 @@ from agentrl.env.env import Env, EnvFactory, own_task, plays_itself, runtime
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import RewardFn
 from agentrl.episode.run import run_episode
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.monitor.earned import Earned
 from agentrl.testing import rollout
 from agentrl.train.files import only_writer

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl._util.config_errors import unknown_key
 from agentrl._util.loading import load_object
 from agentrl.engine.base import Engine
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, unknown_key
 
 if TYPE_CHECKING:
     from agentrl.engine.scripted import ScriptedEngine

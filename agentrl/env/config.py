@@ -12,8 +12,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from typing_extensions import is_typeddict
 
-from agentrl._util.config_errors import did_you_mean
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.plain import copied
 from agentrl.types import JSON
 

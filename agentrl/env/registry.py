@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from agentrl._util.config_errors import did_you_mean
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 
 GROUP = "agentrl.envs"
 

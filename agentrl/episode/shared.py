@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from agentrl.engine.base import RETRY_S, Engine
 from agentrl.env.env import EnvFactory
+from agentrl.episode.host_config import HostedConfig
 from agentrl.episode.options import EpisodeOptions, SpecialTokens
 from agentrl.episode.parking import Parking
 from agentrl.render.base import Renderer
-from agentrl.slime.base_config import HostedConfig
 from agentrl.types import JSON
 
 if TYPE_CHECKING:

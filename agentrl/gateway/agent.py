@@ -6,12 +6,12 @@ import secrets
 from typing import Any, ClassVar
 
 from agentrl._util.boundary import at_boundary
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.tokens.writer import prove_for_agents
 from agentrl.env.env import Env, runtime
 from agentrl.env.tools import is_tool
 from agentrl.errors import ConfigError
 from agentrl.gateway.endpoint import Endpoint
-from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.playing import Playing
 from agentrl.gateway.session.session import Session
 from agentrl.render.base import Renderer

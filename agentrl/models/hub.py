@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl._util.config_errors import did_you_mean
 from agentrl._util.signals import raising_at_once
-from agentrl.errors import ConfigError, told
+from agentrl.errors import ConfigError, did_you_mean, told
 from agentrl.models.smollm2 import smollm2_folder
 
 NAMES = ("tiny", "smollm2-135m")

@@ -9,9 +9,8 @@ from typing import Any, Literal, Self, TypeAlias
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agentrl._util.config_errors import unknown_key
 from agentrl.episode.config import EpisodeKeys
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, unknown_key
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl import EpisodeOptions, Limits, SamplingParams, Trajectory
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry, Exchange, RefusedError, Reply, Request
 from agentrl.engine import Generation, ScriptedEngine
-from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.session.session import Session
 
 FIND = {

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from agentrl import ConfigError, EpisodeOptions, Limits
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry, RefusedError
-from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.session.session import Session
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from agentrl import Trajectory
+from agentrl.chat.options import SessionOptions
 from agentrl.cli.show import load_trajectory, render_trajectory
-from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.session.log import SessionLog
 from agentrl.gateway.session.session import Session
 from agentrl.testing import call

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from agentrl import StopReason, Trajectory, load_renderer
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry
-from agentrl.gateway.options import SessionOptions
 from agentrl.models import load_tokenizer
 from agentrl.testing import call
 from agentrl.trajectory.model_output import Written

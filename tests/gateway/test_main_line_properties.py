@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry
-from agentrl.gateway.options import SessionOptions
 from agentrl.testing import call
 from tests.gateway.client import FIND, Talk, results, told
 

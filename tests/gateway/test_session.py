@@ -8,9 +8,9 @@ import json
 import pytest
 
 from agentrl import EngineError, Generation, Limits, StopReason, TemplateError, Trajectory
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import RefusedError, Request
 from agentrl.errors import EngineLostError
-from agentrl.gateway.options import SessionOptions
 from agentrl.testing import call
 from tests.gateway.client import ASK, FIND, SYSTEM, Entry, Talk, results, told
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import Limits
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Entry
-from agentrl.gateway.options import SessionOptions
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.testing import call

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import RefusalKind, RefusedError, Reply, Request
-from agentrl.gateway.options import SessionOptions
 from agentrl.types import JSON
 
 DEFAULTS = SessionOptions()

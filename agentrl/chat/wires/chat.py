@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import cast
 from uuid import uuid4
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry, RefusalKind, RefusedError, Reply, Request, Role
 from agentrl.chat.wires import reading
 from agentrl.chat.wires.base import DEFAULTS, Answer, arguments_text, compact
 from agentrl.chat.wires.openai_errors import error_body
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
-from agentrl.gateway.options import SessionOptions
 from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")

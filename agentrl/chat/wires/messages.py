@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry, RefusalKind, RefusedError, Reply, Request, Role, Usage
 from agentrl.chat.wires import reading
 from agentrl.chat.wires.base import DEFAULTS, Answer, compact, event
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
-from agentrl.gateway.options import SessionOptions
 from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("user", "assistant", "system")

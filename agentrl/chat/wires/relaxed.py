@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.wires.reading import MEDIA, unlike
-from agentrl.gateway.options import SessionOptions
 from agentrl.types import JSON
 
 _MARK = "[{} omitted: this model reads text only]"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry, RefusalKind, Request, Role
 from agentrl.chat.wires import reading
 from agentrl.chat.wires.base import DEFAULTS, Answer
@@ -14,7 +15,6 @@ from agentrl.chat.wires.openai_errors import error_body
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
 from agentrl.chat.wires.response_events import ResponseAnswer, ToolForm
-from agentrl.gateway.options import SessionOptions
 from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("system", "developer", "user", "assistant")

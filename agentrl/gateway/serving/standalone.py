@@ -12,11 +12,11 @@ from typing import cast
 
 from aiohttp import web
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Exchange, RefusalKind, RefusedError, Reply, Request
 from agentrl.engine.base import Engine, SamplingParams
 from agentrl.engine.sglang.access import Access, exposure
 from agentrl.episode.options import EpisodeOptions, SpecialTokens
-from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.serving.bodies import DeniedError
 from agentrl.gateway.serving.http import WireServer, keys
 from agentrl.gateway.session.exchange import Refused

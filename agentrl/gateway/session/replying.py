@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Sequence
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Entry, Reply, ReplyCall, Usage
-from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.session.matching import canonical
 from agentrl.gateway.session.tree import Node
 from agentrl.types import Action, ToolCall, ToolSpec

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from agentrl.gateway.options import SessionOptions
+from agentrl.chat.options import SessionOptions
 from agentrl.gateway.session.matching import START
 from agentrl.gateway.session.threads import Thread, main_thread
 from agentrl.gateway.session.tree import Node, Prompt, Tree

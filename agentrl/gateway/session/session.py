@@ -24,11 +24,11 @@ from typing import Literal, Self
 
 from agentrl._util.boundary import FailedError
 from agentrl._util.concurrency import gather
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Entry, Exchange, RefusalKind, RefusedError, Reply, Request
 from agentrl.engine.base import Engine
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, Failure, TemplateError
-from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.session import replaying
 from agentrl.gateway.session.exchange import Answer, Answers, Refused, Waiting
 from agentrl.gateway.session.log import SessionLog

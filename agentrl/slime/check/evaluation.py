@@ -9,8 +9,7 @@ from typing import Any
 
 import yaml
 
-from agentrl._util.config_errors import did_you_mean
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.finding import Finding, error, warning
 from agentrl.slime.check.setup import GENERATE, Setup

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from agentrl._util.config_errors import did_you_mean
 from agentrl._util.loading import load_object
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.slime.check.finding import Finding, error, unchecked
 from agentrl.slime.check.setup import GENERATE, Setup
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import Endpoint
+from agentrl.chat.options import SessionOptions
 from agentrl.engine.base import Generation
 from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
 from agentrl.episode.options import EpisodeOptions
-from agentrl.gateway.options import SessionOptions
 from agentrl.gateway.serving.server import Gateway
 from agentrl.gateway.session.session import Session
 from agentrl.render import load_renderer

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from agentrl.gateway.options import SessionOptions
+from agentrl.chat.options import SessionOptions
 from tests.gateway.clients import said
 from tests.gateway.clients.installed import ALL, slow
 from tests.gateway.clients.playing import play

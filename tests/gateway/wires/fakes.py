@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Reply, ReplyCall, Request, Usage
-from agentrl.gateway.options import SessionOptions
 
 USAGE = Usage(prompt=100, cached=60, sampled=7)
 CALL = ReplyCall("call_1", "look", {"where": "über ☃", "deep": {"b": [1, None]}})

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry, RefusedError
 from agentrl.chat.wires.chat import Chat
 from agentrl.chat.wires.messages import Messages
 from agentrl.chat.wires.reading import read_body
 from agentrl.chat.wires.responses import Responses
-from agentrl.gateway.options import SessionOptions
 
 WIRES = {"messages": Messages(), "responses": Responses(), "chat": Chat()}
 ASK = [{"role": "user", "content": "Go."}]

@@ -1,0 +1,79 @@
+"""Imports between rooms point down: docs/structure.md draws the order, and this holds it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ORDER = (
+    ("__main__",),
+    ("cli",),
+    ("slime", "check", "init"),
+    ("train", "rewards"),
+    ("rollout", "gateway", "testing"),
+    ("chat",),
+    ("episode",),
+    ("env",),
+    ("monitor",),
+    ("trajectory",),
+    ("engine",),
+    ("render",),
+    ("models",),
+    ("_util",),
+    ("sandbox",),
+    ("types",),
+    ("errors",),
+    ("plain", "blame"),
+)
+"""From the top down. A room imports only what stands below it."""
+REACHES_UP = {
+    ("rewards", "slime"): "a grader that slime calls reads slime's samples; imported when it is called",
+}
+
+
+def _house():
+    spec = importlib.util.spec_from_file_location("house", ROOT / ".ci" / "house.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["house"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def house():
+    return _house()
+
+
+@pytest.fixture(scope="module")
+def imports(house):
+    return house.imports(ROOT)
+
+
+def test_every_room_has_its_place(house):
+    rooms = {house.box(module) for module in house.modules(ROOT)} - {"__init__"}
+    assert rooms == {room for storey in ORDER for room in storey}
+
+
+def test_imports_point_down(house, imports):
+    height = {room: number for number, storey in enumerate(reversed(ORDER)) for room in storey}
+    up = []
+    for one in imports:
+        upper, lower = house.box(one.importer), house.box(one.imported)
+        if one.typing_only or upper == lower or "__init__" in (upper, lower) or (upper, lower) in REACHES_UP:
+            continue
+        if height[upper] <= height[lower]:
+            up.append(f"{one.importer} imports {one.imported}")
+    assert not up
+
+
+KNOWN_CIRCLES = 4
+"""Pairs of modules that name each other for type checkers alone; none is loaded in a circle."""
+
+
+def test_no_circle_is_left(house, imports):
+    assert house.circles([one for one in imports if not one.typing_only]) == []
+    assert len(house.circles(imports)) <= KNOWN_CIRCLES
