@@ -67,7 +67,7 @@ def play(folder: Path, env: str, player: str = "knows", *more: str) -> subproces
     [
         ("Reset", 1, "Reset.reset gave 3; return text"),
         ("Step", 1, "Step.step returned str, not a StepResult"),
-        ("Score", 1, "the reward is good; it must be a finite number"),
+        ("Score", 1, "the reward is 'good'; it must be a finite number"),
         ("Tasks", 1, "number 1 is a str, not a Task"),
         ("NoList", 1, "gave a int, nothing to go through"),
     ],

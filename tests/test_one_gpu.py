@@ -33,10 +33,17 @@ def test_its_files_are_valid(values: dict[str, Any]) -> None:
     assert config.learning_rate == (1e-4 if config.lora else 1e-5)
 
 
+ENV = "from agentrl import Env\nclass MyEnv(Env):\n    def score(self, trajectory): return 1.0\n"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_its_commands_are_understood(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They end where they look for the user's files, or for the model's configuration, but not before."""
     monkeypatch.chdir(tmp_path)
+    if command.startswith("train"):
+        Path("my_env.py").write_text(ENV)
+        for name in ("tasks.jsonl", "held_out.jsonl"):
+            Path(name).write_text('{"prompt": "a"}\n')
     Path("first.yaml").write_text(yaml.safe_dump(FILES[0]))
     given: list[TrainConfig] = []
     monkeypatch.setattr("agentrl.train.train", lambda config, **_: given.append(config))

@@ -162,8 +162,8 @@ async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkey
     [
         (b"agentrl parked 1\n", "written by another version"),
         (b"", "written by another version"),
-        (b"agentrl parked 4\n\x80garbage", "cannot be read: "),
-        (b"agentrl parked 4\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
+        (b"agentrl parked 5\n\x80garbage", "cannot be read: "),
+        (b"agentrl parked 5\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
     ],
 )
 async def test_a_file_that_is_not_ours(tmp_path, written, reason):
@@ -181,7 +181,7 @@ async def test_a_file_that_is_not_ours(tmp_path, written, reason):
     [
         ({}, "version None; this agentrl reads 5"),
         ({"version": 1, "key": "0" * 32}, "version 1"),
-        ({"version": 4}, "names nothing: None"),
+        ({"version": 5}, "names nothing: None"),
         ({"version": 5, "key": 7}, "names nothing: 7"),
         ({"version": 5, "key": "../secret"}, "names nothing: '../secret'"),
         ({"version": 5, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),

@@ -92,7 +92,7 @@ async def test_an_endpoint_plays_the_user_and_its_tokens_are_counted():
 
 class Talk(Env):
     async def reset(self, task):
-        self.user = user() if not isinstance(task.label, ChatModel) else SimulatedUser(task.label, "", CONFIG)
+        self.user = user()
         return (await self.user.hear("Hello!")).text
 
     async def step(self, action):
@@ -135,11 +135,23 @@ async def test_an_endpoint_never_gets_the_facts():
     assert heard.text == "['content', 'role']"
 
 
+class TalkTo(Talk):
+    """Its user is the model behind `endpoint`."""
+
+    endpoint: ChatModel
+
+    async def reset(self, task):
+        self.user = SimulatedUser(self.endpoint, "", CONFIG)
+        return (await self.user.hear("Hello!")).text
+
+
 async def test_an_endpoint_that_is_down_masks_the_episode(renderer):
     with chat_server(lambda messages, tools: Answer("busy", status=500)) as server:
         down = ChatModel(base_url=server.url, model="m", retries=0)
         engine = ScriptedEngine(["never said"], renderer)
-        t = await run_episode(Talk(), Task(label=down), engine=engine, renderer=renderer)
+        env = TalkTo()
+        env.endpoint = down
+        t = await run_episode(env, Task(), engine=engine, renderer=renderer)
 
     assert t.failure is not None
     assert (t.failure.kind, t.failure.boundary) == ("environment", "reset")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, Self
 
 from agentrl.trajectory.trajectory import Trajectory
@@ -103,7 +103,7 @@ def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
     if trajectory.session is None:
         own = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]
         own = own[len(own) - len(trajectory.said) :]
-        return list(zip(own, [*own[1:], len(trajectory.messages)], strict=True))
+        return list(pairwise([*own, len(trajectory.messages)]))
     nodes = sorted(trajectory.session["nodes"], key=lambda node: (node["segment"], node["message"]))
     ends = {
         node["turn"]: after["message"] if after and after["segment"] == node["segment"] else node["message"] + 1

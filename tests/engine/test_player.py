@@ -261,7 +261,7 @@ async def test_a_conversation_too_long_for_the_model_ends_as_a_full_context(rend
 
 async def test_a_server_that_is_down_is_a_failure_of_the_world(renderer):
     trajectory, _ = await played(Capitals(), by_turn(Answer("down", 500)), renderer)
-    assert (trajectory.stop, trajectory.failure.kind) == (StopReason.FAILED, "environment")
+    assert (trajectory.stop, trajectory.failure.kind) == (StopReason.FAILED, "engine")
 
 
 async def test_any_speaker_is_a_player_and_is_asked_no_longer_after_an_abort(renderer):

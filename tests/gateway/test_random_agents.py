@@ -28,8 +28,8 @@ import pytest
 
 from agentrl import EpisodeOptions, Limits, SessionOptions, Task, Trajectory, run_episode
 from agentrl.testing import tiny_renderer
-from agentrl.trajectory import total_ledger
-from agentrl.written import Written
+from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.trajectory import total_ledger
 from tests.gateway.agents import doing
 from tests.gateway.random_agent import MARK, TOKENIZER, Agent, Model
 

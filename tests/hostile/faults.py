@@ -298,10 +298,10 @@ BUGS: dict[str, Fault] = {
         "step", "last_turn", step=gives(lambda env: StepResult("Again.")), last_turn=gives(lambda env: 3)
     ),
     "tool: NaN": replace(
-        bug("step", "tool odd gave the reward nan", tool=gives(lambda env: ToolResult("", reward=np.nan))), says=ODD
+        bug("step", "the reward of tool odd is nan", tool=gives(lambda env: ToolResult("", reward=np.nan))), says=ODD
     ),
     "score: NaN": bug("score", "the reward is nan", score=gives(lambda env: float("nan"))),
-    "score: a string": bug("score", "the reward is good", score=gives(lambda env: "good")),
+    "score: a string": bug("score", "the reward is 'good'", score=gives(lambda env: "good")),
     "score: parts that are none": bug(
         "score", "part 'a' of the reward is None", score=gives(lambda env: Reward(1.0, {"a": None}))
     ),

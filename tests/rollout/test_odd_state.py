@@ -21,11 +21,11 @@ import pytest
 from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, StopReason
 from agentrl.check import Given, check
 from agentrl.engine import ScriptedEngine
-from agentrl.episode import run_episode
+from agentrl.episode.options import EpisodeOptions, Host
+from agentrl.episode.parking import Parking
+from agentrl.episode.resume import resume_episode
+from agentrl.episode.run import run_episode
 from agentrl.errors import ConfigError
-from agentrl.options import EpisodeOptions, Host
-from agentrl.parking import Parking
-from agentrl.resume import resume_episode
 from agentrl.rollout import Rollout, TaskStream, evaluate, run_groups
 from tests.rollout import odd_own_state as own
 from tests.rollout.odd_envs import Case, row

@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
-from agentrl.hosting import loop_resources
 
 from agentrl import ConfigError, adapt
+from agentrl.episode import shared as loop_resources
 from tests.slime.test_adapt import PARAMS
 from tests.slime.test_partial import Accounted, Slime, account, check, script
 

@@ -67,7 +67,7 @@ def test_a_bad_file(tmp_path, monkeypatch, content, message):
     ("given", "message"),
     [
         ({"environment": "m:E"}, r"environment: Extra inputs.*known keys: env, env_config"),
-        ({"limits": {"turn": 3}}, r"limits: unknown key limits.turn; the keys are turns, tokens"),
+        ({"limits": {"turn": 3}}, r"limits: unknown key limits.turn; did you mean turns?"),
         ({"limits": {"turns": "many"}}, r"limits.turns must be a whole number, not 'many'"),
         ({"limits": {"turns": None}}, r"limits.turns must be a whole number, not None"),
         ({"limits": {"turn_tokens": "1e1"}}, r"limits.turn_tokens must be a whole number, not '1e1'"),

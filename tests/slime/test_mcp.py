@@ -29,5 +29,5 @@ async def test_a_server_that_cannot_start_fails_its_samples_and_not_the_rollout(
         sample = await adapt(args, Sample(prompt="the capital of France?", label="Paris", index=0), dict(PARAMS))
     assert sample.status is Sample.Status.FAILED
     failure = sample.metadata["agentrl"]["failure"]
-    assert (failure["kind"], failure["boundary"]) == ("environment", "reset")
+    assert (failure["kind"], failure["boundary"]) == ("bug", "reset"), "a command that is not there is a wrong path"
     assert asyncio.current_task().cancelling() == 0

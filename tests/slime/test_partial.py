@@ -19,11 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from agentrl.hosting import loop_resources as _loop_resources
 
 from agentrl import ConfigError, adapt
 from agentrl.engine import ScriptedEngine
 from agentrl.env.env import load_env
+from agentrl.episode import shared as _loop_resources
 from agentrl.slime.resumption import _warn_of_lost_ticket
 from agentrl.slime.task import from_sample
 from agentrl.testing import call
