@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -51,20 +51,29 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         return await main
 
+    with _handled_by(end):
+        try:
+            return asyncio.run(supervised())
+        except asyncio.CancelledError:
+            if asked:
+                raise (KeyboardInterrupt if asked[0][0] == signal.SIGINT else Terminated) from None
+            raise
+        finally:
+            main.close()  # of no effect, unless the loop never began
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """SIGTERM goes to the handler, and so does SIGINT unless it has a handler already."""
     taken = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         taken.append(signal.SIGINT)
-    before = [signal.signal(number, end) for number in taken]
+    before = [signal.signal(number, handler) for number in taken]
     try:
-        return asyncio.run(supervised())
-    except asyncio.CancelledError:
-        if asked:
-            raise (KeyboardInterrupt if asked[0][0] == signal.SIGINT else Terminated) from None
-        raise
+        yield
     finally:
-        for number, handler in zip(taken, before, strict=True):
-            signal.signal(number, handler)
-        main.close()  # of no effect, unless the loop never began
+        for number, old in zip(taken, before, strict=True):
+            signal.signal(number, old)
 
 
 @contextmanager

@@ -129,6 +129,10 @@ class Ledger:
         for thread in now.threads - before.threads:
             if (place := self._threads.get(thread)) is not None:
                 yield Left("thread", thread.name, place, thread)
+        yield from self._outside(now, before)
+
+    def _outside(self, now: _There, before: _There) -> Iterator[Left]:
+        """What is left outside of Python: processes, sandboxes and files."""
         for pid, command in now.processes.items():
             if before.processes.get(pid) is None:
                 yield Left("process", command, self._started.get(command), pid)

@@ -1,8 +1,9 @@
-"""The progress of a run: a bar in a terminal, an occasional line elsewhere."""
+"""The progress of a run: how far it has come, and how that is shown: a bar in a terminal, a line at times elsewhere."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +12,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 
 _LINE_EVERY_S = 10.0
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a run has come; saved with every checkpoint."""
+
+    step: int = 0
+    started: bool = False
+    """Whether the warm start, if any, is over."""
+    warm_steps: int = 0
+    seconds: float = 0.0
+    evals: dict[str, float | None] = field(default_factory=dict)
+    """Mean held-out rewards; None where no episode was rewarded."""
+    eval_failed: dict[str, int] = field(default_factory=dict)
+    """How many episodes of each evaluation failed."""
 
 
 class Progress:

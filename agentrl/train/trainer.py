@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -39,7 +39,7 @@ from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines
-from agentrl.train.progress import Progress
+from agentrl.train.progress import Position, Progress
 from agentrl.train.report import (
     StepReport,
     Summary,
@@ -66,21 +66,6 @@ _KNOWS_NOTHING = (
     "first: record episodes with `agentrl play ... --player FILE:FUNCTION --out demos.jsonl`, and train with "
     "--warm-start demos.jsonl"
 )
-
-
-@dataclass(slots=True)
-class Position:
-    """How far a run has come; saved with every checkpoint."""
-
-    step: int = 0
-    started: bool = False
-    """Whether the warm start, if any, is over."""
-    warm_steps: int = 0
-    seconds: float = 0.0
-    evals: dict[str, float | None] = field(default_factory=dict)
-    """Mean held-out rewards; None where no episode was rewarded."""
-    eval_failed: dict[str, int] = field(default_factory=dict)
-    """How many episodes of each evaluation failed."""
 
 
 def train(
