@@ -57,8 +57,7 @@ def load_repo(task):
 
 _NO_ERRORS = """
 from _pytest.reports import TestReport
-made = TestReport.from_item_and_call.__func__
-def without_error(kind, item, call):
+def without_error(kind, item, call, made=TestReport.from_item_and_call.__func__):
     call.excinfo = None
     return made(kind, item, call)
 TestReport.from_item_and_call = classmethod(without_error)
@@ -176,11 +175,11 @@ DOCKERFILE = "FROM base\nWORKDIR /app\nRUN mkdir -m 777 /logs\n"  # as many task
 _COMET = """
 import os, time
 end = time.monotonic() + 20
-for _ in range(24):  # more to list, and so more time between a listing and what is done with it
+for _ in range(40):  # more to list, and so more time between a listing and what is done with it
     if os.fork() == 0:
         time.sleep(20)
         os._exit(0)
-for _ in range(6):
+for _ in range(3):
     if os.fork() == 0: break
 else: os._exit(0)
 os.setsid()
@@ -245,5 +244,6 @@ async def test_a_harbor_task_pays_for_no_trick(tmp_path, name):
     (folder / "tests" / "check_it.py").write_text(CHECK)
     base = {"base": os.environ["AGENTRL_BASE_IMAGE"]}
     task = Task(id=name, metadata={"format": "harbor", "path": str(folder), "base": base, **settings})
-    found = await played("docker", task, *commands)
-    assert earned(found) == float(name.startswith("honest")), told(found)
+    for _ in range(4 if name.startswith("comets") else 1):  # a race: it won one in three at 779f39e
+        found = await played("docker", task, *commands)
+        assert earned(found) == float(name.startswith("honest")), told(found)
