@@ -7,7 +7,7 @@ STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test soak soak-sandbox check bench bench-exact bench-demo bench-retriever gateway-clients gpu gpu-wheels clean
+.PHONY: demo test quick soak soak-sandbox check bench bench-exact bench-demo bench-retriever gateway-clients gpu gpu-wheels clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -19,6 +19,9 @@ test: $(STAMP)  ## All tests that this machine can run, in up to four processes.
 	@echo "About five minutes on two quiet cores; beside other work it may take four times as long."
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal \
 		-n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
+
+quick: check  ## Lint, types, and the tests that need no model: under two minutes on two quiet cores.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not docker" --dist worksteal -n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
 
 soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times.
 	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/gateway/test_told.py tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/test_storm.py tests/envs/search_r1/test_retrieval_killed.py

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 # No test, nor a process that it starts, asks the real Hub: huggingface_hub reads these when it is imported.
 os.environ.update(HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:9")
@@ -12,6 +13,33 @@ import pytest
 
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
+
+HERE = Path(__file__).parent
+SLOW = (
+    "chain",
+    "check",
+    "cli",
+    "engine",
+    "envs",
+    "examples",
+    "gateway",
+    "hostile",
+    "parity",
+    "sandbox",
+    "slime",
+    "train",
+)
+"""Folders whose tests load a model, start servers or processes, or wait for deadlines."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark by place what `make quick` leaves out."""
+    for item in items:
+        folders = item.path.relative_to(HERE).parts[:-1] if item.path.is_relative_to(HERE) else ()
+        if folders and folders[0] in SLOW:
+            item.add_marker(pytest.mark.slow)
+        if "docker" in item.nodeid.partition("/")[2]:
+            item.add_marker(pytest.mark.docker)
 
 
 def pytest_configure():

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentrl import http
+from agentrl._util import http
 from agentrl._util.http import retry_after
 from agentrl.chat.client import ChatModel, ScriptedSpeaker, SpeakerConfig, speaker
 from agentrl.chat.completions import read_reply, wire_message
