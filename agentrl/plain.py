@@ -8,10 +8,12 @@ name.
 from __future__ import annotations
 
 import copy
+import copyreg
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -56,7 +58,52 @@ def copied(value: T, what: str) -> T:
     except RecursionError:  # no data set nests so deep, and records show only its upper part
         return value
     except Exception as exc:  # the boundary of a foreign __deepcopy__
-        raise TypeError(f"{what} cannot be copied for each episode ({exc}); put only JSON into it") from exc
+        at = f" at {found}" if (found := _uncopied(value)) else ""
+        why = " ".join(str(exc).split())
+        raise TypeError(f"{what} cannot be copied for each episode ({why}{at}); put only JSON into it") from exc
+
+
+def _view(held: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(held)  # a function, because pickle does not find the class by its name
+
+
+def _reduced(view: MappingProxyType[Any, Any]) -> tuple[Any, ...]:
+    return _view, (dict(view),)
+
+
+copyreg.pickle(MappingProxyType, _reduced)
+"""Python copies and pickles no read-only view by itself. A Task may hold one, and a parked episode is pickled."""
+
+
+def _uncopied(value: Any) -> str:
+    """Where the innermost part is that cannot be copied, such as metadata['lock']; "" for the value itself."""
+    where, seen = "", set[int]()
+    while id(value) not in seen:
+        seen.add(id(value))
+        for place, part in _parts(value):
+            if id(part) not in seen and not _copies(part):
+                where, value = where + place, part
+                break
+    return where.removeprefix(".")
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | MappingProxyType):
+        yield from ((f"[{key!r:.40}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+    elif is_dataclass(value):
+        yield from ((f".{one.name}", getattr(value, one.name, None)) for one in fields(value))
+
+
+def _copies(value: Any) -> bool:
+    try:
+        copy.deepcopy(value)
+    except RecursionError:
+        return True
+    except Exception:  # noqa: BLE001 - the boundary of a foreign __deepcopy__
+        return False
+    return True
 
 
 def number(value: Any, what: str) -> float:

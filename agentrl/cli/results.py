@@ -7,12 +7,13 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import typer
 
+from agentrl._util.content import content
 from agentrl._util.loading import short
 from agentrl.cli.episodes import write_trajectories
 from agentrl.errors import ConfigError, LedgerError
@@ -213,7 +214,7 @@ def _keys(tasks: Sequence[Task]) -> list[str]:
     seen: Counter[str] = Counter()
     keys = []
     for task in tasks:
-        digest = hashlib.sha256(json.dumps(asdict(task), sort_keys=True, default=str).encode()).hexdigest()[:12]
+        digest = hashlib.sha256(content(task).encode()).hexdigest()[:12]
         seen[digest] += 1
         keys.append(f"{digest}-{seen[digest]}")
     return keys

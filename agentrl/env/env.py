@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel
 
 from agentrl._util.concurrency import is_cancelled
+from agentrl._util.content import content
 from agentrl._util.loading import cause, load_object
 from agentrl._util.resources import Resources
 from agentrl.blame import is_the_worlds
@@ -275,7 +276,7 @@ def own_task(task: Task) -> Task:
     except TypeError as exc:
         raise ConfigError(str(exc)) from exc
     if own.seed is None:
-        named = own.id or repr((own.prompt, own.label, own.metadata, own.tools))
+        named = own.id or content((own.prompt, own.label, own.metadata, own.tools))
         return replace(own, seed=zlib.crc32(named.encode(errors="surrogatepass")))
     return own
 

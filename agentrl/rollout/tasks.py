@@ -7,12 +7,12 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
 from itertools import takewhile
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from agentrl._util.content import content
 from agentrl.env.env import EnvFactory
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError
@@ -232,9 +232,4 @@ _DIGITS, _NAMED = 8, 5
 
 
 def _digest(task: Task) -> str:
-    row = json.dumps({one.name: getattr(task, one.name) for one in fields(task)}, sort_keys=True, default=_as_json)
-    return hashlib.sha256(row.encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
-
-
-def _as_json(value: object) -> JSON:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+    return hashlib.sha256(content(task).encode()).hexdigest()[:_DIGITS]

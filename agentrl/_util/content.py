@@ -1,0 +1,93 @@
+"""What a value holds, as text that is the same in every process: to see by its hash whether data changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+from agentrl.plain import JSON, MAX_DEPTH
+
+_TEXTS = (bytes, date, Decimal, Enum, PurePath, UUID)
+"""Their text is their content."""
+_SETS = 3
+"""How many sets within sets are read. Members have no order, so what they share cannot be numbered."""
+
+
+def content(value: Any) -> str:
+    """Text of what the value holds, never of an address or of a set's order. Plain JSON is written as `json` does.
+
+    An object is what pickle would write of it. An object that cannot be pickled is the name of its class.
+    """
+    return json.dumps(_Reading().of(value), sort_keys=True)
+
+
+@dataclass(slots=True)
+class _Reading:
+    sets: int = _SETS
+    inside: set[int] = field(default_factory=set)
+    """Ids of the lists, mappings and sets around the current value."""
+    seen: dict[int, tuple[int, object]] = field(default_factory=dict)
+    """Objects that were met, by id, with their number. Each is kept alive, so that its id stays its own."""
+
+    def of(self, value: Any) -> JSON:
+        if isinstance(value, _TEXTS) and not isinstance(value, str | int):
+            return str(value)
+        if value is None or isinstance(value, str | int | float):
+            return value
+        if isinstance(value, dict | MappingProxyType | list | tuple | set | frozenset):
+            return self._held(value)
+        name = getattr(value, "__qualname__", None)  # of classes and functions
+        return name if isinstance(name, str) else self._object(value)
+
+    def _held(self, value: Any) -> JSON:
+        if id(value) in self.inside or len(self.inside) >= MAX_DEPTH:
+            return "..."
+        self.inside.add(id(value))
+        try:
+            if isinstance(value, set | frozenset):
+                return self._members(value)
+            if isinstance(value, list | tuple):
+                return [self.of(item) for item in value]
+            numbers = all(isinstance(key, int | float) for key in value)  # `json` sorts them as numbers
+            return {key if numbers else self._key(key): self.of(item) for key, item in value.items()}
+        finally:
+            self.inside.discard(id(value))
+
+    def _key(self, key: Any) -> str:
+        """The key as text, so that keys of several types can be sorted."""
+        return key if isinstance(key, str) else json.dumps(self.of(key), sort_keys=True)
+
+    def _members(self, value: set[Any] | frozenset[Any]) -> JSON:
+        if not self.sets:
+            return len(value)
+        return sorted(
+            json.dumps(_Reading(self.sets - 1, set(self.inside)).of(member), sort_keys=True) for member in value
+        )
+
+    def _object(self, value: Any) -> JSON:
+        if id(value) in self.seen:
+            return f"object {self.seen[id(value)][0]}"
+        self.seen[id(value)] = len(self.seen), value
+        if is_dataclass(value):
+            return self._held({one.name: getattr(value, one.name, None) for one in fields(value)})
+        return self._held([type(value), *_state(value)])
+
+
+def _state(value: Any) -> list[Any]:
+    """What pickle would write of an object."""
+    try:
+        if hasattr(value, "dtype") and hasattr(value, "tolist"):  # pickles of tensors hold addresses
+            return [str(value.dtype), value.tolist()]
+        written = value.__reduce_ex__(4)
+        if isinstance(written, str):
+            return [written]
+        return [*written[1:3], *map(list, filter(None, written[3:5]))]
+    except Exception:  # noqa: BLE001 - the boundary of a foreign class
+        return []
