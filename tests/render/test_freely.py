@@ -64,6 +64,12 @@ READ = {
         GPT, '<|channel|>commentary to=find<|constrain|>json<|message|>{"what": "x"}<|call|>', FOUND,
     ),
     "gpt-oss, no arguments": (GPT, "<|channel|>commentary to=functions.now<|message|><|call|>", [("now", {}, None)]),
+    "gpt-oss, code": (GPT, '<|channel|>commentary to=functions.find code<|message|>{"what": "x"}<|call|>', FOUND),
+    "LFM2, a comma at the end": (
+        "pythonic_tagged",
+        '<|tool_call_start|>[find(what="x", ), now()]<|tool_call_end|><|im_end|>',
+        [*FOUND, ("now", {}, None)],
+    ),
 }  # fmt: skip
 
 
@@ -94,6 +100,67 @@ def test_a_name_of_two_words_is_no_tool_of_one(name: str) -> None:
     assert action.content == ""
 
 
+HEAD, JSON = "<|channel|>commentary to=", '<|constrain|>json<|message|>{"what": "x"}'
+BROKEN = {
+    "a namespace for a name": (GPT, f"{HEAD}functions. {JSON}<|call|>"),
+    "a namespace without its dot": (GPT, f"{HEAD}functions {JSON}<|call|>"),
+    "a type for a name": (GPT, f'{HEAD}functions. json<|message|>{{"what": "x"}}<|call|>'),
+    "dots for a name": (GPT, f"{HEAD}functions... {JSON}<|call|>"),
+    "a namespace in an id": (
+        "name_in_id",
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{"what": "x"}'
+        "<|tool_call_end|><|tool_calls_section_end|><|im_end|>",
+    ),
+    "a fence for a name": (
+        "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+        f'{CALL}function{SEP}\n```json\n{{"what": "x"}}\n```{END}<｜end▁of▁sentence｜>',
+    ),
+    "two objects": (GPT, f'{HEAD}functions.find {JSON}{{"more": 1}}<|call|>'),
+    "words behind an object": (GPT, f"{HEAD}functions.find {JSON}\nThat was it.<|call|>"),
+    "two objects, no marker behind": (MISTRAL, '[TOOL_CALLS]find[ARGS]{"what": "x"} {"more": 1}</s>'),
+    "commas alone": ("pythonic_tagged", "<|tool_call_start|>[find(,)]<|tool_call_end|><|im_end|>"),
+    "a value that nothing ends": (
+        "GLM-4.6",
+        "<tool_call>find\n<arg_key>what</arg_key>\n<arg_value>x\n<arg_key>where</arg_key>\n<arg_value>{}</arg_value>\n"
+        "</tool_call><|observation|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_no_whole_call_runs_nothing(case: str) -> None:
+    action = read(*BROKEN[case])
+    assert [bool(call.error) for call in action.calls] == [True]
+    assert action.content == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"parameters": {"query": "x"}}',
+        '{"type": "function", "arguments": {"query": "x"}}',
+        '{"name": null, "parameters": {"query": "x"}}',
+    ],
+)
+def test_a_bare_call_without_its_name_is_malformed(text: str) -> None:
+    tokenizer = llama_tokenizer()
+    renderer = load_renderer(tokenizer, tools=[TOOL])
+    tokens = tokenizer.encode(f"{text}<|eot_id|>", add_special_tokens=False)
+    (call,) = renderer.parse(tokens, "stop", tokens[-1]).calls
+    assert call.error == 'the call has no "name"'
+
+
+@pytest.mark.parametrize(
+    "text", ['{"parameters": {}}', '{"parameters": {"a": 1}, "model": "x"}', '{"parameters": [1]}']
+)
+def test_an_answer_with_parameters_is_an_answer(text: str) -> None:
+    tokenizer = llama_tokenizer()
+    renderer = load_renderer(tokenizer, tools=[TOOL])
+    tokens = tokenizer.encode(f"{text}<|eot_id|>", add_special_tokens=False)
+    action = renderer.parse(tokens, "stop", tokens[-1])
+    assert (action.calls, action.content) == ((), text)
+
+
 PREAMBLE = "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
 TO = '<|channel|>commentary to=functions.find <|constrain|>json<|message|>{"what": "x"}<|call|>'
@@ -103,6 +170,10 @@ MESSAGES = {
     "a thought, a preamble and a call": (THOUGHT + PREAMBLE + TO, ("I will look.", "hm", FOUND)),
     "a preamble between thoughts": (THOUGHT + PREAMBLE + THOUGHT + FINAL, ("I will look.\nUlm.", "hm\nhm", [])),
     "an answer that another token ends": ("<|channel|>final<|message|>Ulm.<|end|>", ("Ulm.", None, [])),
+    "an answer with a type": ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", ("{}", None, [])),
+    "an answer with a word for its type": ("<|channel|>final json<|message|>{}<|return|>", ("{}", None, [])),
+    "a thought with a type": (THOUGHT.replace("analysis", "analysis text") + FINAL, ("Ulm.", "hm", [])),
+    "a channel that another follows": ("<|channel|>analysis" + FINAL, ("<|channel|>analysis\nUlm.", None, [])),
     "an answer that both end": ("<|channel|>final<|message|>Ulm.<|end|><|return|>", ("Ulm.", None, [])),
 }
 

@@ -21,6 +21,8 @@ _BEFORE = r'(?:"[^"\s]*"\s*:\s*(?:"[^"\s]*"\s*,\s*|\{\s*)){0,4}?'
 """What may stand before a call's name: `"type": "function", `."""
 _SYNONYMS = ("arguments", "parameters")
 """Models write either word, whatever their template writes."""
+_KEYS = frozenset({"name", "type", "id", *_SYNONYMS})
+"""All keys that a call has."""
 
 Path = tuple[str, ...]
 """Keys from the outermost object to a value."""
@@ -71,15 +73,19 @@ class JsonCalls:
     def _is_call(self, text: str, at: int) -> bool:
         """Whether an object without markers is a call: it has arguments beside a name, or the name of a tool in hand.
 
-        One that is not valid JSON is a call that went wrong if it shows the same.
+        One that has a call's keys only, and arguments among them, is a call without its name. One that is not valid JSON is a call that went wrong if it shows the same.
         """
         value, _ = json_at(text, at)
         if isinstance(value, Unread):
             return self._shows_a_call(text, at)
         name, arguments = self._name_and_arguments(value)
         if not isinstance(name, str) or not name:
-            return False
+            return bool(arguments) and isinstance(arguments, dict) and bool(self.names) and self._has_no_more(value)
         return name in self.names or (isinstance(arguments, dict | str) and bool(self.name_at or not self.names))
+
+    def _has_no_more(self, value: Any) -> bool:
+        """Whether an object has no keys but a call's: it has lost its name, and is no answer."""
+        return bool(self.name_at) and value.keys() <= _KEYS | {*self.name_at, *self.arguments_at, *self.id_at}
 
     def _shows_a_call(self, text: str, at: int) -> bool:
         """Whether text that is not valid JSON begins as a call does."""

@@ -10,7 +10,7 @@ from agentrl.render.formats import spelled
 from agentrl.render.formats.arguments import Learned, Regions, literal
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import Unread, json_at
-from agentrl.render.read.lexer import Lexed
+from agentrl.render.read.lexer import Lexed, loose
 from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
 
@@ -47,7 +47,8 @@ class AsKwargs:
             if isinstance(value, Unread):
                 return Unread(f"the argument {name!r} cannot be read: {value.reason}"), key.end()
             values[name], at = value, end
-        return values, at
+        last = re.compile(rf"\s*,(?=\s*{loose(close)})").match(lexed.text, at) if values and close else None
+        return values, last.end() if last else at
 
     def _value(self, lexed: Lexed, at: int) -> tuple[Any, int]:
         if self.unescaped and lexed.text.startswith(self.unescaped, at):

@@ -24,9 +24,9 @@ ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
 )
 """How arguments may be spelled, the strictest first."""
 
-_NAME = r"(?P<name>(?!/)[^\s<>\[\](){{}}\"',;|=\x00]{{1,128}}{})"
-"""Greedy where nothing else ends the name."""
-_NAME_IN_ID = r"(?P<id>(?:[\w-]+\.)?(?P<name>[\w.-]{{1,128}}{})(?::\d+)?)"
+_LETTER = r"[^\s<>\[\](){}\"'`,;|=\x00]"
+_TYPES = ("code", "text")
+"""Words that models write for the type of a message, where a template writes another."""
 _NAMESPACE = re.compile(r"(.*\W)(\w+\.)", re.DOTALL)
 _TAG = r"(?:<[^<>\s]{0,40}>|\[/?[A-Z_]{1,40}\])"
 _WINDOW = 80
@@ -72,7 +72,7 @@ class NamedCalls:
 
     def _framed(self, lexed: Lexed, at: int, start: int) -> int:
         """An opening marker without a tag may come behind one of the header's tags: `<|channel|>commentary to=`."""
-        tag = next((piece for piece in pieces(self.between) if is_tag(piece)), "")
+        tag = next(iter(self._tags), "")
         begin = max(at, start - _WINDOW)
         frame = re.search(rf"{re.escape(tag)}\w*\s*\Z", lexed.syntax[begin:start]) if tag else None
         return begin + frame.start() if frame else start
@@ -85,20 +85,30 @@ class NamedCalls:
             begin = begun.end() if begun else at + 1
             return self._broken(lexed, at, begin, begin, "the call's name cannot be read")
         name, call_id = header["name"], header.groupdict().get("id") or ""
-        value, end = self.arguments.read(lexed, header.end(), self.close, types.get(name, ANY))
-        if isinstance(value, Unread):
-            value, end = self._nothing(lexed, header.end(), types.get(name)) or (value, end)
+        value, end = self._arguments(lexed, header.end(), types.get(name))
         if isinstance(value, Unread):
             return self._broken(lexed, at, header.start("name"), header.end(), value.reason, name)
         close = _or_without(self.close, "" if ID in self.open + self.between else ID)
         mark = re.compile(r"\s*" + close).match(lexed.syntax, end)
-        if mark is None:
+        if mark is None or self._goes_on(lexed, end):
             return self._broken(lexed, at, header.start("name"), end, "text after the call's arguments", name)
         raw = lexed.text[header.start("name") : end]
         call_id = call_id or mark.groupdict().get("id") or ""
         if not isinstance(value, dict):
             return Attempt(at, mark.end(), raw, name, id=call_id, error="the call's arguments must be a JSON object")
         return Attempt(at, mark.end(), raw, name, value, call_id)
+
+    def _arguments(self, lexed: Lexed, at: int, schema: Schema | None) -> tuple[Any, int]:
+        value, end = self.arguments.read(lexed, at, self.close, ANY if schema is None else schema)
+        nothing = self._nothing(lexed, at, schema) if isinstance(value, Unread) else None
+        return nothing or (value, end)
+
+    def _goes_on(self, lexed: Lexed, at: int) -> bool:
+        """Whether a call that nothing closes has more than its arguments: other text in its message, or an object."""
+        if self.close:
+            return False
+        more = rf"\s*(?!{_TAG})\S" if self._tags and not has_tag(self.open) else r"\s*\{"
+        return re.compile(more).match(lexed.syntax, at) is not None
 
     def _nothing(self, lexed: Lexed, at: int, schema: Schema | None) -> tuple[dict[str, Any], int] | None:
         """No arguments at all, of a tool in hand that needs none."""
@@ -112,31 +122,49 @@ class NamedCalls:
     def _header(self) -> str:
         """Of what stands between name and arguments, a model may vary all but the last tag."""
         between = _or_without(self.between, "" if ID in self.open else ID)
-        tags = [piece for piece in pieces(self.between) if is_tag(piece)]
+        tags = self._tags
         if tags and not {ID, NUMBER} & set(self.between):
             words = [re.escape(piece) for piece in pieces(self.between) if piece.isalnum()]
+            words += [rf"{word}(?=\s*{re.escape(tags[-1])})" for word in _TYPES if words]
             varied = "|".join([rf"{_TAG}(?:\s?[\w/.-]+)?", *words])
             between = rf"(?:{between}|(?=[\s<\[])(?:\s{{0,8}}(?:{varied})){{0,8}}?\s{{0,8}}{re.escape(tags[-1])})"
         if isinstance(self.arguments, as_json.AsJson) and has_tag(self.open) and between:
             between = rf"(?:{between}|(?=\s*\{{))"  # a marker left out: [TOOL_CALLS]search{{...}}
-        name = (_NAME_IN_ID if self.name_in_id else _NAME).format("?" if between else "")
-        return rf"{self._opened()}\s*{name}\s*{between}"
+        return rf"{self._opened()}\s*{self._name('?' if between else '')}\s*{between}"
+
+    def _name(self, lazy: str) -> str:
+        """A name, or an id that holds one. It is greedy where nothing else ends it, and no punctuation alone."""
+        letter = r"[\w.-]" if self.name_in_id else _LETTER
+        name = rf"(?P<name>(?!/)(?={letter}{{0,127}}\w){letter}{{1,128}}{lazy})(?<!\.)"
+        return rf"(?P<id>(?:[\w-]+\.)?{name}(?::\d+)?)" if self.name_in_id else name
 
     def _opened(self) -> str:
-        """The opening; a model may leave out a namespace (`functions.`) if other words tell the call."""
-        spaced = _NAMESPACE.fullmatch(self.open)
-        if spaced is not None and not has_tag(self.open) and is_distinct(spaced[1]):
-            return rf"{loose(spaced[1])}\s*(?:{loose(spaced[2])})?"
-        return _or_without(self.open, ID, begins=True)
+        """The opening; a model may leave out a namespace (`functions.`), which is no name of its own."""
+        to, namespace = self._spaced
+        if not namespace:
+            return _or_without(self.open, ID, begins=True)
+        alone = rf"{re.escape(namespace[:-1])}(?![\w-])"
+        return rf"{loose(to)}\s*(?:{loose(namespace)}(?!\s)|(?!{alone}))"
 
     def _misnamed(self) -> str:
         """A header whose name is none: `search web`."""
-        tags = [piece for piece in pieces(self.between) if is_tag(piece)]
-        return rf"{self._opened()}[^\n{{}}\x00]{{0,128}}?{re.escape(tags[-1])}" if tags else r"(?!)"
+        if not self._tags:
+            return r"(?!)"
+        return rf"{loose(self._spaced[0])}[^\n{{}}\x00]{{0,128}}?{re.escape(self._tags[-1])}"
 
     def _framing(self) -> str:
-        tags = [piece for piece in pieces(self.between) if is_tag(piece)]
-        return "" if not tags or has_tag(self.open) else rf"(?:{re.escape(tags[0])}\w*)?\s*"
+        return "" if not self._tags or has_tag(self.open) else rf"(?:{re.escape(self._tags[0])}\w*)?\s*"
+
+    @property
+    def _tags(self) -> list[str]:
+        """Between a name and its arguments."""
+        return [piece for piece in pieces(self.between) if is_tag(piece)]
+
+    @property
+    def _spaced(self) -> tuple[str, str]:
+        """The opening, and its namespace if other words tell the call."""
+        found = None if has_tag(self.open) else _NAMESPACE.fullmatch(self.open)
+        return (found[1], found[2]) if found is not None and is_distinct(found[1]) else (self.open, "")
 
 
 def _or_without(marker: str, captured: str, begins: bool = False) -> str:

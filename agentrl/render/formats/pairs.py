@@ -23,7 +23,7 @@ from agentrl.render.formats.arguments import (
 )
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.json_value import Unread
-from agentrl.render.read.lexer import TYPE, Lexed, is_tag, loose, pieces
+from agentrl.render.read.lexer import TYPE, Lexed, has_tag, is_tag, loose, pieces
 from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
 
@@ -93,8 +93,8 @@ class AsPairs:
         if following is not None:
             text = lexed.text[at:following]
             value, line, before = text.rpartition("\n")
-            on_its_line = line and not before.strip()
-            return (value, following) if on_its_line else Unread(f"the argument {name!r} is not closed")
+            ends = line and not before.strip() and not has_tag(self.between)  # <arg_key> ends no <arg_value>
+            return (value, following) if ends else Unread(f"the argument {name!r} is not closed")
         first = lexed.search(loose(self.close), closed.start() if protected else at)
         if first and self._another().search(lexed.syntax, first.end(), closed.start()):
             return Unread(f"text behind the argument {name!r}")

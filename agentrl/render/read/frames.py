@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.render.read.lexer import Lexed, has_tag, is_tag, loose, pieces
+from agentrl.render.read.lexer import Lexed, has_tag, headed, is_tag, loose, pieces, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Frames:
 
     def pattern(self) -> re.Pattern[str] | None:
         """Of frames that count anywhere."""
-        patterns = dict.fromkeys(form for literal in self.markers for form in (_any_word(literal), loose(literal)))
+        patterns = dict.fromkeys(form for literal in self.markers for form in (_any_word(literal), headed(literal)))
         return re.compile("|".join(sorted(patterns, key=len, reverse=True))) if patterns else None
 
     def first(self) -> re.Pattern[str] | None:
@@ -58,10 +58,11 @@ def without(text: str, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -
 
 
 def _any_word(literal: str) -> str:
-    """The literal with any word between two of its tags."""
+    """The literal with any word between two of its tags; before the last of them a type may stand as well."""
     parts = [piece for piece in pieces(literal) if not piece.isspace()]
-    forms = list[str]()
+    forms, tags = list[str](), [re.escape(piece) for piece in parts if is_tag(piece)]
     for i, piece in enumerate(parts):
         between = 0 < i < len(parts) - 1 and is_tag(parts[i - 1]) and is_tag(parts[i + 1])
-        forms.append(r"\w+" if between and piece.isalnum() else loose(piece))
+        named = between and piece.isalnum()
+        forms.append((r"\w+" + typed(tags) * (i == len(parts) - 2)) if named else loose(piece))
     return r"\s*".join(forms)

@@ -103,6 +103,20 @@ def loose(marker: str, captured: str = "") -> str:
     return r"\s*".join(_pattern(piece, captured) for piece in pieces(marker) if not piece.isspace())
 
 
+def headed(marker: str) -> str:
+    """A regular expression for the header of a message, which may name a type: `final <|constrain|>json<|message|>`."""
+    parts = [piece for piece in pieces(marker) if not piece.isspace()]
+    tags = [re.escape(piece) for piece in parts if is_tag(piece)]
+    if len(tags) < 2 or not is_tag(parts[-1]) or is_tag(parts[-2]):
+        return loose(marker)
+    return rf"{loose(marker[: marker.rindex(parts[-1])])}{typed(tags)}\s*{tags[-1]}"
+
+
+def typed(tags: Sequence[str]) -> str:
+    """A type that may stand in a header, as a word or behind a tag that is none of its own."""
+    return rf"(?:(?:\s*(?!{'|'.join(tags)})<[^<>\s]+>\s*|\s+)[\w/.-]+)?"
+
+
 def _pattern(piece: str, captured: str) -> str:
     parts = [_filling(char, captured) if char in _HOLES else re.escape(char) for char in piece]
     return "".join(parts)

@@ -53,7 +53,7 @@ class Parser:
         self._lead = frames.lead
         self._stops = stop_token_ids
         self._ends_more = thinking.ends_more
-        self._open, self._close = loose(thinking.open) or _NEVER, loose(thinking.close) or _NEVER
+        self._open, self._close = thinking.opening or _NEVER, loose(thinking.close) or _NEVER
         self._anywhere = sum(map(is_tag, pieces(thinking.open))) > 1  # no prose mentions <|channel|>analysis<|message|>
         self._frames, self._first = frames.pattern(), frames.first()
         markers = block.markers if block is not None else ()
@@ -199,7 +199,7 @@ class Parser:
 
 def began_thinking(action: Action, thinking: Thinking) -> bool:
     """Whether a turn began within a thought that its generation prompt had opened."""
-    return action.reasoning is not None and not action.text.lstrip().startswith(thinking.open)
+    return action.reasoning is not None and re.match(rf"\s*{thinking.opening}", action.text) is None
 
 
 def ended_thinking(action: Action, thinking: Thinking) -> bool:
@@ -209,7 +209,7 @@ def ended_thinking(action: Action, thinking: Thinking) -> bool:
     if thinking.ends_more:
         return thinking.left_open(action.text, began_thinking(action, thinking))
     ends = list(re.finditer(loose(thinking.close), action.text))
-    return not ends or re.match(rf"\s*{loose(thinking.open)}", action.text[ends[-1].end() :]) is not None
+    return not ends or re.match(rf"\s*{thinking.opening}", action.text[ends[-1].end() :]) is not None
 
 
 def _named(attempts: Sequence[Attempt], tokens: Sequence[int], turn: int) -> Iterator[ToolCall]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agentrl.render.read.lexer import loose, pieces
+from agentrl.render.read.lexer import headed, loose, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +19,19 @@ class Thinking:
     ends_more: bool = False
     """`close` ends other parts of a turn too: only behind `open` does it end a thought."""
 
+    @property
+    def opening(self) -> str:
+        """A regular expression for `open`."""
+        return headed(self.open)
+
     def left_open(self, text: str, thinking: bool = False) -> bool:
         """Whether a reader of the text, who may begin within a thought, ends within one."""
-        opened, ended = _last(self.open, text), _last(self.close, text)
+        opened, ended = _last(self.opening, text), _last(loose(self.close), text)
         return opened > ended if opened != ended else thinking
 
     def ends_in(self, text: str) -> bool:
         """Whether a thought ends somewhere in the text."""
-        return _last(self.close, text) >= 0
+        return _last(loose(self.close), text) >= 0
 
     def behind(self, text: str) -> str:
         """The text behind its last thought."""
@@ -47,5 +52,5 @@ def shared(left: str, right: str) -> str:
     return left[:at]
 
 
-def _last(marker: str, text: str) -> int:
-    return max((m.start() for m in re.finditer(loose(marker), text)), default=-1)
+def _last(pattern: str, text: str) -> int:
+    return max((m.start() for m in re.finditer(pattern, text)), default=-1)
