@@ -73,7 +73,8 @@ class JsonCalls:
     def _is_call(self, text: str, at: int) -> bool:
         """Whether an object without markers is a call: it has arguments beside a name, or the name of a tool in hand.
 
-        One that has a call's keys only, and arguments among them, is a call without its name. One that is not valid JSON is a call that went wrong if it shows the same.
+        One that has a call's keys only, and arguments among them, is a call without its name.
+        One that is not valid JSON is a call that went wrong if it shows the same.
         """
         value, _ = json_at(text, at)
         if isinstance(value, Unread):
