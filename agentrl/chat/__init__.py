@@ -1,4 +1,4 @@
-"""Chat messages: models that are asked with them, the vendors' wires, and messages as exact tokens."""
+"""Chat messages: clients of chat models, the vendors' wire formats, and messages written as exact tokens."""
 
 from agentrl.chat.client import ChatModel, ScriptedSpeaker, Speaker, SpeakerConfig, Usage, speaker
 

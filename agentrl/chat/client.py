@@ -1,8 +1,8 @@
-"""Speakers: whoever answers in the model's place. An API model, a scripted function, a simulated user, a judge.
+"""Speakers read chat messages and return the next one. A speaker is an API model or a scripted function.
 
 model = ChatModel(base_url="https://api.openai.com/v1", model="gpt-4.1-mini")
-said = await model.reply([{"role": "user", "content": "Capital of France?"}])
-said["content"]
+message = await model.reply([{"role": "user", "content": "Capital of France?"}])
+message["content"]
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ _TOO_LONG = re.compile(
     r"|reduce the length|exceed_context|too many tokens|inputs. tokens \+",
     re.IGNORECASE,
 )
-"""How servers say that a conversation is longer than their model can read."""
+"""Phrases with which servers report that a conversation exceeds their model's context."""
 _FILTERED = re.compile(
     r"content_filter|content management policy|content_policy|data_inspection|moderation", re.IGNORECASE
 )
 
 
 class Speaker(Protocol):
-    """Reads messages and tools, and says the next message."""
+    """Reads messages and tools, and returns the next message."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """The next assistant message: `content`, always text, and `tool_calls` in OpenAI's shape if there are any.
 
-        A call's `arguments` are a dict, or the text as it came where that is no JSON object. Raises InfraError where
-        the speaker cannot answer now, ConfigError where it never will.
+        A call's `arguments` are a dict, or the original text if that is not a JSON object. Raises InfraError if the
+        speaker cannot answer now, ConfigError if it never will.
         """
         ...
 
 
 @dataclass(slots=True)
 class Usage:
-    """What has been asked of a model so far, in requests and in its own tokens."""
+    """How much a model was used so far: requests, and tokens as the model counts them."""
 
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Those of the prompt that the server had read before."""
+    """Prompt tokens that the server took from its cache."""
     untold: int = 0
-    """Answers that did not say how many tokens they took."""
+    """Answers that did not report how many tokens they used."""
     cost: float = 0.0
-    """In the server's currency, where its answers tell it."""
+    """In the server's currency, if its answers report it."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, told: Mapping[str, float]) -> None:
-        """Count one more answer, of which `told` says what it took."""
+        """Count one more answer. `told` holds the usage that it reported."""
         with self._lock:
             self.requests += 1
             self.untold += not told
@@ -76,19 +76,19 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatModel:
-    """A model behind an OpenAI-compatible endpoint, asked from any number of event loops.
+    """A model at an OpenAI-compatible endpoint. Any number of event loops may use it.
 
-    The key is read from the environment when a request is sent. It is kept nowhere, and is cut out of the server's
-    error messages.
+    The key is read from the environment when a request is sent. It is never stored, and error messages of the server
+    are shown without it.
     """
 
     base_url: str
-    """Such as http://127.0.0.1:8000/v1."""
+    """For example http://127.0.0.1:8000/v1."""
     model: str
     key: str = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key. If it is not set, none is sent."""
+    """Name of the environment variable that holds the key. If it is not set, no key is sent."""
     seconds: float = 120.0
-    """Deadline of one answer with its retries. Neither waiting for room nor waiting that the server asks for counts."""
+    """Deadline of one answer with its retries. Time spent queued, or waiting as the server asked, does not count."""
     concurrency: int = 32
     retries: int = 6
     options: Mapping[str, JSON] = field(default_factory=dict)
@@ -118,13 +118,13 @@ class ChatModel:
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, most: int | None = None, **options: JSON
     ) -> Reply:
-        """The reply with what came beside the message. `options` are added to this request.
+        """The reply, with its finish reason and usage. `options` are added to this request.
 
-        `most` bounds the answer in the model's tokens, under the name that the server takes. What else a server refuses
-        by name (the thoughts of earlier turns, say) is left out of later requests.
+        `most` bounds the answer in the model's tokens, in the parameter that the server accepts. Message fields that
+        the server refuses by name, such as the reasoning of earlier turns, are left out of later requests.
 
-        Raises ContextFullError where the conversation is longer than the model can read, RequestError where this
-        conversation is refused but others are answered, and as `reply` does.
+        Raises ContextFullError if the conversation exceeds the model's context, RequestError if the server refuses this
+        conversation but answers others, and the errors of `reply`.
         """
         sent = [wire_message(message) for message in messages]
         body: dict[str, JSON] = {"model": self.model, "messages": sent}
@@ -145,7 +145,7 @@ class ChatModel:
             return reply
 
     def _refused(self, exc: RefusedError, with_key: bool) -> Exception:
-        """What a refusal means: for this conversation, or for all of them."""
+        """The exception for a refusal, which concerns this conversation or all of them."""
         url, words = self._service.name, exc.words[:300]
         if exc.status in (401, 403):
             key = f"the key in ${self.key}" if with_key else f"a request without a key, as ${self.key} is not set"
@@ -161,7 +161,7 @@ class ChatModel:
 
     @asynccontextmanager
     async def kept_open(self) -> AsyncIterator[Self]:
-        """Within it, connections of this event loop are kept for the next request."""
+        """While the context is open, this event loop keeps its connections for the next request."""
         async with self._service.kept_open():
             yield self
 
@@ -176,7 +176,7 @@ Say: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwait[st
 
 @dataclass(frozen=True, slots=True)
 class ScriptedSpeaker:
-    """A function as a speaker: tests, and simulated users that need no model."""
+    """A function as a speaker, for tests and for simulated users that need no model."""
 
     say: Say
 
@@ -191,7 +191,7 @@ class ScriptedSpeaker:
 
 
 class SpeakerConfig(BaseModel):
-    """Who speaks: `script`, or `base_url` and `model`. For the configuration of an Env, or of anything else."""
+    """Selects a speaker: `script`, or `base_url` and `model`. For the configuration of an Env, or of anything else."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""OpenAI's wire of chat completions: messages as they are sent, and answers as servers really write them."""
+"""OpenAI's chat completions: messages to send, and answers in all the variants that servers return."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)</think>\s*(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer: the message, and what came beside it."""
+    """An answer: the message, its finish reason and its usage."""
 
     message: Message
-    """`content`, always text; reasoning_content and tool_calls if there are any; and fields of the server's own."""
+    """`content` (always text), reasoning_content and tool_calls if there are any, and the server's extra fields."""
     sent_back: Message
-    """The same message as it came, for the next request. Ids that calls lacked are filled in."""
+    """The same message in the server's form, for the next request. Missing call ids are filled in."""
     finish: Finish
     usage: Mapping[str, float]
-    """The fields of `chat.Usage` that the server told."""
+    """The fields of `chat.Usage` that the server reported."""
 
 
 @dataclass(slots=True)
 class Habits:
-    """What a server has turned out to refuse by name."""
+    """What a server has refused by name, so that later requests avoid it."""
 
     renamed: bool = False
-    """It wants max_completion_tokens, not max_tokens."""
+    """The server takes max_completion_tokens, not max_tokens."""
     without: set[str] = field(default_factory=set)
-    """Fields of messages that it does not take."""
+    """Message fields that the server refuses."""
     no_null: bool = False
-    """It wants text where a message says nothing beside its calls."""
+    """The server wants text, not null, as the content of a message that holds only tool calls."""
 
     def apply(self, body: Mapping[str, JSON], most: int | None) -> dict[str, JSON]:
-        """The request in a form that is not known to be refused."""
+        """The request, in a form that the server has not refused so far."""
         body = dict(body) if most is None else {"max_tokens": most, **body}
         if self.renamed and "max_tokens" in body:
             body["max_completion_tokens"] = body.pop("max_tokens")
@@ -61,7 +61,7 @@ class Habits:
         return {**body, "messages": messages}
 
     def learn(self, sent: Mapping[str, JSON], refused: RefusedError) -> bool:
-        """Whether another form of the same request may be taken."""
+        """Note what was refused. Returns whether another form of the request is worth a try."""
         if refused.status not in (400, 422):
             return False
         if "max_completion_tokens" in refused.words and "max_tokens" in sent and "max_completion_tokens" not in sent:
@@ -78,7 +78,7 @@ class Habits:
 
 
 def _extra(message: Message) -> set[str]:
-    """Fields that a server may not know."""
+    """Fields of a message that a server may not know."""
     if message.get("role") != "assistant":
         return {"name"} & message.keys() if message.get("role") == "tool" else set()
     calls = message.get("tool_calls") or ()
@@ -87,7 +87,7 @@ def _extra(message: Message) -> set[str]:
 
 
 def _names(words: str, key: str) -> bool:
-    """Whether a refusal is about a field of that name."""
+    """Whether a refusal's text names this field."""
     found = re.search(rf"(?<![\w]){re.escape(key)}(?!\w)", words)
     return found is not None and (key != "name" or _UNKNOWN.search(words) is not None)
 
@@ -102,7 +102,7 @@ def _without(message: Message, keys: set[str]) -> Message:
 
 
 def wire_message(message: Message) -> Message:
-    """A message as servers take it: arguments as the text of a JSON object, no `content: null` without calls."""
+    """A message as servers accept it: arguments as the text of a JSON object, no `content: null` without calls."""
     if message.get("role") != "assistant":
         return message
     calls = message.get("tool_calls")
@@ -140,7 +140,7 @@ def read_reply(answer: JSON, url: str) -> Reply:
 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[Message, Message]:
-    """The message in our shape, and as it goes back."""
+    """The message in our form, and in the form to send back."""
     content, thought = _text(message.get("content"))
     content = content or _words(message.get("refusal"))
     thought = next(filter(None, (_words(message.get(key)) for key in ("reasoning_content", "reasoning"))), thought)
@@ -172,7 +172,7 @@ def _read_call(call: Mapping[str, Any]) -> JSON:
 
 
 def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
-    """A dict, or the text as it came if that is no JSON object. Nothing at all is an empty object."""
+    """A dict, or the original text if that is not a JSON object. Missing arguments become an empty dict."""
     given = function.get("arguments")
     if isinstance(given, Mapping):
         return dict(given)
@@ -190,7 +190,7 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, JSON] | str:
 
 
 def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
-    """A call as it is sent. Many servers refuse arguments that are no JSON object: these become one that shows them."""
+    """A call to send. Arguments that are not a JSON object are wrapped in one, because many servers refuse them."""
     read = _read_call(call)
     function = read["function"]
     arguments = function["arguments"]
@@ -204,7 +204,7 @@ def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
 
 
 def _with_ids(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The calls, each with an id of its own."""
+    """The calls, each with a unique id."""
     found, taken = list[Mapping[str, Any]](), set[str]()
     for place, call in enumerate(calls):
         given = call.get("id")
@@ -215,12 +215,12 @@ def _with_ids(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _made_id(call: Mapping[str, Any], place: int) -> str:
-    """Nine letters and digits, which every server takes."""
+    """An id of nine letters and digits, which every server accepts."""
     return f"c{zlib.crc32(f'{place} {call!r}'.encode()):08x}"
 
 
 def _text(content: JSON) -> tuple[str, str]:
-    """The text and the thoughts of a content: text, null, or a list of parts."""
+    """The text and the thoughts in a message's content, which is text, null, or a list of parts."""
     if isinstance(content, int | float):
         return str(content), ""
     if not isinstance(content, list | Mapping):
@@ -262,7 +262,7 @@ def _is_count(value: JSON) -> bool:
 
 
 def _error(error: JSON, url: str) -> Exception:
-    """What an `error` in an answer of HTTP 200 means: its code is that of the server behind."""
+    """The exception for an `error` in an answer with HTTP 200. Its code comes from the upstream server."""
     code = error.get("code") if isinstance(error, Mapping) else None
     code = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else None
     said = error.get("message") if isinstance(error, Mapping) else error

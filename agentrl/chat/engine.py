@@ -1,4 +1,4 @@
-"""An engine that asks a speaker (an API model, a person) with messages, and writes its answers in a model's tokens."""
+"""An engine that gets messages from a speaker (an API model, a person) and encodes them as a model's tokens."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LONGEST = 1 << 20
 
 
 class PlayerEngine(AsyncClosing):
-    """Plays a speaker through the same episodes as a model: what it says is written in the renderer's tokens.
+    """Lets a speaker play the same episodes as a model. Its messages are encoded in the renderer's tokens.
 
-    Stop strings are cut here. The log-probs are made up, so nothing that it says can be trained by reinforcement; the
-    tokens can be imitated. `Said` keeps what the tokens cannot carry.
+    Answers are cut at stop strings here. The log-probs are made up, so the tokens can be imitated, but not trained by
+    reinforcement. `Said` keeps what the tokens cannot carry.
     """
 
     def __init__(self, speaker: Speaker, renderer: Renderer, *, by: Mapping[str, str] | None = None) -> None:
@@ -40,7 +40,7 @@ class PlayerEngine(AsyncClosing):
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
-        """Raises RequestError: a speaker reads messages."""
+        """Always raises RequestError, because a speaker reads messages, not tokens."""
         raise RequestError(f"{self._by['model']} speaks in messages and reads no tokens; ask it with `answer`")
 
     async def answer(
@@ -75,7 +75,7 @@ class PlayerEngine(AsyncClosing):
         return await self._speaker.ask(messages, tools, most=params.get("max_new_tokens"), **options)
 
     def _generation(self, reply: Reply, tools: Sequence[ToolSpec], params: SamplingParams, place: int) -> Generation:
-        """The reply in tokens, cut at a stop string. `place` is that of the message in the conversation."""
+        """The reply in tokens, cut at a stop string. `place` is the message's index in the conversation."""
         said, sent_back, stop = _cut_at(_strings(params), reply)
         renderer = self._renderer.bind(tools)
         tokens = _tokens(renderer, said, place)
@@ -101,7 +101,7 @@ class PlayerEngine(AsyncClosing):
                 aborted.set()
 
     async def context_length(self) -> int:
-        """A million tokens of the renderer: the speaker itself says when it can read no more."""
+        """A million tokens of the renderer. The speaker itself reports when its context is full."""
         return _LONGEST
 
     async def close(self) -> None:
@@ -109,8 +109,8 @@ class PlayerEngine(AsyncClosing):
 
 
 def _tokens(renderer: Renderer, said: Message, place: int) -> list[int]:
-    """The message as tokens; where the template refuses its calls, these as text. Fields of the server's own are none
-    of the template's business. Raises RequestError where it refuses the text, too."""
+    """The message as tokens. If the template refuses its calls, they are encoded as text. The server's extra fields are
+    left out. Raises RequestError if the template refuses the text, too."""
     text: Message = {key: said[key] for key in ("role", "content", "reasoning_content") if key in said}
     forms = [text]
     if calls := [_readable(call, f"{place}-{i}") for i, call in enumerate(said.get("tool_calls") or ())]:
@@ -127,7 +127,7 @@ def _tokens(renderer: Renderer, said: Message, place: int) -> list[int]:
 
 
 def _readable(call: Mapping[str, JSON], place: str) -> JSON:
-    """A call that any template can write: some take an id only if it is nine letters and digits."""
+    """A call that every template can write. Some templates accept only ids of nine letters and digits."""
     function = call["function"]
     arguments = function["arguments"]
     arguments = arguments if isinstance(arguments, Mapping) else {"unreadable": arguments}
@@ -136,7 +136,7 @@ def _readable(call: Mapping[str, JSON], place: str) -> JSON:
 
 
 def _cut_at(stop: Sequence[str], reply: Reply) -> tuple[Message, Message, str | None]:
-    """The message and what is sent back of it, both up to the first stop string, and that string."""
+    """The message and its form to send back, both cut after the first stop string, and that string."""
     content = reply.message["content"]
     found = [(content.index(string) + len(string), string) for string in stop if string in content]
     if not found:

@@ -1,4 +1,4 @@
-"""How a session decides where there is a choice."""
+"""The options of an agent's session."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ class SessionOptions:
     """How the replies of an agent's session become tokens to train on. The defaults train everything, once."""
 
     echo: Literal["stored", "as_sent"] = "stored"
-    """A client that tells a reply in another way than it was sampled: keep what was sampled, or begin a branch with
-    the client's text."""
+    """If a client sends a reply back changed: keep the sampled tokens, or begin a branch with the client's text."""
     dropped: Literal["train", "mask"] = "train"
-    """Replies that the agent dropped from its history, and asked again."""
+    """Replies that the agent dropped from its history and asked for again."""
     side: Literal["train", "mask"] = "train"
     """Other conversations within the session: sub-agents, titles, summaries."""
     sticky_tools: bool = False
-    """A request without tools behind a known history keeps the tools in its prompt, so that the engine's prefix cache
-    holds."""
+    """A request without tools that continues a known history keeps that history's tools in its prompt, so that the
+    engine's prefix cache still matches."""
     most_replies: int = 8
     """The largest `n` of a request."""
     replies: int | None = None
-    """Replies of an episode, all conversations together, where nobody has set `limits.turns`."""
+    """The most replies of an episode, all conversations together, if `limits.turns` is not set."""
     images: Literal["refuse", "omit"] = "refuse"
-    """Images, and other media such as PDFs: refuse the request, or put a mark in their place."""
+    """Images, and other media such as PDFs: refuse the request, or replace them with a note."""
     forced: Literal["refuse", "ignore"] = "refuse"
-    """A `tool_choice` that forces a call, and a format of the answer: refuse the request, or sample freely."""
+    """A `tool_choice` that forces a call, or a required format of the answer: refuse the request, or sample freely."""
     unreadable: Literal["text", "call"] = "text"
-    """A tool call that cannot be read: the client gets it as text, which ends most agents, or as a call whose arguments
-    are the raw text, which most clients answer with an error that the model reads."""
+    """How the client gets a tool call that cannot be parsed. As text, which ends most agents; or as a call with the raw
+    text as its arguments, which most clients answer with an error that the model reads."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

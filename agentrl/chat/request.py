@@ -1,4 +1,4 @@
-"""What every wire reads of a request and writes of a reply, in one form."""
+"""The form that all wires share: what they read from a request and write into a reply."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ RefusalKind: TypeAlias = Literal["invalid", "context_full", "closed", "overloade
 
 
 class RefusedError(AgentRLError):
-    """A request that is not answered with a reply. Each wire says it in its vendor's words.
+    """A request that gets an error instead of a reply. Each wire words it as its vendor does.
 
-    invalid: the request is at fault (400). context_full: the prompt is too long (400, in the words on which clients
-    compact). closed: no such session, or it has ended (400: on it every client ends). overloaded and unavailable: ask
-    again later (503).
+    invalid: the request is at fault (400). context_full: the prompt is too long (400, in words that make clients
+    compact their history). closed: the session does not exist or has ended (400, on which every client stops).
+    overloaded and unavailable: ask again later (503).
     """
 
     def __init__(self, kind: RefusalKind, message: str) -> None:
@@ -34,30 +34,29 @@ class RefusedError(AgentRLError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of an assistant message, as the client tells it."""
+    """A tool call of an assistant message, as the client sends it."""
 
     id: str
     name: str
     arguments: Mapping[str, JSON] | str
-    """A string where it is no JSON object: as it came."""
+    """A string is the original text, which is not a JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One block of a conversation. An assistant message is one entry; each text and each result of others is one."""
+    """One block of a conversation: a whole assistant message, or one text or tool result of another role."""
 
     role: Role
     text: str = ""
-    """The text, or a tool's result as text. Of an assistant message: what it says beside thoughts and calls."""
+    """The text, or a tool's result as text. For an assistant message, its text without thoughts and calls."""
     reasoning: str | None = None
     calls: tuple[Call, ...] = ()
     receipts: tuple[str, ...] = ()
-    """Ids and signatures in an assistant message that may name a reply of the session: those of its calls, items and
-    thoughts."""
+    """Ids and signatures of its calls, items and thoughts, for an assistant message. They may identify a reply."""
     call_id: str = ""
-    """Of a result: the call that it answers."""
+    """For a tool result, the id of the call that it answers."""
     joined: bool = False
-    """It stands in the same message of the wire as the entry before it."""
+    """Whether it is in the same wire message as the entry before it."""
     loads: tuple[str, ...] = ()
     """Names of deferred tools that this result gives to the model (Anthropic's `tool_reference`)."""
 
@@ -70,33 +69,33 @@ class Request:
     entries: tuple[Entry, ...]
     """The conversation, its system prompt first."""
     tools: tuple[ToolSpec, ...] = ()
-    """Tools at the head of the prompt, as chat templates take them."""
+    """Tools at the head of the prompt, in the form that chat templates take."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
-    """Tools that are shown where an entry `loads` them, by name."""
+    """Tools by name that are shown only at an entry that `loads` them."""
     stream: bool = False
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     model: str = ""
     asked: Mapping[str, JSON] = field(default_factory=dict)
-    """What is recorded and not obeyed: temperature, top_p, top_k, seed; tools, images and formats that are left out."""
+    """What is recorded but not obeyed: temperature, top_p, top_k, seed; tools, images and formats that are left out."""
     branch: str = ""
-    """What the client's headers call this line of work (a sub-agent's thread, say); empty for the main one."""
+    """What the client's headers name this line of work, such as a sub-agent's thread. Empty for the main one."""
     digest: str = ""
-    """A hash of the body as it came. The same body again may be a retry."""
+    """A hash of the raw body. A request with the same body may be a retry."""
     retried: bool = False
-    """The client says that it asks again (`x-stainless-retry-count` above 0)."""
+    """Whether the client marks the request as a retry (`x-stainless-retry-count` above 0)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyCall:
-    """A call to execute."""
+    """A call for the client to execute."""
 
     id: str
-    """Minted by the session: letters, digits, `_` and `-`, at most 64, unique in the session."""
+    """Made by the session: letters, digits, `_` and `-`, at most 64, unique in the session."""
     name: str
     arguments: Mapping[str, JSON] | str
-    """A string is the text of a call that could not be read, for the client to answer. It is no JSON object."""
+    """A string is the text of a call that could not be parsed, for the client to reject. It is not a JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class Reply:
     id: str
     """Unique in the session; wires derive the ids of messages and items from it."""
     receipt: str
-    """Opaque text that comes back with thoughts (`signature`, `encrypted_content`) and names this reply."""
+    """Opaque text that comes back with thoughts (`signature`, `encrypted_content`) and identifies this reply."""
     content: str
     reasoning: str | None
     calls: tuple[ReplyCall, ...]
@@ -124,11 +123,11 @@ class Reply:
     stop_sequence: str | None
     usage: Usage
     without_reasoning: bool = False
-    """The client has the thoughts of this reply already: write the rest (the end of an answer that was cut off)."""
+    """Whether to write only the rest, because the client already has the thoughts (its answer was cut off)."""
 
 
 class Exchange(Protocol):
-    """A request that is being answered. Cancelling a wait ends no generation."""
+    """A request that is being answered. Cancelling a wait does not end the generation."""
 
     async def accepted(self) -> None:
         """Wait until the prompt is rendered and known to fit. Raises RefusedError."""
@@ -139,33 +138,33 @@ class Exchange(Protocol):
         ...
 
     def delivered(self) -> None:
-        """The client has got the whole answer."""
+        """The client has received the whole answer."""
         ...
 
     def lost(self) -> None:
-        """The client went away before it got the whole answer. The same request again gets the same reply.
+        """The client disconnected before it received the whole answer. The same request again gets the same reply.
 
-        Also behind `delivered`: a connection can be reset with an answer that was sent and not read.
+        This may follow `delivered`, because a connection can be reset after the answer was sent but before it was read.
         """
         ...
 
 
 class Asked(Protocol):
-    """What a server needs of a session."""
+    """The part of a session that an HTTP server uses."""
 
     @property
     def options(self) -> SessionOptions:
-        """What of a request may be left out instead of refused."""
+        """Which parts of a request may be left out instead of refused."""
         ...
 
     def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
-        """Keep that the server refused a request before it was asked. `what` is its method and path."""
+        """Log that the server refused a request before it reached the session. `what` is its method and path."""
         ...
 
     def ask(self, request: Request) -> Exchange:
-        """Attach a request. Never raises: the exchange does."""
+        """Accept a request. Never raises: the returned exchange does."""
         ...
 
     async def count(self, request: Request) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if it is too long, or cannot be written."""
+        """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
         ...

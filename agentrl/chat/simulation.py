@@ -4,7 +4,7 @@
     heard = await user.hear("Hi! How can I help you today?")
     heard.text, heard.ended
 
-A speaker that breaks or is too slow raises InfraError: the episode is masked, and is not the model's fault.
+If a speaker breaks or is too slow, InfraError is raised. The episode is masked, because the model is not at fault.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.errors import InfraError
 from agentrl.types import JSON, Message
 
 STOP = "###STOP###"
-"""What a simulated user says when it is done, as in tau-bench."""
+"""A simulated user writes this when it is done, as in tau-bench."""
 
 _RULES = """\
 You play a customer who talks with an agent. Your instructions:
@@ -34,7 +34,7 @@ You play a customer who talks with an agent. Your instructions:
 - When you have what you came for, or the agent cannot help you further, write {stop} and nothing else.
 """
 _AGAIN = 3
-"""How often a speaker is asked whose answer is empty, or no verdict."""
+"""How often to ask a speaker whose answers are empty or hold no verdict."""
 
 Ending: TypeAlias = Literal["", "stop", "turns"]
 
@@ -45,21 +45,21 @@ class UserConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     speaker: SpeakerConfig
-    """Who plays it: `{script: users.py:function}`, or `{base_url: ..., model: ...}`."""
+    """The speaker that plays it: `{script: users.py:function}`, or `{base_url: ..., model: ...}`."""
     turns: int = Field(default=30, gt=0)
-    """The most messages that it says. With the last one the talk is over."""
+    """The most messages that it sends. The talk ends with the last one."""
     stop: tuple[str, ...] = Field(default=(STOP,), min_length=1)
-    """What it writes when it is done: one of these. It is told the first."""
+    """What it writes when it is done: one of these. Its instructions name the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a simulated user says to the agent."""
+    """A simulated user's answer to the agent."""
 
     text: str
-    """Without the stop mark; empty if it said nothing else."""
+    """Without the stop mark. Empty if the answer holds nothing else."""
     ending: Ending = ""
-    """Why the talk is over: the user's stop mark, or the bound on its turns. Empty while it goes on."""
+    """Why the talk has ended: the user's stop mark, or the bound on its turns. Empty while it continues."""
 
     @property
     def ended(self) -> bool:
@@ -72,26 +72,26 @@ class SimulatedUser:
 
     speaker: Speaker
     instruction: str
-    """Who the user is, what it knows and wants."""
+    """Who the user is, what it knows and what it wants."""
     config: UserConfig
     rules: str = _RULES
     """The speaker's system prompt, with {instruction} and {stop}."""
     facts: Mapping[str, JSON] = field(default_factory=dict)
     """For a script, which finds them as `messages[0]["facts"]`. An endpoint never gets them."""
     messages: list[Message] = field(default_factory=list)
-    """The talk as the speaker sees it: what the agent says is the user's, what the user says the assistant's."""
+    """The talk as the speaker sees it: the agent's messages have the role user, the user's the role assistant."""
     usage: dict[str, float] = field(default_factory=dict)
     """Requests and tokens of this user alone, for `trajectory.info`."""
 
     @property
     def turns(self) -> int:
-        """How many messages the user has said."""
+        """How many messages the user has sent."""
         return sum(message["role"] == "assistant" for message in self.messages)
 
     async def hear(self, said: str) -> Heard:
-        """Tell the user what the agent says, and get its answer. If it fails, nothing was heard.
+        """Send the agent's message to the user, and return the answer. If that fails, the talk is unchanged.
 
-        Raises InfraError if the speaker breaks, exceeds its `seconds`, or has nothing to say.
+        Raises InfraError if the speaker breaks, exceeds its `seconds`, or returns only empty answers.
         """
         asked = [*self.messages, {"role": "user", "content": said}]
         text = await self._answer(asked)
@@ -115,7 +115,7 @@ class SimulatedUser:
         return {"messages": [dict(message) for message in self.messages], "usage": dict(self.usage)}
 
     def restore(self, state: Mapping[str, JSON]) -> None:
-        """Go on with the talk of a snapshot."""
+        """Continue the talk of a snapshot."""
         self.messages, self.usage = list(state["messages"]), dict(state["usage"])
 
     def info(self) -> dict[str, JSON]:
@@ -125,15 +125,15 @@ class SimulatedUser:
 
 @dataclass(slots=True)
 class Judge:
-    """Answers questions about an episode with one of a few words. Graders of final answers: `agentrl.rewards`."""
+    """Answers questions about an episode with one of a few words. Graders of final answers are in `agentrl.rewards`."""
 
     speaker: Speaker
     seconds: float = 120.0
-    """Deadline of one answer of a script. An endpoint has its own."""
+    """Deadline of one answer of a script. An endpoint has its own deadline."""
     usage: dict[str, float] = field(default_factory=dict)
 
     async def choose(self, question: str, words: Sequence[str] = ("yes", "no")) -> str:
-        """The word that the speaker ends its answer with. Raises InfraError if it breaks, or ends with none of them."""
+        """The one of `words` that ends the answer. Raises InfraError if the speaker breaks or ends with none."""
         choices = " or ".join(words)
         asked = f"{question}\n\nThink briefly. Then write one last line that holds nothing but {choices}."
         for _ in range(_AGAIN):
@@ -145,9 +145,9 @@ class Judge:
 
 
 async def _ask(speaker: Speaker, messages: Sequence[Message], seconds: float, usage: dict[str, float]) -> str:
-    """The text of a reply. What it took is added to `usage`."""
+    """The text of a reply. Its requests and tokens are added to `usage`."""
     took: Mapping[str, float] = {}
-    if isinstance(speaker, ChatModel):  # its deadline does not count the wait for room, which may be long
+    if isinstance(speaker, ChatModel):  # its deadline does not count the wait for a free slot, which may be long
         reply = await speaker.ask(messages)
         message, took = reply.message, reply.usage
     else:

@@ -1,5 +1,5 @@
-"""The gateway: an agent that speaks a vendor's API is trained as it is, token for token.
+"""The gateway: an agent that uses a vendor's API is trained unchanged, token for token.
 
-A wire (Anthropic Messages, OpenAI Responses, OpenAI Chat Completions) reads each request into one form. A session keeps
-the replies as a tree, and each reply with the tokens that were sampled.
+A wire (Anthropic Messages, OpenAI Responses, OpenAI Chat Completions) reads each request into a common form. A session
+keeps the replies as a tree, each with the tokens that were sampled.
 """

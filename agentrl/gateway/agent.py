@@ -1,4 +1,4 @@
-"""AgentEnv: an agent that exists already, as an Env. It is started, asks its model, and ends; its tools are its own."""
+"""AgentEnv: an existing agent as an Env. It is started, asks its model, runs its own tools, and ends."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _TURN_BY_TURN = frozenset(
         "deterministic",
     }
 )
-"""What an Env says about its turns. An agent takes its own."""
+"""Members of an Env that concern single turns. An agent takes its turns by itself."""
 
 
 class AgentEnv(Env):
-    """One episode of an agent that speaks to a model by HTTP, played as it is and trained token for token.
+    """One episode of an agent that asks a model over HTTP. It runs unchanged and is trained token for token.
 
-    Write `run` and `score`. `share`, `close`, `self.config`, `self.shared`, `self.task` and `self.enter` are those of
-    any Env. The agent asks the model at `endpoint`, and executes its tools by itself.
+    Write `run` and `score`. `share`, `close`, `self.config`, `self.shared`, `self.task` and `self.enter` work as in any
+    Env. The agent asks the model at `endpoint`, and executes its tools by itself.
     """
 
     session: ClassVar[SessionOptions] = SessionOptions()
     """How the agent's requests become tokens to train on."""
     result: JSON = None
-    """What `run` returned; None before, and where a limit ended the agent."""
+    """What `run` returned. None before that, and if a limit ended the agent."""
     _playing: Playing | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -54,12 +54,11 @@ class AgentEnv(Env):
         _refuse_turns(cls)
 
     def run(self, task: Task, endpoint: Endpoint, /) -> MaybeAwait[JSON]:
-        """Start the agent, and return when it is done. The return value, which JSON can hold, becomes `self.result`.
+        """Start the agent, and return when it is done. The return value must be JSON, and becomes `self.result`.
 
-        It is cancelled when the episode ends first. A plain `def` runs in a thread, which cannot be cancelled: its
-        requests are refused instead, and `score` runs in another thread. What it raises is a failure of the episode,
-        unless a limit has ended the session. So catch what the model alone is to blame for, such as a call of an
-        unknown tool.
+        If the episode ends first, `run` is cancelled. A plain `def` runs in a thread, which cannot be cancelled: its
+        requests are refused instead, and `score` runs in another thread. An exception is a failure of the episode,
+        unless a limit has ended the session. So catch the model's own mistakes, such as a call of an unknown tool.
         """
         raise NotImplementedError(f"{type(self).__name__} has no run")
 
@@ -84,7 +83,7 @@ class AgentEnv(Env):
         return None if self._playing is None else self._playing.read
 
     async def _begin(self) -> Playing:
-        """Take a place at this event loop's gateway."""
+        """Open a session at this event loop's gateway."""
         from agentrl.gateway.serving.server import loop_gateway  # aiohttp is imported only if it is used
 
         if not isinstance(self.session, SessionOptions):
@@ -99,7 +98,7 @@ class AgentEnv(Env):
 
 
 def _refuse_turns(cls: type[AgentEnv]) -> None:
-    """Raises ConfigError if the class says something about single turns, which would never be asked for."""
+    """Raises ConfigError if the class defines something for single turns, which would never be used."""
     for name, value in vars(cls).items():
         if is_tool(value):
             raise ConfigError(

@@ -12,9 +12,9 @@ from agentrl.errors import ConfigError
 from agentrl.sandbox import Sandbox
 
 SOCKET_INSIDE = "/run/agentrl-gateway.sock"
-"""Where a sandbox has the gateway's socket."""
+"""The path of the gateway's socket inside a sandbox."""
 RESET_PATH = "/connection-was-reset"
-"""A request of it says that the last answer on its connection was not read."""
+"""A request to this path reports that the last answer on its connection was not read."""
 RESET_NOTICE = f"POST {RESET_PATH} HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _HERE = "127.0.0.1"
 
@@ -23,7 +23,7 @@ _HERE = "127.0.0.1"
 class Endpoint:
     """The model, for one agent: OpenAI's Chat Completions and Responses, and Anthropic's Messages.
 
-    The key is the session's own. Whatever is asked with it belongs to this episode, and nothing is answered without it.
+    The key belongs to one session. Every request with it is part of this episode, and a request without it is refused.
     """
 
     key: str
@@ -33,7 +33,7 @@ class Endpoint:
     socket: str
     """The same server at a Unix socket of this machine."""
     model: str = "agentrl"
-    """A name for the model. Every other name is answered, too."""
+    """A name for the model. Any other name works, too."""
 
     @property
     def openai(self) -> str:
@@ -46,7 +46,7 @@ class Endpoint:
         return {SOCKET_INSIDE: self.socket}
 
     def variables(self) -> dict[str, str]:
-        """The environment variables by which most programs find their model, and which keep them from using a proxy."""
+        """Environment variables that lead most programs to the model, and keep them from using a proxy."""
         unproxied = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _HERE)))
         return {
             "OPENAI_BASE_URL": self.openai,
@@ -59,7 +59,7 @@ class Endpoint:
         }
 
     async def inside(self, box: Sandbox, port: int = 8000) -> Endpoint:
-        """The same endpoint for programs in a sandbox, at a port of the sandbox's own loopback interface.
+        """The same endpoint for programs in a sandbox, at a port of the sandbox's loopback interface.
 
         The sandbox's image needs python3. Raises ConfigError if its spec lacks `sockets`, and SandboxError if the relay
         does not start.

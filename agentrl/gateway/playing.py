@@ -1,4 +1,4 @@
-"""One agent at play: its `run` beside its session, paused and gone on with as the host wants."""
+"""One run of an agent with its session, paused and resumed as the host wants."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("agentrl")
 
 _LOOK_S = 0.1
-"""Seconds between two looks at the host's flag."""
+"""Seconds between two checks of the host's abort flag."""
 _STILL_S = 5.0
-"""Seconds that the engine has to end what the agent has left behind."""
+"""Seconds that the engine has to end the agent's unfinished requests."""
 _WARNED: set[str] = set()
-"""Agents of which a refused request was told."""
+"""Agents whose refused requests were reported."""
 _LAST_WORDS_S = 1.0
-"""Seconds that an agent has to end by itself once a pause was too long for its episode."""
+"""Seconds that a paused agent has to end by itself if its episode is not resumed."""
 
 
 class Playing:
@@ -46,13 +46,13 @@ class Playing:
 
     @property
     def read(self) -> str | None:
-        """What the agent told its model last: the text of its newest messages."""
+        """The text of the newest messages that the agent sent to its model."""
         prompts = self._session.tree.prompts
         told = [message for message in prompts[-1].messages if message["role"] != "assistant"] if prompts else []
         return "\n".join(str(message["content"]) for message in told) or None
 
     async def go_on(self, episode: Episode, left: float | None) -> StopReason:
-        """Let the agent play, until it or its session ends, `left` seconds are over or the host aborts.
+        """Let the agent run until it or its session ends, `left` seconds have passed, or the host aborts.
 
         Raises FailedError. Raises ResumeError if the agent did not survive a pause.
         """
@@ -64,7 +64,7 @@ class Playing:
             await self._session.quiet()
             self._session.write(trajectory)
             return stop
-        if stop is None and not running.done():  # the session has ended; the agent reads so from its next request
+        if stop is None and not running.done():  # the session has ended; the agent's next request will be refused
             await asyncio.wait({running}, timeout=episode.talk.options.limits.close_s)
         await self.end()
         self._session.write(trajectory)
@@ -73,8 +73,8 @@ class Playing:
         return self._outcome(running, trajectory, stop)
 
     async def end(self) -> None:
-        """End the session, and the agent if it has not ended. After a pause its client is told to come later, first."""
-        self._session.hold()  # what the agent has left behind leaves the engine
+        """End the session, and the agent if it still runs. After a pause, its client is first asked to retry later."""
+        self._session.hold()  # the engine ends the agent's unfinished requests
         with suppress(TimeoutError):
             async with asyncio.timeout(min(_STILL_S, runtime(self._env).limits.close_s / 2)):
                 await self._session.quiet()
@@ -92,10 +92,10 @@ class Playing:
             if runtime(self._env).leave_thread():
                 log.warning("%s.run still runs in its thread, which nothing can stop", type(self._env).__name__)
         if running is not None and not running.cancelled():
-            running.exception()  # it is looked at elsewhere, or by nobody
+            running.exception()  # retrieved here, so that asyncio does not log it
 
     def _start_or_resume(self, episode: Episode) -> asyncio.Task[JSON]:
-        """Begin to sample, and start the agent the first time."""
+        """Start or resume sampling, and start the agent the first time."""
         env, talk, trajectory = self._env, episode.talk, episode.state.trajectory
         if self._running is not None and self._running.done() and (error := _error(self._running)) is not None:
             raise ResumeError(f"the agent ended while it waited: {told(error)}")
@@ -118,7 +118,7 @@ class Playing:
     async def _wait(
         self, running: asyncio.Task[JSON], aborted: Callable[[], bool] | None, left: float | None
     ) -> StopReason | None:
-        """Wait for what ends the episode or pauses it. None: the agent or its session has ended."""
+        """Wait until the episode ends or pauses. Returns None if the agent or its session has ended."""
         clock = asyncio.get_running_loop().time
         until = None if left is None else clock() + left
         ended = asyncio.create_task(self._session.ended.wait())
@@ -141,7 +141,7 @@ class Playing:
             ended.cancel()
 
     def _outcome(self, running: asyncio.Task[JSON], trajectory: Trajectory, stop: StopReason | None) -> StopReason:
-        """Why the episode ended. Keep the agent's result. Raises FailedError."""
+        """Keep the agent's result, and return why the episode ended. Raises FailedError."""
         session = self._session
         if session.error is not None:
             raise session.error
@@ -162,7 +162,7 @@ class Playing:
         return stop or StopReason.DONE
 
     def _unanswered(self) -> AgentRLError:
-        """Why no request of the agent was answered. What the gateway refuses, it refuses in each episode: a bug."""
+        """The error for an agent without a reply. A refusal as invalid is a bug, because it recurs in each episode."""
         what = f"{type(self._env).__name__}.run ended without a reply of the model"
         refusal = self._refusal()
         if refusal is None:
@@ -171,7 +171,7 @@ class Playing:
         return RefusedError("invalid", error) if refusal.kind == "invalid" else InfraError(error)
 
     def _keep_result(self, running: asyncio.Task[JSON], trajectory: Trajectory, stop: StopReason | None) -> None:
-        """Keep what `run` returned, or raise what it raised. Nothing, if the episode has ended it."""
+        """Keep what `run` returned, or raise what it raised. Do nothing if the episode's end has cancelled it."""
         if running.cancelled() and stop is not None:
             return
         self._env.result = plain(running.result(), f"{type(self._env).__name__}.run")
@@ -179,7 +179,7 @@ class Playing:
             trajectory.info["result"] = self._env.result
 
     def _warn_of_refusals(self) -> None:
-        """Say that requests were refused, once for each kind of agent: it may have ended on that, and is scored."""
+        """Warn of refused requests, once per agent class. They may have ended the agent, which is still scored."""
         refused = [line for line in self._session.log.lines if line["event"] == "refused" and line["kind"] == "invalid"]
         agent = type(self._env).__name__
         if refused and agent not in _WARNED:
@@ -193,7 +193,7 @@ class Playing:
             )
 
     def _refusal(self) -> RefusedError | None:
-        """Why the agent's last request was refused. None if it was answered, or came after the session's end."""
+        """Why the agent's last request was refused. None if it was answered, or if it came after the session's end."""
         for line in reversed(self._session.log.lines):
             if line["event"] == "reply":
                 return None
@@ -204,7 +204,7 @@ class Playing:
 
 
 def _naming(failure: Failure, refusal: RefusedError | None) -> Failure:
-    """The failure, with what the gateway refused before it: an agent may keep that to itself."""
+    """The failure, with the gateway's last refusal added, because an agent may not report that."""
     if refusal is None or str(refusal) in failure.error:
         return failure
     return replace(failure, error=f"{failure.error}; the gateway refused its last request: {refusal}")
@@ -215,9 +215,9 @@ def _error(task: asyncio.Task[JSON]) -> BaseException | None:
 
 
 def _masked_by_host(trajectory: Trajectory) -> Sequence[MaskReason]:
-    """The reasons for which the host has masked all that was sampled before the pause.
+    """The reasons for which the host has masked everything that was sampled before the pause.
 
-    Raises ResumeError if it has masked a part of it.
+    Raises ResumeError if it has masked only a part.
     """
     reasons = {span.masked for span in trajectory.spans if span.kind == "sampled"}
     found: list[MaskReason] = [reason for reason in ("off_policy", "host") if reason in reasons]
@@ -227,7 +227,7 @@ def _masked_by_host(trajectory: Trajectory) -> Sequence[MaskReason]:
 
 
 def _mask_malformed(episode: Episode) -> None:
-    """Take turns with calls that could not be read out of training, if the Env's policy says so."""
+    """Mask turns with calls that could not be parsed, if the Env's policy asks for that."""
     trajectory, policy = episode.state.trajectory, episode.policy
     if policy is not None and policy.mask:
         for number, turn in enumerate(trajectory.turns):

@@ -1,1 +1,1 @@
-"""What a client says, as tokens, and the proof that no word of it is missing."""
+"""A client's messages as tokens, and the proof that no word of them is missing."""

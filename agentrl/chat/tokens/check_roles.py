@@ -1,6 +1,6 @@
-"""The proof that nothing a client says is lost: every role at every place is looked for in the tokens.
+"""The proof that no client text is lost: each role is written at each place and looked for in the tokens.
 
-It is done before any request, once for a template with tools and once without.
+The proof runs before any request, once for a template with tools and once without.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _TURNS: Mapping[str, tuple[Entry, Sequence[Entry]]] = {
     "behind a sampled call": (_ASKS, ()),
 }
 _PROVED: Cache[object] = Cache(64)
-"""Certificates by their id. They are kept, so that no other gets it."""
+"""Proved certificates by their id(). They are kept, so that no other object gets the same id."""
 
 
 def prove_places(writer: Writer) -> None:
-    """Raises TemplateError with the role, the place and the template if what a client says would be lost."""
+    """Raises TemplateError, which names the role, the place and the template, if a client's text would be lost."""
     certificate = writer.renderer.certificate
     _PROVED.get(f"{id(certificate)}", lambda: _proved(writer))
 
@@ -79,12 +79,12 @@ def _told(writer: Writer, role: Entry, place: str) -> str:
 
 
 def _numbered(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, each with a word of its own for its text."""
+    """The entries, each with a unique word as its text."""
     return [replace(entry, text=entry.text and f"zqplace{i}") for i, entry in enumerate(entries)]
 
 
 def _sampled(renderer: Renderer, turn: Entry) -> Action | None:
-    """The turn as a model would sample it; None if it would not, because the template has no such turn."""
+    """The turn as a model would sample it. None if the template cannot write such a turn."""
     try:
         tokens = renderer.encode(spoken(turn, {}))
     except TemplateError:

@@ -1,7 +1,7 @@
-"""What a client tells of a conversation, as messages that the chat template in hand can carry.
+"""A client's conversation as messages that the chat template can carry.
 
-A client may use roles, places and ids that a template drops in silence or refuses. Each gets the form nearest to it
-that the certificate says is carried: nothing is left out, and nothing changes its place.
+A client may use roles, places and ids that a template silently drops or refuses. Each entry gets the nearest form that
+the template carries, according to its certificate. Nothing is left out, and nothing is moved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentrl.plain import plain, text
 from agentrl.types import Message, ToolSpec
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
-"""Instructions that do not stand at the head of a conversation, as the user's text."""
+"""The user text for instructions that cannot be in the system message."""
 BLANK = "\n\n"
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -27,11 +27,11 @@ class Forms:
     """How entries become messages of one template."""
 
     capabilities: Mapping[str, bool]
-    """Of the certificate."""
+    """The capabilities of the template's certificate."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
     """Tools that a result may load, by name."""
     careful: bool = False
-    """Only roles and places that every template carries, where the certificate speaks of others than these."""
+    """Whether to use only roles and places that every template carries. The certificate may not cover this case."""
 
     def carries(self, capability: str) -> bool:
         return self.capabilities.get(capability, False)
@@ -47,8 +47,8 @@ def told(
 ) -> list[Message]:
     """The entries as messages.
 
-    `ids` maps the id of a call on the wire to the one that it has in the tokens. `calls` are ids and names of the calls
-    of the turn before. `root`: the conversation begins here.
+    `ids` maps a call's id on the wire to its id in the tokens. `calls` maps the ids of the previous turn's calls to
+    their names. `root`: the conversation begins here.
     """
     making = _Told(forms, ids, root, dict(calls or {}))
     for entry in entries:
@@ -58,7 +58,7 @@ def told(
 
 @dataclass(slots=True)
 class _Told:
-    """Messages in the making."""
+    """Builds messages from entries."""
 
     forms: Forms
     ids: Mapping[str, str]
@@ -67,7 +67,7 @@ class _Told:
     """Ids and names of the calls that a result may answer."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     heading: bool = True
-    """Only instructions came so far."""
+    """Whether only instructions came so far."""
 
     def add(self, entry: Entry) -> None:
         if entry.role in ("system", "developer"):
@@ -100,7 +100,7 @@ class _Told:
             self.messages[-1]["content"] = BLANK.join(filter(None, parts))
 
     def _joins(self, joined: bool) -> bool:
-        """Whether a user's text is added to the message before it: it is a part of it, or cannot stand behind it."""
+        """Whether a user's text is added to the message before it: it is a part of that, or may not follow it."""
         before = self.messages[-1]["role"] if self.messages else ""
         if before == "user":
             return joined or self.forms.careful or not self.forms.carries("users_in_a_row")
@@ -118,7 +118,7 @@ class _Told:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": said})
 
     def _may_answer(self, call_id: str) -> bool:
-        """Whether a result of this call may stand here as one; else the user says it."""
+        """Whether a result of this call may be a tool message here. If not, it becomes user text."""
         if not self.forms.carries("tool_results"):
             return False
         if not self.forms.careful:
@@ -136,9 +136,10 @@ class _Told:
 
 
 def one_by_one(entries: Sequence[Entry], known: Container[int] = ()) -> Iterator[tuple[int | None, Entry]]:
-    """The entries for a template that takes one call a turn: each call stands right before its result.
+    """The entries for a template that takes one call per turn: each call is placed right before its result.
 
-    Each comes with its place among `entries`; None for a call that was taken out of its turn. What is `known` stays.
+    Yields each entry with its index in `entries`, or None for a call that was split from its turn. Turns at the indices
+    in `known` are not split.
     """
     waiting = dict[str, Call]()
     for at, entry in enumerate(entries):
@@ -158,7 +159,7 @@ def one_by_one(entries: Sequence[Entry], known: Container[int] = ()) -> Iterator
 
 
 def spoken(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
-    """An assistant's entry as a message."""
+    """An assistant entry as a message."""
     message: dict[str, Any] = {"role": "assistant", "content": text(entry.text)}
     if entry.reasoning is not None:
         message["reasoning_content"] = text(entry.reasoning)
@@ -175,7 +176,7 @@ def spoken(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
 
 
 def plain_id(call_id: str) -> str:
-    """The id, or one made of it, in nine letters and digits, which every template takes."""
+    """The id if it is nine letters and digits, which every template accepts. Otherwise a hash of it in that form."""
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     number = int.from_bytes(hashlib.blake2s(call_id.encode("utf-8", "replace"), digest_size=8).digest())
@@ -187,7 +188,7 @@ def plain_id(call_id: str) -> str:
 
 
 def _arguments(call: Call) -> Any:
-    """A template writes an object. What is none stands in one, under a name that says so."""
+    """The arguments as an object, which templates require. Other text is wrapped in one, under the key `unreadable`."""
     if isinstance(call.arguments, str):
         return {"unreadable": text(call.arguments)} if call.arguments.strip() else {}
     return plain(call.arguments, f"the arguments of {call.name}")

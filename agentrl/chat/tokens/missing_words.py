@@ -1,4 +1,4 @@
-"""Whether what somebody said stands in the tokens that the model reads."""
+"""Checks whether the words of messages are in the tokens that the model reads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from agentrl.types import Message
 
 _LONG = 64
-"""Characters of a text that stands nowhere by chance."""
+"""A text of this many characters is not found anywhere by chance."""
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
-"""What stands for a line break, say, where a template writes text as JSON: its letter belongs to no word."""
+"""JSON escapes, such as a line break's, if a template writes text as JSON. Their letters belong to no word."""
 
 
 def lost(messages: Sequence[Message], text: str) -> int | None:
-    """The place of the first message of which a word is not in the decoded `text`.
+    """The index of the first message with a word that is not in the decoded `text`. None if no word is missing.
 
-    Words of Latin letters and digits are compared: quoting, trimming and a tokenizer's normal form leave them alone.
+    Only words of Latin letters and digits are compared, because quoting, trimming and a tokenizer's normalization do
+    not change them.
     """
     words: set[str] | None = None
     for at, message in enumerate(messages):

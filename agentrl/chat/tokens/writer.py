@@ -1,7 +1,7 @@
-"""From what a client tells to tokens: prompts, and what stands behind a sampled turn.
+"""Writes a client's messages as tokens: whole prompts, and what follows a sampled turn.
 
-Whatever form is chosen for a text, its words are looked for in the tokens. If they are not there, the next form is
-tried; if there is none left, TemplateError says what would have been lost.
+After each attempt, the words of the messages are looked for in the tokens. If some are missing, the next form is tried.
+If no form is left, TemplateError reports what would be lost.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from agentrl.trajectory.trajectory import assistant_message
 from agentrl.types import Action, Message, Raw, ToolCall, ToolSpec
 
 Known = Mapping[int, tuple[Action, Sequence[int]]]
-"""Index of an assistant's entry -> that reply as it was sampled: its action and its tokens."""
+"""Index of an assistant entry -> the action and the tokens of that reply, as sampled."""
 
 _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes the conversations of one root. Methods raise TemplateError where the template cannot carry one.
+    """Writes the conversations of one root. Methods raise TemplateError if the template cannot carry a conversation.
 
-    The first Writer of a template proves that it loses nothing. It raises TemplateError where a role is lost.
+    The first Writer of a template proves that no role is lost. It raises TemplateError if one is.
     """
 
     renderer: Renderer
     """Bound to the root's tools."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
-    """Tools that are shown where a result loads them, by name: `Request.deferred`."""
+    """Tools by name that are shown only at a result that loads them: `Request.deferred`."""
 
     def __post_init__(self) -> None:
         prove_places(self)
@@ -53,8 +53,8 @@ class Writer:
     ) -> list[Message]:
         """The entries as messages for the template.
 
-        `ids` maps the id of a call on the wire to the id that its action has; `action` is the turn before the entries.
-        With `root` the conversation begins here: instructions at its head are its system message.
+        `ids` maps a call's id on the wire to its id in the action. `action` is the turn before the entries. With
+        `root`, the conversation begins here, and instructions at its head become its system message.
         """
         entries, _ = self._apart(entries, _NONE)
         return told(entries, self._forms(), ids, root=root, calls=_names(action))
@@ -62,9 +62,9 @@ class Writer:
     def prompt(self, entries: Sequence[Entry], known: Known = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
         """The prompt of a new root.
 
-        Without `known` it is the template's own render of all messages. With it, everything behind the first known
-        reply is added piece by piece, so that each known reply stands there with the tokens that were sampled. The same
-        is done from the first assistant's entry on that the template cannot carry.
+        Without `known`, it is the template's own render of all messages. With it, everything from the first known reply
+        on is added piece by piece, so that each known reply keeps its sampled tokens. The same is done from the first
+        assistant entry on that the template cannot carry.
         """
         entries, known = self._apart(entries, known)
         first = min([*known, *self._moved(entries)], default=len(entries))
@@ -89,7 +89,7 @@ class Writer:
     ) -> Rendered:
         """What follows the sampled turn `action`, the last of `history`: its close, the entries, a generation prompt.
 
-        `budget` bounds the tokens of the messages before the next assistant's.
+        `budget` bounds the tokens of the messages before the next assistant message.
         """
         entries, known = self._apart(entries, known)
         first = _assistant(entries)
@@ -97,7 +97,7 @@ class Writer:
         return piece.rendered if first == len(entries) else self._pieces(piece, entries, first, known, ids)
 
     def opened(self, rendered: Rendered, text: str) -> Rendered:
-        """A prompt, and text with which the assistant's next turn begins: the model goes on behind it."""
+        """A prompt, with `text` as the beginning of the assistant's next turn, which the model continues."""
         before = Action("", "", "" if rendered.thinking else None)
         added = self.renderer.text(Raw(text), before)
         end = len(rendered.tokens)
@@ -114,7 +114,7 @@ class Writer:
         return Forms(capabilities=self.renderer.certificate.capabilities, deferred=self.deferred, careful=careful)
 
     def _apart(self, entries: Sequence[Entry], known: Known) -> tuple[Sequence[Entry], Known]:
-        """The entries, parallel calls that nobody sampled told one by one where the template takes one a turn."""
+        """Split parallel calls that the model did not sample into one call per turn, if the template takes only one."""
         if self.renderer.certificate.capabilities.get("parallel_calls", False):
             return entries, known
         apart = list(one_by_one(entries, known))
@@ -123,12 +123,12 @@ class Writer:
         }
 
     def _moved(self, entries: Sequence[Entry]) -> Iterator[int]:
-        """Assistants' entries whose text the template leaves out, or writes behind their calls."""
+        """Indices of assistant entries whose text the template leaves out, or writes after their calls."""
         if not self.renderer.certificate.capabilities.get("text_with_calls", False):
             yield from (i for i, entry in enumerate(entries) if entry.text and entry.calls)
 
     def _head(self, entries: Sequence[Entry], ids: Mapping[str, str]) -> _Piece:
-        """The template's own render. Instructions alone, which some templates refuse or drop, may be the user's."""
+        """The template's own render. Instructions alone, which some templates refuse or drop, may become user text."""
 
         def attempt(careful: bool, root: bool = True) -> _Piece:
             messages = told(entries, self._forms(careful), ids, root=root)
@@ -147,8 +147,8 @@ class Writer:
         ids: Mapping[str, str],
         budget: int | None = None,
     ) -> _Piece:
-        """The bridge to entries none of which is an assistant's. A template may refuse calls without their results:
-        to it, such a turn is text."""
+        """The bridge to entries without an assistant entry. If the template refuses calls without their results, the
+        turn counts as text."""
 
         def attempt(careful: bool, action: Action) -> _Piece:
             messages = told(entries, self._forms(careful), ids, calls=_names(action))
@@ -163,7 +163,7 @@ class Writer:
     def _pieces(
         self, piece: _Piece, entries: Sequence[Entry], first: int, known: Known, ids: Mapping[str, str]
     ) -> Rendered:
-        """`piece`, then each assistant's entry from `first` on with what stands behind it."""
+        """`piece`, then each assistant entry from `first` on, with the entries that follow it."""
         tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
         special = piece.rendered.special
         turns = [i for i in range(first, len(entries)) if entries[i].role == "assistant"]
@@ -178,7 +178,7 @@ class Writer:
         return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special)
 
     def _said(self, entry: Entry, ids: Mapping[str, str], before: _Piece) -> tuple[Action, Sequence[int]]:
-        """An assistant's entry that nobody sampled, as a model would have sampled it."""
+        """Encode an assistant entry that did not come from the model in the form that the model would have sampled."""
         written = spoken(entry, ids)
         calls = [
             ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
@@ -194,7 +194,7 @@ class Writer:
         return replace(read, content=entry.text, calls=tuple(calls)), tokens
 
     def _encoded(self, message: Message) -> list[int]:
-        """The message's tokens. Where the template leaves text out, it stands before the calls as it is."""
+        """The message's tokens. If the template leaves its text out, the plain text is put before the calls."""
         try:
             tokens = self.renderer.encode(message)
             if lost([message], self.renderer.decode(tokens)) is None:
@@ -220,26 +220,26 @@ class Writer:
 def prove_for_agents(renderer: Renderer) -> None:
     """Raises TemplateError if a role that clients use would be lost at some place, with tools or without.
 
-    Costs some 0.2 s the first time that a process sees a template.
+    Takes about 0.2 s the first time that a process sees a template.
     """
     Writer(renderer)
     try:
         offering = renderer.bind([PROBE_TOOL])
-    except TemplateError:  # an agent with tools is told so; others need none
+    except TemplateError:  # only an agent with tools needs this; it gets the error when it asks
         return
     Writer(offering)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What was written last, and all messages so far."""
+    """The last text that was written, and all messages so far."""
 
     rendered: Rendered
     history: Sequence[Message]
 
 
 def _first(attempts: Iterable[Callable[[], _Piece]]) -> _Piece:
-    """The first attempt that the template takes. Raises what the first of all raised, if it takes none."""
+    """The result of the first attempt that succeeds. If none does, the error of the first attempt is raised."""
     failure: TemplateError | None = None
     for attempt in attempts:
         try:
@@ -251,7 +251,7 @@ def _first(attempts: Iterable[Callable[[], _Piece]]) -> _Piece:
 
 
 def _assistant(entries: Sequence[Entry]) -> int:
-    """The index of the first assistant's entry; the length if there is none."""
+    """The index of the first assistant entry, or the length if there is none."""
     return next((i for i, entry in enumerate(entries) if entry.role == "assistant"), len(entries))
 
 
@@ -260,7 +260,7 @@ def _names(action: Action | None) -> dict[str, str]:
 
 
 def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, str]:
-    """The ids of the entry's calls -> those of the action, where nobody said otherwise: in order, if all are there."""
+    """The ids of the entry's calls -> those of the action, in order, if all are there. Ids in `ids` are left out."""
     readable = [call.id for call in action.calls if call.error is None]
     made = next((ids for ids in (readable, [call.id for call in action.calls]) if len(ids) == len(entry.calls)), [])
     pairs = zip(entry.calls if made else (), made, strict=True)
@@ -268,7 +268,7 @@ def _paired(entry: Entry, action: Action, ids: Mapping[str, str]) -> dict[str, s
 
 
 def _spans(first: Rendered, length: int, last: Rendered) -> tuple[RenderedSpan, ...]:
-    """Between the close of the first piece and the last generation prompt, all is what the model reads."""
+    """The spans of several pieces: all text between the first close and the last generation prompt is observation."""
     lengths = [{span.kind: span.stop - span.start for span in piece.spans} for piece in (first, last)]
     start, end = lengths[0].get("close", 0), length - lengths[1].get("prompt", 0)
     found = (

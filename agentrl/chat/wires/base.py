@@ -1,4 +1,4 @@
-"""What a wire is: it reads a request, and writes the answer whole or as server-sent events."""
+"""The interface of a wire, which reads a request and writes the answer, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Answer(Protocol):
 
     @property
     def request(self) -> Request:
-        """What was read."""
+        """The request that was read."""
         ...
 
     def whole(self, replies: Sequence[Reply]) -> JSON:
@@ -26,15 +26,15 @@ class Answer(Protocol):
         ...
 
     def opening(self) -> bytes:
-        """The events that stand before the reply is known."""
+        """The events that are sent before the reply is known."""
         ...
 
     def progress(self) -> bytes:
-        """An event without content, which tells the client that the reply is being made."""
+        """An event without content, which shows the client that the reply is in progress."""
         ...
 
     def closing(self, replies: Sequence[Reply]) -> tuple[bytes, bytes]:
-        """The events of the reply; and those with which the client takes it for whole."""
+        """The events of the reply, and those that mark it as complete."""
         ...
 
     def failure(self, refused: RefusedError) -> bytes:
@@ -48,14 +48,14 @@ class Wire(Protocol):
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> Answer:
-        """The request in a body, and what writes its answer. `headers` finds names in any case.
+        """Read a request. The returned Answer holds it and writes the answer. `headers` finds names in any case.
 
         Raises RefusedError, which names the parameter.
         """
         ...
 
     def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
-        """The body of an error. `kind` is None for what the gateway itself refuses."""
+        """The body of an error. `kind` is None for an error of the HTTP server itself."""
         ...
 
 
@@ -65,10 +65,10 @@ def event(name: str, data: JSON) -> bytes:
 
 
 def compact(data: JSON) -> str:
-    """ASCII, because some clients end a line of an event at any line separator of Unicode."""
+    """JSON in ASCII, because some clients end a line of an event at any line separator of Unicode."""
     return json.dumps(data, separators=(",", ":"))
 
 
 def arguments_text(arguments: Mapping[str, JSON] | str) -> str:
-    """A call's arguments as the wires of OpenAI tell them: JSON in a string, or the text of a call that is none."""
+    """A call's arguments as OpenAI's wires send them: JSON in a string, or the raw text if they are not JSON."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

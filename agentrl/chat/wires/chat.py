@@ -197,7 +197,7 @@ def _deltas(reply: Reply) -> list[JSON]:
 
 
 def _usage(replies: Sequence[Reply]) -> JSON:
-    """The prompt is told once, however many replies it has."""
+    """The prompt is counted once, however many replies it has."""
     prompt, cached = replies[0].usage.prompt, max(reply.usage.cached for reply in replies)
     sampled = sum(reply.usage.sampled for reply in replies)
     return {

@@ -20,7 +20,7 @@ _BILLING = "x-anthropic-billing-header"
 """Claude Code's first system text. It changes within a session, and is not for the model."""
 _HOSTED = re.compile("(web_search|web_fetch|code_execution|tool_search_tool|advisor)_|mcp_toolset$")
 _UNREADABLE = "INVALID_JSON"
-"""Under this name the vendor says to put a call's text that is no JSON object."""
+"""The vendor's key for the text of a call that is not a JSON object."""
 _STOPS = {"end": "end_turn", "calls": "tool_use", "length": "max_tokens", "stop_sequence": "stop_sequence"}
 _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
@@ -253,7 +253,7 @@ def _content(reply: Reply) -> list[dict[str, JSON]]:
 
 
 def _input(arguments: Mapping[str, JSON] | str) -> dict[str, JSON]:
-    """A call's input, which is an object on this API."""
+    """A call's input, which must be an object on this API."""
     return {_UNREADABLE: arguments} if isinstance(arguments, str) else dict(arguments)
 
 

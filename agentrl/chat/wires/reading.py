@@ -1,4 +1,4 @@
-"""What the readers of all wires share: checked access to JSON, texts, tools, and the words of a refusal."""
+"""What all wires share to read requests: checked access to JSON, texts, tools, and the words of a refusal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 MEDIA = re.compile("image|audio|video|file|document")
 _RUN_BY_CLIENTS = re.compile("(local_)?shell$|apply_patch$|computer")
-"""Tools in a form of OpenAI's own that the client runs. An agent without them can do nothing."""
+"""OpenAI's own types of tools that the client runs. An agent that relies on one cannot work without it."""
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -27,7 +27,7 @@ _SAMPLING = (
 
 
 def refuse(what: str) -> RefusedError:
-    """The error for a request that is itself at fault."""
+    """The error for an invalid request."""
     return RefusedError("invalid", what)
 
 
@@ -43,7 +43,7 @@ def read_body(raw: bytes) -> Mapping[str, JSON]:
 
 
 def _mended(value: JSON) -> JSON:
-    """JSON without lone surrogates, which no tokenizer takes."""
+    """JSON without lone surrogates, which no tokenizer accepts."""
     if isinstance(value, str):
         return without_halves(value)
     if isinstance(value, list):
@@ -115,7 +115,7 @@ def part_text(part: JSON, where: str) -> str:
 
 
 def foreign(kind: JSON, where: str) -> RefusedError:
-    """The error for a part that is no text."""
+    """The error for a part that is not text."""
     if isinstance(kind, str) and MEDIA.search(kind):
         return refuse(
             f"{where}: the model reads text only; leave out the {kind!r} "
@@ -135,7 +135,7 @@ def joined(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def arguments(value: JSON) -> Mapping[str, JSON] | str:
-    """A call's arguments: the object in the string, or what came if there is none."""
+    """A call's arguments: the object in the string, or the string itself if it holds no object."""
     if not isinstance(value, str):
         return value if isinstance(value, dict) else {} if value is None else json.dumps(value)
     if not value.strip():
@@ -151,14 +151,14 @@ _ARGUMENTS = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
 
 
 def left_out(kind: JSON, where: str) -> str:
-    """The type of a tool that the vendor runs: it is not shown. Raises RefusedError for one that the client runs."""
+    """The type of a tool that the vendor runs, which is left out. Raises RefusedError for one that the client runs."""
     if isinstance(kind, str) and _RUN_BY_CLIENTS.match(kind):
         raise refuse(f"{where}: the type {kind!r} is OpenAI's own; declare the tool as a function")
     return str(kind)
 
 
 def function(name: JSON, description: JSON, parameters: JSON, where: str) -> ToolSpec:
-    """A tool as chat templates take it. Marks for caches and strictness are left out."""
+    """A tool in the form that chat templates take. Marks for caches and strictness are left out."""
     spec: dict[str, JSON] = {"name": string(name, f"{where}.name")}
     if not spec["name"]:
         raise refuse(f"{where}.name is missing")
@@ -169,13 +169,13 @@ def function(name: JSON, description: JSON, parameters: JSON, where: str) -> Too
 
 
 def sampling(body: Mapping[str, JSON], unseen: Sequence[str] = ()) -> dict[str, JSON]:
-    """What a client asks of the sampling. It is recorded. `unseen`: tools that the gateway does not show."""
+    """The client's sampling parameters, for the record. `unseen`: tools that the gateway does not show."""
     asked = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
     return asked | ({"tools_left_out": list(unseen)} if unseen else {})
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:
-    """Whether the client's SDK says that it asks again."""
+    """Whether the client's SDK marks the request as a retry."""
     count = headers.get("x-stainless-retry-count", "")
     return count.isdigit() and int(count) > 0
 
@@ -186,7 +186,7 @@ def unlike(value: JSON, *harmless: JSON) -> bool:
 
 
 def no_grammar(parameter: str, form: JSON) -> None:
-    """Raises RefusedError for an answer in a format that the sampling would have to be held to."""
+    """Raises RefusedError for an answer format that would need constrained sampling."""
     kind = form.get("type") if isinstance(form, dict) else form
     if unlike(kind, "text"):
         raise refuse(

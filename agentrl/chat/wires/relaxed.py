@@ -1,4 +1,4 @@
-"""What a session may leave out of a request instead of refusing it: images, and what would force an answer."""
+"""What a session may leave out of a request instead of refusing it: images, and whatever forces an answer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agentrl.types import JSON
 
 _MARK = "[{} omitted: this model reads text only]"
 _FORMATS = (("response_format",), ("output_format",), ("output_config", "format"), ("text", "format"))
-"""Where the vendors' APIs have the format of an answer."""
+"""Where the vendors' APIs put the format of an answer."""
 
 
 def relaxed(body: Mapping[str, JSON], options: SessionOptions) -> tuple[Mapping[str, JSON], dict[str, JSON]]:
-    """The body without what the options leave out, and a record of that for the log."""
+    """The body without the parts that the options leave out, and a record of those for the log."""
     noted: dict[str, JSON] = {}
     if options.images == "omit":
         omitting = _Omitting()
@@ -28,7 +28,7 @@ def relaxed(body: Mapping[str, JSON], options: SessionOptions) -> tuple[Mapping[
 
 
 class _Omitting:
-    """Puts a mark in the place of each image. Only contents are searched: the arguments of a call may hold anything."""
+    """Replaces each image with a note. Only contents are searched, because a call's arguments may hold anything."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -66,7 +66,7 @@ def _is_text(part: Mapping[str, JSON]) -> bool:
 
 
 def _unforced(body: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], dict[str, JSON]]:
-    """The body without what would force a call or a format, and what that was."""
+    """The body without the parameters that force a call or a format, and those parameters."""
     freed: dict[str, Any] = dict(body)
     forced: dict[str, JSON] = {}
     choice = body.get("tool_choice")

@@ -21,8 +21,8 @@ _ECHOED: Mapping[str, JSON] = {
     "tool_choice": "auto",
     "top_p": None,
 }
-"""Parameters that the answer repeats, with what stands there if the client gave none. Tools and instructions are left
-out: they are long, and each event would repeat them."""
+"""Parameters that the answer repeats, with their values if the client gave none. Tools and instructions are left out:
+they are long, and each event would repeat them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class ResponseAnswer:
 
 
 def _told(item: Mapping[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
-    """The events inside an item: their names, and what they tell."""
+    """The events inside an item: their names and their data."""
     at = {"item_id": item["id"]}
     match item["type"]:
         case "reasoning":
@@ -160,7 +160,7 @@ def _parts(
 
 
 def _reasoning(reply: Reply) -> dict[str, JSON]:
-    """Thoughts stand in the summary, which is the part that every client keeps."""
+    """Thoughts are in the summary, which is the part that every client keeps."""
     summary = [{"type": "summary_text", "text": reply.reasoning}]
     return {
         "type": "reasoning",

@@ -75,7 +75,7 @@ def _refuse_unserved(body: Mapping[str, JSON]) -> None:
 
 
 def _branch(headers: Mapping[str, str]) -> str:
-    """What Codex and opencode call the thread of a sub-agent."""
+    """The name that Codex or opencode gives a sub-agent's thread. Empty for the main one."""
     if headers.get("x-codex-parent-thread-id"):
         return headers.get("thread-id") or "sub-agent"
     if headers.get("x-parent-session-id"):
@@ -115,12 +115,12 @@ class _Tools:
             self.left_out.append(reading.left_out(kind, where))
 
     def _name(self, tool: Mapping[str, JSON], namespace: str | None) -> JSON:
-        """The tool's own name, unless another tool has it already."""
+        """The tool's name. Its namespace is added if another tool has that name already."""
         name = tool.get("name")
         return f"{namespace}__{name}" if namespace and name in self.forms else name
 
     def shown(self, name: str, namespace: str) -> str:
-        """What the prompt calls a tool that a client names."""
+        """The name that a tool has in the prompt, given the name that the client uses."""
         known = self.forms.get(name)
         if namespace and known is not None and known.namespace != namespace:
             return f"{namespace}__{name}"
@@ -128,7 +128,7 @@ class _Tools:
 
 
 def _description(tool: Mapping[str, JSON]) -> JSON:
-    """A custom tool's grammar is told, since nothing enforces it."""
+    """The tool's description. It includes a custom tool's grammar, because nothing enforces that."""
     form = tool.get("format")
     if isinstance(form, dict) and form.get("definition"):
         return f"{tool.get('description') or ''}\n\nThe input follows this grammar:\n{form['definition']}".strip()
@@ -157,7 +157,7 @@ def _entries(sent: JSON, tools: _Tools) -> Iterator[Entry]:
 
 
 def _retold(item: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Thoughts that a client tells as an assistant message of their own, as the item that they were."""
+    """Thoughts that a client sends back as an assistant message, as the reasoning item that they were."""
     if item.get("role") != "assistant":
         return item
     content = item.get("content")
@@ -195,7 +195,7 @@ class _Turn:
     receipts: list[str] = field(default_factory=list)
 
     def takes(self, kind: str) -> bool:
-        """Whether an item of this kind can belong to the same reply. Only calls stand side by side."""
+        """Whether an item of this kind can belong to the same reply. Only calls can follow an item of their kind."""
         rank = _RANKS[kind]
         return self.rank is None or rank > self.rank or rank == _RANKS["function_call"] == self.rank
 

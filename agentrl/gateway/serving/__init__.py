@@ -1,1 +1,1 @@
-"""The gateway's HTTP side. Only this folder and the wires import aiohttp."""
+"""The gateway's HTTP server. In the gateway, only this folder imports aiohttp."""

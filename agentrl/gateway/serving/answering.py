@@ -1,4 +1,4 @@
-"""Answers one request: as a stream that shows progress while the engine runs, or whole."""
+"""Answers one request, whole or as a stream that shows progress while the engine runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from agentrl.chat.request import Exchange, RefusedError, Reply
 from agentrl.chat.wires.base import Answer, compact
 
 ACCEPT_S = 2.0
-"""Seconds that a stream's headers wait, so that a refusal keeps its status."""
+"""Seconds for which a stream's headers are held back, so that a refusal keeps its status."""
 PROGRESS_S = 3.0
-"""Seconds between two signs of life. Clients bear some 60 s of silence."""
+"""Seconds between two progress events. Clients accept about 60 s of silence."""
 
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
@@ -22,9 +22,9 @@ _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": 
 async def respond(
     request: web.BaseRequest, answer: Answer, exchange: Exchange, closing: asyncio.Future[None]
 ) -> web.StreamResponse:
-    """Send the answer, and tell the exchange whether the client got it. `closing` is done when the gateway closes.
+    """Send the answer, and report to the exchange whether the client got it. `closing` is done when the gateway closes.
 
-    Raises RefusedError as long as nothing has been sent, and ConnectionError if the client has gone.
+    Raises RefusedError if nothing has been sent yet, and ConnectionError if the client has disconnected.
     """
     try:
         if not answer.request.stream:
@@ -32,7 +32,7 @@ async def respond(
         return await _stream(request, answer, exchange, closing)
     except RefusedError:
         raise
-    except BaseException:  # cancelled, because the client has gone or the gateway closes; or broken
+    except BaseException:  # cancelled, because the client disconnected or the gateway closes; or broken
         exchange.lost()
         raise
 
@@ -52,7 +52,7 @@ async def _stream(
     request: web.BaseRequest, answer: Answer, exchange: Exchange, closing: asyncio.Future[None]
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers=_STREAM)
-    with suppress(TimeoutError):  # the headers are sent all the same
+    with suppress(TimeoutError):  # the headers are sent anyway
         async with asyncio.timeout(ACCEPT_S):
             await exchange.accepted()
     await response.prepare(request)
@@ -71,7 +71,7 @@ async def _stream(
         raise
     finally:
         waiting.cancel()
-    # The next request can come as soon as the end is sent. In one write, a client that read the end has read all.
+    # The next request can come as soon as the end is sent. With one write, a client that has the end has everything.
     exchange.delivered()
     await response.write_eof(body + end)
     return response
@@ -89,7 +89,7 @@ async def _replies(exchange: Exchange, closing: asyncio.Future[None]) -> Sequenc
 async def _first(
     waiting: asyncio.Future[Sequence[Reply]], closing: asyncio.Future[None], timeout: float | None
 ) -> bool:
-    """Wait until the replies are there, or the gateway closes. False if neither came in so many seconds."""
+    """Wait until the replies are there or the gateway closes. False if neither happened within `timeout` seconds."""
     done, _ = await asyncio.wait((waiting, closing), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)
 

@@ -1,4 +1,4 @@
-"""The body of a request: read, bounded, and unpacked where the client has packed it."""
+"""Reads the body of a request, up to a size limit, and decompresses it if necessary."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from aiohttp import web
 
 BODY_BYTES = 64 << 20
-"""The longest body, as it came and unpacked."""
+"""The longest body, both as received and decompressed."""
 _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
 class DeniedError(Exception):
-    """A request that may not be answered, with the status that says so."""
+    """A request that is refused with this HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class DeniedError(Exception):
 
 
 async def body_of(request: web.BaseRequest) -> bytes:
-    """The body; clients that ask first whether to send it are told to. Raises DeniedError."""
+    """The body. Clients that first ask whether to send it (`Expect`) get a yes. Raises DeniedError."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     try:
@@ -35,7 +35,7 @@ async def body_of(request: web.BaseRequest) -> bytes:
 
 
 def unpacked(raw: bytes, coding: str) -> bytes:
-    """The body without its coding. Raises DeniedError for one that is unknown, broken or too long."""
+    """The decompressed body. Raises DeniedError if its coding is unknown, or if it is broken or too long."""
     coding = coding.strip().lower()
     if coding in ("", "identity"):
         return raw
@@ -43,13 +43,13 @@ def unpacked(raw: bytes, coding: str) -> bytes:
         return _unpacked(raw, _unpacker(coding, raw))
     except DeniedError:
         raise
-    except Exception as exc:  # each coding has errors of its own
+    except Exception as exc:  # each coding has other errors
         raise DeniedError(400, f"the body is not {coding}, as its Content-Encoding says: {exc}") from exc
 
 
 def _unpacked(raw: bytes, make: Callable[[], Any]) -> bytes:
     found = b""
-    while raw:  # what was packed in pieces stands one after the other
+    while raw:  # a body may hold several compressed pieces in a row
         unpacker = make()
         found += unpacker.decompress(raw, BODY_BYTES + 1 - len(found))
         if len(found) > BODY_BYTES:
@@ -61,7 +61,7 @@ def _unpacked(raw: bytes, make: Callable[[], Any]) -> bytes:
 
 
 def _unpacker(coding: str, raw: bytes) -> Callable[[], Any]:
-    """What makes an unpacker. Raises DeniedError for a coding that cannot be read here."""
+    """A function that makes a decompressor. Raises DeniedError for an unsupported coding."""
     if coding in ("gzip", "x-gzip"):
         return lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)
     if coding == "deflate":

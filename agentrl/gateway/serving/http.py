@@ -1,4 +1,4 @@
-"""An HTTP server for three wires: it reads a request, finds who answers it, and sends the answer."""
+"""An HTTP server for three wires: it reads a request, finds the session that answers it, and sends the answer."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _COUNTS: dict[str, Wire] = {"/v1/messages/count_tokens": _MESSAGES, "/v1/respons
 class WireServer:
     """Answers on three wires.
 
-    `find` gives who answers a request, by the key in its path ("" if there is none). It raises RefusedError or
-    DeniedError. `model` is the name under which the model is listed; a request may name any.
+    `find` returns the object that answers a request, given the key in its path ("" if there is none). It raises
+    RefusedError or DeniedError. `model` is the name under which the model is listed. A request may use any name.
     """
 
     def __init__(self, find: Callable[[str, web.BaseRequest], Asked], model: str) -> None:
@@ -46,7 +46,7 @@ class WireServer:
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runner = web.ServerRunner(_Connections(self._answer, self._connection_lost), shutdown_timeout=CLOSE_S)
         self._last: dict[RequestHandler, Exchange] = {}
-        """The last answer sent on each connection, until another request comes. A reset of the connection loses it."""
+        """The last answer sent on each connection, until another request comes. A reset shows that it was lost."""
 
     async def listen(self, host: str, port: int) -> int:
         """Listen at an address; port 0 takes a free one. Returns the port. Raises OSError."""
@@ -56,23 +56,23 @@ class WireServer:
         return int(self._runner.addresses[-1][1])
 
     async def listen_at(self, socket: Path) -> None:
-        """Listen at a Unix socket, behind `listen`. Raises OSError."""
+        """Listen at a Unix socket, after `listen`. Raises OSError."""
         await web.UnixSite(self._runner, socket).start()
 
     async def close(self) -> None:
-        """Answer what waits with 503, and close all connections."""
+        """Answer waiting requests with 503, and close all connections."""
         if not self._closing.done():
             self._closing.set_result(None)
         await self._runner.cleanup()
 
     def _connection_lost(self, connection: RequestHandler, error: BaseException | None) -> None:
         exchange = self._last.pop(connection, None)
-        if exchange is not None and error is not None:  # reset, so there was something that the client did not read
+        if exchange is not None and error is not None:  # reset, so the client did not read everything
             exchange.lost()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         last = self._last.pop(request.protocol, None)
-        if request.path == RESET_PATH:  # a sandbox's relay says so
+        if request.path == RESET_PATH:  # a sandbox's relay reports it
             if last is not None:
                 last.lost()
             return web.Response()
@@ -84,7 +84,7 @@ class WireServer:
             return json_response(wire.error(refused.status, str(refused), refused.kind), refused.status)
         except DeniedError as denied:
             return json_response(wire.error(denied.status, str(denied)), denied.status)
-        except ConnectionError:  # nobody reads the answer
+        except ConnectionError:  # no client reads the answer
             return web.Response()
         except Exception as exc:  # noqa: BLE001 - the boundary of a request: it must not harm other requests
             _log.exception("%s", path)  # without the key
@@ -134,15 +134,15 @@ class WireServer:
 
 
 class _Connections(web.Server):
-    """aiohttp's server without routes. It tells how each connection ends."""
+    """aiohttp's server without routes. It reports how each connection ends."""
 
     def __init__(self, handler: Any, lost: Any) -> None:
         super().__init__(
             handler,
             request_factory=_request,
-            handler_cancellation=True,  # tells at once that a client has gone
+            handler_cancellation=True,  # reports at once that a client has disconnected
             access_log=None,
-            auto_decompress=False,  # else a body that cannot be unpacked is refused without a word to the session
+            auto_decompress=False,  # else aiohttp refuses broken bodies, and the session does not learn of it
         )
         self._lost = lost
 
@@ -158,7 +158,7 @@ def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: async
 
 @contextmanager
 def _noting(session: Asked, what: str) -> Iterator[None]:
-    """What is refused within never becomes a request of the session, which keeps that it was refused."""
+    """Log refusals within this context in the session, because they never become requests of it."""
     try:
         yield
     except RefusedError as refused:
@@ -167,7 +167,7 @@ def _noting(session: Asked, what: str) -> Iterator[None]:
     except DeniedError as denied:
         session.note_refused(what, denied.status, str(denied))
         raise
-    except ConnectionError:  # the client has gone
+    except ConnectionError:  # the client has disconnected
         raise
     except Exception as exc:
         session.note_refused(what, 500, f"{type(exc).__name__}: {exc}")
@@ -175,7 +175,7 @@ def _noting(session: Asked, what: str) -> Iterator[None]:
 
 
 async def _read(request: web.BaseRequest, path: str, wire: Wire, session: Asked) -> Answer:
-    """What a client asks, and what writes the answer. Raises RefusedError and DeniedError."""
+    """Read a request. The returned Answer writes the answer. Raises RefusedError and DeniedError."""
     raw = await body_of(request)
     return wire.read(reading.read_body(raw), request.headers, _digest(path, raw), session.options)
 
@@ -189,14 +189,14 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _wire(path: str, request: web.BaseRequest) -> Wire:
-    """The wire whose words an answer has."""
+    """The wire that writes the answer, even if it is an error."""
     if path.startswith("/v1/messages") or "anthropic-version" in request.headers:
         return _MESSAGES
     return _RESPONSES if path.startswith("/v1/responses") else _CHAT
 
 
 def keys(key: str, request: web.BaseRequest) -> Iterator[str]:
-    """The keys that a request brings: `key` stood in its path."""
+    """The keys that a request carries. `key` was in its path."""
     headers = request.headers
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""

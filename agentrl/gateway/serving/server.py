@@ -1,4 +1,4 @@
-"""The gateway: many sessions behind one address, each known by its key."""
+"""The gateway: many sessions at one address, each found by its key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.episode.shared import loop_resources
 from agentrl.gateway.serving.http import WireServer, keys
 
 MODEL = "agentrl"
-"""The name under which the model is listed. A request may name any."""
+"""The name under which the model is listed. A request may use any name."""
 
 
 class Keyed(Asked, Protocol):
@@ -22,7 +22,7 @@ class Keyed(Asked, Protocol):
 
     @property
     def key(self) -> str:
-        """What a request must bring."""
+        """The key that a request must carry."""
         ...
 
 
@@ -46,7 +46,7 @@ class Gateway:
         try:
             self._port = await self._server.listen(self._host, self._port)
             await self._server.listen_at(self.socket_path)
-            # A sandbox mounts it for a user of its own, and as one. Like the port, it answers nobody without a key.
+            # A sandbox mounts it as another user, for another user. Like the port, it refuses requests without a key.
             self._folder.chmod(0o711)
             self.socket_path.chmod(0o666)
         except BaseException:
@@ -60,12 +60,12 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Without a path: `http://127.0.0.1:PORT`. Clients of OpenAI's APIs need `/v1` behind it."""
+        """Without a path: `http://127.0.0.1:PORT`. Clients of OpenAI's APIs need `/v1` after it."""
         return f"http://{self._host}:{self._port}"
 
     @property
     def socket_path(self) -> Path:
-        """The Unix socket. Any user may connect who can see it."""
+        """The Unix socket. Any user who can see it may connect."""
         return self._folder / "gateway.sock"
 
     def add(self, session: Keyed) -> None:
@@ -77,7 +77,7 @@ class Gateway:
         self._sessions.pop(session.key, None)
 
     def _session(self, key: str, request: web.BaseRequest) -> Asked:
-        """Raises RefusedError with status 400 for an unknown key: it is the only one on which all clients end."""
+        """Raises RefusedError with status 400 for an unknown key, because all clients stop on that status alone."""
         for given in keys(key, request):
             if given in self._sessions:
                 return self._sessions[given]

@@ -1,4 +1,4 @@
-"""The wires in front of an engine, without an episode: each request stands alone, and nothing is kept of it."""
+"""The wires for an engine without an episode: each request is independent, and nothing of it is kept."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _NEUTRAL: Mapping[str, JSON] = {
     "repetition_penalty": 1,
     "logit_bias": {},
 }
-"""Parameters that no engine here obeys, with the values that change nothing."""
+"""Parameters that no engine here supports, with the values that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standalone:
-    """Answers each request by a session of its own. What a client asks of the sampling is obeyed."""
+    """Answers each request in a new session. The client's sampling parameters are obeyed."""
 
     engine: Engine
     renderer: Renderer
@@ -48,19 +48,19 @@ class Standalone:
     special_tokens: SpecialTokens = "keep"
 
     def ask(self, request: Request) -> Exchange:
-        """Attach a request. Never raises: the exchange does."""
+        """Accept a request. Never raises: the returned exchange does."""
         try:
             session = self._session(request)
         except RefusedError as refused:
             return Refused(refused)
-        # Without the digest: the same request again is another one.
+        # Without the digest, so that the same request again is a new one.
         return _Alone(session.ask(replace(request, digest="", retried=False)), session)
 
     def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
-        """Nothing is kept of a request."""
+        """Do nothing: requests are not recorded."""
 
     async def count(self, request: Request) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if it is too long, or cannot be written."""
+        """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
         return await self._session(request).count(request)
 
     def _session(self, request: Request) -> Session:
@@ -74,7 +74,7 @@ class Standalone:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """An exchange whose client is the only one. If it goes, the engine stops."""
+    """An exchange with a single client. If it disconnects, the engine stops."""
 
     exchange: Exchange
     session: Session
@@ -99,7 +99,7 @@ class _Alone:
 
 
 def _sampling(asked: Mapping[str, JSON]) -> SamplingParams:
-    """The sampling that a client asks for. Raises RefusedError for what cannot be obeyed."""
+    """The client's sampling parameters. Raises RefusedError for one that cannot be obeyed."""
     for name, neutral in _NEUTRAL.items():
         if asked.get(name, neutral) != neutral:
             raise RefusedError("invalid", f"{name}: this server does not sample with it; leave it out")
@@ -146,7 +146,7 @@ async def running_server(
 
 
 def _check(access: Access, key: str, request: web.BaseRequest) -> None:
-    """The rules of `Access`, where the key may stand wherever the vendors' clients put it. Raises DeniedError."""
+    """Apply the rules of `Access`. The key may be in any place that the vendors' clients use. Raises DeniedError."""
     if access.api_key is None:
         denied = access.refuse_page(request)
         if denied is not None:

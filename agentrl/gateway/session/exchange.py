@@ -1,4 +1,4 @@
-"""One request under way, and those who wait for its answer."""
+"""One request in progress, and the clients that wait for its answer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agentrl.gateway.session.tree import Node, Prompt
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """The answer to a request, and to its retries: the same replies for all."""
+    """The answer to a request and to its retries, which all get the same replies."""
 
     request: Request
-    """Without its conversation, which stands in the tree."""
+    """Without its conversation, which is in the tree."""
     prompt: Prompt
     number: int = 0
     nodes: list[Node] = field(default_factory=list)
@@ -24,17 +24,17 @@ class Answer:
     task: asyncio.Task[Sequence[Reply]] | None = None
     refused: RefusedError | None = None
     waiting: int = 0
-    """Clients that have not got it yet, and not gone away."""
+    """How many clients still wait: they have not received it, and have not disconnected."""
     delivered: bool = False
 
     @property
     def got(self) -> bool:
-        """The client got it: it said so, or went on behind it."""
+        """Whether the client got it: it was delivered, or a later request continues it."""
         return self.delivered or (bool(self.nodes) and all(node.delivered for node in self.nodes))
 
     @property
     def replayable(self) -> bool:
-        """Whether the same request again may get this answer, now or later."""
+        """Whether a repeated request may get this answer, now or later."""
         return self.refused is None and (self.task is None or not self.task.cancelled())
 
     def is_like(self, request: Request) -> bool:
@@ -44,7 +44,7 @@ class Answer:
 
 
 class Answers:
-    """All answers of a session. It knows which request asks for one of them again."""
+    """All answers of a session. It finds the one that a repeated request should get."""
 
     def __init__(self) -> None:
         self._all: list[Answer] = []
@@ -55,7 +55,7 @@ class Answers:
         return iter(self._all)
 
     def add(self, request: Request, prompt: Prompt, *, whole: bool = True) -> Answer:
-        """A new answer. One that is not whole tells the rest of a reply only: no other body gets it."""
+        """Register an answer. A partial one (`whole=False`) completes a truncated reply; no other body gets it."""
         answer = Answer(replace(request, entries=(), tools=(), deferred={}), prompt, len(self._all))
         self._all.append(answer)
         if whole:
@@ -64,14 +64,14 @@ class Answers:
         return answer
 
     def repeated(self, request: Request) -> Answer | None:
-        """The answer to an earlier request of the same body, unless its client has got it and wants another."""
+        """The answer to an earlier request with the same body. None if its client got it and wants another one."""
         answer = self._by_body.get(request.digest) if request.digest else None
         if answer is None or not answer.replayable or (answer.got and not request.retried):
             return None
         return answer
 
     def unclaimed(self, prompt: Prompt, request: Request) -> Answer | None:
-        """An answer of the same prompt that no client has got or, unless this one asks again, waits for."""
+        """An answer to the same prompt that no client has got. Unless `request` is a retry, no client waits for it."""
         for answer in reversed(self._by_prompt.get(prompt, ())):
             unclaimed = not answer.got and (request.retried or not answer.waiting)
             if unclaimed and answer.replayable and answer.is_like(request):
@@ -80,7 +80,7 @@ class Answers:
         return None
 
     def behind(self, node: Node) -> Iterator[Answer]:
-        """The answers to requests that went on behind a reply."""
+        """The answers to requests that continue after a reply."""
         return (answer for prompt in node.prompts.values() for answer in self._by_prompt.get(prompt, ()))
 
     def _note(self, request: Request, answer: Answer) -> None:
@@ -131,7 +131,7 @@ class Waiting:
         self._note("delivered", self._answer)
 
     def lost(self) -> None:
-        """It may follow `delivered`: then the client did not read what was sent, after all."""
+        """It may follow `delivered`, if the client did not read what was sent."""
         before, self._state = self._state, "lost"
         answer = self._answer
         if before == "lost":
@@ -145,7 +145,7 @@ class Waiting:
 
 
 class Refused:
-    """An Exchange of a request that is not answered."""
+    """The Exchange of a refused request."""
 
     def __init__(self, refused: RefusedError) -> None:
         self._refused = refused

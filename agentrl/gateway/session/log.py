@@ -1,4 +1,4 @@
-"""What happened in a session, line by line."""
+"""The log of a session: what happened, line by line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FOLDER = "AGENTRL_SESSION_LOGS"
 
 
 class SessionLog:
-    """The lines of one session, oldest first. They are only added to.
+    """The lines of one session, oldest first. Lines are only added.
 
-    Where the environment variable AGENTRL_SESSION_LOGS names a folder, each line is also written to a file there as it
-    comes, with the tokens: from it a session can be made again whose process is gone.
+    If the environment variable AGENTRL_SESSION_LOGS names a folder, each line is also written to a file there as it
+    comes, with the tokens. A session can be rebuilt from the file after its process has ended.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class SessionLog:
         self._waiting: list[str] = []
 
     def note(self, event: str, more: Callable[[], Mapping[str, JSON]] | None = None, /, **given: JSON) -> None:
-        """Add a line. `more` makes what is only written to the file."""
+        """Add a line. `more` makes the fields that only the file gets."""
         line = {"at": round(time.time(), 3), "event": event, **given}
         self.lines.append(line)
         if self._folder:
@@ -40,13 +40,13 @@ class SessionLog:
             self._flush()
 
     def name(self, session_id: str) -> None:
-        """The session is known by this name: its file can be written."""
+        """Set the session's name. From now on, its file can be written."""
         if self._folder:
             self._path = Path(self._folder) / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', session_id)}.jsonl"
             self._flush()
 
     def _flush(self) -> None:
-        """Write what waits. A disk that is full ends the file, not the session."""
+        """Write the waiting lines. If the disk is full, the file ends, but not the session."""
         if self._path is None or not self._waiting:
             return
         try:

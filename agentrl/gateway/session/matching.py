@@ -1,7 +1,7 @@
-"""What counts as the same: entries of two requests, and a reply and what its client tells of it.
+"""Compares entries: those of two requests, or a reply and its echo.
 
-Clients write the past in their own way: other spaces, other order of keys, defaults filled in, thoughts left out. So
-entries are compared in a normal form, by digest.
+An echo is a client's copy of a reply in a later request. Clients may change spaces or the order of keys, fill in
+defaults, or leave thoughts out. So entries are compared in a normal form, by digest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentrl.types import JSON, ToolSpec
 
 Digest: TypeAlias = bytes
 Telling: TypeAlias = Literal["verbatim", "spelling", "meaning"]
-"""How a client tells a reply: as it was sent, in another spelling of the same, or as something else."""
+"""How an echo compares to its reply: equal, spelled differently, or different in meaning."""
 
 START: Digest = b""
 """The digest of no entries."""
@@ -27,7 +27,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 def digest_of(*parts: str) -> Digest:
-    """A digest of texts. Their borders count."""
+    """A digest of texts. It depends on where each text ends."""
     whole = "".join([f"{len(part)}:{part}" for part in parts])
     return blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
 
@@ -42,14 +42,14 @@ def tools_digest(tools: Sequence[ToolSpec]) -> Digest:
 
 
 def entry_digest(entry: Entry) -> Digest:
-    """The digest of an entry that is prompt material. Ids, outer spaces and thoughts make no difference."""
+    """The digest of an entry's normal form. Ids, outer spaces and thoughts make no difference."""
     if entry.role == "assistant":
         return lean(entry.text, entry.calls)
     return digest_of(entry.role, entry.text.strip(), *entry.loads)
 
 
 def lean(text: str, calls: Iterable[Call]) -> Digest:
-    """The digest of an assistant's text and calls, as values."""
+    """The digest of an assistant's text and calls. Arguments are compared as JSON values."""
     return digest_of("assistant", thoughtless(text), *(f"{call.name} {canonical(call.arguments)}" for call in calls))
 
 
@@ -63,14 +63,14 @@ def thoughtless(text: str) -> str:
 
 
 def canonical(value: JSON) -> str:
-    """JSON in which equal values are equal text. Text that is no JSON stays as it is."""
+    """JSON in which equal values are equal text. A string stays as it is."""
     if isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 def telling(sent: Entry, told: Entry) -> Telling:
-    """How a client tells a reply that was sent to it as `sent`. Ids make no difference."""
+    """How the echo `told` compares to the reply `sent`. Ids make no difference."""
     calls = [_call_telling(mine, theirs) for mine, theirs in zip(sent.calls, told.calls, strict=False)]
     if len(sent.calls) != len(told.calls) or "meaning" in calls or thoughtless(sent.text) != thoughtless(told.text):
         return "meaning"
@@ -87,14 +87,14 @@ def _call_telling(sent: Call, told: Call) -> Telling:
 
 
 def _within(sent: Mapping[str, JSON] | str, told: Mapping[str, JSON] | str) -> bool:
-    """Whether all that was sent is still there: a client may fill in defaults."""
+    """Whether all arguments that were sent are unchanged. A client may add defaults."""
     if isinstance(sent, str) or isinstance(told, str) or not sent:
         return False
     return all(name in told and canonical([told[name]]) == canonical([value]) for name, value in sent.items())
 
 
 def missing(sent: Entry, told: Entry) -> Entry | None:
-    """What of a reply a client has not got, if it got a beginning only: its thought, or that and the text."""
+    """The part of a reply that a client lacks, if it got only the thoughts, or the thoughts and the text."""
     if told.calls or (told.text.strip() and thoughtless(told.text) != thoughtless(sent.text)):
         return None
     text = "" if told.text.strip() else sent.text

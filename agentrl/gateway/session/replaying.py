@@ -1,4 +1,4 @@
-"""The tree of a session in the file of its log, and out of it."""
+"""Writes the tree of a session into its log file, and reads it back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.types import JSON
 
 
 def of_prompt(prompt: Prompt) -> dict[str, JSON]:
-    """A prompt as JSON: its material, and its tokens."""
+    """A prompt as JSON: its entries and its tokens."""
     rendered = prompt.rendered
     return {
         "parent": None if prompt.parent is None else prompt.parent.index,
@@ -42,11 +42,11 @@ def of_reply(node: Node) -> dict[str, JSON]:
 
 
 def tree_of(lines: Sequence[Mapping[str, JSON]], tag: str, *, as_sent: bool) -> Tree:
-    """The tree that the lines of a log tell of. Replies that were not whole are not in it."""
+    """The tree that the lines of a log describe. Incomplete replies are not in it."""
     tree, prompts = Tree(as_sent=as_sent, tag=tag), dict[int, Prompt]()
     nodes, answers = dict[int, Node](), dict[int, list[Node]]()
     asked = dict[int, list[int]]()
-    """Of each prompt that has no tokens yet, the numbers of its requests."""
+    """Index of a prompt without tokens -> the numbers of its requests."""
     for line in lines:
         if line["event"] == "prompt":
             prompt = prompts[line["prompt"]] = _prompt(line, prompts, nodes)
@@ -109,7 +109,7 @@ def _entry(data: Mapping[str, JSON]) -> Entry:
 
 
 def read(lines: Iterable[str]) -> list[dict[str, JSON]]:
-    """The lines of a log. The last one is left out if its process died over it."""
+    """The lines of a log. The last one is left out if it is incomplete, because its process died."""
     found = list[dict[str, JSON]]()
     *whole, last = [line for line in lines if line.strip()] or [""]
     found += map(json.loads, whole)

@@ -1,4 +1,4 @@
-"""From a sampled turn to the reply that a client gets."""
+"""Turns a sampled turn into the reply that a client gets."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from agentrl.types import Action, ToolCall, ToolSpec
 
 _DEFAULTS = SessionOptions()
 _NAMELESS = "unreadable_call"
-"""The name of a call in whose text no tool is named."""
+"""The name of a call whose text names no tool."""
 
 
 def reply_of(
     node: Node, action: Action, stop: Sequence[str], options: SessionOptions = _DEFAULTS
 ) -> tuple[Reply, dict[str, str]]:
-    """The reply of a turn that is whole, and for each id on the wire that of the call in the action.
+    """The reply for a complete turn, and a map from each call's id on the wire to its id in the action.
 
-    Calls that could not be read are told as the options say; those of a turn that was cut, as text. `stop` holds the
-    client's own stop strings.
+    Calls that could not be parsed are sent as the options specify, or as text if the turn was cut. `stop` holds the
+    client's stop strings.
     """
     as_calls = options.unreadable == "call" and action.finish_reason != "length"
     made = [call for call in action.calls if call.error is None or as_calls]
@@ -55,14 +55,14 @@ def _told(wire: str, call: ToolCall, tools: Sequence[ToolSpec]) -> ReplyCall:
 
 
 def _meant(raw: str, tools: Sequence[ToolSpec]) -> str:
-    """The tool that is named first in the text of a call."""
+    """The tool whose name comes first in the text of a call."""
     names = [(tool.get("function") or tool).get("name", "") for tool in tools]
     found = [(at.start(), name) for name in names if (at := re.search(rf"\b{re.escape(name)}\b", raw))]
     return min(found)[1] if found else _NAMELESS
 
 
 def _is_object(text: str) -> bool:
-    """Whether a client would read the text as arguments, and execute the call."""
+    """Whether a client would parse the text as arguments and execute the call."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
@@ -70,7 +70,7 @@ def _is_object(text: str) -> bool:
 
 
 def shown(entry: Entry) -> str:
-    """An assistant's entry as one text."""
+    """An assistant entry as one text."""
     thought = [] if entry.reasoning is None else [f"<think>{entry.reasoning}</think>"]
     calls = [f"{call.name}({canonical(call.arguments)})" for call in entry.calls]
     return "\n".join([*thought, *([entry.text] if entry.text else []), *calls])

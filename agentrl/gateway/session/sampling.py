@@ -1,4 +1,4 @@
-"""The model's side of a session: prompts are rendered, and replies sampled, while the session may play."""
+"""The model's side of a session. While the session plays, prompts are rendered and replies sampled."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Message, Raw, StopReason, TurnOptions
 
 _LOOK_S = 0.05
-"""Seconds between two looks at the host's flag, while it is set."""
+"""Seconds between two checks of the host's abort flag, while it is set."""
 
 
 class Sampler:
-    """Samples replies with the engine of the present play. Between plays it waits."""
+    """Samples replies with the engine of the current play. Between plays it waits."""
 
     def __init__(self) -> None:
         self.options = EpisodeOptions()
         self.returned = 0
         """Tokens that the engine returned."""
         self.unkept = 0
-        """Tokens of these that stand in no turn: behind a stop string that the engine missed."""
+        """Returned tokens that are in no turn, because they came after a stop string that the engine missed."""
         self._engine: Engine | None = None
         self._renderer: Renderer | None = None
         self._renderers: dict[bytes, Renderer] = {}
@@ -55,7 +55,7 @@ class Sampler:
         aborted: Callable[[], bool] | None,
         session_id: str,
     ) -> None:
-        """Sampling may go on, with this engine.
+        """Start or resume sampling, with this engine.
 
         Raises ConfigError for options that a session cannot obey, TemplateError for a template that would lose a role.
         """
@@ -73,11 +73,11 @@ class Sampler:
 
     @property
     def started(self) -> bool:
-        """Whether it has been played."""
+        """Whether `play` was called."""
         return self._engine is not None
 
     def hold(self) -> None:
-        """Sample nothing new, and ask the engine to end what runs. Turns stay open."""
+        """Sample nothing new, and abort the engine's running requests. Their turns stay open."""
         self._playing.clear()
         for talk in self._running.values():
             abort = asyncio.get_running_loop().create_task(_abort(talk))
@@ -85,13 +85,13 @@ class Sampler:
             abort.add_done_callback(self._aborts.discard)
 
     async def quiet(self) -> None:
-        """Wait until nothing is sampled any more."""
+        """Wait until no sampling is in progress."""
         await self._still.wait()
         if self._aborts:
             await asyncio.wait(self._aborts)
 
     async def ready(self) -> None:
-        """Wait until sampling may go on. Raises FailedError if the engine breaks."""
+        """Wait until sampling is allowed. Raises FailedError if the engine breaks."""
         await self._playing.wait()
         while self._aborted():
             await asyncio.sleep(_LOOK_S)
@@ -106,10 +106,10 @@ class Sampler:
                 self._context = self.options.limits.context or await self._engine.context_length()
 
     async def render(self, prompt: Prompt, request: Request) -> None:
-        """Write a prompt's tokens, unless they are there. A long prompt is written in a thread.
+        """Write a prompt's tokens, unless they exist. A long prompt is written in a thread.
 
-        Raises RefusedError for one that surely does not fit, and TemplateError if the template cannot carry it. Raises
-        FailedError if the engine or the template breaks.
+        Raises RefusedError for one that certainly does not fit, and TemplateError if the template cannot carry it.
+        Raises FailedError if the engine or the template breaks.
         """
         if prompt.length:
             return
@@ -124,9 +124,9 @@ class Sampler:
             prompt.length = prompt.before + len(rendered.tokens)
 
     async def _refuse_too_long(self, prompt: Prompt, renderer: Renderer) -> None:
-        """Raises RefusedError for new material that surely does not fit, before it is encoded."""
+        """Raises RefusedError for new entries that certainly do not fit, before they are encoded."""
         if prompt.parent is not None and self.options.limits.observation_tokens is not None:
-            return  # it is cut
+            return  # it will be cut to that limit
         bound, _ = self._bound(prompt)
         texts = [entry.text for i, entry in enumerate(prompt.entries) if i not in prompt.known]
         about = await too_long(renderer, texts, bound - prompt.before)
@@ -144,9 +144,9 @@ class Sampler:
         )
 
     def _rendered(self, writer: Writer, prompt: Prompt, request: Request) -> Rendered:
-        """The tokens of a prompt's material, and what lets the model speak behind it.
+        """The tokens of a prompt's entries, and of what starts the model's turn.
 
-        On Anthropic's wire a conversation that ends with the assistant's own words is gone on with in the same turn.
+        On Anthropic's wire, if the conversation ends with an assistant message, the model continues that message.
         """
         above, entries = prompt.parent, prompt.entries
         opened = request.wire == "messages" and entries[-1:] and entries[-1].role == "assistant"
@@ -162,7 +162,7 @@ class Sampler:
         return writer.opened(rendered, entries[-1].text) if opened else rendered
 
     def check_fits(self, prompt: Prompt) -> None:
-        """Raises RefusedError if no token could be sampled behind a prompt."""
+        """Raises RefusedError if no token could be sampled after a prompt."""
         bound, _ = self._bound(prompt)
         if prompt.length >= bound:
             raise _full(str(prompt.length), bound)
@@ -225,7 +225,7 @@ class Sampler:
         )
 
     def _affinity(self, prompt: Prompt) -> str:
-        """The name of a line for the engine, so that the same worker has its beginning."""
+        """The engine's name for a line. Lines that share a beginning share the name, so that one worker serves them."""
         return f"{self._session_id}.{prompt.number}" if prompt.number else self._session_id
 
     def _is_held(self) -> bool:
@@ -244,7 +244,7 @@ class Sampler:
         return Writer(self.bind(head), request.deferred)
 
     def bind(self, head: Head) -> Renderer:
-        """The renderer with a root's tools. Raises TemplateError where it cannot write them."""
+        """The renderer with a root's tools. Raises TemplateError if it cannot write them."""
         assert self._renderer is not None
         if head.digest not in self._renderers:
             self._renderers[head.digest] = self._renderer.bind(head.tools)
@@ -252,7 +252,7 @@ class Sampler:
 
 
 class _Counted:
-    """An engine whose tokens are counted as they come."""
+    """An engine whose tokens are counted as it returns them."""
 
     def __init__(self, engine: Engine, sampler: Sampler) -> None:
         self._engine, self._sampler = engine, sampler
@@ -271,28 +271,28 @@ class _Counted:
         return await self._engine.context_length()
 
     async def close(self) -> None:
-        """The engine is its owner's to close."""
+        """Do nothing: the engine's owner closes it."""
 
 
 def _full(tokens: str, bound: int) -> RefusedError:
-    """The error for a prompt behind which no token could be sampled, in the words on which clients compact."""
+    """The error for a prompt without room for another token, in words that make clients compact their history."""
     return RefusedError("context_full", f"prompt is too long: {tokens} tokens > {bound} maximum")
 
 
 def _size(prompt: Prompt) -> int:
-    """The characters of a prompt's new material, the tools of a root included."""
+    """The characters of a prompt's new entries, and of the tools of a root."""
     calls = sum(len(str(call.arguments)) for entry in prompt.entries for call in entry.calls)
     tools = len(str(prompt.head.tools)) if prompt.parent is None else 0
     return sum(len(entry.text) + len(entry.reasoning or "") for entry in prompt.entries) + calls + tools
 
 
 def wishes_of(request: Request) -> TurnOptions:
-    """What a client may choose of a turn. Raises ConfigError where it makes no sense."""
+    """The turn options that a client chose. Raises ConfigError if they make no sense."""
     return TurnOptions(stop=request.stop, max_tokens=request.max_tokens)
 
 
 async def _abort(talk: Conversation) -> None:
-    """Ask the engine to end a request. If it does not answer, the request ends by itself."""
+    """Ask the engine to abort a request. If it does not answer, the request ends by itself."""
     with suppress(EngineError):
         await talk.engine.abort(talk.rid)
 
@@ -304,13 +304,13 @@ def _whole(node: Node) -> Action:
 
 
 def _ids(prompt: Prompt) -> dict[str, str]:
-    """Ids of calls on the wire that may stand in a prompt's material -> those in the tokens."""
+    """Ids on the wire of calls that a prompt's entries may hold -> their ids in the tokens."""
     nodes = [*prompt.known.values(), *([prompt.parent] if prompt.parent else [])]
     return {wire: made for node in nodes for wire, made in node.call_ids.items()}
 
 
 def _for(number: int, params: SamplingParams) -> SamplingParams:
-    """Another seed for each reply to the same prompt: with one seed they would all be the same."""
+    """A different seed for each reply to the same prompt. With one seed, all replies would be the same."""
     if number and (seed := params.get("sampling_seed")) is not None:
         return {**params, "sampling_seed": seed + number}
     return params

@@ -1,4 +1,4 @@
-"""From a session's tree to segments: each sampled token stands in the response of exactly one, trained or masked."""
+"""Turns a session's tree into segments. Each sampled token is in the response of exactly one, trained or masked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Line:
         return self.nodes[0].prompt.top
 
     def segment(self) -> Segment:
-        """The tokens, masked as they were before. Raises LedgerError if the engine was sent other tokens."""
+        """The tokens, with the masks that they had. Raises LedgerError if the engine was sent other tokens."""
         made = Segment()
         for node in self.nodes:
             prompt = node.prompt
@@ -45,8 +45,8 @@ class Line:
 def lines_of(tree: Tree, main: Thread | None) -> list[Line]:
     """All replies in lines, in the order in which the lines began, but the main line last.
 
-    The main line leads to the end of the main thread. Any other goes on behind a reply with its deepest child, the
-    latest of them if there are several. A reply that the client never got comes after those that it got.
+    The main line leads to the end of the main thread. In any other line, each reply is followed by its deepest child,
+    or the latest one if several are equally deep. A reply that the client never got comes after those that it got.
     """
     heirs, depths = dict[Node, Node](), dict[Node, float]()
     sampled = sorted((node for node in tree.nodes if node.turn.turns), key=lambda node: node.index)
@@ -75,7 +75,7 @@ def _line(node: Node, heirs: dict[Node, Node]) -> Iterator[Node]:
 def masked_for(
     node: Node, line: Line, main: Collection[Node], options: SessionOptions, *, closed: bool
 ) -> MaskReason | None:
-    """Why a reply is not trained; None if it is. `main`: the replies of the main thread."""
+    """Why a reply is not trained. None if it is. `main`: the replies of the main thread."""
     if (closed and node.action is None) or not node.claimed:
         return "undelivered"
     if line.main:
@@ -86,10 +86,10 @@ def masked_for(
 
 
 def _is_side(node: Node, line: Line, main: Collection[Node]) -> bool:
-    """Whether a reply is none of the main thread, or a single one that leads nowhere: a summary.
+    """Whether a reply is outside the main thread, or is a summary, which is a single reply that leads nowhere.
 
-    It holds no calls, and no later request tells it. Its prompt grows from one whose own reply went on, or lacks the
-    tools that the rest has.
+    A summary holds no calls, and no later request echoes it. Its prompt grew from one with another reply that was
+    continued, or it lacks the tools that the other prompts have.
     """
     first = line.nodes[0].prompt
     if node not in main or len(line.nodes) > 1 or node.reused or (node.sent is not None and node.sent.calls):
@@ -110,9 +110,9 @@ def write(
 ) -> Node | None:
     """Write the tree into a trajectory, and return the main line's last reply.
 
-    `sampled`: tokens that must stand there; None if nobody knows.
+    `sampled`: the number of sampled tokens that must be written, or None if it is unknown.
 
-    Raises LedgerError if they do not.
+    Raises LedgerError if the numbers differ.
     """
     thread = main_thread(tree)
     lines, main = lines_of(tree, thread), set(thread.nodes) if thread is not None else set[Node]()

@@ -1,4 +1,4 @@
-"""One agent's session: its requests become replies of the model, kept as a tree, each with the tokens sampled for it.
+"""One agent's session. Its requests get replies of the model, kept as a tree, each with the tokens sampled for it.
 
     session = Session(key)
     session.play(engine, renderer, EpisodeOptions(), None, session_id)
@@ -9,7 +9,7 @@
     session.close("done")
     session.write(trajectory)
 
-It knows no HTTP. Requests are matched with the tree as they arrive, and sampled beside each other.
+It does not depend on HTTP. Requests are matched with the tree as they arrive, and sampled concurrently.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from agentrl.types import StopReason, ToolSpec
 log = logging.getLogger("agentrl")
 
 _ORPHAN_S = 120.0
-"""Seconds for which a reply is sampled on whose client has gone away. Clients ask again within a minute."""
+"""Seconds for which sampling continues after the client has disconnected. Clients retry within a minute."""
 
 
 class Session:
@@ -58,20 +58,21 @@ class Session:
         self.tree = Tree(as_sent=self.options.echo == "as_sent")
         self.log = SessionLog()
         self.ended = asyncio.Event()
-        """Set when it is closed, and when a limit or an error has ended it."""
+        """Set when the session is closed, or ended by a limit or an error."""
         self.stop: StopReason | None = None
         """The limit that ended it."""
         self.failure: Failure | None = None
-        """What broke, if the engine or the template did."""
+        """What broke, if the engine or the template broke."""
         self.error: Exception | None = None
-        """What must end the run: a wrong configuration, or a bug in agentrl."""
+        """An error that must end the run: a wrong configuration, or a bug in agentrl."""
         self._sampler = Sampler()
         self._answers = Answers()
         self._tools: tuple[Sequence[ToolSpec], Digest] = ((), START)
         self._closed: RefusedError | None = None
         self._on_turn: Callable[[Trajectory], None] | None = None
         self._context = copy_context()
-        """The episode's context, by which a lockstep and a host's traces know its requests; not the server's."""
+        """The episode's contextvars. Requests are sampled in them, so that a lockstep and a host's traces attribute
+        them to the episode, not to the HTTP server."""
 
     # The episode's side
 
@@ -85,7 +86,7 @@ class Session:
         *,
         on_turn: Callable[[Trajectory], None] | None = None,
     ) -> None:
-        """Begin to sample, or go on. `on_turn` is called after each reply with the turns of its line.
+        """Start or resume sampling. `on_turn` is called after each reply with the turns of its line.
 
         Raises ConfigError for options that a session cannot obey.
         """
@@ -95,16 +96,16 @@ class Session:
         self.log.note("play", session=session_id, tag=self.tree.tag, options=asdict(self.options))
 
     def hold(self) -> None:
-        """Sample nothing new; requests wait. What the engine samples now ends, and is gone on with at the next play."""
+        """Sample nothing new; requests wait. Replies in progress are interrupted, and continue at the next `play`."""
         self._sampler.hold()
         self.log.note("hold")
 
     async def quiet(self) -> None:
-        """Wait until nothing is sampled any more."""
+        """Wait until no sampling is in progress."""
         await self._sampler.quiet()
 
     def close(self, reason: str, *, unavailable: bool = False) -> None:
-        """Refuse every request that waits or is to come. `unavailable`: the client may ask again later."""
+        """Refuse all waiting and future requests. `unavailable`: the client may ask again later."""
         if self._closed is None:
             self._closed = RefusedError("unavailable" if unavailable else "closed", reason)
             self.log.note("closed", reason=reason)
@@ -113,16 +114,16 @@ class Session:
         self.ended.set()
 
     def mask(self, reason: MaskReason) -> None:
-        """Take everything sampled so far out of training."""
+        """Mask everything sampled so far."""
         for node in self.tree.nodes:
             node.turn.mask(reason)
 
     def write(self, trajectory: Trajectory) -> None:
-        """Write all that was sampled as the trajectory's segments, main line last.
+        """Write everything sampled as the trajectory's segments, the main line last.
 
-        If the main line ended because its next prompt was too long, `stop` says so from now on.
+        If the main line ended because its next prompt was too long, `stop` is set to that limit.
 
-        Raises LedgerError if a token that the engine returned is not in exactly one of them.
+        Raises LedgerError if a token that the engine returned is not in exactly one segment.
         """
         unknown = self.failure or self.error or not self._sampler.started
         exact = None if unknown else self._sampler.returned - self._sampler.unkept
@@ -133,9 +134,9 @@ class Session:
 
     @classmethod
     def replay(cls, lines: Iterable[str]) -> Self:
-        """A session made again from the file of its log, closed, to be written or looked at.
+        """Rebuild a session from the lines of its log file. It is closed, and can be written or inspected.
 
-        Raises ValueError or KeyError if the lines are no such log.
+        Raises ValueError or KeyError if the lines are not such a log.
         """
         read = replaying.read(lines)
         played = next(line for line in read if line["event"] == "play")
@@ -148,7 +149,7 @@ class Session:
     # The client's side
 
     def ask(self, request: Request) -> Exchange:
-        """Attach a request. Never raises: the exchange does."""
+        """Accept a request. Never raises: the returned exchange does."""
         try:
             answer = self._attach(request)
         except RefusedError as refused:
@@ -157,11 +158,11 @@ class Session:
         return Waiting(answer, self._refusal, self._left)
 
     def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
-        """Keep that the server refused a request before it was asked."""
+        """Log that the server refused a request before it reached the session."""
         self.log.note("refused", kind=kind, message=message, what=what, status=status)
 
     async def count(self, request: Request) -> int:
-        """The tokens of the request's whole prompt. Raises RefusedError if it is too long, or cannot be written."""
+        """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
         self._check_open()
         if not self._sampler.started:
             raise RefusedError("unavailable", "this session has not begun; ask again")
@@ -178,7 +179,7 @@ class Session:
         return prompt.length
 
     def _attach(self, request: Request) -> Answer:
-        """The answer to a request: a new one, or that of an earlier request which this one repeats."""
+        """The answer to a request: a new one, or that of an earlier request that this one repeats."""
         self._check_open()
         self._check(request)
         if (again := self._answers.repeated(request)) is not None:
@@ -212,7 +213,7 @@ class Session:
         return answer
 
     def _rest(self, node: Node, rest: Entry, request: Request) -> Answer:
-        """The rest of a reply of which the client has got a beginning."""
+        """The answer to a client that got only the beginning of a reply: the rest of it."""
         assert node.reply is not None
         calls = node.reply.calls if rest.calls else ()
         reply = replace(node.reply, content=rest.text, calls=calls, without_reasoning=True)
@@ -224,7 +225,7 @@ class Session:
         return answer
 
     def _begin(self, prompt: Prompt, request: Request) -> Answer:
-        """Sample replies to a prompt."""
+        """Start to sample replies to a prompt."""
         answer = self._answers.add(request, prompt)
         prompt.ask(answer.number)
         answer.task = asyncio.get_running_loop().create_task(self._answer(answer, request), context=self._context)
@@ -299,7 +300,7 @@ class Session:
         return reply
 
     def _take_turns(self, count: int) -> None:
-        """Raises RefusedError, and ends the session, if it would have more replies than the limit."""
+        """Raises RefusedError, and ends the session, if it would exceed its limit of replies."""
         turns = self._sampler.options.limits.turns_or(self.options.replies)
         if len(self.tree.nodes) + count > turns:
             self.stop = self.stop or StopReason.MAX_TURNS
@@ -307,21 +308,22 @@ class Session:
             raise RefusedError("closed", f"this session has had its {turns} replies")
 
     def _left(self, event: Literal["delivered", "lost"], answer: Answer) -> None:
-        """A client has got its answer, or has gone. The answer is sampled to its end for a retry, for a while."""
+        """A client has got its answer or disconnected. After a disconnect, sampling continues for a while, for a
+        retry."""
         self.log.note(event, request=answer.number)
         if event == "lost" and answer.task is not None and not answer.task.done():
             asyncio.get_running_loop().call_later(_ORPHAN_S, self._forget, answer)
 
     def _forget(self, answer: Answer) -> None:
-        """End an answer that no client waits for."""
+        """Cancel an answer that no client waits for."""
         if not answer.waiting and not answer.delivered:
             self._give_up(answer)
 
     def _give_up(self, answer: Answer) -> None:
-        """End an answer that is not whole yet."""
+        """Cancel an answer that is not complete yet."""
         if answer.task is not None and not answer.task.done():
             answer.task.cancel()
-            answer.refused = self._refusal()  # a task that never began does not say so itself
+            answer.refused = self._refusal()  # a task that never began does not set this itself
             answer.accepted.set()
 
     def _find(self, request: Request) -> Place:
@@ -333,7 +335,7 @@ class Session:
         return next((other for other in others if other.parent is not None), place)
 
     def _note_told(self, place: Place) -> None:
-        """Note how the client tells the replies that it got, the first time that it does."""
+        """Log how the client echoes the replies that it got, the first time that it echoes them."""
         for node, entry in place.told:
             if node.told or node.sent is None:
                 continue
@@ -343,7 +345,7 @@ class Session:
                 node.told_as = entry
             if node.told and how != "verbatim":
                 self._audit(f"told_in_another_{how}", node, stored=shown(node.sent), told=shown(entry))
-        if self.options.echo == "as_sent":  # then a client's own words are no surprise
+        if self.options.echo == "as_sent":  # then a client's own words are expected
             return
         known = place.known.values()
         for node, entry in place.tells:
@@ -371,7 +373,7 @@ class Session:
             raise self._refusal()
 
     def _refusal(self) -> RefusedError:
-        """Why the session answers no more."""
+        """The reason why the session accepts no more requests."""
         if self._closed is not None:
             return RefusedError(self._closed.kind, str(self._closed))
         if self.stop is not None:
@@ -394,7 +396,7 @@ async def _given(replies: Sequence[Reply]) -> Sequence[Reply]:
 
 
 def _line(node: Node) -> Trajectory:
-    """The turns up to a reply, for who looks after their records."""
+    """The turns up to a reply, as a trajectory for `on_turn`."""
     found = Trajectory()
     found.segments = [Segment()]
     found.segment.turns = [turn for each in (*node.prompt.line(), node) for turn in each.turn.turns]

@@ -1,7 +1,7 @@
-"""Which requests of a session belong together, and which of these threads is the agent's main one.
+"""Groups a session's requests into threads, and finds the agent's main thread.
 
-Nobody says so on the wire. What is known: what a request tells of earlier replies, how it opens, which tools it has,
-what its headers call it, and whether an older thread is asked again after it.
+The wire does not state either. The evidence is: which earlier replies a request echoes, how it opens, which tools it
+has, its name in the headers, and whether an older thread gets another request after it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.types import JSON
 
 _RUN = 8
-"""So many words in a row of a reply that stand in a later prompt are taken from it."""
+"""This many words of a reply in a row, found in a later prompt, are taken to be a quote."""
 _SHORTEST = 8
-"""The shortest reply, or argument of a call, that is known again within other text, in characters."""
+"""The shortest reply, or argument of a call, that is recognized within other text, in characters."""
 _INSTRUCTIONS = ("system", "developer")
 
 Evidence: TypeAlias = Literal["words", "place", "opening", "task"]
-"""By what a thread is known to go on with another, the strongest first: the words of its first request, the replies
-that this tells behind another opening, the opening alone; or it tells replies, but a call of them gave its task."""
+"""Evidence that a thread continues another, the strongest first: the words of its first request; replies that it echoes
+after another opening; the opening alone; or echoed replies, although a call in them gave the thread's task."""
 _EVIDENCE: tuple[Evidence, ...] = ("words", "place", "opening", "task")
 
 
 class Thread:
-    """Requests that go on with each other, in the order in which they came."""
+    """Requests that continue each other, in the order in which they came."""
 
     def __init__(self, first: Prompt) -> None:
         self.prompts = [first]
         self.source: Thread | None = None
-        """The thread whose replies the first request tells, if it does not go on with it."""
+        """The thread whose replies the first request echoes, if it does not continue that thread."""
 
     @property
     def first(self) -> Prompt:
@@ -49,18 +49,18 @@ class Thread:
 
     @property
     def nodes(self) -> list[Node]:
-        """The replies in order of time."""
+        """The replies, in order of time."""
         found = [node for prompt in self.prompts for node in prompt.replies if node.turn.turns]
         return sorted(found, key=lambda node: node.index)
 
     @property
     def end(self) -> Node | None:
-        """The last reply: of those that are whole and that the client got, if there are any."""
+        """The last reply. Complete replies that the client got take precedence."""
         return max(self.nodes, key=lambda node: (node.claimed and node.action is not None, node.index), default=None)
 
     @property
     def goes_on(self) -> bool:
-        """Whether a request of it tells an earlier reply of it, be it as a part of a user's text."""
+        """Whether one of its requests echoes one of its earlier replies, if only as a part of a user's text."""
         if any(prompt.parent or prompt.tells for prompt in self.prompts):
             return True
         said = [node.sent.text.strip() for node in self.nodes if node.sent is not None]
@@ -69,7 +69,7 @@ class Thread:
 
     @property
     def unfinished(self) -> bool:
-        """Its last reply holds calls, whose results another request should tell."""
+        """Whether its last reply holds calls, whose results should come with another request."""
         return self.end is not None and self.end.sent is not None and bool(self.end.sent.calls)
 
     def asked_after(self, prompt: Prompt) -> bool:
@@ -88,7 +88,7 @@ def main_thread(tree: Tree) -> Thread | None:
 
 
 def _told(asked: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[Thread]:
-    """Threads of requests that tell each other's replies behind the same opening."""
+    """Threads of requests that echo each other's replies after the same opening."""
     of = dict[Prompt, Thread]()
     for prompt in asked:
         before = _before(prompt)
@@ -104,14 +104,14 @@ def _told(asked: Iterable[Prompt], tasks: Mapping[str, Node]) -> list[Thread]:
 
 
 def _before(prompt: Prompt) -> Node | None:
-    """The latest reply that a prompt tells, of those behind the same opening if there are any."""
+    """The latest reply that a prompt echoes, preferably one with the same opening."""
     told = [*([prompt.parent] if prompt.parent else []), *prompt.tells]
     alike = [node for node in told if _opens_alike(prompt.top, [node.prompt.top])]
     return next(reversed(alike or told), None)
 
 
 def _joined(threads: Iterable[Thread], tasks: Mapping[str, Node], evidence: Evidence) -> list[Thread]:
-    """Threads that go on with earlier ones in a new way, joined to these: behind a summary, or with other tools."""
+    """Join threads to earlier ones that they continue in a new way: after a summary, or with other tools."""
     found, into = list[Thread](), dict[Thread, Thread]()
     for thread in threads:
         thread.source = None if thread.source is None else into.get(thread.source, thread.source)
@@ -127,7 +127,7 @@ def _joined(threads: Iterable[Thread], tasks: Mapping[str, Node], evidence: Evid
 def _continued(
     thread: Thread, earlier: Sequence[Thread], tasks: Mapping[str, Node], evidence: Evidence
 ) -> Thread | None:
-    """The earlier thread that a thread goes on with; None for a sub-agent, a title, a summary."""
+    """The earlier thread that a thread continues. None for a sub-agent, a title, a summary."""
     first = thread.first
     if thread.source is None:
         return None if _delegated(thread, tasks) else _best(thread, earlier, evidence)
@@ -140,7 +140,7 @@ def _continued(
 
 
 def _best(thread: Thread, earlier: Sequence[Thread], evidence: Evidence) -> Thread | None:
-    """The thread with which one goes on that tells no reply of it; of several the first."""
+    """The thread that is continued by one that echoes none of its replies. Of several, the best fit, then the first."""
     root = thread.first
     fits = {other: _fit(root, other) for other in earlier if other.branch == root.branch}
     best = max(fits, key=lambda other: fits[other], default=None)
@@ -158,7 +158,7 @@ def _may_go_on(root: Prompt, thread: Thread) -> bool:
 
 
 def _quoted(root: Prompt, threads: Iterable[Thread]) -> Thread | None:
-    """The thread of which a root without tools holds the words: those that it read, or its replies."""
+    """The thread that a root without tools quotes: the texts that it read, or its replies."""
     here = set[tuple[str, ...]]().union(*(_runs(entry.text) for entry in root.entries))
     for thread in threads:
         texts = [entry.text for prompt in thread.prompts for entry in prompt.entries if entry.role != "system"]
@@ -169,9 +169,10 @@ def _quoted(root: Prompt, threads: Iterable[Thread]) -> Thread | None:
 
 
 def _fit(root: Prompt, thread: Thread) -> int:
-    """How well a root that tells no reply goes on with a thread. 0: not at all; 1: by its opening alone.
+    """How well a root that echoes no reply continues a thread. 0: not at all; 1: by its opening alone.
 
-    The same instructions, tools and task are its own history told anew. Else the thread must have come to its end.
+    With the same instructions, tools and task, it is the thread's own history, rewritten. Otherwise the thread must
+    have come to its end.
     """
     opens, opens_but_tools = _opens_alike(root, thread.roots), _opens_alike(root, thread.roots, any_tools=True)
     same_task = any(_alike(_task(own), _task(root)) for own in thread.roots)
@@ -181,7 +182,7 @@ def _fit(root: Prompt, thread: Thread) -> int:
         return 0
     with_tools = thread.first.tools != START
     if with_tools and root.tools == START:
-        return 2 * int(opens_but_tools and same_task)  # an answer without tools, at the last
+        return 2 * int(opens_but_tools and same_task)  # a last answer without tools
     if not with_tools and not opens and (root.tools != START or _opening(root)[0] == "system"):
         return 0  # a title, a commit message, a verdict: it may quote the answer
     if _retells(root, thread):
@@ -193,9 +194,9 @@ def _fit(root: Prompt, thread: Thread) -> int:
 
 
 def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None:
-    """The first thread that has tools or tells its replies back; if none does, the longest.
+    """The first thread that has tools or echoes its replies. If there is none, the longest.
 
-    A sub-agent, which another thread's call or a header names, is none.
+    A sub-agent, which another thread's call or a header names, does not count.
     """
     own = [thread for thread in threads if thread.first.parent is None and thread.source is None]
     own = [thread for thread in own if not thread.branch] or own
@@ -205,7 +206,7 @@ def _main(threads: Sequence[Thread], tasks: Mapping[str, Node]) -> Thread | None
 
 
 def _opening(root: Prompt) -> tuple[str, str]:
-    """The instructions that a root begins with; where there are none, what the user says first."""
+    """The instructions that a root begins with, or the user's first text if there are none."""
     texts = list[str]()
     for entry in root.entries:
         if entry.role not in _INSTRUCTIONS:
@@ -219,7 +220,7 @@ def _task(root: Prompt) -> str:
 
 
 def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = False) -> bool:
-    """Whether a root has the tools of one of the others, and the same instructions but for a date or a summary."""
+    """Whether a root has the tools of one of the others, and the same instructions except for a date or a summary."""
     kind, text = _opening(root)
     for other in others:
         if other is root:
@@ -232,7 +233,7 @@ def _opens_alike(root: Prompt, others: Iterable[Prompt], *, any_tools: bool = Fa
 
 
 def _alike(one: str, other: str, *, edges: bool = False) -> bool:
-    """Whether nine tenths of the shorter text begin the longer one. With `edges`, begin and end it."""
+    """Whether nine tenths of the shorter text begin the longer one. With `edges`, its end counts, too."""
     shorter, longer = sorted((one, other), key=len)
     shared = _shared(shorter, longer)
     if edges:
@@ -241,14 +242,14 @@ def _alike(one: str, other: str, *, edges: bool = False) -> bool:
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with together."""
+    """The length of the beginning that two texts share, in characters. `one` is not the longer text."""
     if other.startswith(one):
         return len(one)
     return next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
 
 
 def _retells(root: Prompt, thread: Thread, said_by: Thread | None = None) -> bool:
-    """Whether a root holds words of replies that stand in no root of a thread: a summary, maybe written anew.
+    """Whether a root quotes replies in text that no root of a thread holds: a summary, perhaps rewritten.
 
     The replies are those of the thread, or of `said_by`.
     """
@@ -266,7 +267,7 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _tasks(tree: Tree) -> dict[str, Node]:
-    """What the calls of all replies give as text -> the first reply that does."""
+    """Each text in a call's arguments -> the first reply with it."""
     found = dict[str, Node]()
     for node in tree.nodes:
         for call in node.sent.calls if node.sent is not None else ():
@@ -277,7 +278,7 @@ def _tasks(tree: Tree) -> dict[str, Node]:
 
 
 def _delegated(thread: Thread, tasks: Mapping[str, Node]) -> bool:
-    """Whether a call in another thread gave the task with which a thread begins, with little around it."""
+    """Whether a thread begins with a task that a call in another thread gave, with little text around it."""
     said = [entry.text.strip() for entry in takewhile(_no_history, thread.first.entries) if entry.role == "user"]
     own = set(thread.nodes)
     for text in said:
@@ -296,7 +297,7 @@ def _no_history(entry: Entry) -> bool:
 
 
 def _last_words(prompt: Prompt) -> str:
-    """What the user says last: in a copy of the history, it may be the task of a sub-agent."""
+    """The user's last text. In a copy of the history, it may be the task of a sub-agent."""
     last = prompt.entries[-1] if prompt.entries else None
     return last.text.strip() if last is not None and last.role == "user" else ""
 

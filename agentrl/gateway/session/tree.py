@@ -1,4 +1,7 @@
-"""The replies of a session as a tree. A prompt is where replies are sampled; behind a reply come other prompts."""
+"""The replies of a session as a tree. Replies are sampled at a prompt, and other prompts follow a reply.
+
+An echo is a client's copy of a reply in a later request, perhaps changed.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +30,38 @@ from agentrl.types import Action, Message, ToolSpec
 
 _NOTHING = Rendered((), ())
 _COMPARED, _LIKE = 1000, 0.5
-"""How much of two texts is compared, in characters, and which share of it must be the same."""
+"""How many characters of two texts are compared, and the share of them that must be the same."""
 _CALLS_AS_TEXT = "Calling tools:"
-"""What smolagents writes before the calls of a reply that it tells as text."""
+"""The words that smolagents puts before the calls of a reply that it echoes as text."""
 
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """New material behind a reply, or at a root, and the replies to it. The tokens of the past stand above it."""
+    """New entries after a reply, or at a root, and the replies to them. The nodes above hold the earlier tokens."""
 
     index: int
     parent: Node | None
     entries: tuple[Entry, ...]
-    """The new material."""
+    """The new entries."""
     digest: Digest
-    """Of the new material."""
+    """The digest of the new entries."""
     known: Mapping[int, Node]
-    """Replies of this session that stand in the material: index of the entry -> the reply."""
+    """Replies of this session among the new entries: index of the entry -> the reply."""
     head: Head
     number: int
-    """Lines of one number share their beginning; the engine is told so."""
+    """Lines with the same number share their beginning. The engine gets it as part of the session id."""
     grown_from: Prompt | None = None
-    """An earlier prompt behind the same reply, with which this one begins."""
+    """An earlier prompt after the same reply, whose entries this one begins with."""
     tells: tuple[Node, ...] = ()
-    """The replies of this session that the material tells in any words, in order; those of `known` are among them."""
+    """The replies of this session that the entries echo in any words, in order. They include those of `known`."""
     tools: Digest = START
-    """Of the tools that its request had."""
+    """The digest of the tools in its request."""
     branch: str = ""
-    """What its request called this line of work."""
+    """The name that its request gave this line of work."""
     asked: list[int] = field(default_factory=list)
     """The numbers of the requests for replies here."""
     rendered: Rendered = _NOTHING
-    """The tokens of the material, generation prompt included."""
+    """The tokens of the new entries, generation prompt included."""
     messages: Sequence[Message] = ()
     length: int = 0
     """Tokens from the root to the end of this prompt; 0 until it is rendered."""
@@ -78,9 +81,9 @@ class Prompt:
         return prompt
 
     def ask(self, number: int) -> None:
-        """The client asks for replies here: those that it had here, or at a beginning of this prompt, were dropped.
+        """The client asks for replies here. Those that it had here, or at a beginning of this prompt, were dropped.
 
-        Where an assistant's entry stands in the place of the earlier replies, it tells one of them in other words.
+        Those at a beginning were not dropped if this prompt echoes one of them in other words.
         """
         self.asked.append(number)
         for node in (*self.replies, *(self.replaces.replies if self.replaces else ())):
@@ -88,7 +91,7 @@ class Prompt:
 
     @property
     def replaces(self) -> Prompt | None:
-        """The earlier prompt with which this one begins, unless it tells a reply to that in other words."""
+        """The earlier prompt that this one begins with. None if this one then echoes a reply to it in other words."""
         before = self.grown_from
         at = 0 if before is None else len(before.entries)
         told = at + 1 < len(self.entries) and self.entries[at].role == "assistant"
@@ -122,9 +125,9 @@ class Head:
 
     tools: tuple[ToolSpec, ...]
     digest: Digest
-    """Of the tools."""
+    """The digest of the tools."""
     branch: str
-    """What the client calls this line of work."""
+    """The client's name for this line of work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,11 +137,11 @@ class Node:
     index: int
     prompt: Prompt
     id: str
-    """Unique in the session. It stands in all ids that are made for this reply."""
+    """Unique in the session. All ids that are made for this reply contain it."""
     turn: Segment = field(default_factory=Segment)
-    """What was sampled. The prompt's tokens are dropped once it is whole."""
+    """What was sampled. The prompt's tokens are dropped once the turn is complete."""
     action: Action | None = None
-    """None until the turn is whole; without its tokens."""
+    """None until the turn is complete. It does not hold the tokens."""
     sent: Entry | None = None
     """The reply as the client got it."""
     reply: Reply | None = None
@@ -146,33 +149,33 @@ class Node:
     """Id on the wire -> the id of the call in the action."""
     messages: Sequence[Message] = ()
     whole: Entry | None = None
-    """The reply with the stop string at which it ended, which was not sent: some clients put it back."""
+    """The reply with the stop string that ended it, which was not sent. Some clients put it back."""
     told_as: Entry | None = None
-    """How the client told it first."""
+    """The client's first echo of it."""
     noted: set[Digest] = field(default_factory=set)
-    """Other words in which the client told it, which the log has."""
+    """Digests of the changed echoes that are in the log."""
     delivered: bool = False
-    """The client has got it: it said so, or went on behind it."""
+    """Whether the client got it: it was sent completely, or a later request continues it."""
     lost: bool = False
-    """The client went away before it got it."""
+    """Whether the client disconnected before it got it."""
     told: bool = False
-    """The client has told it back."""
+    """Whether the client has echoed it."""
     asked_again: bool = False
-    """The client asked for another reply in its place."""
+    """Whether the client asked for another reply in its place."""
     reused: bool = False
-    """It stands in the material of another prompt."""
+    """Whether the entries of another prompt echo it."""
     prompts: dict[Digest, Prompt] = field(default_factory=dict)
-    """What came behind it, by the digest of the material."""
+    """The prompts after it, by the digest of their entries."""
 
     def telling(self, entry: Entry) -> Telling:
-        """How an entry tells this reply."""
+        """How an entry echoes this reply."""
         assert self.sent is not None
         if self.whole is not None and telling(self.whole, entry) != "meaning":
             return "verbatim"
         return telling(self.sent, entry)
 
     def edited(self, entry: Entry) -> bool:
-        """Whether an entry tells it with a meaning that is neither its own nor what the client made of it first."""
+        """Whether an entry differs in meaning from both this reply and the client's first echo of it."""
         return (
             self.told_as is not None and self.telling(entry) == "meaning" and telling(self.told_as, entry) == "meaning"
         )
@@ -183,12 +186,12 @@ class Node:
 
     @property
     def claimed(self) -> bool:
-        """The client got it, or may still get it."""
+        """Whether the client got it, or may still get it."""
         return self.delivered or self.reused or not self.lost
 
     @property
     def dropped(self) -> bool:
-        """The client asked for another reply, and uses this one nowhere."""
+        """Whether the client asked for another reply, and uses this one nowhere."""
         return self.asked_again and not self.reused and not any(self.children)
 
 
@@ -198,39 +201,39 @@ class Place:
 
     parent: Node | None
     entries: tuple[Entry, ...]
-    """The new material behind the parent."""
+    """The new entries after the parent."""
     digest: Digest
-    """Of the new material."""
+    """The digest of the new entries."""
     known: Mapping[int, Node]
     tells: Sequence[tuple[Node, Entry]]
-    """The replies that the material tells in any words, in order, and how."""
+    """The replies that the new entries echo in any words, in order, each with its echo."""
     told: Sequence[tuple[Node, Entry]]
-    """The replies that the client tells for the first time, and how it does."""
+    """The replies that the client echoes for the first time, each with its echo."""
     grown_from: Prompt | None
     prompt: Prompt | None
-    """The same prompt, if it was asked before."""
+    """The same prompt, if an earlier request had it."""
     rest: Entry | None = None
-    """What the client has not got of the parent, if it tells a beginning of it only."""
+    """The part of the parent that the client lacks, if it echoes only the beginning."""
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """A way through the tree that matches the entries so far."""
+    """A path through the tree that matches the entries so far."""
 
     node: Node | None
     start: int
     digest: Digest = START
     grown_from: Prompt | None = None
     entry: Entry | None = None
-    """What told the node."""
+    """The client's entry that echoes the node."""
     before: _Cursor | None = None
-    """The way up to the node's prompt."""
+    """The path to the node's prompt."""
     replaced: dict[int, Prompt] = field(default_factory=dict)
-    """Where in the entries an assistant's words stand that nobody sampled, in the place of the replies to a prompt."""
+    """Index of an assistant entry that the model did not sample -> the prompt whose replies it replaces."""
 
     @property
     def told(self) -> list[tuple[Node, Entry]]:
-        """The replies on this way that were not told before."""
+        """The replies on this path that were not echoed before, each with its echo."""
         found, cursor = list[tuple[Node, Entry]](), self
         while cursor.node is not None and cursor.entry is not None and not cursor.node.told:
             found.append((cursor.node, cursor.entry))
@@ -241,11 +244,11 @@ class _Cursor:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The entries of a request as the tree takes them."""
+    """The entries of a request, as the tree reads them."""
 
     entries: list[Entry]
     named: list[Node | None]
-    """For each the reply that its ids name."""
+    """For each entry, the reply that its ids name."""
     reworded: dict[int, Node]
     """Index of an entry whose own words count -> the reply that its ids name."""
 
@@ -255,24 +258,24 @@ class Tree:
 
     def __init__(self, *, as_sent: bool = False, tag: str | None = None) -> None:
         self.tag = tag or f"g{secrets.token_hex(4)}"
-        """Stands in all ids, so that they are known in whatever a client makes of them."""
+        """Part of all ids, so that they are recognized even in text that a client has rewritten."""
         self.prompts: list[Prompt] = []
         self.nodes: list[Node] = []
         self._as_sent = as_sent
         self._roots: dict[tuple[Digest, Digest], Prompt] = {}
         self._alike: dict[Digest, list[Node]] = {}
-        """The replies of each normal form."""
+        """The replies with the same normal form, by its digest."""
         self._numbers = 0
 
     def _name(self, entry: Entry) -> Node | None:
-        """The reply that the ids in an assistant's entry name."""
+        """The reply that the ids in an assistant entry name."""
         found = (self._with_id(text) for text in (*entry.receipts, *(call.id for call in entry.calls)))
         return next(filter(None, found), None) or (None if entry.receipts else self._written_out(entry))
 
     def _written_out(self, entry: Entry) -> Node | None:
-        """The reply whose calls a client has written into the text, as smolagents does: behind the reply's own words.
+        """The reply whose calls a client has written into the text, after the reply's own words, as smolagents does.
 
-        Words that are a reply's themselves are no calls written out, whatever ids they quote.
+        If the whole text is a reply's own, it holds no such calls, whatever ids it quotes.
         """
         words, form, calls = entry.text.partition(_CALLS_AS_TEXT)
         node = self._with_id(calls) if form and entry_digest(entry) not in self._alike else None
@@ -288,7 +291,7 @@ class Tree:
         return node if node is not None and node.sent is not None else None
 
     def _read(self, entries: Sequence[Entry]) -> _Read:
-        """The entries, and which of them name a reply. One that is told in several messages becomes one entry."""
+        """The entries, and the replies that they name. A reply that is echoed in several messages becomes one entry."""
         read = _Read([], [], {})
         for entry in entries:
             node = self._name(entry) if entry.role == "assistant" else None
@@ -303,13 +306,13 @@ class Tree:
         return read
 
     def _is_reworded(self, node: Node, told: Entry, *, last: bool) -> bool:
-        """Whether a client's words count, and not the reply that their ids name. The last message may tell a part."""
+        """Whether an entry's own words count, not the reply that its ids name. The last entry may echo only a part."""
         if self._as_sent:
             return node.telling(told) == "meaning"
         return node.edited(told) and not last
 
     def find(self, entries: Sequence[Entry], tools: Digest) -> Place:
-        """Where the entries belong: behind the deepest reply that they tell, the latest of twins."""
+        """Where the entries belong: after the deepest reply that they echo, or the latest one of equal replies."""
         cursors, read = [_Cursor(None, 0)], self._read(entries)
         for i, (entry, name) in enumerate(zip(read.entries, read.named, strict=True)):
             digest = digest_of("reply", name.id) if name else entry_digest(entry)
@@ -355,7 +358,7 @@ class Tree:
         return prompt
 
     def keep(self, prompt: Prompt) -> None:
-        """Put a prompt in its place."""
+        """Register a prompt in the tree."""
         self.prompts.append(prompt)
         if prompt.parent is None:
             self._roots[prompt.head.digest, prompt.digest] = prompt
@@ -373,12 +376,12 @@ class Tree:
         return node
 
     def commit(self, node: Node, action: Action, reply: Reply, call_ids: Mapping[str, str]) -> None:
-        """A reply is whole: from now on requests can be matched with it."""
+        """A reply is complete. From now on, requests can be matched with it."""
         node.turn.drop_prompt()
         self.settle(node, action, reply, call_ids)
 
     def settle(self, node: Node, action: Action, reply: Reply, call_ids: Mapping[str, str]) -> None:
-        """What follows from a reply."""
+        """Store a reply, and make it known by its normal forms."""
         calls = tuple(Call(call.id, call.name, call.arguments) for call in reply.calls)
         node.action, node.reply, node.call_ids = replace(action, tokens=()), reply, call_ids
         node.sent = Entry("assistant", reply.content, reply.reasoning, calls, (reply.id, reply.receipt))
@@ -396,7 +399,7 @@ class Tree:
     def _behind(
         self, cursors: Sequence[_Cursor], entry: Entry, name: Node | None, digest: Digest, tools: Digest, at: int
     ) -> list[_Cursor]:
-        """The ways on which an assistant's entry tells a reply, behind that reply."""
+        """Advance the cursors whose next reply an assistant entry echoes. Empty if there is no such reply."""
         return [
             _Cursor(node, at + 1, entry=entry, before=cursor)
             for cursor in cursors
@@ -442,9 +445,9 @@ class Tree:
         )
 
     def _told_here(self, at: int, cursor: _Cursor, read: _Read, tools: Digest) -> Node | None:
-        """The reply that an assistant's entry in new material tells: by its ids, or in the same words.
+        """The reply that an assistant entry among the new entries echoes: by its ids, or in the same words.
 
-        Of several with the same words: one in a conversation that begins like this one, the latest of them.
+        Of several with the same words, one in a conversation that begins like this one is preferred, then the latest.
         """
         if read.named[at] is not None:
             return read.named[at]
@@ -464,14 +467,14 @@ def _start(entries: Sequence[Entry]) -> tuple[str, str]:
 
 
 def _is(node: Node, entry: Entry, digest: Digest) -> bool:
-    """Whether an entry without ids tells this reply. Thoughts are compared where there are any."""
+    """Whether an entry without ids echoes this reply. Thoughts are compared if the entry has any."""
     if node.sent is None or digest not in [entry_digest(form) for form in (node.sent, node.whole) if form]:
         return False
     return not entry.reasoning or entry.reasoning.strip() == (node.sent.reasoning or "").strip()
 
 
 def _whole(before: Entry, entry: Entry) -> Entry:
-    """Two entries that tell one reply, as one."""
+    """Two entries that echo the same reply, as one."""
     text, reasoning = "\n".join(filter(None, [before.text, entry.text])), before.reasoning or entry.reasoning
     return replace(before, text=text, reasoning=reasoning, calls=(*before.calls, *entry.calls))
 
@@ -481,7 +484,7 @@ def _index(cursor: _Cursor) -> int:
 
 
 def _nearest(replies: Sequence[Node], entry: Entry) -> Node | None:
-    """The reply that an entry in its place tells in other words: of several, one that is like it, else the latest."""
+    """The reply that an entry in its place rewords. Of several, the most similar, or the latest if none is similar."""
 
     def likeness(node: Node) -> float:
         assert node.sent is not None
