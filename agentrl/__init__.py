@@ -69,7 +69,7 @@ _LATER = {
     "Renderer": "agentrl.render",
     "load_renderer": "agentrl.render",
 }
-"""Names whose modules are imported when they are asked for: they bring torch, aiohttp or transformers."""
+"""Names whose modules are imported on first use, because they import torch, aiohttp or transformers."""
 
 
 def __getattr__(name: str) -> Any:

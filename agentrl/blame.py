@@ -1,6 +1,6 @@
-"""Which exceptions are the world's: a lost connection, a full disk, a machine without memory. A wrong path is a bug.
+"""Which exceptions are the world's fault: a lost connection, a full disk, no memory left. A wrong path is a bug.
 
-It imports nothing of agentrl, because the processes in which graders run load this file alone.
+It imports nothing of agentrl, because the processes that run graders load this file alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ALWAYS = {
 }
 """Classes, with their subclasses. They are named, because importing them would take long."""
 _REQUESTS = {"urllib.error.URLError", "requests.exceptions.RequestException"}
-"""The same, but an answer of HTTP may blame the request."""
+"""The same, but an HTTP answer may blame the request."""
 _ERRNOS = {
     getattr(errno, name)
     for name in (
@@ -33,12 +33,12 @@ _ERRNOS = {
 }
 _OF_PATHS = FileNotFoundError | PermissionError | FileExistsError | IsADirectoryError | NotADirectoryError
 _LATER = (408, 425, 429)
-"""Statuses of HTTP below 500 that another attempt may not get."""
+"""Statuses of HTTP below 500 for which another attempt may succeed."""
 
 
 def is_the_worlds(exc: BaseException) -> bool:
-    """Whether the world broke, by what the exception is. A missing file, a refused permission or a URL that cannot be
-    asked is a bug."""
+    """Whether the world broke, judged by the exception. A missing file, a refused permission or an invalid URL
+    is a bug."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(exc).__mro__}
     if names & _ALWAYS:
         return True
@@ -47,21 +47,21 @@ def is_the_worlds(exc: BaseException) -> bool:
     status = _status(exc)
     if status is not None:
         return status >= 500 or status in _LATER
-    reason = getattr(exc, "reason", None)  # urllib keeps there what broke
+    reason = getattr(exc, "reason", None)  # urllib keeps the cause there
     if reason is not None:
         return isinstance(reason, BaseException) and is_the_worlds(reason)
     return not isinstance(exc, ValueError) or "json.decoder.JSONDecodeError" in names
 
 
 def _is_the_machines(exc: BaseException) -> bool:
-    """Whether an OSError is. One without a number, which a library made of text, may be anything: a canary sees those
-    that come again and again."""
+    """Whether an OSError is the world's fault. One without a number, which a library made from text, may be anything: a
+    canary sees those that recur."""
     if not isinstance(exc, OSError) or isinstance(exc, _OF_PATHS | ValueError):
         return False
     return exc.errno is None or exc.errno in _ERRNOS
 
 
 def _status(exc: BaseException) -> int | None:
-    """The status of an HTTP answer, as urllib and requests keep it."""
+    """The status of an HTTP answer, where urllib and requests keep it."""
     found = getattr(exc, "code", None) or getattr(getattr(exc, "response", None), "status_code", None)
     return found if isinstance(found, int) else None

@@ -12,15 +12,15 @@
     │   │   └── EngineLostError   the engine of a training run is gone: it ends the run
     │   └── SandboxError      a sandbox
     ├── CanaryError       a run cannot be learning; it is stopped early
-    ├── ResumeError       an aborted episode cannot go on where it stopped; it starts anew
+    ├── ResumeError       an aborted episode cannot continue where it stopped; it restarts
     └── LedgerError       an invariant of a trajectory is broken: a bug in agentrl
 
 What breaks an episode is sorted into three kinds of `Failure`, and recorded on the trajectory with the boundary it
 crossed. An InfraError, a deadline, a lost connection or a full disk is an `environment` failure: the episode is masked,
 and left out of its group's baseline. The same from the inference engine is an `engine` failure, which is treated alike
-and says nothing about the Env. Anything else is a `bug`, a wrong path too. Mistakes of the *policy* (a bad tool call, a
-wrong answer, no turns left) are no failures: they are trained on. A bad tool call is a `BadCall`, and a `BadCallPolicy`
-says how it is treated.
+and does not count against the Env. Anything else is a `bug`, including a wrong path. Mistakes of the *policy* (a bad
+tool call, a wrong answer, no turns left) are not failures: they are trained on. A bad tool call is a `BadCall`, and a
+`BadCallPolicy` sets how it is treated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AgentRLError(Exception):
 
 
 class ConfigError(AgentRLError, ValueError):
-    """Something the user wrote cannot work. The message names the thing and the remedy, in one line."""
+    """Something that the user wrote cannot work. The message gives the cause and the remedy, in one line."""
 
 
 class TemplateError(ConfigError):
@@ -49,7 +49,7 @@ class TemplateError(ConfigError):
 
 
 class ToolError(AgentRLError):
-    """Raise it in a tool: the model reads its text, and the episode goes on. It is not a failure."""
+    """Raise it in a tool: the model reads its text, and the episode continues. It is not a failure."""
 
 
 class CallError(ToolError):
@@ -76,14 +76,14 @@ class RequestError(EngineError):
 
 
 class ContextFullError(RequestError):
-    """The conversation is longer than the model can read. Behind the first turn it ends an episode as a full context
-    does."""
+    """The conversation is longer than the model can read. After the first turn it ends the episode with
+    StopReason.CONTEXT_FULL."""
 
 
 class EngineLostError(EngineError):
     """The engine of a training run is gone, or has other weights than the run gave it. It ends the run.
 
-    No episode can go on, so this is no failure of one.
+    No episode can continue, so this is not an episode's failure.
     """
 
 
@@ -92,11 +92,11 @@ class SandboxError(InfraError):
 
 
 class ResumeError(AgentRLError):
-    """An aborted episode cannot go on where it stopped; start it anew. The message says why."""
+    """An aborted episode cannot continue where it stopped; restart it. The message gives the reason."""
 
 
 class CanaryError(AgentRLError):
-    """A run cannot be learning. The message says what was seen, at which step, and where to look."""
+    """A run cannot be learning. The message gives what was seen, at which step, and where to look."""
 
 
 class LedgerError(AgentRLError, AssertionError):
@@ -115,7 +115,7 @@ class BadCall:
 
 @dataclass(frozen=True, slots=True)
 class BadCallPolicy:
-    """How turns with wrong tool calls are treated. Each wrong call is answered, and the episode goes on."""
+    """How turns with wrong tool calls are treated. Each wrong call is answered, and the episode continues."""
 
     in_a_row: int = 3
     """This many wrong turns in a row end the episode with StopReason.BAD_CALLS."""
@@ -150,8 +150,8 @@ class Failure:
 
     @classmethod
     def of(cls, exc: BaseException, boundary: Boundary) -> Failure:
-        """Classify an exception: what the world did, or a group of only that, is the environment's, or the engine's at
-        its own boundary. Else it is a bug."""
+        """Classify an exception. What the world did is the environment's failure, or the engine's at its boundary;
+        so is a group of only such exceptions. Anything else is a bug."""
         outside: FailureKind = "engine" if boundary == "engine" else "environment"
         worlds = all(isinstance(one, asyncio.CancelledError) or is_the_worlds(one) for one in leaves(exc))
         kind: FailureKind = outside if worlds else "bug"
@@ -160,7 +160,7 @@ class Failure:
 
 
 def leaves(exc: BaseException) -> list[BaseException]:
-    """The exceptions in a group and its subgroups. Any other exception is its own only leaf."""
+    """The exceptions in a group and its subgroups. Any other exception is its only leaf."""
     if isinstance(exc, BaseExceptionGroup):
         return [leaf for one in exc.exceptions for leaf in leaves(one)]
     return [exc]
@@ -178,13 +178,13 @@ def told(exc: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean group_size?`, or "" if no known name is close."""
+    """`; did you mean group_size?`, or "" if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
-    """`unknown key group_sise; did you mean group_size?`. All known keys are listed only if none is close."""
+    """`unknown key group_sise; did you mean group_size?`. All known keys are listed only if none is similar."""
     names = list(known)
     guess = did_you_mean(name.rpartition(".")[2], names)
     return f"unknown key {name}{guess or '; the keys are ' + ', '.join(names)}"

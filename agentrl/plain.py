@@ -1,8 +1,8 @@
 """Convert foreign values to plain JSON: an Env's answers, sampled arguments, tasks, error texts.
 
 A trajectory is written to disk after the weights have changed. Nothing may fail then. So each value is converted where
-it enters the trajectory, at the boundary of the hook that gave it. A value that JSON cannot hold is refused there by
-name.
+it enters the trajectory, at the boundary of the hook that gave it. A value that JSON cannot hold is refused there, and
+the error names it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JSON: TypeAlias = Any
 MAX_DEPTH = 100
 """How deep lists and mappings may be nested. Python's JSON fails at some depth beyond this."""
 MAX_VALUES = 100_000
-"""How many values may be held in all; `range(10**12)` would take forever."""
+"""How many values may be held in total; `range(10**12)` would take forever."""
 _MAX_BITS = 4096
 """The longest whole number, in bits. Python refuses to print much longer ones."""
 _LARGEST = 3.4e38
@@ -52,10 +52,10 @@ def shown(value: Any) -> JSON:
 
 
 def copied(value: T, what: str) -> T:
-    """A copy that shares nothing with the value that could be changed. Raises TypeError if there can be none."""
+    """A copy that shares no mutable part with the value. Raises TypeError if no such copy can be made."""
     try:
         return copy.deepcopy(value)
-    except RecursionError:  # no data set nests so deep, and records show only its upper part
+    except RecursionError:  # no data set is nested so deeply, and records show only its upper part
         return value
     except Exception as exc:  # the boundary of a foreign __deepcopy__
         at = f" at {found}" if (found := _uncopied(value)) else ""

@@ -21,7 +21,7 @@ OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
 """Called with each piece of output as it arrives, beyond `max_output` too."""
 
 TIMED_OUT = 124  # exit code of a command killed at its timeout, as in timeout(1)
-CANNOT_RUN = 126  # exit code of a command that no shell takes: it is too long, or holds a NUL character
+CANNOT_RUN = 126  # exit code of a command that no shell accepts: it is too long, or contains a NUL character
 
 
 class _Output(NamedTuple):
@@ -39,7 +39,7 @@ class ExecResult(_Output):
 
     timed_out: bool = False
     truncated: bool = False
-    """`stdout` or `stderr` is longer than `max_output` bytes: its middle was dropped, and a mark says how much."""
+    """`stdout` or `stderr` is longer than `max_output` bytes: its middle was dropped, and a mark gives the size."""
 
     def __new__(
         cls, exit_code: int, stdout: str = "", stderr: str = "", *, timed_out: bool = False, truncated: bool = False
@@ -77,7 +77,7 @@ class CommandError(SandboxError, RuntimeError):
 
 
 class SandboxKilledError(SandboxError):
-    """What ran in the sandbox ended it: it used up memory or processes, say. Nothing else broke.
+    """A program in the sandbox ended it, for example by using up memory or processes. Nothing else broke.
 
     An Env may catch it and end the episode with a reward. Uncaught, it is an environment failure like any SandboxError.
     """
@@ -97,7 +97,7 @@ class Process(Protocol):
     """A command that runs in a sandbox while other commands do."""
 
     async def send(self, data: bytes) -> None:
-        """Write to its stdin. Raises BrokenPipeError once it has closed it, or ended."""
+        """Write to its stdin. Raises BrokenPipeError once the command has closed it, or ended."""
         ...
 
     async def close_stdin(self) -> None: ...
@@ -107,16 +107,16 @@ class Process(Protocol):
         ...
 
     async def kill(self) -> None:
-        """Kill it with its child processes, those included that left its session. Safe to call twice."""
+        """Kill it with its child processes, even those that left its session. Safe to call twice."""
         ...
 
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """A machine for one episode. Enter it with `async with`; it is removed afterwards, with all that runs in it.
+    """A machine for one episode. Enter it with `async with`; it is removed afterwards, with everything that runs in it.
 
-    SandboxError says that the sandbox itself broke, or is not open. A missing file is FileNotFoundError instead, and a
-    failing command is an ExecResult. `user` is the sandbox's own unprivileged user unless given; ConfigError says that
+    SandboxError means that the sandbox itself broke, or is not open. A missing file is FileNotFoundError instead, and a
+    failing command is an ExecResult. `user` is the sandbox's own unprivileged user unless given; ConfigError means that
     the back end cannot act as another. A relative path starts in the folder where commands run.
     """
 
@@ -142,8 +142,8 @@ class Sandbox(Protocol):
         max_output: int = 1 << 20,
         on_output: OnOutput | None = None,
     ) -> ExecResult:
-        """Run a shell command and wait for it. After `timeout` seconds it is killed, with its child processes: those
-        included that left its session.
+        """Run a shell command and wait for it. After `timeout` seconds it is killed, with its child processes, even
+        those that left its session.
 
         `stdin` is empty unless given. Of stdout and of stderr, `max_output` bytes are kept: the first half and the last
         half, with a mark between them. With `check`, CommandError is raised unless the command succeeded and its
@@ -193,7 +193,7 @@ class Sandbox(Protocol):
     ) -> None:
         """Copy a file or a folder to this machine; a folder's content into `target`.
 
-        What the sandbox says is not trusted: entries that would be written outside `target`, links that lead out of it,
+        The sandbox is not trusted: entries that would be written outside `target`, links that lead out of it,
         and special files raise SandboxError, and more than `max_bytes` bytes OSError with EFBIG. Then nothing is left
         in `target` that was not there before.
         """
@@ -205,7 +205,7 @@ class Sandbox(Protocol):
         ...
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Make the writable folders what they were. Background processes are not killed first."""
+        """Restore the writable folders to the snapshot. Background processes are not killed first."""
         ...
 
     async def ping(self) -> None:

@@ -31,7 +31,7 @@ class Raw:
 
     text: str
     end: str = ""
-    """How `text` ends, and still does if it is cut to `Limits.observation_tokens`: a closing tag, say."""
+    """How `text` ends, even if it is cut to `Limits.observation_tokens`: a closing tag, for example."""
 
     def __post_init__(self) -> None:
         if not self.text.endswith(self.end):
@@ -100,7 +100,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
-    """An Env's wishes for the next generation.
+    """An Env's requests for the next generation.
 
     Temperature and grammar are left out, because the trainer would assume another distribution.
     """
@@ -162,7 +162,7 @@ class StopReason(StrEnum):
     """Why an episode ended."""
 
     DONE = "done"
-    """The Env said so, or the model called no tool."""
+    """The Env ended it, or the model called no tool."""
     MAX_TURNS = "max_turns"
     """`Limits.turns` turns were taken."""
     TURN_MAX_TOKENS = "turn_max_tokens"
@@ -172,7 +172,7 @@ class StopReason(StrEnum):
     CONTEXT_FULL = "context_full"
     """The next turn would not fit into the model's context."""
     BAD_CALLS = "bad_calls"
-    """`BadCallPolicy.in_a_row` turns, one after the other, held a tool call that was wrong."""
+    """`BadCallPolicy.in_a_row` turns, one after the other, held a wrong tool call."""
     DEADLINE = "deadline"
     """`Limits.episode_s` seconds passed."""
     ABORTED = "aborted"
@@ -194,7 +194,7 @@ class StopReason(StrEnum):
 
 
 class _Unset(int):
-    """A number that nobody has chosen."""
+    """A number that was not set by the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,13 +202,13 @@ class Limits:
     """Bounds of one episode, in turns, tokens and seconds. Each is a positive number; None means no bound."""
 
     turns: int = _Unset(16)
-    """An agent that has `SessionOptions.replies` has these, unless this is set."""
+    """An agent with `SessionOptions.replies` has that many turns, unless this is set."""
     tokens: int | None = None
     """Response tokens, sampled and observed together; slime's --rollout-max-response-len counts the same. If thoughts
-    are stripped, each segment is counted anew."""
+    are stripped, each segment is counted separately."""
     turn_tokens: int | None = None
     observation_tokens: int | None = None
-    """Tokens of one observation. A longer one is cut, and a mark says so."""
+    """Tokens of one observation. A longer one is cut and marked."""
     context: int | None = None
     """Prompt and response together. None takes the engine's own limit."""
     episode_s: float | None = None
@@ -223,12 +223,12 @@ class Limits:
             object.__setattr__(self, own.name, _bound(f"limits.{own.name}", getattr(self, own.name), str(own.type)))
 
     def turns_or(self, usual: int | None) -> int:
-        """The bound on turns; where nobody has set it, `usual` if that is given."""
+        """The bound on turns; if it was not set, `usual` if that is given."""
         return usual if usual is not None and isinstance(self.turns, _Unset) else int(self.turns)
 
     @classmethod
     def of(cls, given: Mapping[str, JSON]) -> Self:
-        """The limits in a configuration. Raises ConfigError for an unknown key and for a value that is no bound."""
+        """The limits in a configuration. Raises ConfigError for an unknown key and for a value that is not a bound."""
         for key in given:
             if key not in cls.__slots__:
                 raise ConfigError(unknown_key(f"limits.{key}", cls.__slots__))

@@ -1,1 +1,1 @@
-"""Small parts that every room uses, and that know nothing of episodes."""
+"""Small helpers for every room. They know nothing of episodes."""

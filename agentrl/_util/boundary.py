@@ -32,7 +32,8 @@ def at_boundary(name: Boundary, *, data: bool = False, hook: Callable[..., Any] 
     """Turn exceptions into a FailedError that names the boundary, except those that must end the run.
 
     `data`: an episode's own messages are rendered, so a TemplateError blames them and not the template.
-    `hook`: what is called, or what it gives is read. If no line of the user's raised, the error names its definition.
+    `hook`: the hook that is called, or whose result is read. If no line of the user's code raised, the error names
+    its definition.
     """
     watch = watcher.get()
     try:

@@ -59,7 +59,7 @@ class Deadline:
         return f"{waited} {self._seconds:g} s"
 
     def left(self) -> float | None:
-        """Seconds until it expires; None where it does not."""
+        """Seconds until it expires; None if it never does."""
         when = self._timeout.when() if self._open and not self.expired() else None
         return None if when is None else when - asyncio.get_running_loop().time()
 
@@ -74,7 +74,7 @@ _deadline: ContextVar[Deadline | None] = ContextVar("agentrl_deadline", default=
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """The time inside does not count towards the deadline of the running hook: it waits in a queue, behind others."""
+    """The time inside does not count towards the deadline of the running hook, because it waits in a queue."""
     deadline = _deadline.get()
     left = deadline.left() if deadline else None
     if deadline is None or left is None:
@@ -88,7 +88,7 @@ def uncounted() -> Iterator[None]:
 
 
 class _Job(Generic[T]):
-    """A function that a Worker is to run. The event loop owns it; the thread only reads."""
+    """A function for a Worker to run. The event loop owns it; the thread only reads."""
 
     def __init__(self, function: Callable[[], T], *, always: bool) -> None:
         self.function, self.always = function, always
@@ -115,7 +115,7 @@ class Worker:
     daemon, because a function that never returns must not keep the process alive (`ThreadPoolExecutor` would join it at
     exit).
 
-    The clock of a function's `Deadline` stands still while the thread runs other functions. It runs again if one of
+    The clock of a function's `Deadline` stops while the thread runs other functions. It runs again if one of
     those has exceeded its own deadline, because then the thread may never be free again.
     """
 
@@ -148,7 +148,7 @@ class Worker:
 
     @property
     def occupied(self) -> bool:
-        """Whether it still runs a function that was given up."""
+        """Whether it still runs an abandoned function."""
         return bool(self._pending) and self._pending[0].given_up
 
     def stop(self) -> None:
@@ -177,7 +177,7 @@ class Worker:
             self._pending.remove(job)
 
     def _restart_clocks(self) -> None:
-        """Start the clock of the first job, which runs now. If it was given up, start the clocks of all."""
+        """Start the clock of the first job, which runs now. If it was abandoned, start the clocks of all."""
         for job in self._pending if self._pending[0].given_up else self._pending[:1]:
             job.start_clock()
 

@@ -1,4 +1,4 @@
-"""JSON from an HTTP service: deadline, retries, a bound on requests under way, and a circuit breaker."""
+"""JSON from an HTTP service: deadline, retries, a limit on concurrent requests, and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LARGE_BYTES = 1 << 20
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 _ASKS_TO_WAIT = {429, 503}
 _LONGEST_WAIT_S = 60.0
-"""Longer than that, no request waits at a time, whatever the server asks for."""
+"""Upper bound of a single wait, whatever Retry-After the server asks for."""
 _KNOCKS = 3
-"""So often a server is asked that refuses connections and has never answered: it may just be starting."""
+"""Connection attempts to a server that has not answered yet; it may still be starting."""
 _CHAT = "/chat/completions"
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit", "insufficient balance")
-"""What a server says with HTTP 429 where no waiting helps."""
+"""Texts of an HTTP 429 answer that mean waiting does not help."""
 
 _NO_JSON = {
     "text/html": "a web page; correct its address",
@@ -59,7 +59,7 @@ class _NobodyError(InfraError):
 
 @dataclass(slots=True)
 class _OfLoop:
-    """What belongs to one event loop. The session lives while it is in use, so nobody has to close it."""
+    """The state of one event loop. The session lives while it is in use, so callers need not close it."""
 
     slots: asyncio.Semaphore
     users: int = 0
@@ -77,13 +77,13 @@ class Service:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     seconds: float = 60.0
-    """Deadline of one request with its retries. Waiting for room is not counted."""
+    """Deadline of one request with its retries. Waiting for a free slot is not counted."""
     retries: int = 3
     concurrency: int = 64
     trip: int = 5
     open_s: float = 30.0
     always_json: bool = False
-    """A web page or a stream means that the address is wrong, not that a proxy stands in for a server that is down."""
+    """A web page or a stream means that the address is wrong, not that a proxy answers for a server that is down."""
     _loops: dict[asyncio.AbstractEventLoop, _OfLoop] = field(default_factory=dict, repr=False)
     _breaker: Breaker = field(default_factory=lambda: Breaker(), repr=False)
     _pause: Pause = field(default_factory=lambda: Pause(), repr=False)
@@ -102,11 +102,11 @@ class Service:
     ) -> Any:
         """The JSON that the server answers, or what `read` makes of it.
 
-        Raises InfraError if it does not: it is down, too slow, or answers with an error. Raises RefusedError, a
-        ConfigError, for a request that it will always refuse: 400, 401, 403, 404, 405, 413, 422. `read` may raise
-        both. No value of a header is in a message.
+        Raises InfraError if there is none: the server is down, too slow, or answers with an error. Raises RefusedError,
+        a ConfigError, for a request that it will always refuse: 400, 401, 403, 404, 405, 413, 422. `read` may raise
+        both. Messages contain no value of a header.
 
-        A server that asks to wait (Retry-After with 429 or 503) is asked nothing until then, by no request, for at most
+        If a server asks to wait (Retry-After with 429 or 503), no request is sent to it until then, for at most
         a minute at a time.
         """
         sent = {"Content-Type": "application/json", **self.headers, **(headers or {})}
@@ -136,7 +136,7 @@ class Service:
                         if not self._breaker.answered and attempt + 1 >= _KNOCKS:
                             raise InfraError(str(exc)) from None
                         last = str(exc)
-                    except (OSError, InfraError, ValueError, RecursionError) as exc:  # the latter two: no JSON
+                    except (OSError, InfraError, ValueError, RecursionError) as exc:  # the latter two: not JSON
                         last = _hidden(told(exc), headers)
                         self._pause.begin(exc.seconds if isinstance(exc, _BusyError) else None)
         except TimeoutError:
@@ -166,7 +166,7 @@ class Service:
             raise InfraError(_hidden(told(exc), headers)) from None
 
     def _refuse(self, status: int, said: str, headers: Mapping[str, str]) -> None:
-        """Raises what an answer with an error means."""
+        """Raises the error that an HTTP error status means."""
         words = " ".join(said.split())
         hopeless = status == 429 and any(mark in words.lower() for mark in _NO_MONEY)
         if status in _ASKS_TO_WAIT and not hopeless:
@@ -186,7 +186,7 @@ class Service:
 
     @asynccontextmanager
     async def kept_open(self) -> AsyncIterator[None]:
-        """Within it, the connections of this event loop wait for the next request."""
+        """Inside it, the connections of this event loop stay open for the next request."""
         async with self._connected(self._of_loop()):
             yield
 
@@ -201,7 +201,7 @@ class Service:
         import aiohttp
 
         if mine.session is None:
-            timeout = aiohttp.ClientTimeout(total=None)  # one deadline over all retries stands above
+            timeout = aiohttp.ClientTimeout(total=None)  # one deadline over all retries is set above
             mine.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
         mine.users += 1
         try:
@@ -223,9 +223,9 @@ class Service:
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds until the server wants to be asked again: `retry-after-ms`, or `Retry-After` in seconds or as a date.
+    """Seconds until the server accepts requests again: `retry-after-ms`, or `Retry-After` in seconds or as a date.
 
-    None if it does not say so in a form that can be read.
+    None if the headers are absent or cannot be read.
     """
     for name, unit in (("retry-after-ms", 0.001), ("Retry-After", 1.0)):
         try:
@@ -244,7 +244,7 @@ def _as_it_is(answer: JSON) -> JSON:
 
 
 def _hidden(words: str, headers: Mapping[str, str]) -> str:
-    """The words without any secret of the headers: a server may say what it was sent."""
+    """The text without any secret of the headers: a server may repeat what it was sent."""
     for name, value in headers.items():
         if name.lower() not in ("content-type", "accept", "user-agent"):
             for secret in (value, value.rpartition(" ")[2]):
@@ -253,7 +253,7 @@ def _hidden(words: str, headers: Mapping[str, str]) -> str:
 
 
 class Pause:
-    """The time until which a server wants no request. It serves all event loops."""
+    """The time until which a server accepts no request. All event loops share it."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -263,7 +263,7 @@ class Pause:
             self._until = max(self._until, time.monotonic() + min(seconds, _LONGEST_WAIT_S))
 
     async def over(self, deadline: asyncio.Timeout) -> None:
-        """Wait until the pause is over, and a little longer: not all may come at once. The deadline moves."""
+        """Wait until the pause is over, and a little longer, so that requests are spread out. Moves the deadline."""
         left = self._until - time.monotonic()
         if left > 0:
             left += random.uniform(0.0, min(1.0, 0.2 * left))
@@ -273,7 +273,7 @@ class Pause:
 
 
 class Breaker:
-    """Counts failures in a row. It serves all event loops."""
+    """Counts failures in a row. All event loops share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -284,8 +284,8 @@ class Breaker:
         """Whether the server has ever answered."""
 
     def check(self, url: str, open_s: float) -> None:
-        """Raises InfraError while the circuit is open. After that it lets one request through, and is open again until
-        that one has worked."""
+        """Raises InfraError while the circuit is open. After that it lets one request through, and is open for others
+        until that one has worked."""
         with self._lock:
             if not self._until:
                 return

@@ -43,7 +43,7 @@ def load_object(path: str, kind: type = object) -> Any:
 
 
 def _instead(module: ModuleType, name: str, kind: type) -> str:
-    """The remedy for a wrong name: a name that is close, and the module's subclasses of `kind`."""
+    """The remedy for a wrong name: a similar name, and the module's subclasses of `kind`."""
     known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
     close = did_you_mean(name, known or [n for n in vars(module) if not n.startswith("_")])
     return close + (f"; it has: {', '.join(known)}" if known else "")
@@ -62,7 +62,7 @@ def cause(exc: BaseException) -> str:
 
 
 def not_the_users(file: str) -> bool:
-    """Whether a file is Python's, a package's or agentrl's."""
+    """Whether a file belongs to Python, to a package or to agentrl."""
     return file.startswith(_NOT_THE_USERS)
 
 
@@ -136,7 +136,7 @@ def _import_cause(exc: BaseException) -> str:
 
 
 def short(file: str) -> str:
-    """The path relative to the current folder if it lies below, as the user wrote it."""
+    """The path relative to the current folder if it is inside it, as the user wrote it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 

@@ -47,7 +47,7 @@ class _Finder(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module has been executed under its own name: give back the spec that the import system has replaced."""
+        """The module has already run under its new name: restore the spec that the import system has replaced."""
         module.__spec__ = self._own
 
 

@@ -1,4 +1,4 @@
-"""Tasks of their own for async context managers, and for the hooks of one Env.
+"""A separate task for each async context manager, and one for the hooks of one Env.
 
 The task that entered a cancel scope (a task group has one) must exit it, and is cancelled when the scope fails. The
 task of an episode cannot do this: it may end before its Env is closed, as an Env can be parked, and only the host may
@@ -104,7 +104,7 @@ class _Call(Generic[T]):
 
 
 class Resources:
-    """Async context managers, each entered, kept and exited by a task of its own."""
+    """Async context managers. A separate task enters, keeps and exits each of them."""
 
     def __init__(self, patience: float = 1.0) -> None:
         self._patience = patience
@@ -202,7 +202,7 @@ class _HeldResource(Generic[T]):
             self.task.cancel()
 
     async def leave_by(self, until: float) -> None:
-        """Leave, and wait until the loop's time is `until`. Cancel it if it is late. It is not, if asked only then."""
+        """Ask the resource to exit, and wait until `until`. Then cancel it, unless it was only asked then."""
         asked = asyncio.get_running_loop().time()
         self.leave()
         await asyncio.wait([self.task], timeout=max(0.0, until - asked))
@@ -225,7 +225,7 @@ class _HeldResource(Generic[T]):
 
 
 def _errors_of_release(held: Sequence[_HeldResource[Any]], seconds: float) -> list[BaseException]:
-    """What the resources raised that left in time, and one TimeoutError for all that did not."""
+    """The errors of resources that exited in time, and one TimeoutError for all others."""
     errors = [error for holding in held if holding.left_in_time for error in holding.error()]
     if late := [holding.name for holding in held if not holding.left_in_time]:
         errors.append(TimeoutError(f"{', '.join(late)}: not released within close_s, {seconds:g} s; left behind"))

@@ -19,7 +19,7 @@ class Terminated(KeyboardInterrupt):
 
 
 _PATIENCE_S = 10.0
-"""Seconds for which a second Ctrl-C is ignored: in the middle of the cleanup it would leave things behind."""
+"""A second Ctrl-C is ignored for this many seconds: it would leave the cleanup incomplete."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -27,7 +27,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
     A second SIGTERM is ignored: schedulers often send two, and the second must not interrupt the cleanup. A second
     Ctrl-C is ignored for ten seconds; after that it ends the cleanup. Outside the main thread, where Python takes no
-    signals, this is `asyncio.run`. Where SIGINT has a handler, or is ignored, it stays so.
+    signals, this is `asyncio.run`. If SIGINT has a handler, or is ignored, that is kept.
     """
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)
@@ -100,7 +100,7 @@ def raising_at_once() -> Iterator[None]:
 
 @contextmanager
 def stopping() -> Iterator[asyncio.Event]:
-    """In here, Ctrl-C and SIGTERM set an event, for a server that ends as it is meant to. Needs the main thread."""
+    """In here, Ctrl-C and SIGTERM set an event, for a server that shuts down normally. Needs the main thread."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self, TypedDict, runtime_checkable
 from agentrl.types import FinishReason, Message, ToolSpec
 
 RETRY_S = 120.0
-"""Seconds of patience with an engine that is away. A restart takes a minute, and slime's own generate waits as long."""
+"""Seconds for which an unavailable engine is retried. A restart takes a minute; slime's own generate waits as long."""
 
 
 class SamplingParams(TypedDict, total=False):
@@ -30,16 +30,16 @@ class SamplingParams(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A turn as somebody said it who speaks in messages, such as an API model. The tokens beside it are a copy."""
+    """The original chat message of a turn, if a chat API produced it. The token ids are only an encoding of it."""
 
     message: Message
     """content, reasoning_content and tool_calls; see `agentrl.chat.client.Speaker`."""
     sent_back: Message
-    """The same as the speaker wants to read it in its next turn."""
+    """The same message, in the form that the speaker wants to read in its next turn."""
     by: Mapping[str, str] = field(default_factory=dict)
-    """Who: the model and its host."""
+    """The model and its host."""
     counts: Mapping[str, float] = field(default_factory=dict)
-    """What the answer took: tokens by the speaker's own count, and so on."""
+    """The answer's usage: tokens by the speaker's own count, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class MessageEngine(Engine, Protocol):
-    """An engine that is asked with messages, not with tokens: PlayerEngine. Nothing that it says can be trained."""
+    """An engine that is asked with messages, not with tokens: PlayerEngine. Its answers cannot be trained on."""
 
     async def answer(
         self,
@@ -117,8 +117,8 @@ class MessageEngine(Engine, Protocol):
     ) -> Generation:
         """The next assistant message in the renderer's tokens, with `said`.
 
-        `max_new_tokens`, if it is there, counts the speaker's tokens. Raises as `generate` does, and ContextFullError
-        where the speaker can read no longer conversation.
+        `max_new_tokens`, if given, counts the speaker's tokens. Raises as `generate` does, and ContextFullError if the
+        conversation is longer than the speaker can read.
         """
         ...
 

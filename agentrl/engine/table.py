@@ -24,23 +24,23 @@ ENGINES: Mapping[str, str] = {
 
 
 _HINTS = {("sglang", "url"): "; name a server that runs: --set engine_config.url=http://127.0.0.1:30000"}
-"""What to do about a missing key."""
+"""The remedy for a missing key."""
 _TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.training.trained:TrainedSGLang"}
-"""Names that stand for another engine in training."""
+"""Names that mean another engine in training."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
-    """What an engine in training may need to know of the run."""
+    """Facts about the run that an engine in training may need."""
 
     folder: Path
     """The run folder. It need not exist before the engine is first used."""
     device: str
     """cpu or cuda."""
     dtype: str
-    """Of the weights in training, in torch's words."""
+    """The type of the weights in training, as torch names it."""
     say: Callable[[str], None]
-    """Tells the user in a line that something takes time."""
+    """Shows the user one line about something that takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class EngineParts:
     tokenizer: Any
     renderer: Renderer
     model: Callable[[], Any]
-    """Loads the model. It is called only for an engine with a parameter `model`."""
+    """Loads the model. Called only for an engine with a parameter `model`."""
     max_batch: int | None = None
     """The number of sequences that will run at the same time, if known."""
     training: TrainingParts | None = None
-    """Given to an engine that is to take the weights of a training run."""
+    """Given to an engine that will take the weights of a training run."""
 
 
 def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Engine:

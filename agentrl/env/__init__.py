@@ -1,4 +1,4 @@
-"""The Env: how one is written, configured, found and made, and what it keeps beside itself."""
+"""The Env: how to write, configure, find and make one, and what it keeps for an episode."""
 
 from agentrl.env.env import Env, EnvFactory
 

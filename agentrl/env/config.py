@@ -40,7 +40,7 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
 
 
 def own_config(cls: type, config: Any) -> Any:
-    """A copy for one Env, so that no episode sees what another one changed. What a model caches, all copies share.
+    """A copy for one Env, so that no episode sees another's changes. All copies share what a model caches.
 
     Raises ConfigError for a configuration that cannot be copied.
     """
@@ -55,7 +55,7 @@ def own_config(cls: type, config: Any) -> Any:
 
 
 def required(cls: type) -> list[str]:
-    """What env_config must hold because it has no default: keys, or what the class says.
+    """What env_config must contain because it has no default: its keys, or the validator's message.
 
     Raises ConfigError if the annotation cannot be checked.
     """
@@ -77,7 +77,7 @@ def _is_instance(config: object, hint: Any) -> bool:
 
 
 def _none_given(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Mapping[str, JSON]:
-    """The configuration of a class that takes none. Raises ConfigError if there is one all the same."""
+    """The configuration of a class that takes none. Raises ConfigError if it is not empty."""
     if config:
         keys = ", ".join(map(repr, config)) if isinstance(config, Mapping) else repr(config)
         raise ConfigError(

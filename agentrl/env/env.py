@@ -111,8 +111,8 @@ class Env:
     """The same actions always get the same answers, and repeating them does no harm. An aborted episode may then resume
     in a fresh Env, which executes the recorded actions again. An Env with a `snapshot` does not need it."""
     reward_range: ClassVar[tuple[float, float] | None] = None
-    """The least and the most that an episode can get; `agentrl check` expects the most of a player that knows the
-    answers. With None, that is 1, and rewards lie between -1 and 1."""
+    """The lowest and the highest reward of an episode; `agentrl check` expects the highest for a player that knows the
+    answers. With None, that is 1, and rewards are between -1 and 1."""
     _agentrl_tools: ClassVar[Mapping[str, Tool]] = {}
     _agentrl: Runtime
 
@@ -151,7 +151,7 @@ class Env:
 
     @classmethod
     def needs(cls, config: Any, episodes: int, /) -> Sequence[str]:
-        """What a machine must have to play so many episodes at a time, a line each: "a retriever at port 8000".
+        """What a machine needs to play this many episodes at a time, one line for each: "a retriever at port 8000".
 
         `agentrl slime check` prints it. It should start nothing. Default: nothing.
         """
@@ -159,7 +159,7 @@ class Env:
 
     @classmethod
     def tasks(cls, config: Any, split: Literal["train", "eval"], /) -> Iterable[Task]:
-        """The Env's own tasks, which need no data file: the same in the same order each time, and perhaps endless.
+        """The Env's own tasks, which need no data file: always the same in the same order, and perhaps endless.
 
         Those for train and for eval must differ. A task without an id is named by its number, a task without a seed
         (or with seed 0) gets one from its id. Default: none.
@@ -219,11 +219,11 @@ class Env:
         raise NotImplementedError(f"{type(self).__name__} restores no snapshot")
 
     def _agentrl_play(self, episode: Any, left: float | None, /) -> Awaitable[StopReason]:
-        """Play the whole episode within `left` seconds. Only an Env that is an agent does: see `agentrl.gateway`."""
+        """Play the whole episode within `left` seconds. Only agents implement this: see `agentrl.gateway`."""
         raise NotImplementedError
 
     def _agentrl_read(self) -> str | None:
-        """What an agent has told its model last, as text, for a player that speaks in the model's place."""
+        """The text that an agent last sent to its model, for a player that takes the model's place."""
         return None
 
     @classmethod
@@ -232,7 +232,7 @@ class Env:
 
     @classmethod
     def _agentrl_prove(cls, renderer: Renderer, /) -> None:
-        """Raises TemplateError for a template that cannot carry what the class will say, before the first episode."""
+        """Raises TemplateError before the first episode if the template cannot carry the class's messages."""
         if tools := [made.spec for made in cls._agentrl_tools.values()]:
             renderer.bind(tools)
 
@@ -260,7 +260,7 @@ _OWN = frozenset(member for member in vars(Env).values() if inspect.isfunction(m
 
 
 def runtime(env: Env) -> Runtime:
-    """The Env's runtime, by which an episode calls its hooks."""
+    """The Env's runtime; an episode calls its hooks through it."""
     return env._agentrl
 
 
@@ -375,7 +375,7 @@ class EnvFactory:
         return self
 
     async def _enter(self) -> Any:
-        """What `share` gives. A cancelled caller never gets to `__aexit__`, so what is open by then is closed here."""
+        """The result of `share`. A cancelled caller never gets to `__aexit__`, so what is open is closed here."""
         try:
             return await self._resources.enter(_sharing(self.cls, self.config))
         except asyncio.CancelledError:
@@ -394,7 +394,7 @@ class EnvFactory:
             _refuse_unknown(self.cls, map(normal_spec, task.tools))
 
     def prove(self, renderer: Renderer) -> None:
-        """Raises TemplateError if the template cannot carry the Env's own tools, or for an agent every role."""
+        """Raises TemplateError if the template cannot carry the Env's own tools, or, for an agent, every role."""
         self.cls._agentrl_prove(renderer)
 
     def make(self) -> Env:

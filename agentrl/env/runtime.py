@@ -40,7 +40,7 @@ class Runtime:
         self.call_errors: list[BadCall] = []
         """Content errors among the calls of the last action."""
         self.ends_first: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Ends what runs beside the episode, an agent say. It is called before the `close` hook."""
+        """Ends what runs beside the episode, such as an agent. It is called before the `close` hook."""
         self._inline = inline
         self._resources = Resources()
         self._thread = Worker(f"env-{name}")
@@ -62,7 +62,7 @@ class Runtime:
         return await self._resources.enter(resource)
 
     def leave_thread(self) -> bool:
-        """Leave the thread to a function in it that was given up: later hooks run in another. False: there is none."""
+        """Leave the thread to an abandoned function in it, and run later hooks in another. False if there is none."""
         if not self._thread.occupied:
             return False
         self._thread.stop()
@@ -92,7 +92,7 @@ class Runtime:
 
     @staticmethod
     async def _error(closing: Coroutine[Any, Any, None]) -> list[BaseException]:
-        """What one step of closing raised, in a list. The next step comes anyway."""
+        """The errors that one step of closing raised, in a list. The next step runs in any case."""
         try:
             await closing
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the close boundary: the rest comes next

@@ -30,7 +30,7 @@ _MEDIA: Mapping[str, Set[str]] = {
     "video": {"video"},
     "video_url": {"video_url"},
 }
-"""Parts of messages that are no text, by `type`, and the keys of which one holds them: OpenAI's, Anthropic's, MCP's."""
+"""Parts of messages that are not text, by `type`, and the keys that hold them: OpenAI's, Anthropic's, MCP's."""
 _logged: set[tuple[type, str]] = set()
 
 

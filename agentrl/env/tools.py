@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__agentrl_tool__"
 _BY_NAME, _VALUES = ("properties", "$defs"), ("default", "const", "enum", "examples")
-"""Keys of a schema under which others stand by a name of the author's, and those with a value, which is no schema."""
+"""Keys of a schema that hold other schemas under names the author chose, and keys that hold a value, not a schema."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -180,7 +180,7 @@ def _parameters(where: str, member: object, function: Callable[..., Any]) -> lis
 
 
 def _hint(where: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The hint of this parameter alone: only a type checker may know the return type."""
+    """The hint of this parameter alone: the return type may be known only to a type checker."""
     plain = inspect.unwrap(function)
     alone = FunctionType(_nothing.__code__, getattr(plain, "__globals__", {}))
     alone.__annotations__ = {parameter.name: parameter.annotation}

@@ -1,4 +1,4 @@
-"""Turns of a speaker who reads and says messages: their tokens are a copy, the messages are what was said."""
+"""The turns of a player that reads and writes messages. Its messages are the record; their tokens are only a copy."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _NOT_ANSWERED = "(This call was not executed.)"
 
 @dataclass(slots=True)
 class Spoken:
-    """What was said in one conversation, and what came of it in `Trajectory.info["player"]`."""
+    """The messages of one conversation, and what is reported about them in `Trajectory.info["player"]`."""
 
     _last: Said | None = None
     _at: dict[int, tuple[Message, Action]] = field(default_factory=dict)
-    """The messages of the trajectory that the speaker said: as it wants to read them, and their actions."""
+    """The messages that the speaker wrote, in the form it wants to read them, and their actions."""
 
     @property
     def any(self) -> bool:
-        """Whether anything was said."""
+        """Whether the speaker has answered at all."""
         return bool(self._at)
 
     def heard(self, generation: Generation, trajectory: Trajectory) -> None:
-        """Note an answer, and count what it took."""
+        """Record an answer, and add up its usage."""
         self._last = said = generation.said
         if said is None:
             return
@@ -40,7 +40,7 @@ class Spoken:
             player[name] = player.get(name, 0) + value
 
     def read(self, action: Action, trajectory: Trajectory) -> Action:
-        """What the last answer said, if its tokens parse to `action`. The Env gets this."""
+        """The action of the last answer, if its tokens parse to `action`. The Env gets this."""
         if self._last is None or action.finish_reason != "stop":
             return action
         action, reason = as_said(action, self._last.message)
@@ -58,12 +58,12 @@ class Spoken:
             self._last = None
 
     def not_carried(self, trajectory: Trajectory, reason: str, turn: int | None = None) -> None:
-        """Note that the tokens of a turn, the last one by default, are not what was said, or not what answered it."""
+        """Record that the tokens of a turn, by default the last, differ from its message or from what answered it."""
         turn = len(trajectory.said) - 1 if turn is None else turn
         trajectory.info["player"].setdefault("not_carried", {}).setdefault(str(turn), reason)
 
     def messages(self, trajectory: Trajectory, renderer: Renderer) -> list[Message]:
-        """The conversation so far as the speaker reads it: its own messages as it said them, raw text as the user's."""
+        """The conversation so far as the speaker reads it: its own messages unchanged, raw text as the user's."""
         told, open_calls, turn = list[Message](), _OpenCalls(), 0
         if not trajectory.messages or trajectory.messages[0].get("role") == "assistant":
             prompt = trajectory.segments[0]
@@ -87,9 +87,9 @@ class _OpenCalls:
     """Calls of the last message that nothing has answered yet. Servers want an answer to each."""
 
     ids: dict[str, str] = field(default_factory=dict)
-    """The speaker's own id of each call, by that of the action's."""
+    """The speaker's own id of each call, by the id in the action."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Why those that could not be read could not."""
+    """Why each unreadable call could not be read."""
 
     @classmethod
     def of(cls, said: Message, action: Action) -> _OpenCalls:
@@ -100,7 +100,7 @@ class _OpenCalls:
         return cls(dict(zip(names, own, strict=True)), errors)
 
     def answered(self, message: Message) -> list[Message]:
-        """A message of the Env as the speaker reads it, behind what answers the calls that it leaves open."""
+        """A message of the Env as the speaker reads it, after answers to the calls that it leaves open."""
         if message.get("role") == "tool":
             name = message.get("tool_call_id", "")
             self.errors.pop(name, None)
@@ -121,9 +121,9 @@ class _OpenCalls:
 
 
 def as_said(action: Action, message: Message) -> tuple[Action, str | None]:
-    """The action that the message says, and why it is not the one that its tokens say. None if it is, to the letter.
+    """The action of the message, and how it differs from that of its tokens. None if the two are exactly equal.
 
-    A thought that the template has no place for is no departure: the tokens are the answer without it.
+    A thought that the template cannot carry is no difference: the tokens are the answer without it.
     """
     content, thought = str(message.get("content") or "").strip(), message.get("reasoning_content")
     calls = [_call(call) for call in message.get("tool_calls") or ()]

@@ -1,4 +1,4 @@
-"""The keys of a configuration that say how its episodes are played, declared once for every trainer and host."""
+"""The keys of a configuration that control how its episodes are played, declared once for every trainer and host."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class EpisodeKeys(BaseModel):
     thinking: Thinking = "keep"
     """Earlier thoughts that the template would drop: kept as sampled, or stripped, each time in a new segment."""
     special_tokens: SpecialTokens = "keep"
-    """Special tokens in what users, tools and documents say: kept, as the template's own render has them, or encoded
-    as text, so that none forges a turn."""
+    """Special tokens in the text of users, tools and documents: kept, as in the template's own render, or encoded
+    as text, so that none can forge a turn."""
 
     @field_validator("limits")
     @classmethod

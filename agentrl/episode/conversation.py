@@ -65,15 +65,15 @@ class Conversation:
     context: int = 0
     """Tokens of the longest sequence; known from `open` on."""
     turns_before: int = 0
-    """Turns of the same conversation that `trajectory` does not hold."""
+    """Turns of the same conversation that are not in `trajectory`."""
     rid: str = ""
-    """The request that the engine answers now."""
+    """The request that the engine is answering now."""
     unkept: int = 0
-    """Tokens that the engine sampled behind a stop string, which it missed. They are in no turn."""
+    """Tokens sampled after a stop string that the engine failed to detect. They were discarded."""
     speaker: MessageEngine | None = field(init=False)
-    """The engine, if it is asked with messages. Known once, for a protocol is slow to ask about."""
+    """The engine, if it is asked with messages. Checked once, because checking a protocol is slow."""
     spoken: Spoken = field(default_factory=Spoken)
-    """What a MessageEngine said, in its own messages."""
+    """The messages of a MessageEngine, in its own form."""
 
     def __post_init__(self) -> None:
         self.renderer = self.options.renderer(self.renderer)
@@ -96,7 +96,7 @@ class Conversation:
             self._append_first(observed, self.renderer.prompt(observed))
 
     async def begin_aside(self, observed: Observed) -> None:
-        """As `begin`. A long observation is rendered in a thread, so that it holds up no other episode."""
+        """As `begin`. A long observation is rendered in a thread, so that other episodes continue."""
         with at_boundary("render", data=True):
             rendered = await aside(size_of(observed), lambda: self.renderer.prompt(observed))
             self._append_first(observed, rendered)
@@ -146,9 +146,9 @@ class Conversation:
         return self._append_next(observed, rendered, anew)
 
     async def observe_aside(self, observed: Observed) -> StopReason | None:
-        """As `observe`. A long observation is rendered in a thread, so that it holds up no other episode.
+        """As `observe`. A long observation is rendered in a thread, so that other episodes continue.
 
-        One that surely does not fit is not rendered at all.
+        An observation that certainly does not fit is not rendered at all.
         """
         with at_boundary("render", data=True):
             if self.options.limits.observation_tokens is None:
@@ -294,13 +294,13 @@ class Conversation:
         except TemplateError:
             if not self.spoken.any:
                 raise
-            # The template cannot write what answers this turn; its speaker reads it all the same.
+            # The template cannot write what answers this turn, but its speaker reads it anyway.
             self.spoken.not_carried(self.trajectory, "the chat template refuses the answer to it")
             plain_action = replace(action, calls=())
             return self.renderer.bridge(self.trajectory.messages, plain_action, as_user(observed), budget=budget)
 
     def _read(self, rendered: Rendered) -> str:
-        """What is left of Raw text that was cut: a passage behind the cut is not known to the model."""
+        """What is left of Raw text that was cut: the model has not seen what follows the cut."""
         return self.renderer.decode(rendered.tokens[rendered.spans[-1].start :])
 
     def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:

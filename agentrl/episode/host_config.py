@@ -38,7 +38,7 @@ class HostedConfig(EpisodeKeys):
     engine: str | None = None
     """URL of an SGLang server or router. Default: the host's."""
     engine_retry_s: float = Field(default=RETRY_S, ge=0, allow_inf_nan=False)
-    """Seconds for which an engine that is away is asked again, before an episode fails."""
+    """Seconds for which requests to an unavailable engine are repeated, before an episode fails."""
     park_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
     """Seconds for which an aborted episode is kept until the host sends it back. 0: never; it restarts."""
     park_folder: str | None = Field(default=None, min_length=1)
@@ -60,7 +60,7 @@ class HostedConfig(EpisodeKeys):
 
     def env_factory(self, path: str) -> EnvFactory:
         """The Env at a path, with its own configuration. Raises ConfigError."""
-        load_env(path)  # an Env that is not there has no wrong configuration
+        load_env(path)  # an Env that cannot be found has no wrong configuration
         try:
             return EnvFactory(path, self.env_config_of(path))
         except ConfigError as exc:
@@ -81,7 +81,7 @@ class HostedConfig(EpisodeKeys):
 
 
 def from_environment() -> tuple[str, Any]:
-    """The name and the content of the configuration file that AGENTRL_CONFIG names; both empty without one."""
+    """The name and the content of the configuration file that AGENTRL_CONFIG names; both empty if it is not set."""
     if path := os.environ.get(CONFIG_FILE_VARIABLE):
         return f"{path} (named by {CONFIG_FILE_VARIABLE})", _read(path)
     return "", {}

@@ -38,7 +38,7 @@ class EpisodeOptions:
     "strip" follows the template, and begins a new segment of the trajectory each time (see `Thoughts`)."""
 
     special_tokens: SpecialTokens = "keep"
-    """Special tokens such as `<|im_end|>` in what users, tools and documents say. "keep" encodes them as the template's
+    """Special tokens such as `<|im_end|>` in users' text, tools and documents. "keep" encodes them as the template's
     own render does, and they can forge a turn. "as_text" encodes them as text. Their count is a metric."""
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class EpisodeOptions:
             raise ConfigError('thinking "strip" renders whole observations again: leave out limits.observation_tokens')
 
     def renderer(self, renderer: Renderer) -> Renderer:
-        """The renderer as these options want it. Raises TemplateError if its tokenizer cannot do that."""
+        """The renderer that these options require. Raises TemplateError if its tokenizer cannot do that."""
         return renderer.as_text() if self.special_tokens == "as_text" else renderer
 
 
@@ -61,5 +61,5 @@ class Host:
     on_turn: Callable[[Trajectory], None] | None = None
     """Called after each turn."""
     park: ParkFn | None = None
-    """Takes an aborted episode, which `resume_episode` can continue. If it fails, info["not_parked"] says why. An
+    """Takes an aborted episode, which `resume_episode` can continue. If it fails, info["not_parked"] has the reason. An
     episode that was aborted before its reset is not parked, because there is nothing to keep."""

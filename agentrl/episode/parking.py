@@ -50,7 +50,7 @@ _HEADER = b"agentrl parked %d\n" % VERSION
 _PARKED, _UNFINISHED = ".parked", ".unfinished"
 _SWEEP_S = 60.0
 _WRITING_S = 3600.0
-"""Writing a file never takes longer than this."""
+"""Writing a file always takes less time than this."""
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ def _note_unparked(env: Env, trajectory: Trajectory, exc: Exception) -> None:
 
 
 class Parking:
-    """Keeps aborted episodes of one event loop. A ticket stands for each: small, picklable, and good for one use.
+    """Keeps aborted episodes of one event loop. Each has a ticket: small, picklable, and good for one use.
 
     Open Envs are kept in memory, and closed when their time is over. Everything else is written to files, which any
     loop or process with access to the folder can take. `folder` is created if it is missing. The default is a temporary
@@ -175,7 +175,7 @@ class Parking:
         return parked
 
     def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:
-        """Remember the ticket of `name` for some seconds, in case that it does not come back with its owner."""
+        """Remember the ticket of `name` for some seconds, in case it does not come back with its owner."""
 
         def forget() -> None:
             if self._noted.get(name) is ticket:
@@ -186,7 +186,7 @@ class Parking:
             asyncio.get_running_loop().call_later(seconds, forget)
 
     def noted(self, name: str) -> Mapping[str, JSON] | None:
-        """The ticket of `name`, which is forgotten then."""
+        """The ticket of `name`, which is then forgotten."""
         return self._noted.pop(name, None)
 
     async def close(self) -> None:

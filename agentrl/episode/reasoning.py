@@ -16,9 +16,9 @@ from agentrl.types import Message, Observed, Raw
 class Thoughts:
     """How many thoughts of one episode the template has dropped. It drops the oldest first.
 
-    Nothing is dropped if messages do not hold all that was sampled and read: after Raw text, or after a call that could
-    not be read. The same holds under a template that writes no thoughts at all, and where it refuses what was said:
-    gpt-oss' template takes a call with text or with a thought, not with both. Then `info["thoughts_kept"]` says why.
+    Nothing is dropped if messages lack part of what was sampled and read: after Raw text, or after a call that could
+    not be read. The same holds under a template that writes no thoughts at all, and one that refuses a message:
+    gpt-oss' template takes a call with text or with a thought, not with both. `info["thoughts_kept"]` has the reason.
     """
 
     given: int = 0
@@ -43,7 +43,7 @@ class Thoughts:
         messages = [*trajectory.messages, *messages_of(observed)]
         try:
             prompt, dropped = self._prompt(messages, renderer)
-        except TemplateError as exc:  # the model may say what its template cannot write: that is no reason to stop
+        except TemplateError as exc:  # the model may write what its template cannot: that is no reason to stop
             trajectory.info["thoughts_kept"] = str(exc)
             return None
         if dropped == self.dropped:

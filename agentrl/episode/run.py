@@ -43,7 +43,7 @@ async def run_episode(
 ) -> Trajectory:
     """Play one episode and return its trajectory, even if something broke.
 
-    The trajectory's `stop` says why the episode ended. If it is StopReason.FAILED, `failure` says what broke. `reward`
+    The trajectory's `stop` is why the episode ended. If it is StopReason.FAILED, `failure` is what broke. `reward`
     replaces `Env.score`. `session_id` names the episode to the engine; the default is a random one. `host` is for
     programs that abort and resume episodes.
 
@@ -108,7 +108,7 @@ class Episode:
         return trajectory
 
     async def begin(self) -> None:
-        """Bind the Env to its own copy of the task. What it changes there is seen by this episode alone."""
+        """Bind the Env to its own copy of the task. Only this episode sees its changes to it."""
         trajectory = self.state.trajectory
         self.state.given = trajectory.task
         trajectory.task = own_task(trajectory.task)
@@ -192,7 +192,7 @@ class Episode:
         return stop
 
     async def step(self, action: Action) -> StopReason | None:
-        """Let the Env answer, and append its observation if another turn is to come."""
+        """Let the Env answer, and append its observation if another turn follows."""
         env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
         turn, started = trajectory.turns[-1], time.monotonic()
         with at_boundary("step", hook=env.step):

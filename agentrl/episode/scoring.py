@@ -29,7 +29,7 @@ async def score(
 
 
 def nothing_earned(trajectory: Trajectory, policy: BadCallPolicy | None) -> None:
-    """Give an episode that nobody rewarded the reward 0, less the penalty."""
+    """Give an episode without a reward the reward 0, less the penalty."""
     trajectory.reward = 0.0
     _penalise(trajectory, policy.penalty if policy else 0.0)
 

@@ -77,7 +77,7 @@ class LoopResources:
         retry_s: float = RETRY_S,
         stopped: Callable[[], bool] | None = None,
     ) -> Engine:
-        """An engine at a URL. `extra` goes into each request, `retry_s` is its patience (see SGLangEngine).
+        """An engine at a URL. `extra` goes into each request, `retry_s` is how long it retries (see SGLangEngine).
 
         `model` is the folder of the model that the engine serves. Token ids that this model does not have are errors.
         `stopped` is the host's abort flag, the same for all episodes.

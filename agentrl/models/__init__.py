@@ -60,7 +60,7 @@ def _load_adapted(folder: Path, device: str, dtype: str) -> Any:
 def load_config(model: str) -> Any:
     """The transformers configuration of a model, or of the base model of an adapter. No weights are downloaded.
 
-    Raises ConfigError as `load_model` does, and where it cannot be read.
+    Raises ConfigError as `load_model` does, and if it cannot be read.
     """
     from transformers import AutoConfig
 

@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ACTIVE = "default"
-"""peft's name of the adapter that is trained and sampled from."""
+"""peft's name for the adapter that is trained and sampled from."""
 
 
 def import_peft() -> Any:
@@ -29,7 +29,7 @@ def import_peft() -> Any:
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Leave out peft's warnings: they are about transformers and names. What matters is checked here."""
+    """Suppress peft's warnings, which are about transformers and names. What matters is checked here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -46,7 +46,7 @@ def has_adapter(model: Any) -> bool:
 
 
 def without_adapter(model: Any) -> Any:
-    """The model itself, out of the peft model around it if there is one."""
+    """The model itself, taken out of the peft model around it if there is one."""
     return model.get_base_model() if has_adapter(model) else model
 
 
@@ -68,7 +68,7 @@ def load_adapter(model: Any, folder: Path, name: str = ACTIVE) -> Any:
     """A peft model: `model` under the adapter of a folder, whose weights are float32 and can be trained.
 
     If `model` is a peft model already, the adapter is added to it, frozen and not active. Raises ConfigError for an
-    adapter that does not fit, instead of making up what is missing.
+    adapter that does not fit, instead of inventing what is missing.
     """
     peft = import_peft()
     where = {"adapter_name": name, "local_files_only": True}
@@ -110,7 +110,7 @@ def save_adapter(model: Any, folder: str | Path, name: str = ACTIVE) -> None:
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config[name]
-    mode, config.inference_mode = config.inference_mode, True  # as peft does: who loads it does not train it
+    mode, config.inference_mode = config.inference_mode, True  # as peft does: an adapter is rarely trained again
     try:
         config.save_pretrained(str(folder))
     finally:

@@ -1,7 +1,7 @@
 """Finds the folder of a model: a folder that exists, or a name on the Hugging Face Hub, which is downloaded once.
 
-A name whose files lie in Hugging Face's cache is never asked for again: a run goes on without a network, and with the
-same weights. `hf download NAME` brings a newer version into the cache.
+A name whose files are in Hugging Face's cache is not requested again: a run continues without a network, and with the
+same weights. `hf download NAME` downloads a newer version into the cache.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _RUN = re.compile(r"(\./)*runs?/")
 """README and the guides write every run below this folder."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
 _SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
-"""Endings of files that are no weights and may matter. Without weights, only these are downloaded."""
+"""Suffixes of files that are not weights but may matter. Without weights, only these are downloaded."""
 _TEMPLATES = "additional_chat_templates/"
 """The only folder inside a model's that transformers reads."""
 _TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "tekken.json", "tokenizer.model", "tokenizer.json")
-"""They are downloaded last of the small files. So a folder with a tokenizer.json has the others, too."""
+"""They are the last of the small files to be downloaded. So a folder with a tokenizer.json has the others, too."""
 _WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin")
-"""Files of weights, or what their shards' index is named after; the first that a model has is loaded."""
+"""Files of weights, or the names that their shards' index is derived from; the first that a model has is loaded."""
 _FULL_BYTES = 1 << 20
 
 
@@ -40,7 +40,7 @@ def folder_of(model: str, *, weights: bool) -> Path:
 
     A name is downloaded, with a progress bar, unless the cache has what is needed: tokenizer and configuration, and
     with `weights` the weights. A path never reaches the Hub. Raises ConfigError for what is unknown or cannot be
-    downloaded, and OSError (ENOSPC) where the disk is full.
+    downloaded, and OSError (ENOSPC) if the disk is full.
     """
     check_name(model)
     if model == "smollm2-135m":
@@ -64,7 +64,7 @@ def folder_of(model: str, *, weights: bool) -> Path:
 
 
 def check_name(model: str) -> None:
-    """Raises ConfigError for what is no model of ours, no folder and no possible name on the Hub. Nothing is asked."""
+    """Raises ConfigError if this is not one of our models, a folder or a possible name on the Hub. Sends no request."""
     if model in NAMES or Path(model).is_dir() or _may_be_on_hub(model):
         return
     if _RUN.match(model):
@@ -76,7 +76,7 @@ def check_name(model: str) -> None:
 
 
 def _may_be_on_hub(model: str) -> bool:
-    """Whether it looks like owner/name, and not like a path: `runs/frist` is a run, and so is what lies in a folder."""
+    """Whether it looks like owner/name, not like a path: `runs/frist` is a run, and so is anything inside a folder."""
     if "@" in model:
         return bool(_NAME.fullmatch(model))
     return bool(_NAME.fullmatch(model)) and not _RUN.match(model) and not Path(model).parent.exists()
@@ -114,7 +114,7 @@ def _weight_files(folder: Path, listed: Collection[str]) -> list[str]:
 
 
 def _download(name: str, revision: str, *, weights: bool) -> Path:
-    """Download what the cache lacks of one commit. What an interrupted download has finished is kept."""
+    """Download what the cache lacks of one commit. Finished files of an interrupted download are kept."""
     from huggingface_hub import HfApi, constants, hf_hub_download
 
     found = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -168,7 +168,7 @@ def _raise_full_disk(exc: Exception) -> None:
 
 
 def _why(model: str, revision: str, exc: Exception) -> str:
-    """What kept a model from being downloaded, and the remedy."""
+    """Why a model could not be downloaded, and the remedy."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

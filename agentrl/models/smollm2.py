@@ -15,7 +15,7 @@ from agentrl.models.folder import quiet_transformers
 def smollm2_folder() -> Path:
     """The model as a Hugging Face folder in the user's cache. The first call converts it, which takes about 20 s.
 
-    Raises ConfigError when the package that holds the weights is not installed.
+    Raises ConfigError if the package with the weights is not installed.
     """
     folder = _cache() / "smollm2-135m"
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""`tiny`: half a million random parameters and a tokenizer of its own, which learn a tool in minutes on a CPU."""
+"""`tiny`: half a million random parameters and its own tokenizer. It learns a tool in minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _CONTEXT = 1024
 def tiny_tokenizer() -> Any:
     """Bytes, a few hundred whole words, the markers of a chat and of a JSON tool call; 632 tokens.
 
-    Common words are one token each. Every other word is spelt letter by letter, so copying an unknown name is one small
-    step repeated, and an agent mostly copies names from a tool's result. Learnt merges would split the same name
+    Common words are one token each. Every other word is spelled letter by letter. So copying an unknown name is one
+    small step repeated, and an agent mostly copies names from a tool's result. Learned merges would split the same name
     differently in each context, and a small model copies those much worse. Needs no torch.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

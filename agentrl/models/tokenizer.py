@@ -54,7 +54,7 @@ def _read(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """AutoTokenizer, or a class that only reads tokenizer.json if the folder says so or has nothing else.
+    """AutoTokenizer, or a class that only reads tokenizer.json if the folder requests that or has nothing else.
 
     In a qwen2 folder transformers 5 ignores that and reads the file with Qwen's own regular expression, normaliser and
     merges. The same text then gives other tokens.

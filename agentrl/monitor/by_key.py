@@ -25,7 +25,7 @@ _DRAWN_AT_ONCE = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A mean reward and its 95 % interval, all None where no episode was valid."""
+    """A mean reward and its 95 % interval, all None if no episode was valid."""
 
     mean: float | None
     low: float | None
@@ -40,7 +40,7 @@ class Score:
 
 
 def value_of(task: Task, key: str) -> str:
-    """The text of metadata[key]. Raises ConfigError where it is neither text, a number nor a boolean."""
+    """The text of metadata[key]. Raises ConfigError if it is neither text, a number nor a boolean."""
     value = task.metadata.get(key)
     if isinstance(value, str | int | float):
         return str(value)
@@ -50,7 +50,7 @@ def value_of(task: Task, key: str) -> str:
 
 
 def score_of(values: Sequence[float], failed: int = 0, *, seed: int = 0) -> Score:
-    """The mean of values, one for each task, and the middle 95 % of the means of tasks drawn anew."""
+    """The mean of values, one for each task, and the middle 95 % of the means of resampled tasks."""
     drawn = _drawn_means(values, (seed,))
     return Score(*_mean_and_interval([fmean(values)] if values else [], drawn), len(values), failed)
 
@@ -59,9 +59,9 @@ def scores_by(key: str, groups: Sequence[Sequence[Trajectory]], *, seed: int = 0
     """The score of each value of the key, in the order of the tasks, and their average. `groups` are episodes by task,
     at least one of each.
 
-    A task's reward is the mean of its valid episodes. An interval holds the middle 95 % of the means of tasks drawn
-    anew; where all rewards are equal, it has no width. The average is the mean of the scores, however many tasks are
-    behind each, and None if one of them is. Raises ConfigError as `value_of` does.
+    A task's reward is the mean of its valid episodes. An interval holds the middle 95 % of the means of resampled
+    tasks; if all rewards are equal, its width is 0. The average is the unweighted mean of the scores, regardless of
+    their numbers of tasks, and None if one score is None. Raises ConfigError as `value_of` does.
     """
     import numpy as np
 
@@ -92,7 +92,7 @@ def _mean_and_interval(means: Sequence[float], drawn: Array) -> tuple[float | No
 
 
 def _drawn_means(rewards: Sequence[float], seed: Sequence[int]) -> Array:
-    """Means of as many rewards, each drawn with replacement.
+    """Means of resamples, each with as many rewards as there are, drawn with replacement.
 
     How often each reward is drawn is multinomial. Equal rewards are drawn together, so this is quick for rewards of 0
     and 1.

@@ -1,6 +1,6 @@
-"""Canaries stop a run early that cannot be learning, and say why.
+"""Canaries: checks that stop a run early if it cannot be learning, and give the reason.
 
-They read only the metrics of each step, so any host can use them. They begin anew when a run is resumed, because the
+They read only the metrics of each step, so any host can use them. They start afresh when a run is resumed, because the
 cause may have been fixed.
 """
 
@@ -33,11 +33,11 @@ class CanaryConfig(BaseModel):
     bad_call_jump: float = Field(default=0.5, ge=0, le=1)
     """Stop if the share of turns with a wrong tool call is this much higher than before. 0: never."""
     bad_call_steps: int = Field(default=3, gt=0)
-    """How many steps in a row it must be that high."""
+    """For how many steps in a row it must be that high."""
     zero_advantage: int = Field(default=10, ge=0)
     """Warn after this many steps in a row in which all groups had equal rewards. 0: never."""
     failing_groups: int = Field(default=3, ge=0)
-    """Warn if in so many of the last ten steps every episode of some groups failed. 0: never."""
+    """Warn if in this many of the last ten steps every episode of some groups failed. 0: never."""
     tool_errors: bool = True
     """Warn at the first unexpected exception of each type in each tool. It is a bug that the model reads as an
     answer."""
@@ -126,7 +126,7 @@ class Canaries:
             )
 
     def _failing_groups(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
-        """A failure that comes by chance spares some members of a group. One that follows from the task spares none."""
+        """A random failure spares some members of a group. A failure caused by the task spares none."""
         self._failing.append(metrics)
         self._said_failing -= 1
         failing = [one for one in self._failing if one.failed_groups]

@@ -1,4 +1,4 @@
-"""What episodes earned so far: the mean that commands show, and beside it what no mean holds."""
+"""The rewards of episodes so far: the mean that commands show, and the numbers of episodes that have none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.trajectory.trajectory import Trajectory
 
 @dataclass(slots=True)
 class Earned:
-    """The rewards of some episodes. The rule for an episode that nobody rewarded: it earned 0 if any other episode was
+    """The rewards of some episodes. The rule for an episode without a reward: it earned 0 if any other episode was
     rewarded. Otherwise it is unscored, and so are all others.
     """
 

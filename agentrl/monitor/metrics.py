@@ -95,14 +95,14 @@ class RolloutMetrics:
     failed_at: Mapping[str, int] = field(default_factory=dict)
     """Episodes by the line of the Env's code at which they failed, and the type of the error."""
     failed_groups: int = 0
-    """Groups of which every episode failed."""
+    """Groups in which every episode failed."""
     samples: int = 0
     """Token sequences, one for each segment."""
     groups: int = 0
     zero_advantage_groups: int = 0
     """Groups in which all rewards are equal."""
     uncredited_groups: int = 0
-    """Under `credit: turn`, those of them whose steps were rewarded differently. They teach nothing either."""
+    """Under `credit: turn`, those among them whose steps were rewarded differently. They teach nothing either."""
     stops: Mapping[str, int] = field(default_factory=dict)
     resumes: int = 0
     restarts: int = 0
@@ -117,7 +117,7 @@ class RolloutMetrics:
     """Unexpected exceptions in tools, as `tool:Type`."""
     observation_tokens_cut: int = 0
     special_tokens: int = 0
-    """Special tokens in what users, tools and documents said. Unless they are encoded as text, they can forge turns."""
+    """Special tokens in users' text, tools and documents. Unless they are encoded as text, they can forge turns."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     masked_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -203,7 +203,7 @@ def _of_all(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
 
 
 def _of_valid(episodes: Sequence[EpisodeMetrics]) -> dict[str, JSON]:
-    """The metrics that say something about the policy."""
+    """The metrics that describe the policy."""
     with_tools = [episode for episode in episodes if episode.tools]
     turns = sum(episode.turns for episode in episodes)
     return {

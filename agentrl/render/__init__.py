@@ -1,13 +1,13 @@
-"""Messages to tokens and back, for the chat template in hand: `load_renderer(tokenizer) -> Renderer`.
+"""Messages to tokens and back, for a given chat template: `load_renderer(tokenizer) -> Renderer`.
 
-A model samples the tokens of one turn. The next prompt must be exactly those tokens, and then what the template writes
-behind them: the *bridge*. Sampled text is never rendered nor encoded again. Nothing is known of a template by its name.
+A model samples the tokens of one turn. The next prompt must be exactly those tokens, followed by what the template
+writes after them: the *bridge*. Sampled text is never rendered or encoded again. No template is recognized by its name.
 
                           tokenizer + template
                                    │
     learn/    probe ── forms, close, thoughts, stops, spelling of calls     what the template does
                                    │
-              Profile              │              Block of formats/         one file a spelling of calls
+              Profile              │              Block of formats/         one file per spelling of calls
                  │                 │                  │
     messages ─▶ turns, tail ─▶ tokens ─▶ model ─▶ tokens ─▶ read/ ─▶ Action
                  │                                    │
@@ -16,7 +16,7 @@ behind them: the *bridge*. Sampled text is never rendered nor encoded again. Not
     renderer                  the Renderer
 
 Who may import whom, from the top down: renderer, prove, turns, tail, learn, formats, read, template.
-docs/templates.md says what is proved, of which templates, and why it is done so.
+docs/templates.md describes what is proved, for which templates, and why it is done this way.
 """
 
 from agentrl.render.base import Certificate, Rendered, RenderedSpan, Renderer, SpanKind

@@ -27,30 +27,30 @@ class Rendered:
     tokens: Sequence[int]
     spans: tuple[RenderedSpan, ...]
     thinking: bool = False
-    """The generation prompt left a thinking block open; `parse` must be told."""
+    """The generation prompt left a thinking block open; `parse` needs to know this."""
     cut: int = 0
     """Observation tokens dropped to fit the budget."""
     special: int = 0
-    """Special tokens in what users, tools and documents say. They are encoded as such, unless `as_text` was called."""
+    """Special tokens in users' text, tools and documents. They are encoded as such, unless `as_text` was called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was proved of a chat template with this tokenizer, by probing it."""
+    """What was proved about a chat template with this tokenizer, by probing it."""
 
     level: Literal["exact", "keeps-history"]
     """exact: continuation equals the full render on every probe. keeps-history: the template rewrites some history
-    (say, strips thinking), which is kept as it was sampled instead; `departures` says where."""
+    (for example by stripping thoughts); what was sampled is kept instead, and `departures` names the places."""
     template_hash: str
     proved: tuple[str, ...] = ()
     departures: tuple[str, ...] = ()
     milliseconds: float = 0.0
     template: str = ""
-    """What error messages call it: the tokenizer's folder or name."""
+    """The template's name in error messages: the tokenizer's folder or name."""
     capabilities: dict[str, bool] = field(default_factory=dict)
     """What the template can carry: system, tools (it shows them), calls (it writes them, and they can be read back),
     parallel_calls, tool_results, orphan_tool (a result without a call), user_after_tool, text_with_calls, thinking,
-    developer (in the place of the system message), later_system (behind anything), users_in_a_row."""
+    developer (in place of the system message), later_system (after any message), users_in_a_row."""
 
 
 class Renderer(Protocol):
@@ -66,13 +66,13 @@ class Renderer(Protocol):
     def as_text(self) -> Renderer:
         """The same, but special tokens within messages, tools and Raw answers are encoded as text.
 
-        So nobody forges a turn. What the template itself writes, and a Raw prompt, stay as they are. Raises
+        So no text can forge a turn. What the template itself writes, and a Raw prompt, stay as they are. Raises
         TemplateError if the tokenizer cannot do that.
         """
         ...
 
     def prompt(self, observation: Observation) -> Rendered:
-        """The first tokens of an episode, generation prompt included. Raw is encoded as it stands."""
+        """The first tokens of an episode, generation prompt included. Raw is encoded unchanged."""
         ...
 
     def parse(
@@ -86,7 +86,7 @@ class Renderer(Protocol):
     ) -> Action:
         """Read all the sampled tokens of one turn. A turn cut by length or abort has no executable calls.
 
-        `turn` is how many turns came before: equal calls of two turns have different ids.
+        `turn` is the number of turns before this one: equal calls of two turns have different ids.
         """
         ...
 

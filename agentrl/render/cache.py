@@ -1,4 +1,4 @@
-"""Memory of what was probed and bound, keyed by value."""
+"""A cache of what was probed and bound, keyed by value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FINGERPRINTS: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
 
 
 class Cache(Generic[T]):
-    """At most `size` values, the oldest forgotten first. Two threads may both make a value; one of them is kept."""
+    """At most `size` values; the oldest is dropped first. If two threads make the same value, one of them is kept."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -24,7 +24,7 @@ class Cache(Generic[T]):
         self._lock = Lock()
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """The value of `key`, made if need be; what `make` raises is raised and not remembered."""
+        """The value of `key`, made if needed. An exception of `make` is passed on and not remembered."""
         with self._lock:
             if key in self._values:
                 return self._values[key]
@@ -36,12 +36,12 @@ class Cache(Generic[T]):
 
 
 def key_of(*parts: Any) -> str:
-    """A key by value of JSON-like things."""
+    """A cache key made of the value of JSON-like things."""
     return json.dumps(parts, sort_keys=True, default=str)
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """What tells tokenizers apart within a process: name, vocabulary, special tokens, and a sample of the merges."""
+    """What distinguishes tokenizers within a process: name, vocabulary, special tokens, and a sample of the merges."""
     now = f"{len(tokenizer)} {tokenizer.special_tokens_map}"
     before, known = _FINGERPRINTS.get(tokenizer, ("", ""))
     if before == now:

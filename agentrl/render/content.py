@@ -1,4 +1,4 @@
-"""What a message says, as text."""
+"""The content of a message as text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from agentrl.errors import TemplateError
 
 
 def text_of(content: Any) -> str:
-    """Content as text: parts of text are joined, None says nothing.
+    """Content as text: parts of text are joined, None becomes an empty string.
 
     Raises TemplateError for anything else. Templates write an image, a number or a mapping as Python prints it, or
-    leave it out in silence, and the model would be trained on that.
+    silently drop it, and the model would be trained on that.
     """
     if content is None:
         return ""

@@ -1,4 +1,4 @@
-"""Long texts: what surely does not fit is refused by its length, and what may fit is encoded in a thread."""
+"""Long texts: a text that cannot fit is refused by its length, and one that may fit is encoded in a thread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ T = TypeVar("T")
 TOKEN_CHARACTERS = 256
 """More characters than any token has, even a run of spaces."""
 LONG = 32_768
-"""Characters from which on a text is rendered in a thread: some 50 ms of work."""
+"""Texts of this many characters or more are rendered in a thread: about 50 ms of work."""
 _USUAL = 4
-"""Characters of a usual token."""
+"""Characters of an average token."""
 _CHUNK = 65_536
 _SEAM = 256
 """Tokens of a chunk that may exist only because the text was cut there."""
 
 _NAME = "agentrl-render"
 _threads = ThreadPoolExecutor(2, _NAME)
-"""Threads of their own: those of asyncio may all be taken by agents that wait for their replies."""
+"""A separate thread pool: all threads of asyncio's may be taken by agents that wait for their replies."""
 
 
 def _renew() -> None:
@@ -39,18 +39,18 @@ os.register_at_fork(after_in_child=_renew)
 
 
 async def aside(characters: int, make: Callable[[], T]) -> T:
-    """The result of `make`, which renders so many characters. Long ones are rendered in a thread."""
+    """The result of `make`, which renders the given number of characters. Long texts are rendered in a thread."""
     if characters < LONG:
         return make()
     return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, make)
 
 
 async def too_long(renderer: Renderer, texts: Sequence[str], bound: int) -> int | None:
-    """About how many tokens the texts have, if that is surely `bound` or more. Costs no more than `bound` tokens do.
+    """About how many tokens the texts have, if that is certainly `bound` or more. Costs no more than `bound` tokens do.
 
-    None if they may fit: then only rendering them tells.
+    None if they may fit: then they must be rendered to find out.
     """
-    texts = [text.strip() for text in texts]  # templates trim what is around a text
+    texts = [text.strip() for text in texts]  # templates trim whitespace around a text
     size = sum(map(len, texts))
     if size >= TOKEN_CHARACTERS * max(bound, 1):
         return size // _USUAL
@@ -60,12 +60,12 @@ async def too_long(renderer: Renderer, texts: Sequence[str], bound: int) -> int 
 
 
 def size_of(observed: Observed) -> int:
-    """The characters of an observation."""
+    """The number of characters of an observation."""
     return sum(map(len, texts_of(observed)))
 
 
 def texts_of(observed: Observed) -> list[str]:
-    """What an observation says, where it is text."""
+    """The content of an observation, if it is text."""
     if isinstance(observed, Raw):
         return [observed.text]
     return [text for message in observed for text in _parts(message)]

@@ -1,10 +1,10 @@
-"""Special tokens that stand in what somebody says: found and counted, and encoded as text where that is asked for.
+"""Special tokens in the text of messages: found and counted, and encoded as text where requested.
 
-A web page may hold `<|im_start|>`. Encoded as the template's own render is, it forges a turn. As text, it is what it
-looks like: the tokens that the tokenizer would give it if it had no such special token.
+A web page may contain `<|im_start|>`. Encoded as the template's own render does it, it forges a turn. As text, it gets
+the tokens that the tokenizer would give it if it had no such special token.
 
-Such text is guarded before the template sees it: a private character stands behind the first one of each marker. So
-nothing takes it for a marker on its way through the template. `Spelling.encode` takes the guards out again.
+Such text is guarded before the template sees it: a private character follows the first one of each marker, so that
+the template does not see a marker. `Spelling.encode` removes the guards again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from agentrl.render.cache import Cache
 
 GUARD = "\U0010fffd"
 _ESCAPED = ("\\U0010fffd", "\\udbff\\udffd")
-"""The guard, where a template writes text as Python or as JSON in ASCII."""
+"""The guard, in a template that writes text as Python or as JSON in ASCII."""
 _ANCHOR = "\U0010fffc"
-"""Stands for the special token before a text: some tokenizers begin a text with a space."""
+"""Represents the special token before a text: some tokenizers begin a text with a space."""
 _PLAIN: Cache[_Plain] = Cache(8)
 _logger = logging.getLogger("agentrl")
 _warned = False
@@ -38,7 +38,7 @@ class Markers:
     ids: Mapping[str, int]
     """Text -> id."""
     own: frozenset[str] = frozenset()
-    """Those that a model writes into its turns, such as `</think>`: a mention of them is common, and forges no turn."""
+    """Those that a model writes into its turns, such as `</think>`: they are often mentioned, and forge no turn."""
 
     @classmethod
     def of(cls, tokenizer: Any, source: str, special_ids: Iterable[int]) -> Markers:
@@ -53,7 +53,7 @@ class Markers:
         return re.compile(_any_of(self.ids) or r"(?!)")
 
     def count(self, value: Any) -> int:
-        """How many stand in the strings of a value, its own ones left out."""
+        """How many are in the strings of a value, except for its own."""
         if isinstance(value, str):
             return sum(found not in self.own for found in self.pattern.findall(value))
         if isinstance(value, Mapping):
@@ -83,7 +83,7 @@ NO_MARKERS = Markers(None, {})
 
 
 def _any_of(words: Collection[str]) -> str:
-    """A regular expression for the longest of the words. What they begin with in common is looked at once."""
+    """A regular expression for the longest of the words. Their common beginning is matched once."""
     behind: dict[str, set[str]] = {}
     for word in filter(None, words):
         behind.setdefault(word[0], set()).add(word[1:])
@@ -94,7 +94,7 @@ def _any_of(words: Collection[str]) -> str:
 
 
 def unescaped(text: str) -> str:
-    """What a template wrote, its guards as they were."""
+    """What a template wrote, with its guards restored."""
     if "0010fffd" in text or "udffd" in text:
         for escaped in _ESCAPED:
             text = text.replace(escaped, GUARD)
@@ -102,7 +102,7 @@ def unescaped(text: str) -> str:
 
 
 def warn(count: int) -> None:
-    """Log the first special tokens of this process that somebody said, and that are encoded as such."""
+    """Log the first special tokens of this process that a message contains and that are encoded as such."""
     global _warned
     if count and not _warned:
         _warned = True
@@ -115,21 +115,21 @@ def warn(count: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """Encodes guarded text. Raises TemplateError where the tokenizer cannot be had without its special tokens."""
+    """Encodes guarded text. Raises TemplateError if the tokenizer cannot be rebuilt without its special tokens."""
 
     markers: Markers
     encode_plainly: Callable[[str, str], list[int]]
-    """Encodes a text without guards, behind a special token: `Template.encode` of that text alone."""
+    """Encodes a text without guards, after a special token: `Template.encode` of that text alone."""
     name: str
-    """What error messages call the tokenizer."""
+    """The tokenizer's name in error messages."""
     key: str
-    """What tells the tokenizer from others."""
+    """Distinguishes the tokenizer from others."""
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The tokens of the text, as its tokenizer would give them if it did not know the markers that are guarded.
+        """The tokens of the text, as if its tokenizer did not know the guarded markers.
 
-        Special tokens cut a text into parts that are encoded each on its own. So only the parts with a guard are
-        encoded in another way than without this class.
+        Special tokens cut a text into parts that are encoded separately. So only the parts with a guard are
+        encoded differently than without this class.
         """
         tokens, start = list[int](), 0
         for begin, end, left, right in self._guarded_parts(text, after):
@@ -139,7 +139,7 @@ class Spelling:
         return tokens + self.encode_plainly(text[start:], "" if start else after)
 
     def _guarded_parts(self, text: str, after: str) -> Iterator[tuple[int, int, str, str]]:
-        """The stretches that hold a guard, and the markers around each."""
+        """The parts that contain a guard, and the markers around each."""
         start, left = 0, after
         for found in self.markers.pattern.finditer(text):
             if GUARD in text[start : found.start()]:
@@ -173,7 +173,7 @@ class _Plain:
 
     tokenizer: Any
     ids: Mapping[int, int]
-    """Its own ids -> those of the tokenizer that it was made of, where they differ."""
+    """Its ids -> those of the original tokenizer, where they differ."""
 
     @classmethod
     def of(cls, markers: Markers, name: str) -> _Plain:
@@ -206,7 +206,7 @@ class _Plain:
         return cls(made, moved)
 
     def encode(self, text: str, *, anchored: bool) -> list[int]:
-        """The tokens of a text that stands behind a special token, or at the beginning."""
+        """The tokens of a text that follows a special token, or is at the beginning."""
         if not text:
             return []
         found: Sequence[int] = self.tokenizer.encode((_ANCHOR if anchored else "") + text, add_special_tokens=False).ids

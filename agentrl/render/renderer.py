@@ -28,14 +28,14 @@ def load_renderer(
     """Probe and certify a tokenizer's chat template; cached, so that loading again costs nothing.
 
     `tokenizer` is a transformers tokenizer, `chat_template` Jinja text that replaces its own. Raises TemplateError
-    where there is no template, where it cannot be continued (the message shows the case), or where there are tools and
+    if there is no template, if it cannot be continued (the message shows the case), or if there are tools and
     no calls could be read.
     """
     return TemplateRenderer(tokenizer, chat_template, tools, chat_template_kwargs or {}, Cache(_BOUND_KEPT))
 
 
 class TemplateRenderer:
-    """What `load_renderer` returns; see the protocol `Renderer` for what its methods promise."""
+    """What `load_renderer` returns; the protocol `Renderer` documents its methods."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class TemplateRenderer:
         self.stop_token_ids = proof.turns.profile.stop_token_ids
 
     def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
-        """Keyword arguments are added to those given so far; the tools replace those given so far."""
+        """Keyword arguments are added to earlier ones; the tools replace earlier ones."""
         return self._variant(tools, {**self._kwargs, **template_kwargs}, self._as_text)
 
     def as_text(self) -> Renderer:
@@ -105,7 +105,7 @@ class TemplateRenderer:
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
     ) -> Rendered:
-        """What is needed of `history` certification has found out (see `turns.Context`): mostly nothing. Raises
+        """Certification has found out what is needed of `history` (see `turns.Context`): usually nothing. Raises
         TemplateError rather than lose a message."""
         if not self.certificate.capabilities["tool_results"] and any(m.get("role") == "tool" for m in new):
             raise TemplateError(
@@ -146,13 +146,13 @@ _BOUND_KEPT = 256
 
 
 def _with_own(template: Template, parser: Parser) -> Template:
-    """The template, knowing which of its markers a model writes into its turns itself."""
+    """The template, marked with the markers that a model writes into its turns itself."""
     own = frozenset(text for token, text in parser.atoms.items() if token not in template.special_ids)
     return replace(template, markers=replace(template.markers, own=own))
 
 
 def _check_tools(template: Template, proof: Proof) -> None:
-    """Raise where no tool can be offered, or not these: a run shall not find that out at its first episode."""
+    """Raise if no tools can be offered, or not these: a run must not find that out at its first episode."""
     if proof.refuses_tools:
         raise TemplateError(
             f"the chat template of {template.name} cannot be used with tools: {proof.refuses_tools}; "

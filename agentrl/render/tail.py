@@ -1,4 +1,4 @@
-"""A rendered conversation from its sampled turn on, cut where that turn ends."""
+"""A rendered conversation from its sampled turn on, cut at the end of that turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.types import Message, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A rendered conversation from its sampled turn on: what closes the turn, what is new, what asks for the next."""
+    """A rendered conversation from its sampled turn on: the close of the turn, the new messages, the next prompt."""
 
     before_stop: str
     stop: str
@@ -24,7 +24,7 @@ class Tail:
     observation: str
     prompt: str
     ends: frozenset[str] = frozenset()
-    """Stop tokens any of which ends the turn as `stop` does."""
+    """Stop tokens; any of them ends the turn as `stop` does."""
 
 
 def tail(
@@ -36,10 +36,11 @@ def tail(
     content: bool,
     before: Sequence[Message] = (QUESTION,),
 ) -> Tail:
-    """What the template writes behind an assistant turn with these calls, when `new` follows it.
+    """What the template writes after an assistant turn with these calls, when `new` follows it.
 
-    A stand-in takes the place of the turn: the calls' ids and names are real, content and arguments are sentinels, so
-    the cost depends on `new` alone. Raises TemplateError where the template refuses, or writes no end of the turn.
+    A placeholder takes the place of the turn: the calls' ids and names are real, content and arguments are
+    sentinels, so the cost depends on `new` alone. Raises TemplateError if the template refuses, or writes no end of
+    the turn.
     """
     said, asked = _fresh(new)
     shown = calls if profile.parallel_calls else calls[:1]
@@ -51,7 +52,7 @@ def tail(
     rest = behind(text, [asked, said])
     body = rest[: len(rest) - len(prompt)]
     close = profile.called if asked in text and profile.called else profile.said
-    if shown:  # a call's syntax may go on behind its arguments
+    if shown:  # a call's syntax may continue after its arguments
         syntax = close.before_stop.replace("call00000", shown[-1].id).replace("lookup", shown[-1].name or "unknown")
         close = replace(close, before_stop=syntax)
     return _split(template, close, body, prompt)
@@ -67,7 +68,7 @@ def _fresh(new: Sequence[Message]) -> tuple[str, str]:
 
 
 def _split(template: Template, close: Close, body: str, prompt: str) -> Tail:
-    """The text behind a turn, cut where the turn ends. Where it lacks the turn's close, nothing of it is the close."""
+    """The text after a turn, cut at the end of the turn. If it lacks the turn's close, it contains no close."""
     before = close.before_stop if body.startswith(close.before_stop) else shared(close.before_stop, body)
     rest = body[len(before) :]
     if close.stop and rest.startswith(close.stop):

@@ -1,4 +1,4 @@
-"""One chat template with one tokenizer: text out of messages, tokens out of text, and nothing else."""
+"""One chat template with one tokenizer: messages to text, text to tokens, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescap
 from agentrl.types import JSON, Message, ToolSpec
 
 RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
-"""What a template in trouble raises: its own raise_exception, the sandbox, or Python inside an expression."""
+"""What a failing template raises: its own raise_exception, the sandbox, or Python inside an expression."""
 
 
 _RUST = ("transformers.tokenization_utils_tokenizers", "transformers.tokenization_utils_fast")
-"""Where the library keeps the tokenizers that are written in Rust."""
+"""The attribute in which the library keeps the tokenizers that are written in Rust."""
 
 _SHORT, _SHORT_KEPT = 64, 256
-"""Characters of a text that is short, and how many such texts are remembered."""
+"""The maximum length of a short text in characters, and how many short texts are remembered."""
 
 _BEFORE, _LETTER = ("\n", ")", "a"), "x"
-"""What text may follow, to see what a tokenizer does in the middle of a text."""
+"""Texts to put before another one, to see what a tokenizer does in the middle of a text."""
 
 _ANOTHER_DAY = (
     "{%- macro strftime_now(format) -%}"
@@ -36,12 +36,12 @@ _ANOTHER_DAY = (
     "{%- endmacro -%}"
 )
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""What templates call the thoughts of a message."""
+"""Templates' names for the thoughts of a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """In which form of several equal ones a template takes messages; found by probing (`probe.settle`)."""
+    """The form of messages that a template takes, out of several equal ones; found by probing (`probe.settle`)."""
 
     arguments_as_text: bool = False
     """A call's arguments as JSON text; else as a mapping, which templates write as JSON themselves."""
@@ -49,12 +49,12 @@ class Forms:
     """The content of a turn that consists of calls."""
     reasoning_field: str = REASONING_FIELDS[0]
     name_in_id: bool = False
-    """The template writes a call's id and not its name, which stands in the id (Kimi's `functions.lookup:0`)."""
+    """The template writes a call's id and not its name, which is part of the id (Kimi's `functions.lookup:0`)."""
     no_nulls: bool = False
-    """The template leaves out arguments that are null, so that no model says them."""
+    """The template leaves out arguments that are null, so a model does not write them."""
 
     def said(self, arguments: Mapping[str, JSON]) -> dict[str, JSON]:
-        """The arguments as far as a call can hold them."""
+        """The arguments that a call can contain."""
         return _without_nulls(arguments) if self.no_nulls else dict(arguments)
 
 
@@ -70,10 +70,10 @@ class Template:
     added_ids: frozenset[int] = frozenset()
     """Tokens that no merge makes: the special ones, and those such as Qwen's `<tool_call>`."""
     wants_list: bool = False
-    """Without tools it must be given an empty list: it loops over `tools` unasked."""
+    """Without tools it must be given an empty list, because it loops over `tools` unconditionally."""
     forms: Forms = field(default_factory=Forms)
     markers: Markers = NO_MARKERS
-    """What in a text is a special token."""
+    """Finds the special tokens of a text."""
     spelling: Spelling | None = None
     """How special tokens within messages become text; None if they stay special, as in the template's own render."""
     _short: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False)
@@ -115,18 +115,18 @@ class Template:
         return text if self.spelling is None else unescaped(text)
 
     def _guarded(self, said: Any) -> Any:
-        """A message or tools; their special tokens guarded, if they are to become text."""
+        """A message or tools; their special tokens are guarded if they must become text."""
         if self.spelling is None:
             return said
         own = self.spelling.markers.own if _of_assistant(said) else ()
         return self.spelling.markers.guarded(said, own)
 
     def special_said(self, said: Sequence[Any]) -> int:
-        """How many special tokens stand in texts, tools, or messages that are not the assistant's."""
+        """How many special tokens are in texts, tools, or messages that are not the assistant's."""
         return sum(self.markers.count(one) for one in said if not _of_assistant(one))
 
     def guarded(self, text: str) -> str:
-        """Text that somebody said, as `encode` takes it."""
+        """Text of a message, prepared for `encode`."""
         return text if self.spelling is None else self.spelling.markers.guarded(text)
 
     def try_render(self, messages: Iterable[Message], *, generation_prompt: bool = False) -> str | None:
@@ -139,7 +139,7 @@ class Template:
     def encode(self, text: str, *, after: str = "") -> list[int]:
         """Tokens of `text`; nothing is added, markers in the text become special tokens.
 
-        `after` is the special token that stands before the text: it is encoded along and taken off again, because some
+        `after` is the special token before the text: it is encoded with it and removed again, because some
         special tokens swallow the whitespace that follows them.
         """
         if len(text) > _SHORT:
@@ -166,15 +166,15 @@ class Template:
         return self.encode(text)
 
     def continued(self, text: str) -> list[int]:
-        """Tokens of `text` in the middle of a text. Many SentencePiece tokenizers put a space before whatever they are
-        given, so something is encoded before it and taken off again."""
+        """Tokens of `text` in the middle of a text. Many SentencePiece tokenizers put a space before their input,
+        so a prefix is encoded before it and removed again."""
         if text and self._after(_BEFORE[0], _LETTER) != self.encode(_LETTER):
             found = next(filter(None, (self._after(before, text) for before in _BEFORE)), None)
             return found or self.encode(text)
         return self.encode(text)
 
     def _after(self, before: str, text: str) -> list[int]:
-        """Tokens of `text` after another one; none if a token straddles both."""
+        """Tokens of `text` after another text; none if a token straddles both."""
         left, ids = self.encode(before), self.encode(before + text)
         return ids[len(left) :] if ids[: len(left)] == left else []
 
@@ -199,14 +199,14 @@ class Template:
         return "" if found is None else self.decode([found])
 
     def named_stop(self, text: str) -> str:
-        """The tokenizer's end of sequence, where it is in the text."""
+        """The tokenizer's end of sequence, if it is in the text."""
         eos = self.tokenizer.eos_token_id
         return self.decode([eos]) if eos is not None and eos in self.encode(text) else ""
 
     def plain(self, message: Message) -> dict[str, Any]:
         """A message in the form that this template takes.
 
-        Content is never None, except as the template likes it beside calls; `tool_calls` is absent rather than empty
+        Content is never None, unless the template prefers it beside calls; `tool_calls` is absent rather than empty
         (some templates test for the key).
         """
         plain = {**message, "content": text_of(message.get("content"))}
@@ -228,12 +228,12 @@ class Template:
             try:
                 function["arguments"] = json.loads(arguments)
             except ValueError:
-                return {**call}  # not JSON: the template must take it as it stands, or say why not
+                return {**call}  # not JSON: the template must take it unchanged, or explain why not
         return {**call, "function": function} if "function" in call else function
 
     @property
     def tells_time(self) -> bool:
-        """Whether rendering it may depend on when that is done."""
+        """Whether its rendering may depend on the current time."""
         return "strftime_now" in self.source
 
     def on_another_day(self) -> Template:
@@ -246,12 +246,12 @@ class Template:
 
     @property
     def name(self) -> str:
-        """What error messages call it."""
+        """The template's name in error messages."""
         return name_of(self.tokenizer)
 
 
 def with_named_ids(messages: Sequence[Message]) -> list[Message]:
-    """The messages under ids that hold the calls' names, for templates that write an id in the place of a name."""
+    """The messages under ids that contain the calls' names, for templates that write an id in place of a name."""
     ids: dict[str, str] = {}
     for message in messages:
         for i, call in enumerate(message.get("tool_calls") or ()):
@@ -273,7 +273,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def named_id(name: str, number: int) -> str:
-    """An id that holds the name of a call and its number within the turn."""
+    """An id that contains the name of a call and its number within the turn."""
     return f"functions.{name}:{number}"
 
 
@@ -296,7 +296,7 @@ def _of_assistant(said: Any) -> bool:
 
 
 def breaks(error: TemplateError) -> bool:
-    """Whether the template itself broke, rather than refused a conversation with its own raise_exception."""
+    """Whether the template itself broke, as opposed to refusing a conversation with its own raise_exception."""
     return type(error.__cause__) is not JinjaError
 
 

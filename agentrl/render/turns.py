@@ -23,13 +23,13 @@ from agentrl.types import Action, Message, Raw, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What of a history a template needs to see before it writes what follows a turn; of most, nothing."""
+    """What a template needs of the history before it writes what follows a turn; most need nothing."""
 
     system: bool = False
     """The system message: Mistral-Nemo repeats it in the last user message."""
     calls: Literal["none", "last", "one", "all"] = "none"
-    """Stand-ins for earlier calls: some templates open a list of results once, or number the calls. "last" is one if a
-    result stands right before the turn: some templates look two messages back."""
+    """Placeholders for earlier calls: some templates open a list of results once, or number the calls. "last" adds one
+    if a result is right before the turn, because some templates look two messages back."""
 
     def before(self, history: Sequence[Message]) -> list[Message]:
         """What to render before the sampled turn, which is the last of `history`."""
@@ -52,15 +52,15 @@ CONTEXTS = (
     Context(system=True, calls="one"),
     Context(calls="all"),
 )
-"""From the cheapest to the dearest: certification takes the first with which every bridge is right."""
+"""From the cheapest to the most expensive: certification takes the first with which every bridge is right."""
 
 CUT_ROUNDS = 8
-"""Cutting settles in two or three rounds; what is left after these is scaffolding, which is never cut."""
+"""Cutting converges in two or three rounds; what is left after these is scaffolding, which is never cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A template and what probing it found."""
+    """A template and the findings of its probes."""
 
     template: Template
     profile: Profile
@@ -88,7 +88,7 @@ class Turns:
         return replace(rendered, cut=cut)
 
     def reopen(self, action: Action) -> Rendered:
-        """What lets the model go on after a turn that it closed: the rest of the close and a generation prompt."""
+        """Tokens that let the model continue a turn that it closed: the rest of the close and a generation prompt."""
         return self._bridge((QUESTION,), action, ())
 
     def closed(self, action: Action) -> bool:
@@ -105,7 +105,7 @@ class Turns:
         return Rendered(tuple(tokens), parts, self.profile.thinking.left_open(prompt))
 
     def shorten(self, text: str, tokens: Sequence[int], keep: int) -> tuple[str, int]:
-        """The text's first `keep` tokens with a mark that says how many were cut, and that number."""
+        """The text's first `keep` tokens with a mark that shows how many were cut, and that number."""
         if len(tokens) <= keep:
             return text, 0
         cut = len(tokens) - keep
@@ -113,7 +113,7 @@ class Turns:
         return f"{head}… [{cut} tokens cut]", cut
 
     def shorten_raw(self, raw: Raw, keep: int) -> tuple[str, int]:
-        """The same for Raw text, whose `end` is among the tokens kept."""
+        """The same for Raw text; its `end` is among the tokens kept."""
         head = raw.text.removesuffix(raw.end)
         end = self.template.continued(self.template.guarded(raw.end))
         text, cut = self.shorten(head, self.template.continued(self.template.guarded(head)), max(0, keep - len(end)))
@@ -167,7 +167,7 @@ class Turns:
         if answered and not calls and not self.profile.carries_orphans:
             calls = _orphans(new)
         if not answered and all(call.error for call in calls):
-            calls = ()  # what could not be read is text to the template
+            calls = ()  # to the template, a call that cannot be read is text
         end = self._tail(before, calls, new, bool(action.content))
         last = self.template.decode(action.tokens[-1:]) if self.closed(action) else ""
         close = self._unsampled_close(action, end, last)
@@ -176,8 +176,8 @@ class Turns:
     def _tail(
         self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool
     ) -> Tail:
-        """As `tail`. What a model may sample, a template may refuse: an id, or text beside a call. Then the turn's
-        stand-in is plainer. Raises the first refusal if it takes none."""
+        """As `tail`. A template may refuse what a model samples: an id, or text beside a call. Then the turn's
+        placeholder is plainer. Raises the first refusal if it takes none."""
         forms = [(calls, new, content)]
         if calls:
             plain = _with_plain_ids(calls, new)
@@ -194,9 +194,9 @@ class Turns:
     def _unsampled_close(self, action: Action, end: Tail, last: str) -> str:
         """The part of the close that the model did not sample.
 
-        It sampled the template's stop token: only what follows that. It sampled none (it was cut, or met a stop
+        If it sampled the template's stop token: only what follows that. If it sampled none (it was cut, or met a stop
         string), or another one (`<|endoftext|>`): that stays, and the template's whole close follows, so that the next
-        message stands where the model has always seen it.
+        message is where the model has always seen it.
         """
         if last and last in end.ends:
             return end.after_stop
@@ -204,19 +204,19 @@ class Turns:
         return before + end.stop + end.after_stop
 
     def _unsampled_lead(self, action: Action) -> str:
-        """What the template writes before its stop token, as far as the turn does not end with it already."""
+        """What the template writes before its stop token, unless the turn already ends with it."""
         if not action.calls:
             return _missing(self.profile.said.before_stop, action.text)
         lead = (self.profile.called or self.profile.said).before_stop
         syntax = lead.rstrip()
         if syntax and not action.text.rstrip().endswith(pieces(syntax)[-1]):
-            return ""  # the call itself was not ended, and cannot be from here
+            return ""  # the call itself was not ended, and cannot be ended here
         return _missing(lead[len(syntax) :], action.text)
 
     def _shorten(
         self, new: Sequence[Message], contents: Sequence[Sequence[int]], keep: int
     ) -> tuple[list[Message], int]:
-        """The messages with `keep` content tokens in all; the longest are cut first, to one common length."""
+        """The messages with `keep` content tokens in total; the longest are cut first, to one common length."""
         longest, left = 0, keep
         lengths = sorted(map(len, contents))
         for i, length in enumerate(lengths):
@@ -242,7 +242,7 @@ class Turns:
 
 
 def _missing(lead: str, text: str) -> str:
-    """The rest of the lead that the text does not end with."""
+    """The rest of the lead, beyond what the text already ends with."""
     return next(lead[count:] for count in range(len(lead), -1, -1) if text.endswith(lead[:count]))
 
 
@@ -257,15 +257,15 @@ def spans(*lengths: tuple[SpanKind, int]) -> tuple[RenderedSpan, ...]:
 
 
 def _begins(text: str, prompt: str) -> int:
-    """Where a turn begins in a render that does not begin with the generation prompt.
+    """The start of a turn in a render that does not begin with the generation prompt.
 
-    Behind what both have in common, and behind the prompt's end if only markers stand before that: history may leave
-    out what a prompt opens (a thought, say), but the header of a turn is none of the turn.
+    After what both have in common, and after the prompt's end if only markers come before that: history may leave
+    out what a prompt opens (a thought, for example), but the header of a turn is not part of the turn.
     """
     start = len(shared(text, prompt))
     rest = pieces(prompt[start:])
     ends = ["".join(rest[i:]) for i in range(len(rest)) if any(map(is_tag, rest[i:]))]
-    exact, spaced = map(re.escape, ends), (loose(end) + r"\s*" for end in ends)  # history may space a header otherwise
+    exact, spaced = map(re.escape, ends), (loose(end) + r"\s*" for end in ends)  # history may vary a header's spaces
     for pattern in (*exact, *spaced):
         found = re.compile(pattern).search(text, start)
         before = pieces(text[start : found.start()]) if found else ()
@@ -275,7 +275,7 @@ def _begins(text: str, prompt: str) -> int:
 
 
 def _orphans(new: Sequence[Message]) -> list[ToolCall]:
-    """Calls to stand in for tool messages that answer none: some templates refuse or drop such messages."""
+    """Calls for tool messages that answer none: some templates refuse or drop such messages."""
     tools = [message for message in new if message.get("role") == "tool"]
     return [
         ToolCall(message.get("tool_call_id") or f"call_{i}", message.get("name") or "unknown", {})

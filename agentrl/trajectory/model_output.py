@@ -25,7 +25,7 @@ class Written:
     thought: bool = False
     """Whether the last turn holds a thought that ended."""
     observed: tuple[str, ...] = ()
-    """What followed each turn; at most one text a turn. Only a reward for retrieval reads it."""
+    """What followed each turn; at most one text per turn. Only a reward for retrieval reads it."""
     prompt: JSON = ""
     label: JSON = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Written:
 
     @classmethod
     def of_turns(cls, turns: Sequence[str], *, thinking: bool = False, **given: Any) -> Self:
-        """Of the turns' texts alone. `thinking`: the prompt ended inside a thought."""
+        """From the turns' texts alone. `thinking`: the prompt ended inside a thought."""
         answer, thought = without_thought(turns[-1], opened=thinking) if turns else ("", False)
         return cls(turns=tuple(turns), answer=answer, thought=thought, **given)
 
@@ -72,10 +72,10 @@ class Written:
 
 
 def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
-    """A turn's text behind its last thought, stripped, and whether a thought ended.
+    """A turn's text after its last thought, stripped, and whether a thought ended.
 
-    An unfinished thought is no answer: what follows a <think> that is never closed is left out. `opened`: the prompt
-    opened a thought, so without </think> all of the turn is one.
+    An unfinished thought is not an answer: what follows an unclosed <think> is left out. `opened`: the prompt
+    opened a thought, so without </think> the whole turn is a thought.
     """
     _, closed, behind = turn.rpartition(_CLOSE)
     if not closed and opened:
@@ -84,7 +84,7 @@ def without_thought(turn: str, *, opened: bool = False) -> tuple[str, bool]:
 
 
 def _observed(trajectory: Trajectory) -> tuple[str, ...]:
-    """The raw text behind each turn, or that of the messages behind its assistant message."""
+    """The raw text after each turn, or the text of the messages after its assistant message."""
     found = list[str]()
     for turn, (start, end) in zip(trajectory.turns, _positions(trajectory), strict=False):
         behind = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
@@ -95,10 +95,10 @@ def _observed(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """For each turn, where in `messages` its assistant message stands, and where what was observed of it ends.
+    """For each turn, the index of its assistant message in `messages`, and the end of what was observed after it.
 
-    The prompt may hold assistant messages too. They come before the model's own, one a turn. A session says where its
-    replies stand: each prompt of it may hold some, and nothing follows the last reply of a line.
+    The prompt may contain assistant messages too. They precede the model's own, one per turn. A session records where
+    its replies are: each prompt of it may contain some, and nothing follows the last reply of a line.
     """
     if trajectory.session is None:
         own = [i for i, message in enumerate(trajectory.messages) if message.get("role") == "assistant"]

@@ -127,7 +127,7 @@ class Segment:
 
     @property
     def open(self) -> bool:
-        """A turn has been sampled that no action has closed yet."""
+        """Whether a turn has been sampled but not closed by an action."""
         return len(self.turns) > len(self.said)
 
     @property
@@ -180,7 +180,7 @@ class Segment:
     def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
         """Sampled tokens, loss_mask 1. After an abort this extends the turn that is still open.
 
-        Raises LedgerError if tokens and log_probs differ in length, one of them is none, or `prompt_tokens` (what the
+        Raises LedgerError if tokens and log_probs differ in length, if one is invalid, or if `prompt_tokens` (what the
         engine was given) is not all the tokens so far.
         """
         tokens, log_probs = checked(generation)
@@ -223,9 +223,9 @@ class Segment:
         self._check()
 
     def append_turns(self, sampled: Segment) -> None:
-        """Append the turns of another segment, whose prompt was all the tokens so far and may have been dropped.
+        """Append the turns of another segment. Its prompt was all the tokens so far and may have been dropped.
 
-        Raises LedgerError if other tokens than these were sent to the engine.
+        Raises LedgerError if the engine was sent different tokens.
         """
         require(not self.open and self.prompt_length > 0, "turns follow a prompt or an observation")
         if sampled._sent:
@@ -245,7 +245,7 @@ class Segment:
         self._check()
 
     def drop_prompt(self) -> None:
-        """Forget the prompt's tokens, which stand elsewhere: the rest can be read, and appended behind them."""
+        """Drop the prompt's tokens, which are kept elsewhere. The rest can be read, and appended after them."""
         self.ids, self.prompt_length = self.ids[self.prompt_length :], 0
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
@@ -255,7 +255,7 @@ class Segment:
         self._check()
 
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
-        """Exclude each sampled token from the loss at which `loss_mask`, shape [response_length], is 0.
+        """Exclude the sampled tokens whose `loss_mask`, shape [response_length], is 0 from the loss.
 
         Spans that are masked in part are split. Raises LedgerError if the lengths differ.
         """

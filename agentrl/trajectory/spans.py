@@ -18,8 +18,8 @@ MaskReason: TypeAlias = Literal[
 ]
 """Why sampled tokens are not trained: unreadable turn, stale weights, broken world, over a limit, the host's wish.
 
-Of an agent that plays by itself: a reply that it dropped, another conversation than its main one, a reply that it never
-got."""
+Of an agent that plays by itself: a reply that it dropped, a conversation other than its main one, a reply that it never
+received."""
 
 _SOURCES: Mapping[SpanType, Source] = {
     "sampled": "sampled",
@@ -62,7 +62,7 @@ class Turn:
     finish_reason: FinishReason = "stop"
     matched: int | str | None = None
     weight_versions: list[str] = field(default_factory=list)
-    """One for each generation of the turn, or more where the weights changed in the middle of it. An abort makes it
+    """One for each generation of the turn, or more if the weights changed in the middle of it. An abort makes it
     more than one."""
     prompt_tokens: int = 0
     """Tokens the engine was given, summed over the turn's generations."""

@@ -64,7 +64,7 @@ class Trajectory:
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
         self.session: Mapping[str, JSON] | None = None
-        """Of an agent that plays by itself: its replies as a tree, its requests, and what it told in another way."""
+        """Of an agent that plays by itself: its replies as a tree, its requests, and where it rewrote a reply."""
         self.unread = 0
         """How many of the last messages have no tokens: the episode ended before the model read them."""
 
@@ -175,7 +175,7 @@ class Trajectory:
 
     @property
     def final(self) -> Action | None:
-        """The action that ends the last segment, without its tokens. An agent has got it; later ones it has not."""
+        """The action that ends the last segment, without its tokens. Of an agent, the last one that it received."""
         for segment in reversed(self.segments):
             lost = {span.turn for span in segment.spans if span.masked == "undelivered"}
             got = [action for turn, action in enumerate(segment.said) if turn not in lost]
@@ -260,7 +260,7 @@ class Trajectory:
     def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
         """Sampled tokens, loss_mask 1. After an abort this extends the turn that is still open.
 
-        Raises LedgerError if tokens and log_probs differ in length, one of them is none, or `prompt_tokens` (what the
+        Raises LedgerError if tokens and log_probs differ in length, if one is invalid, or if `prompt_tokens` (what the
         engine was given) is not all the tokens so far.
         """
         self.segment.append_model(generation, prompt_tokens=prompt_tokens, seconds=seconds)
@@ -313,7 +313,7 @@ class Trajectory:
                 segment.mask(reason, turn=turns.index(turn))
 
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
-        """Exclude each sampled token of the last segment from the loss at which `loss_mask` is 0.
+        """Exclude the sampled tokens of the last segment whose `loss_mask` is 0 from the loss.
 
         The shape is [response_length]. Spans that are masked in part are split. Raises LedgerError if the lengths
         differ.
@@ -331,7 +331,7 @@ class Trajectory:
         """A versioned copy of everything except the engine's own metadata, ready for `json.dumps`.
 
         The last segment is at the top, with the turns of all segments. The other segments are under "earlier". Turns
-        and actions at the top are segment by segment, and "order" has the place of each turn in time, if it is another.
+        and actions at the top are segment by segment, and "order" has each turn's place in time, if that is different.
         """
         *earlier, last = [segment.to_json() for segment in self.segments]
         first = sum(len(segment["turns"]) for segment in earlier)

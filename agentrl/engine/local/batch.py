@@ -18,7 +18,7 @@ from agentrl.errors import EngineError
 log = logging.getLogger(__name__)
 
 _PREFILL_TOKENS = 4096
-"""Padded tokens of one prefill pass. More do not stay in a CPU's caches (benchmarks/bench_local_engine.py)."""
+"""Padded tokens of one prefill pass. More would not fit into a CPU's caches (benchmarks/bench_local_engine.py)."""
 
 
 @dataclass(slots=True)

@@ -117,7 +117,7 @@ class LocalEngine(AsyncClosing):
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         """Copy a state dict into the model between two steps. Running requests continue with the new weights.
 
-        Tensors that already are the model's own are not copied. Raises EngineError without changing anything when a
+        Tensors that already are the model's own are not copied. Raises EngineError without changing anything if a
         tensor is missing, unknown or has another shape, or when two tensors differ that the model ties.
         """
         own: dict[str, torch.Tensor] = self._model.state_dict()
@@ -132,8 +132,8 @@ class LocalEngine(AsyncClosing):
     async def update(self, model: Any, version: str) -> None:
         """Sample from the weights of `model` from now on, and report them as `version`.
 
-        The engine's own module, alone or in a peft model, was changed in place: nothing is copied. Of another model the
-        state dict is loaded; see `load_weights`.
+        If `model` is the engine's own module, alone or in a peft model, it was changed in place: nothing is copied. Of
+        another model the state dict is loaded; see `load_weights`.
         """
         if any(module is self._model for module in model.modules()):
             self._model.eval()  # a learner may have left it in train mode

@@ -14,9 +14,9 @@ from agentrl.engine.base import Generation
 log = logging.getLogger(__name__)
 
 QUIET_S = 5.0
-"""How long a wave waits for episodes that have not asked yet, after the last one that came or left."""
+"""How long a wave waits for episodes that have not made a request yet, after the last one that came or left."""
 STUCK_S = 60.0
-"""How long a wave waits for episodes that have asked before."""
+"""How long a wave waits for episodes that have made requests before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class Lockstep:
     cannot use the engine, and an episode with a box keeps it while it waits. So an episode counts only from its first
     request on. The first wave starts when no new episode has come for `QUIET_S`. Later, each episode that leaves lets
     another one in, and the wave waits `QUIET_S` for it. An episode that does not come back within `STUCK_S` counts
-    again from its next request on. This is bit-reproducible, too, if resets take less than `QUIET_S`, steps take less
+    again from its next request on. This is also bit-reproducible, if resets take less than `QUIET_S`, steps take less
     than `STUCK_S`, and boxes are given out in the order in which episodes came.
     """
 
@@ -82,7 +82,7 @@ class Lockstep:
             self._changed(lambda: self._leave(seat, for_good=True))
 
     def begin_again(self) -> None:
-        """Tell that the current task's episode starts over: it counts from its next request on."""
+        """Announce that the current task's episode starts over: it counts from its next request on."""
         if (seat := _seat.get()) is not None:
             self._changed(lambda: self._leave(seat, for_good=False))
 

@@ -35,7 +35,7 @@ class Request:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for the answer: the caller was cancelled, or its event loop is closed."""
+        """Whether the answer is no longer wanted: the caller was cancelled, or its event loop is closed."""
         return self.future.cancelled() or (self.loop is not None and self.loop.is_closed())
 
     def content(self) -> tuple[Any, ...]:

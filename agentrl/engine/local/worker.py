@@ -76,14 +76,14 @@ class Worker:
             self._wake.notify()
 
     def stop(self) -> None:
-        """Tell the thread to end; does not wait for it."""
+        """Ask the thread to end; does not wait for it."""
         if os.getpid() == self._pid:  # a forked process has no thread, and its locks may be held forever
             with self._wake:
                 self._closed = True
                 self._wake.notify()
 
     def end(self, seconds: float) -> None:
-        """Tell the thread to end, and wait at most `seconds` for it."""
+        """Ask the thread to end, and wait at most `seconds` for it."""
         self.stop()
         if os.getpid() == self._pid and self._thread is not None:
             self._thread.join(seconds)
@@ -188,7 +188,7 @@ class Worker:
             return False
 
     def _drop_waiting(self) -> None:
-        """Answer aborted requests that have not begun, and drop those that nobody waits for."""
+        """Answer aborted requests that have not begun, and drop those whose callers have left."""
         for request in self._waiting:
             if request.aborted:
                 self._answer(Finished(request, "abort"))
@@ -245,7 +245,7 @@ class Worker:
 
 
 def _settle(request: Request, result: Generation | EngineError) -> None:
-    if request.abandoned:  # a closed loop can be told nothing
+    if request.abandoned:  # a closed loop cannot be notified
         return
     try:
         if isinstance(result, EngineError):

@@ -1,4 +1,4 @@
-"""Decides who may use the server: everybody with the key, or without a key everybody but web pages (docs/serve.md)."""
+"""Decides who may use the server: everyone with the key, or without a key everyone but web pages (docs/serve.md)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Access:
         )
 
     def refuse_page(self, request: web.BaseRequest) -> tuple[int, str] | None:
-        """The status and reason if a web page asks, which reaches servers that its author cannot reach; else None."""
+        """The status and reason if a web page asks: it could reach servers that its author cannot. Else None."""
         host = request.headers.get("Host")
         if host is not None and not self._is_own_name(host):
             return 403, (

@@ -22,7 +22,7 @@ _READ_FIELDS = frozenset({"output_token_logprobs", "input_token_logprobs"})
 
 
 class _FieldError(ValueError):
-    """The value of a field is of no use to a trainer."""
+    """The value of a field is useless to a trainer."""
 
 
 def read_generation(answer: bytes, where: str, vocab_size: int | None = None) -> Generation:
@@ -92,7 +92,7 @@ def _scored(meta: Mapping[str, Any], vocab_size: int) -> tuple[list[int], list[f
             f"completion_tokens is {_shown(counted)}, but output_token_logprobs has {len(scored)}: "
             "no token can be trained without its log-prob"
         )
-    scored = scored[:counted]  # SGLang sends at least one, even where max_new_tokens is 0
+    scored = scored[:counted]  # SGLang sends at least one, even if max_new_tokens is 0
     try:
         log_probs, tokens = [item[0] for item in scored], [item[1] for item in scored]
     except (TypeError, IndexError, KeyError) as exc:
@@ -133,7 +133,7 @@ def _version(value: Any) -> str | None:
 
 
 def _earlier_versions(spans: Any, tokens: int) -> tuple[tuple[str, int], ...]:
-    """All versions but the last of `weight_versions`, which says which weights sampled which tokens."""
+    """All versions but the last of `weight_versions`, which lists the weights that sampled each token."""
     if spans is None:
         return ()
     try:

@@ -39,9 +39,9 @@ _MAX_RETRY_AFTER_S = 60.0
 """The longest Retry-After that is honoured."""
 _LONGEST_PAUSE_S = 5.0
 _WARN_S = 60.0
-"""Seconds between two warnings that the server is away."""
+"""Seconds between two warnings that the server is unavailable."""
 _ATTEMPT_S = 30.0
-"""A failed attempt counts no more than this as time without a server: a longer one was being answered."""
+"""A failed attempt counts at most this much as time without a server: during a longer one, the server was answering."""
 _ROUTING_KEY = "X-SMG-Routing-Key"
 _KEY_CHARACTERS = 1024
 """The maximum length of a routing key, since servers limit headers."""
@@ -74,7 +74,7 @@ class _Request:
 class SGLangEngine(AsyncClosing):
     """Generates with an SGLang server or router at `url`. Safe to use from several event loops and threads.
 
-    `timeout` is in seconds, for the whole answer of one attempt. `retry_s` is the patience with a server that is away:
+    `timeout` is in seconds, for the whole answer of one attempt. `retry_s` bounds the retries of an unavailable server:
     after refused or lost connections and the statuses 408, 429, 500, 502, 503 and 504 a request is sent again for this
     many seconds. Between attempts it waits 0.5 s, 1 s, 2 s, ... at most 5 s, with up to 50 % random jitter. It never
     waits less than the server's `Retry-After` (of at most 60 s). 0: one attempt.
@@ -110,10 +110,10 @@ class SGLangEngine(AsyncClosing):
         self._retry_s = retry_s
         self._warned = -math.inf
         self.stopped: Callable[[], bool] = lambda: False
-        """A host's flag. While it is set, no request is sent again: those that wait for the server return "abort"."""
+        """A host's flag. While it is set, no request is repeated: those that wait for the server return "abort"."""
         self._vocab_size = vocab_size
         self.extra: Mapping[str, Any] = dict(extra or {})
-        """More fields of the body of each request that begins from now on."""
+        """More fields for the body of each request that begins from now on."""
         self._history = HistoryEncoder(vocab_size=vocab_size)
         self._connections = Connections(address, limit=max_connections, ca=ca)
         self._workers = Workers(self._connections)
@@ -166,14 +166,14 @@ class SGLangEngine(AsyncClosing):
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         ended: Callable[[], bool] = lambda: False,
     ) -> T | None:
-        """The result of an attempt, repeated while the server is away. None if it `ended` before there was a result."""
+        """The result of an attempt, repeated while the server is unavailable. None if it `ended` before a result."""
         away = 0.0
         for number in count(1):
             started = time.monotonic()
             try:
                 return await attempt()
             except UnavailableError as exc:
-                if number > 1:  # the first one was sent to a server that was there
+                if number > 1:  # the first attempt was sent to a running server
                     away += min(time.monotonic() - started, _ATTEMPT_S)
                 if ended():
                     break
@@ -228,14 +228,14 @@ class SGLangEngine(AsyncClosing):
             commands = [{"rid": request.wire_rid} for request in requests if not request.gone]
 
     def let_go(self) -> None:
-        """Make no further attempt for the requests that run: the server is gone. They return "abort", or raise."""
+        """Stop retrying the running requests, because the server is gone. They return "abort", or raise."""
         for request in list(self._requests.values()):
             request.abort()
 
     async def context_length(self) -> int:
         """The longest sequence that every living worker accepts, in tokens, from their /server_info. Asked once.
 
-        Waits for a server that is away as `generate` does. Raises EngineError when no worker answers by then, or an
+        Waits for an unavailable server as `generate` does. Raises EngineError if no worker answers by then, or an
         answer lacks the length.
         """
         if self._context_length is None:
@@ -252,7 +252,7 @@ class SGLangEngine(AsyncClosing):
         await self._connections.close()
 
     async def _abandon(self, wire_rid: str) -> None:
-        """End a request that nobody waits for. A second cancellation does not stop this."""
+        """End a request whose caller is gone. A second cancellation does not stop this."""
         task = asyncio.create_task(self._workers.abort({"rid": wire_rid}))
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)

@@ -87,8 +87,8 @@ class Connections:
     in one process. A session holds its loop, so weak keys would not prevent leaks. `_session` closes the sessions of
     dead loops, `close` closes the rest.
 
-    Without `keep_alive` each request has a connection of its own: a server may close an idle one at the moment at which
-    it is used again, and what changes the server is not simply sent again.
+    Without `keep_alive` each request has its own connection: a server may close an idle one at the very moment it
+    is used again, and a request that changes the server must not simply be repeated.
     """
 
     def __init__(self, address: Address, *, limit: int, ca: str | Path | None = None, keep_alive: bool = True) -> None:

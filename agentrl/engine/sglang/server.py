@@ -315,7 +315,7 @@ def create_app(
 
     Run it with `handler_cancellation=True`, as `running_server` does. Without that, the generation of a client that
     disconnects keeps running. Without `encode`, requests need input_ids. Without `decode`, the `text` of answers is
-    empty. `host` is the server's own name; docs/serve.md says who may use it.
+    empty. `host` is the server's own name; docs/serve.md explains who may use it.
     """
     server = _Server(engine, model_name, encode, decode)
     access = guard(Access(host, api_key))

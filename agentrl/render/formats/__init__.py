@@ -1,7 +1,7 @@
-"""How templates spell calls: one file a spelling, and one row of a table.
+"""How templates spell calls: one file per spelling, and one row of a table.
 
-A format learns itself from calls of known words (`spelled`), and reads others. `learn/calls.py` takes the first that
-reads back what the template writes. Arguments behind a name have a table of their own, in `named_calls`.
+A format is learned from known calls (`spelled`), and then reads others. `learn/calls.py` takes the first format that
+reads back what the template writes. Arguments that follow a name have their own table, in `named_calls`.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What spellings of arguments have in common: they stand behind a call's name."""
+"""What spellings of arguments have in common: they follow a call's name."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ class Arguments(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a Lexer must tell from look-alikes."""
+        """Markers that a Lexer must distinguish from look-alikes."""
         ...
 
     def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
-        """A mapping (or an Unread) and where it ends. `close` is what follows, `schema` the tool's parameters."""
+        """A mapping (or an Unread) and its end. `close` is what follows, `schema` describes the tool's parameters."""
         ...
 
 
 CDATA = ("<![CDATA[", "]]>")
 """Some templates put text with markup in it between these."""
 Regions: TypeAlias = list[list[Span]]
-"""Where the arguments of each call stand, in each text of a Spelled."""
+"""The places of each call's arguments, in each text of a Spelled."""
 Learned: TypeAlias = tuple[Arguments, Regions]
 
 NULL = "null"
 _EMPTY: Mapping[str, Callable[[], JSON]] = {"array": list, "object": dict}
-"""What nothing is, written as elements."""
+"""The value of an element without content, by its type."""
 _QUOTED = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 _TRUTH = {"true": True, "false": False}
 _NAMES = {**_TRUTH, "null": None}
-"""JSON's words within what is Python otherwise."""
+"""JSON's words within what is otherwise Python."""
 
 
 def by_schema(text: str, schema: Schema, null: str = NULL) -> JSON:
-    """A value without quotes, by what the schema allows. `null` is the template's word for it.
+    """A value without quotes, read according to the schema. `null` is the template's word for it.
 
-    Text stays text wherever a string is allowed: nothing tells `"0"` from `0`. Only null, and an object or a list, are
-    read as such beside a string, and only where the schema names them. Where no string is allowed, the text is JSON,
-    or Python. Text that is neither stays text, which the Env answers.
+    Text stays text wherever a string is allowed: `"0"` and `0` look the same. Beside a string, only null, objects
+    and lists are read as such, and only where the schema names them. Where no string is allowed, the text is JSON,
+    or Python. Text that is neither stays text, and the Env answers it.
     """
     kinds = schema.kinds
     if kinds is None or kinds == {"string"}:
@@ -79,7 +79,7 @@ def _without_quotes(text: str, value: Any, kinds: frozenset[str], schema: Schema
 
 
 def null_in(probes: Spelled) -> str:
-    """The template's word for null: some write it as Python does."""
+    """The template's word for null: some templates write it as Python does."""
     try:
         return "None" if re.search(r"\bNone\b", probes.typed(None)) else NULL
     except TemplateError:
@@ -87,7 +87,7 @@ def null_in(probes: Spelled) -> str:
 
 
 def runs_on(lexed: Lexed, at: int, stop: int, close: str, opening: str) -> bool:
-    """Whether a value at `text[at:stop]` runs over the end of its call into another: it has lost its own close."""
+    """Whether a value at `text[at:stop]` lacks its own close, and so runs past its call's end into the next one."""
     ended = lexed.search(loose(close), at) if close else None
     if ended is None or ended.end() > stop:
         return False
@@ -96,9 +96,9 @@ def runs_on(lexed: Lexed, at: int, stop: int, close: str, opening: str) -> bool:
 
 
 def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]:
-    """What closes the CDATA section that opens at `at`, together with the marker `end`, and the text within it.
+    """The end of the CDATA section that opens at `at` (its close plus the marker `end`), and the text within it.
 
-    One that opens again before it is closed has lost its own close, and is none.
+    If another section opens before this one is closed, this one has lost its close and does not count.
     """
     start = at + len(CDATA[0])
     closed = lexed.search(re.escape(CDATA[1]) + end, start)
@@ -109,7 +109,7 @@ def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]
 
 
 def literal(text: str) -> Any:
-    """The JSON or Python value that the text is, or an Unread. JSON's words may stand within Python."""
+    """The JSON or Python value of the text, or an Unread. JSON's words may occur within Python."""
     value, end = json_at(text.strip(), 0)
     if not isinstance(value, Unread) and end == len(text.strip()):
         return value
@@ -122,12 +122,12 @@ def literal(text: str) -> Any:
 
 
 def _on_one_line(quoted: re.Match[str]) -> str:
-    """A string in which models write line breaks as they are."""
+    """A string in which models write line breaks literally."""
     return quoted.group().replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
 class _Words(ast.NodeTransformer):
-    """JSON's words as Python's."""
+    """JSON's words replaced by Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node

@@ -21,7 +21,7 @@ class AsJson:
     """One JSON object."""
 
     as_text: bool = False
-    """The object stands in a JSON string."""
+    """The object is inside a JSON string."""
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Arguments as an object with bare keys and quotes of its own: `{key:<|"|>text<|"|>}`."""
+"""Arguments as an object with bare keys and special quotes: `{key:<|"|>text<|"|>}`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class AsBareKeys:
-    """An object whose keys are bare words and whose strings stand between `quote` marks: {key:<|"|>text<|"|>}."""
+    """An object whose keys are bare words and whose strings are enclosed in `quote` marks: {key:<|"|>text<|"|>}."""
 
     quote: str
 

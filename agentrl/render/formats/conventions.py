@@ -1,4 +1,4 @@
-"""What a template does not show of its model's calls: how they are spelled if it writes none, and second spellings."""
+"""What a template does not show of its model's calls: their spelling if it writes none, and second spellings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MISTRAL = "[TOOL_CALLS]"
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """`mark` gives its calls away, `example` shows one."""
+    """`mark` identifies its calls, `example` shows one."""
 
     mark: str
     example: str
@@ -31,13 +31,13 @@ class Convention:
 
 
 def in_a_list(calls: JsonCalls) -> Block:
-    """The same calls in an array between their markers, as some models write several."""
+    """The same calls in an array between their markers: some models write several calls like this."""
     inner = replace(calls, open="", close="", in_block=True)
     return Block(inner, f"{calls.open}[", f"]{calls.close}")
 
 
 def with_second_spellings(block: Block) -> Block:
-    """The block, and what models write beside what such a template does: calls in an array, Mistral's two spellings."""
+    """The block, plus other spellings that models of such a template use: calls in an array, Mistral's two others."""
     calls = block.calls
     if isinstance(calls, JsonCalls) and not block.open and has_tag(calls.open) and has_tag(calls.close):
         return replace(block, others=(in_a_list(calls),))
@@ -97,14 +97,14 @@ CONVENTIONS = (TAGGED, PYTHONIC, LISTED)
 
 
 def convention_of(template: Template) -> Convention:
-    """The first whose mark the template's text has, else the first whose mark is a token; else the most common one."""
+    """The first whose mark is in the template's text, else the first whose mark is a token; else the most common."""
     shown = [convention for convention in CONVENTIONS if convention.mark in template.source]
     known = [convention for convention in CONVENTIONS if _is_token(template, convention.mark)]
     return next(iter((*shown, *known)), TAGGED)
 
 
 def conventional(template: Template) -> Block:
-    """Calls by the template's convention; those of the others are read too."""
+    """Calls in the template's convention; those in the other conventions are read too."""
     own = convention_of(template)
     more = [convention.block for convention in CONVENTIONS if convention is not own]
     return replace(own.block, others=(*own.block.others, *more))

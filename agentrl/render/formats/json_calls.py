@@ -14,13 +14,13 @@ from agentrl.render.read.json_value import Unread, json_at
 from agentrl.render.read.lexer import Lexed, is_distinct, loose
 
 PYTHON_TAG = "<|python_tag|>"
-"""Llama 3 models may sample it before a call although their template does not write it."""
+"""Llama 3 models may sample it before a call, although their template does not write it."""
 _BETWEEN = re.compile(r"[\s;,]*")
 
 _BEFORE = r'(?:"[^"\s]*"\s*:\s*(?:"[^"\s]*"\s*,\s*|\{\s*)){0,4}?'
-"""What may stand before a call's name: `"type": "function", `."""
+"""What may precede a call's name: `"type": "function", `."""
 _SYNONYMS = ("arguments", "parameters")
-"""Models write either word, whatever their template writes."""
+"""Models write either word, whichever their template writes."""
 _KEYS = frozenset({"name", "type", "id", *_SYNONYMS})
 """All keys that a call has."""
 
@@ -30,7 +30,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """One JSON object a call, between `open` and `close`; with neither, the object itself begins the turn.
+    """One JSON object per call, between `open` and `close`; with neither, the object itself begins the turn.
 
     Without `name_at` the innermost object has one key, the name, and its value is the arguments.
     """
@@ -45,17 +45,17 @@ class JsonCalls:
     as_text: bool = False
     """Arguments are JSON in a JSON string."""
     names: tuple[str, ...] = ()
-    """Of the tools in hand."""
+    """The tools of this episode."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a Lexer must find for `read`."""
+        """Markers that a Lexer must find for `read`."""
         if self.open:
             return (self.open, self.close) if self.close else (self.open,)
         return () if self.in_block else (PYTHON_TAG,)
 
     def find(self, lexed: Lexed, at: int) -> int | None:
-        """With no marker a call is found at `at` only."""
+        """Without a marker, a call is found at `at` only."""
         if self.open:
             mark = lexed.search(loose(self.open), at)
             return mark.start() if mark else None
@@ -71,7 +71,7 @@ class JsonCalls:
         return replace(self, names=tuple(names))
 
     def _is_call(self, text: str, at: int) -> bool:
-        """Whether an object without markers is a call: it has arguments beside a name, or the name of a tool in hand.
+        """Whether an object without markers is a call: it has arguments beside a name, or the name of a known tool.
 
         One that has a call's keys only, and arguments among them, is a call without its name.
         One that is not valid JSON is a call that went wrong if it shows the same.
@@ -131,7 +131,7 @@ class JsonCalls:
         return Attempt(start, stop, raw, name, arguments, call_id)
 
     def _name_and_arguments(self, value: Any) -> tuple[Any, Any]:
-        """Whatever stands in their places."""
+        """The values in the places of name and arguments, of any type."""
         name, arguments = _at(value, self.name_at), _at(value, self.arguments_at)
         if arguments is None and self.arguments_at and self.arguments_at[-1] in _SYNONYMS:
             given = (_at(value, (*self.arguments_at[:-1], synonym)) for synonym in _SYNONYMS)
@@ -143,7 +143,7 @@ class JsonCalls:
         return name, arguments
 
     def named(self, names: str) -> str:
-        """The keys before the name's are passed over."""
+        """Skips the keys before the name's."""
         return rf'{loose(self.open)}\s*\{{\s*{_BEFORE}"[^"\s]*"\s*:\s*"(?:{names})"'
 
 
@@ -168,7 +168,7 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _block(wrap: spelled.Wrap) -> tuple[str, str, str, str, bool]:
-    """The markers, and whether a bare object is a call because it stands between the block's."""
+    """The markers, and whether a bare object is a call because it is between the block's markers."""
     opening, call_open, call_close, closing = wrap
     if not opening and call_open.endswith("["):  # one call at a time, in a list of one
         opening, call_open, call_close, closing = call_open, "", "", call_close
@@ -191,7 +191,7 @@ def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
 
 
 def _path(value: Any, wanted: Any) -> Path | None:
-    """The keys under which a value stands, itself or as JSON text."""
+    """The keys that lead to a value, whether it is there itself or as JSON text."""
     for key, item in value.items():
         if item == wanted or (isinstance(wanted, dict) and isinstance(item, str) and json_at(item, 0)[0] == wanted):
             return (key,)

@@ -31,11 +31,11 @@ class AsKeyTags:
     nested: bool = False
     """Objects are written as elements too."""
     item: str = ""
-    """The key under which the elements of a list stand."""
+    """The key of a list's elements."""
     escaped: bool = False
-    """`&lt;` stands for `<`."""
+    """`&lt;` means `<`."""
     cdata: bool = False
-    """Text with markup in it stands in a CDATA section."""
+    """Text with markup in it is in a CDATA section."""
     null: str = NULL
 
     @property
@@ -49,7 +49,7 @@ class AsKeyTags:
     def _elements(
         self, lexed: Lexed, at: int, stop: int, schema: Schema, depth: int, call_close: str = ""
     ) -> tuple[list[tuple[str, JSON]], int, str]:
-        """Keys and values from `at` on, where they end, and what is wrong with them."""
+        """Keys and values from `at` on, their end, and what is wrong with them."""
         opening = re.compile(r"\s*" + self._opening(r"(?P<key>[^\W\d][\w.-]{0,127})"))
         found = list[tuple[str, JSON]]()
         while (opened := opening.match(lexed.syntax, at, stop)) is not None:
@@ -71,7 +71,7 @@ class AsKeyTags:
         return found, at, ""
 
     def _closing(self, lexed: Lexed, key: str, ends: re.Pattern[str], at: int, stop: int) -> re.Match[str] | None:
-        """The end of an element; elements of its own name within it are counted, if there can be such."""
+        """The end of an element; nested elements of the same name are counted, if there can be any."""
         begins = re.compile(self._opening(re.escape(key)))
         closed = ends.search(lexed.syntax, at, stop)
         if not self.nested:
@@ -95,7 +95,7 @@ class AsKeyTags:
         return by_schema(html.unescape(text) if self.escaped else text, schema, self.null)
 
     def _inner(self, lexed: Lexed, at: int, stop: int, schema: Schema, depth: int) -> JSON:
-        """The object or list that is written as elements; None if there is more than elements."""
+        """The object or list written as elements; None if there is anything but elements."""
         inner, end, error = self._elements(lexed, at, stop, schema, depth + 1)
         if not inner or error or lexed.text[end:stop].strip():
             return None
@@ -103,14 +103,14 @@ class AsKeyTags:
         return values if len(values) == len(inner) else dict(inner)
 
     def _within(self, schema: Schema, key: str) -> Schema:
-        """The schema of an object's key, or of a list's elements under the key that they stand under."""
+        """The schema of an object's key, or of a list's elements under their key."""
         if key == self.item and key not in schema.keys and (schema.kinds is None or "array" in schema.kinds):
             return schema.items
         return schema.within(key)
 
 
 def learn(probes: Spelled) -> Learned | None:
-    """Find keys that stand before and behind their values."""
+    """Find keys that are written before and after their values."""
     regions, marks = _regions(probes.texts)
     if len(marks) != 1:
         return None
@@ -134,9 +134,9 @@ def learn(probes: Spelled) -> Learned | None:
 
 
 def _regions(texts: Sequence[str]) -> tuple[Regions, set[tuple[str, ...]]]:
-    """Where the arguments stand, and what stands between key and value, behind a value, and between arguments.
+    """The place of the arguments, and the text between key and value, after a value, and between arguments.
 
-    No such marks where the words of a call do not stand so.
+    None if the words of a call are not in this order.
     """
     regions, marks = Regions(), set[tuple[str, ...]]()
     for n, text in enumerate(texts):
@@ -149,10 +149,10 @@ def _regions(texts: Sequence[str]) -> tuple[Regions, set[tuple[str, ...]]]:
 def _search(text: str, i: int) -> re.Match[str] | None:
     """The arguments of the i-th call."""
     _, key, value, other, second = spelled.words(i)
-    mark = r"(\W|\W.{0,60}?\W)"  # words may stand in it, as in ]<]ns[>[
+    mark = r"(\W|\W.{0,60}?\W)"  # it may contain words, as in ]<]ns[>[
     return re.search(rf"{key}{mark}{value}{mark}{key}{mark}{other}\1{second}\2{other}", text, re.DOTALL)
 
 
 def _space(marker: str) -> str:
-    """The whitespace with which a marker begins."""
+    """The whitespace at the start of a marker."""
     return marker[: len(marker) - len(marker.lstrip())]

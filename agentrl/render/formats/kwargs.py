@@ -1,4 +1,4 @@
-"""Arguments as Python or a shell writes them: `query="x", days=3`."""
+"""Arguments as in Python or a shell: `query="x", days=3`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ENDS = re.compile(r"\s*(?:,\s*[^\W\d][\w.-]{0,127}\s*=|,?\s*\))")
 """What follows a value."""
 _NEXT = re.compile(r",\s*[^\W\d][\w.-]{0,127}\s*=")
 _PADDED = re.compile(r"[-+]?0[0-9]{1,40}")
-"""A number with zeros before it is none in Python: a date's `07`."""
+"""A number with leading zeros is not valid Python: a date's `07`."""
 _PART = re.compile(r"""\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[\[{(]|[\]})]|,|[^\"'\[\](){},]+""", re.DOTALL)
 _OPENS, _CLOSES = "[{(", "]})"
 
 
 @dataclass(frozen=True, slots=True)
 class AsKwargs:
-    """`key=value` and commas, up to a bracket that nothing has opened; values are JSON, or Python."""
+    """`key=value` and commas, up to an unmatched closing bracket; values are JSON, or Python."""
 
     unescaped: str = ""
     """The quote around strings, where a template does not escape the quotes within them."""
@@ -63,9 +63,9 @@ class AsKwargs:
 
 
 def _with_quotes_within(text: str, at: int) -> tuple[str, int] | None:
-    """A string with quotes of its own kind in it: it ends at the first one that an argument or a bracket follows.
+    """A string that contains its own kind of quotes: it ends at the first one before an argument or a bracket.
 
-    None where that would take another argument in.
+    None if that string would include another argument.
     """
     quote = text[at : at + 1]
     closing = re.compile(f"{quote}(?={_ENDS.pattern})").search(text, at + 1) if quote in ("'", '"') else None

@@ -1,4 +1,4 @@
-"""Calls whose name stands before their arguments: `<function=` name `>` {...} `</function>`."""
+"""Calls whose name precedes their arguments: `<function=` name `>` {...} `</function>`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
     kwargs.learn,
     bare_keys.learn,
 )
-"""How arguments may be spelled, the strictest first."""
+"""Possible spellings of arguments, the strictest first."""
 
 _LETTER = r"[^\s<>\[\](){}\"'`,;|=\x00]"
 _TYPES = ("code", "text")
@@ -30,29 +30,29 @@ _TYPES = ("code", "text")
 _NAMESPACE = re.compile(r"(.*\W)(\w+\.)", re.DOTALL)
 _TAG = r"(?:<[^<>\s]{0,40}>|\[/?[A-Z_]{1,40}\])"
 _WINDOW = 80
-"""How far before a recipient its channel may stand."""
+"""How far before a recipient its channel may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedCalls:
-    """`open` name `between` arguments `close`, with holes in the markers for the call's id, a number, or the name."""
+    """`open` name `between` arguments `close`. The markers have holes for the call's id, a number, or the name."""
 
     open: str
     between: str
     close: str
     arguments: Arguments
     name_in_id: bool = False
-    """The call's id stands in the place of its name, and holds it: `functions.lookup:0`."""
+    """The call's id replaces its name, and contains it: `functions.lookup:0`."""
     whole: bool = False
-    """The first tag of `open` begins other things too: only all of it gives a call away."""
+    """The first tag of `open` begins other things too: only the whole marker identifies a call."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a Lexer must find for `read`."""
+        """Markers that a Lexer must find for `read`."""
         return tuple(filter(None, (self.open, self.between, self.close, *self.arguments.markers)))
 
     def find(self, lexed: Lexed, at: int) -> int | None:
-        """Where the opening marker's first tag stands; without any tag, a whole header."""
+        """The place of the opening marker's first tag; for a marker without any tag, of the whole header."""
         if has_tag(self.open):
             mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), at)
             return mark.start() if mark else None
@@ -67,11 +67,11 @@ class NamedCalls:
         return rf"{loose(self.open)}\s*(?:{names})\s*{loose(self.between)}"
 
     def bind(self, names: Sequence[str]) -> NamedCalls:
-        """Markers tell these calls from text, whatever the tools are."""
+        """Markers distinguish these calls from text, whatever the tools are."""
         return self
 
     def _framed(self, lexed: Lexed, at: int, start: int) -> int:
-        """An opening marker without a tag may come behind one of the header's tags: `<|channel|>commentary to=`."""
+        """An opening marker without a tag may follow one of the header's tags: `<|channel|>commentary to=`."""
         tag = next(iter(self._tags), "")
         begin = max(at, start - _WINDOW)
         frame = re.search(rf"{re.escape(tag)}\w*\s*\Z", lexed.syntax[begin:start]) if tag else None
@@ -111,7 +111,7 @@ class NamedCalls:
         return re.compile(more).match(lexed.syntax, at) is not None
 
     def _nothing(self, lexed: Lexed, at: int, schema: Schema | None) -> tuple[dict[str, Any], int] | None:
-        """No arguments at all, of a tool in hand that needs none."""
+        """No arguments at all, for a known tool that needs none."""
         end = re.compile(r"\s*" + (loose(self.close) or r"\Z")).match(lexed.syntax, at)
         return ({}, at) if end is not None and schema is not None and not schema.requires else None
 
@@ -120,7 +120,7 @@ class NamedCalls:
         return replace(found, name=name)
 
     def _header(self) -> str:
-        """Of what stands between name and arguments, a model may vary all but the last tag."""
+        """A model may vary what is between name and arguments, except for the last tag."""
         between = _or_without(self.between, "" if ID in self.open else ID)
         tags = self._tags
         if tags and not {ID, NUMBER} & set(self.between):
@@ -139,7 +139,7 @@ class NamedCalls:
         return rf"(?P<id>(?:[\w-]+\.)?{name}(?::\d+)?)" if self.name_in_id else name
 
     def _opened(self) -> str:
-        """The opening; a model may leave out a namespace (`functions.`), which is no name of its own."""
+        """The opening; a model may leave out a namespace (`functions.`), which is not a name itself."""
         to, namespace = self._spaced
         if not namespace:
             return _or_without(self.open, ID, begins=True)
@@ -168,10 +168,10 @@ class NamedCalls:
 
 
 def _or_without(marker: str, captured: str, begins: bool = False) -> str:
-    """A regular expression for the marker, with or without its id or number and the piece before that.
+    """A regular expression for the marker, with or without its id or number and the piece before it.
 
-    The first piece of a marker with which a call begins must be there. Without a piece behind the id nothing would tell
-    a call that lacks it.
+    The first piece of a marker that begins a call is required. If no piece follows the id, the id is required too: a
+    call without it could not be recognized.
     """
     parts = [piece for piece in pieces(marker) if not piece.isspace()]
     at = next((i for i, piece in enumerate(parts) if piece in (ID, NUMBER)), None)
@@ -185,7 +185,7 @@ def _or_without(marker: str, captured: str, begins: bool = False) -> str:
 
 
 def learn(probes: Spelled) -> Iterator[Block]:
-    """Find names, and behind each of them arguments in some spelling."""
+    """Find names, each followed by arguments in some spelling."""
     texts, name_in_id = list[str](), False
     for text in probes.texts:
         for i in range(2):
@@ -204,7 +204,7 @@ def learn(probes: Spelled) -> Iterator[Block]:
 
 
 def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tuple[int, int]]]) -> Block | None:
-    """What stands around names and arguments; None if a word and a bracket would be a call."""
+    """The text around names and arguments; None if any word with a bracket would be a call."""
     befores, betweens = list[str](), list[str]()
     for text, row in zip(texts, regions, strict=True):
         at = 0
@@ -213,7 +213,7 @@ def _around(texts: tuple[str, ...], arguments: Arguments, regions: list[list[tup
             if place < 0:
                 return None
             before = text[at:place].replace(spelled.name(i - 1), NAME)
-            befores.append(before.replace(spelled.name(i), NAME))  # a recipient, say, in front of the call itself
+            befores.append(before.replace(spelled.name(i), NAME))  # such as a recipient before the call itself
             betweens.append(text[place + len(spelled.name(i)) : start])
             at = end
     after = texts[0][regions[0][0][1] :].replace(spelled.name(0), NAME)

@@ -35,21 +35,21 @@ _KEY = r"[^\s<>\"\x00]+?"
 class AsPairs:
     """`open` key `between` value `close`, for each argument.
 
-    Strings are not quoted, so that a value's schema decides: a string is taken as it stands, anything else is read as
-    JSON, or as Python where a template writes it so. Where `between` names the type (`string="true">`), that decides.
+    Strings are not quoted, so the schema of a value decides: a string is taken unchanged; anything else is read as
+    JSON, or as Python if a template writes Python. If `between` names the type (`string="true">`), that decides.
     """
 
     open: str
     between: str
     close: str
     string_type: str = ""
-    """What stands in the hole of `between` if the value is a string."""
+    """The text in the hole of `between` if the value is a string."""
     quoted: bool = False
     """Strings are written as JSON."""
     escaped: bool = False
-    """`&lt;` stands for `<`."""
+    """`&lt;` means `<`."""
     cdata: bool = False
-    """Text with markup in it stands in a CDATA section."""
+    """Text with markup in it is in a CDATA section."""
     null: str = NULL
 
     @property
@@ -73,12 +73,12 @@ class AsPairs:
         return rf"{loose(self.open)}\s*(?P<key>{key})\s*{loose(self.between, captured)}"
 
     def _another(self) -> re.Pattern[str]:
-        """What shows that another argument has begun."""
+        """A sign that another argument has begun."""
         tags = [re.escape(tag) for tag in pieces(self.between) if is_tag(tag)]
         return re.compile("|".join([self._opening(_KEY), *tags] if self.open else tags) or r"(?!)")
 
     def _text(self, lexed: Lexed, at: int, name: str, close: str, missing: str) -> tuple[str, int] | Unread:
-        """The text of a value from `at` on, and where its close ends. `missing` are keys of arguments to come."""
+        """The text of a value from `at` on, and the end of its close. `missing` are keys of arguments to come."""
         follows = "|".join(filter(None, (loose(self.open), loose(close), r"\Z")))
         end = rf"{loose(self.close)}(?=\s*(?:{follows}))"
         protected = self.cdata and lexed.syntax.startswith(CDATA[0], at)
@@ -101,7 +101,7 @@ class AsPairs:
         return text, closed.end()
 
     def _swallowed(self, lexed: Lexed, at: int, stop: int, missing: str) -> int | None:
-        """Where another argument begins within `text[at:stop]`, whose own close then ends there instead."""
+        """The start of another argument within `text[at:stop]`; if there is one, this value ends before it."""
         opened, closed = lexed.search(self._opening(missing), at), lexed.search(loose(self.close), at)
         if opened is None or opened.end() > stop or (closed is not None and closed.start() < stop):
             return None  # what is closed within a value is text
@@ -140,7 +140,7 @@ def learn(probes: Spelled) -> Learned | None:
 
 
 def _regions(texts: Sequence[str]) -> Regions | None:
-    """From each call's name to its last value, if all words stand in their order."""
+    """From each call's name to its last value, if all words are in order."""
     found = [[spelled.places(text, i) for i in range(n + 1)] for n, text in enumerate(texts)]
     last = len(spelled.words(0)[-1])
     regions = [[(place[0], place[-1] + last) for place in row if place] for row in found]
@@ -148,7 +148,7 @@ def _regions(texts: Sequence[str]) -> Regions | None:
 
 
 def _apart(text: str) -> list[str]:
-    """What stands behind the name, the first key, its value, and the last value of the first call."""
+    """The text after the name, the first key, its value, and the last value of the first call."""
     words, place = spelled.words(0), spelled.places(text, 0) or []
     ends = [at + len(word) for at, word in zip(place, words, strict=True)]
     first, between, second, _, behind = (text[a:b] for a, b in zip(ends, [*place[1:], len(text)], strict=True))
@@ -156,13 +156,13 @@ def _apart(text: str) -> list[str]:
 
 
 def _value_of(text: str) -> str:
-    """What stands between the first key and the second of a typed call."""
+    """The text between the first key and the second of a typed call."""
     key, other = list(spelled.arguments(0))
     return text.partition(key)[2].partition(other)[0]
 
 
 def _typed_between(between: str, number: str) -> tuple[str, str]:
-    """The marker between key and value, with a hole where it tells a string from a number; and what a string has."""
+    """The marker between key and value, with a placeholder for the type tag, and the tag used for strings."""
     other = number.partition(str(_NUMBER))[0]
     if other == between or not other:
         return between, ""
@@ -174,10 +174,10 @@ def _typed_between(between: str, number: str) -> tuple[str, str]:
 
 
 def _common(left: str, right: str) -> str:
-    """The characters with which both begin."""
+    """The characters that both begin with."""
     return "".join(ours for ours, _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 def _edge(marker: str) -> str:
-    """The whitespace with which a marker begins."""
+    """The whitespace at the start of a marker."""
     return marker[: len(marker) - len(marker.lstrip())]

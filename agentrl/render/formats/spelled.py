@@ -1,4 +1,4 @@
-"""Calls of known words as a template spells them, and what stands around them."""
+"""Known calls as a template spells them, and the text around them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Wrap = tuple[str, str, str, str]
 """Around calls: the block's opening, the call's own, the call's end, the block's."""
 
 SAID = "zqsaid"
-"""What a turn says beside its calls, where it must say something."""
+"""The content of a turn beside its calls, if the template requires some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ def arguments(i: int) -> dict[str, JSON]:
 
 
 def call_id(i: int) -> str:
-    """Nine letters and digits, the strictest form that a template asks for."""
+    """Nine letters and digits, the strictest form that any template requires."""
     return f"zqid0000{i}"
 
 
 def id_with_name(i: int) -> str:
-    """An id for templates that write it in the place of the name, as Kimi's do."""
+    """An id for templates that write it in place of the name, as Kimi's do."""
     return f"functions.{name(i)}:{i}"
 
 
@@ -53,7 +53,7 @@ def words(i: int) -> list[str]:
 
 
 def places(text: str, i: int) -> list[int] | None:
-    """Where the words of the i-th call stand, if in this order; a key's last place is before its value."""
+    """The places of the i-th call's words, if in this order; a key's last place is before its value."""
     found, at = list[int](), 0
     for word in words(i):
         at = text.find(word, at)
@@ -65,7 +65,7 @@ def places(text: str, i: int) -> list[int] | None:
 
 
 def wrap(before: str, inner: str | None, after: str) -> Wrap:
-    """What stands around calls, told apart by what two calls in one turn have between them, if it has two."""
+    """The text around calls, split by what two calls in one turn have between them, if there are two."""
     before = before.rpartition(SAID)[2]
     if inner is None:
         return "", before.strip(), after.strip(), ""
@@ -76,14 +76,14 @@ def wrap(before: str, inner: str | None, after: str) -> Wrap:
 
 
 def around(texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> tuple[str, str | None, str]:
-    """What stands before, between and behind the calls at these places."""
+    """The text before, between and after the calls at these places."""
     (start, end), text = spans[0][0], texts[0]
     inner = texts[1][spans[1][0][1] : spans[1][1][0]] if len(texts) > 1 else None
     return text[:start], inner, text[end:]
 
 
 def common_start(left: str, right: str) -> str:
-    """What both begin with, in whole pieces."""
+    """The common beginning of both, in whole pieces."""
     common = list[str]()
     for ours, theirs in zip(pieces(left), pieces(right), strict=False):
         if ours != theirs:
@@ -93,7 +93,7 @@ def common_start(left: str, right: str) -> str:
 
 
 def common_end(left: str, right: str) -> str:
-    """What both end with, in whole pieces."""
+    """The common end of both, in whole pieces."""
     common = list[str]()
     for ours, theirs in zip(reversed(pieces(left)), reversed(pieces(right)), strict=False):
         if ours != theirs:

@@ -1,1 +1,1 @@
-"""What a template does, found by rendering messages whose words are found again."""
+"""Learns what a template does: it renders messages with known words, and finds these words in the result."""

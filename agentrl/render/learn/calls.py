@@ -1,4 +1,4 @@
-"""Which spelling of calls a template has: learnt from calls of known words, trusted once it reads others back."""
+"""The spelling of a template's calls: learned from known calls, and trusted once it reads others back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.render.template import Forms, Template, named_id
 from agentrl.types import JSON
 
 KNOWN: Mapping[str, JSON] = {"city": 'Zürich "x"\n', "days": [1, 2.5, None, True], "where": {"a": "{}"}}
-"""Arguments of a known call: whatever quoting or nesting may break."""
+"""Arguments of a known call, chosen to break quoting and nesting."""
 _PLAIN: Mapping[str, JSON] = {"city": "Ulm's <b> & {x}", "code": "12", "yes": False, "none": None, "many": [{"n": -1}]}
 _PLAIN_WORDS = "Plain words."
 _NAME = "seek_2"
@@ -27,7 +27,7 @@ _LEADS = 6
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A turn with calls whose reading is known."""
+    """A turn whose calls are known in advance."""
 
     message: Mapping[str, JSON]
     calls: tuple[tuple[str, str, Mapping[str, JSON]], ...]
@@ -47,7 +47,7 @@ def derive(
     """The format of the calls in what `sampled` makes of a message: a turn without its stop token and its thoughts.
 
     `prompt` is what the template writes before a turn: it may be the beginning of a first call. None if no candidate
-    reads back what was written, and reads no call in a turn without.
+    reads back what was written without seeing calls in a turn that has none.
     """
     name_in_id = template.forms.name_in_id
     count = 2 if parallel else 1
@@ -76,7 +76,7 @@ def _written(turns: Sequence[Known], sampled: Callable[[Mapping[str, Any]], str]
     for i, known in enumerate(turns):
         try:
             yield known, sampled(known.message)
-        except TemplateError:  # a template may want arguments, say; it must write the hard ones
+        except TemplateError:  # a template may refuse calls without arguments, but it must write the hard ones
             if i == 0:
                 raise
 
@@ -100,7 +100,7 @@ def _turn(content: str, calls: Sequence[tuple[str, str, Mapping[str, JSON]]]) ->
 
 
 def _leads(prompt: str, two_calls: str) -> Iterator[str]:
-    """Nothing, then ever more of the end of the prompt, as long as it stands between two calls as well."""
+    """Nothing, then longer and longer ends of the prompt, as long as the text is also between two calls."""
     yield ""
     between = two_calls.partition(spelled.words(0)[-1])[2].partition(spelled.name(1))[0]
     parts = pieces(prompt)
@@ -113,7 +113,7 @@ def _leads(prompt: str, two_calls: str) -> Iterator[str]:
 
 
 def _candidates(probes: Spelled) -> Iterator[Block]:
-    """As the formats find them; then with markers that count only as a whole."""
+    """The markers as the formats find them; then with markers that count only as a whole."""
     found = [block for learn in FORMATS for block in learn(probes)]
     yield from found
     for block in found:
@@ -122,7 +122,7 @@ def _candidates(probes: Spelled) -> Iterator[Block]:
 
 
 def schemas(arguments: Mapping[str, JSON]) -> Mapping[str, Mapping[str, Any]]:
-    """What a tool with these arguments says of them."""
+    """The tool's schema for these arguments."""
     return {key: spelled.schema(value) for key, value in arguments.items()}
 
 

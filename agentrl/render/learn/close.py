@@ -1,4 +1,4 @@
-"""What ends an assistant's turn."""
+"""The end of an assistant's turn."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Close:
     """What the template writes after the last sentinel of a turn: before_stop + stop + after_stop.
 
     The model samples up to `stop`; `before_stop` is the rest of a call's syntax, or whitespace. `stop` is empty where
-    the template ends a turn only by what follows: there the next special token ends it (GLM's `<|user|>`).
+    the template ends a turn only by what follows: then the next special token ends it (GLM's `<|user|>`).
     """
 
     before_stop: str
     stop: str
     after_stop: str
     stop_if_last: str = ""
-    """The stop token of a turn that nothing follows, where it is another one (gpt-oss' `<|return|>`)."""
+    """The stop token of a turn that nothing follows, if it is another one (gpt-oss' `<|return|>`)."""
     next_marker: str = ""
-    """Where `stop` is empty: the special token that ends the turn when a message follows."""
+    """If `stop` is empty: the special token that ends the turn when a message follows."""
     after_last: str = ""
-    """What stands behind the turn's last token when nothing follows: some templates write an end of text there."""
+    """The text after the turn's last token when nothing follows: some templates write an end of text there."""
 
     @property
     def sampled_stop(self) -> str:
@@ -37,14 +37,14 @@ class Close:
 
 
 def close_of(template: Template, turn: Message, reply: Message, sentinel: str, syntax: str = "") -> Close:
-    """What ends a turn both when nothing follows (some templates then add an end of text) and when a reply does.
+    """What ends a turn both if nothing follows (some templates then add an end of text) and if a reply does.
 
-    A special token of `syntax`, which stands between two calls, ends a call and not the turn.
+    A special token of `syntax`, which occurs between two calls, ends a call and not the turn.
     """
     alone = behind(template.render([QUESTION, turn]), [sentinel])
     final = template.last_special(alone, syntax)
     followed = template.try_render([QUESTION, turn, reply], generation_prompt=True)
-    if followed is None or sentinel not in followed:  # what ends the turn alone is all there is to go by
+    if followed is None or sentinel not in followed:  # the only evidence is what ends the turn alone
         return _close_at(alone, final, alone)
     followed = behind(followed, [sentinel])
     common = shared(alone, followed)
@@ -53,15 +53,15 @@ def close_of(template: Template, turn: Message, reply: Message, sentinel: str, s
         return _close_at(common, stop, alone)
     following = (template.special_in(followed[len(common) :]) or ("",))[0]
     behind_user = behind_question(template.render([QUESTION]))
-    if final and following and following in behind_user:  # it ends messages, and so this turn as `final` would
+    if final and following and following in behind_user:  # it ends every message, so it ends this turn as `final` would
         before, _, rest = followed.partition(following)
         behind_it = shared(alone.partition(following)[2], rest)
         eos = template.named_stop(behind_it)
-        if eos and eos != following:  # a model goes on to the end of sequence, behind calls as behind answers
+        if eos and eos != following:  # a model continues to the end of sequence, after calls as after answers
             lead, _, after = behind_it.partition(eos)
             return Close(before + following + lead, eos, after)
         after = shared(behind_user.partition(following)[2], rest)
-        if following in alone:  # the same token ends it either way; an end of text may stand behind
+        if following in alone:  # the same token ends it either way; an end of text may follow it
             return Close(before, following, after, after_last=alone.partition(following)[2])
         return Close(before, following, after, final, after_last=alone.rpartition(final)[2])
     return Close(common, "", "", final, following, alone.rpartition(final)[2] if final else "")
@@ -75,7 +75,7 @@ def _close_at(text: str, stop: str, alone: str) -> Close:
 
 
 def behind(text: str, sentinels: Iterable[str]) -> str:
-    """What stands behind the first sentinel that survived, at its last place in the sampled turn."""
+    """The text after the first sentinel that survived, at its last place in the sampled turn."""
     for sentinel in sentinels:
         if sentinel in text:
             return text[text.rindex(sentinel) + len(sentinel) :]

@@ -1,4 +1,4 @@
-"""The form in which a template takes messages."""
+"""The form of messages that a template takes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agentrl.types import ToolCall
 def settle(template: Template) -> Template:
     """The template with the forms of messages that it takes.
 
-    Raises TemplateError where it cannot write a call because it breaks; one that refuses calls in its own words, or
+    Raises TemplateError if it breaks while writing a call. A template that refuses calls with its own message, or
     leaves them out, is a template without calls.
     """
     return with_reasoning(_with_calls(template))
 
 
 def _with_calls(template: Template) -> Template:
-    """The template with the first form of calls that it writes; the same, if it writes none."""
+    """The template with the first form of calls that it writes; unchanged if it writes none."""
     errors, forms = list[TemplateError](), list(product(_FORMS, ("", SAID)))
     for form, content in forms:
         tried = replace(template, forms=form)
@@ -30,7 +30,7 @@ def _with_calls(template: Template) -> Template:
         except TemplateError as exc:
             errors.append(exc)
             continue
-        as_python = "{'query'" in text  # a mapping that was written with Python's quotes is no JSON
+        as_python = "{'query'" in text  # a mapping written with Python's quotes is not JSON
         if ASKED in text and not as_python:
             return _with_nulls(_with_ids(tried))
     broken = [error for error in errors if breaks(error)]
@@ -40,7 +40,7 @@ def _with_calls(template: Template) -> Template:
 
 
 def with_reasoning(template: Template) -> Template:
-    """The template, knowing the field in which it takes a thought."""
+    """The template with the name of the field in which it takes a thought."""
     for name in REASONING_FIELDS:
         tried = replace(template, forms=replace(template.forms, reasoning_field=name))
         for turn in (assistant(SAID), assistant("", [ASKED])):
@@ -50,7 +50,7 @@ def with_reasoning(template: Template) -> Template:
 
 
 def _with_ids(template: Template) -> Template:
-    """The template, knowing whether it writes a call's id in the place of its name, or makes such an id of the name."""
+    """The template, marked if it writes a call's id in place of its name, or derives such an id from the name."""
     call = ToolCall("zqcallid0", "zqcallname", {})
     for content in ("", SAID):
         text = template.try_render([QUESTION, assistant(content, [ASKED], [call])]) or ""
@@ -61,7 +61,7 @@ def _with_ids(template: Template) -> Template:
 
 
 def _with_nulls(template: Template) -> Template:
-    """The template, knowing whether it leaves out arguments that are null."""
+    """The template, marked if it leaves out arguments that are null."""
     for content in ("", SAID):
         turn = assistant(content, [ASKED])
         turn["tool_calls"][0]["function"]["arguments"]["zqnull"] = None
@@ -72,4 +72,4 @@ def _with_nulls(template: Template) -> Template:
 
 
 _FORMS = (Forms(False, ""), Forms(False, None), Forms(True, ""), Forms(True, None))
-"""The likeliest first."""
+"""The most likely first."""

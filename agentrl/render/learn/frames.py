@@ -1,4 +1,4 @@
-"""What a template writes around content, learnt from turns with thoughts and calls and without."""
+"""What a template writes around content, learned from turns with and without thoughts and calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.render.template import Template
 def learn_frames(
     template: Template, profile: Profile, block: Block | None, sampled: Callable[[Mapping[str, Any]], str]
 ) -> Frames:
-    """From turns that say something, and from what stands before calls in turns that do not."""
+    """From turns with content, and from the text before calls in turns without content."""
     lead = block.lead if block is not None else ""
     found = {
         literal.strip()
@@ -34,7 +34,7 @@ def learn_frames(
 
 
 def _around_turns(profile: Profile, prompt: str, found: Iterable[str]) -> Iterator[str]:
-    """What begins and ends a whole turn, if what it says stands in frames with a tag."""
+    """What begins and ends a whole turn, if its content is in frames with a tag."""
     framed = [literal for literal in found if has_tag(literal)]
     if framed and has_tag(prompt):
         yield prompt

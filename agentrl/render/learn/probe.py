@@ -1,4 +1,4 @@
-"""What a template is asked in order to learn it: messages whose words are found again in what it renders."""
+"""Messages that probe a template: their words can be found again in the rendered text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.types import Message, ToolCall
 
 SAID, ASKED, THOUGHT = "zqsaid", "zqasked", "zqthought"
-"""Sentinels for what a turn says, asks and thinks: plain words survive trimming and quoting."""
+"""Sentinels for content, questions and thoughts: plain words survive trimming and quoting."""
 
 TOOL = {
     "type": "function",
@@ -43,5 +43,5 @@ def assistant(content: str, arguments: Sequence[str] = (), calls: Sequence[ToolC
 
 
 def behind_question(text: str) -> str:
-    """What a template writes behind QUESTION."""
+    """What a template writes after QUESTION."""
     return text.rpartition(QUESTION["content"])[2]

@@ -24,7 +24,7 @@ class Profile:
     parallel_calls: bool
     calls_need_content: bool
     content_after_calls: bool
-    """The template moves what a turn says behind its calls; a model says it before them."""
+    """The template moves a turn's content after its calls; a model writes it before them."""
     carries_orphans: bool
     """The template shows a tool result that answers no call."""
     thinking: Thinking
@@ -32,9 +32,9 @@ class Profile:
 
     @classmethod
     def of(cls, template: Template, *, calls: bool = True) -> Profile:
-        """Probe the template. Raises TemplateError where an assistant's turn cannot be found or nothing ends it.
+        """Probe the template. Raises TemplateError if an assistant's turn cannot be found or nothing ends it.
 
-        Without `calls` it is taken for a template that writes none.
+        Without `calls` it is treated as a template that writes none.
         """
         text = template.render([QUESTION, assistant(SAID)])
         if SAID not in text:
@@ -48,7 +48,7 @@ class Profile:
         writes_calls = calls and ASKED in (template.try_render([QUESTION, turn]) or "")
         two = template.try_render([QUESTION, assistant(content, [f"{ASKED}0", f"{ASKED}1"])]) or ""
         between = two.partition(f"{ASKED}0")[2].partition(f"{ASKED}1")
-        parallel = bool(between[1]) and not template.named_stop(between[0])  # else each call is a turn of its own
+        parallel = bool(between[1]) and not template.named_stop(between[0])  # else each call is a separate turn
         syntax = between[0] if parallel else ""
         called = close_of(template, turn, RESULT, ASKED, syntax) if writes_calls else None
         orphan = template.try_render([QUESTION, assistant(SAID), RESULT]) or ""
@@ -66,14 +66,14 @@ class Profile:
 
 
 def _thinking(template: Template, said: Close) -> Thinking:
-    """The markers of thoughts. A close that also ends what a turn says, if more follows, ends more than thoughts."""
+    """The markers of thoughts. A close that also ends content, if more follows, does not end thoughts alone."""
     thinking = learn_thinking(template)
     ends_messages = bool(said.stop_if_last) and thinking.close == said.stop
     return replace(thinking, ends_more=thinking.ends_more or ends_messages)
 
 
 def _stop_ids(template: Template, said: Close, called: Close | None) -> Iterable[int]:
-    """Tokens that end a turn: the tokenizer's, the template's, and those the model's folder names."""
+    """Tokens that end a turn: the tokenizer's, the template's, and those named in the model's folder."""
     tokenizer = template.tokenizer
     if tokenizer.eos_token_id is not None:
         yield tokenizer.eos_token_id

@@ -1,4 +1,4 @@
-"""The markers around a model's thoughts, learnt from what a template writes around one."""
+"""The markers around a model's thoughts, learned from what a template writes around one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.render.template import Template
 
 
 def learn_thinking(template: Template) -> Thinking:
-    """The markers around a thought. Where the template writes none, those that most models use."""
+    """The markers around a thought. If the template writes none, the most common ones."""
     before_answer = _around(template, SAID, ())
     before_call = _around(template, "", (ASKED,))
     found = before_answer or before_call
@@ -23,14 +23,14 @@ def learn_thinking(template: Template) -> Thinking:
     other = before_call[1] if before_answer and before_call else None
     close = _close(after, other, bare if before_answer else "")
     if not close.strip():
-        return Thinking()  # nothing tells a thought from what follows it, as reading it back will show
+        return Thinking()  # a thought and what follows it look alike: reading back will show this
     two = template.try_render([QUESTION, assistant("", [f"{ASKED}0", f"{ASKED}1"])]) or ""
     between = two.partition(f"{ASKED}0")[2].partition(f"{ASKED}1")[0]
     return Thinking(_open(before, prompt, close.strip()), close.strip(), close, close.strip() in between)
 
 
 def _around(template: Template, said: str, asked: tuple[str, ...]) -> tuple[str, str] | None:
-    """What stands between the question and a thought, and between the thought and what the turn says or asks."""
+    """The text between the question and a thought, and between the thought and the answer or the call."""
     field = template.forms.reasoning_field
     text = template.try_render([QUESTION, {**assistant(said, asked), field: THOUGHT}]) or ""
     if text.count(THOUGHT) != 1:
@@ -40,10 +40,10 @@ def _around(template: Template, said: str, asked: tuple[str, ...]) -> tuple[str,
 
 
 def _close(after: str, other: str | None, bare: str) -> str:
-    """What ends a thought, by the surest sign that there is.
+    """The end marker of a thought, by the most reliable sign available.
 
-    `after` is what stands between a thought and an answer, `other` what stands between a thought and a call, `bare`
-    what stands before an answer without a thought.
+    `after` is the text between a thought and an answer, `other` the text between a thought and a call, `bare`
+    the text before an answer without a thought.
     """
     parts = pieces(after)
     in_both = _end_in_both(parts, after, other) if other is not None else ""
@@ -51,7 +51,7 @@ def _close(after: str, other: str | None, bare: str) -> str:
 
 
 def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
-    """What an answer and a call have in common behind a thought, up to where a tag begins."""
+    """What an answer and a call have in common after a thought, up to the start of a tag."""
     common = shared(after, other)
     cuts = [len("".join(parts[:i])) for i in range(len(parts) + 1)]
     fits = [at for at in cuts if at <= len(common) and _begins_anew(after[at:]) and _begins_anew(other[at:])]
@@ -60,7 +60,7 @@ def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
 
 
 def _end_before(parts: Sequence[str], bare: str) -> str:
-    """Up to a tag, behind the first, with which an answer begins in any case."""
+    """Up to a tag, after the first, that begins an answer in any case."""
     tags = [i for i, piece in enumerate(parts) if is_tag(piece)]
     for i in tags[1:]:
         if bare.endswith("".join(parts[i:])):
@@ -69,7 +69,7 @@ def _end_before(parts: Sequence[str], bare: str) -> str:
 
 
 def _first_tag(parts: Sequence[str]) -> str:
-    """Up to the first tag and the space behind it. Without a tag, all."""
+    """Up to the first tag and the space after it. Without a tag, everything."""
     end = next((i for i, piece in enumerate(parts) if is_tag(piece)), len(parts) - 1)
     space = parts[end + 1] if end + 1 < len(parts) and parts[end + 1].isspace() else ""
     return "".join(parts[: end + 1]) + space
@@ -80,9 +80,9 @@ def _begins_anew(text: str) -> bool:
 
 
 def _open(before: str, prompt: str, close: str) -> str:
-    """What opens a thought: what only a turn with one has, or only the prompt, or its last tags.
+    """What opens a thought: text that only a turn with a thought has, or only the prompt; else its last tags.
 
-    Where the prompt itself opens the thought, it is what history leaves out, which may be a phrase ("Here are my
+    If the prompt itself opens the thought, the marker is what history leaves out, which may be a phrase ("Here are my
     reasoning steps:").
     """
     added, dropped = before[len(shared(before, prompt)) :], prompt[len(shared(before, prompt)) :].strip()
@@ -99,7 +99,7 @@ def _open(before: str, prompt: str, close: str) -> str:
 
 
 def _from_a_tag(text: str, at: int) -> str:
-    """The text from `at` on, or from the tag before that whose word has been cut off."""
+    """The text from `at` on, or from the tag before it if `at` is inside a tag's word."""
     if _begins_anew(text[at:].lstrip()):
         return text[at:]
     parts, start = pieces(text), 0

@@ -1,4 +1,4 @@
-"""The conversations that certification walks."""
+"""The conversations of certification."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Case:
     name: str
     messages: tuple[Message, ...]
     capability: str = ""
-    """What a template lacks that cannot carry this case; without a capability, it is refused."""
+    """The capability that a template lacks if it cannot carry this case; without one, the template is refused."""
     says: tuple[str, ...] = ()
-    """Text of messages that the template must not drop in silence."""
+    """Text of messages that the template must not silently drop."""
     needs: tuple[str, ...] = ()
-    """Capabilities that other cases have decided on; without them, this case is left out."""
+    """Capabilities that other cases have decided; without them, this case is left out."""
 
     @property
     def calls(self) -> bool:
-        """Whether there is a call in it, or a result."""
+        """Whether it contains a call or a result."""
         return any(message.get("tool_calls") or message["role"] == "tool" for message in self.messages)
 
 
@@ -171,7 +171,7 @@ _UNIONS: Mapping[str, tuple[JSON, JSON]] = {
     "named": ("[1]", {"$ref": "#/$defs/Text"}),
     "said": ("1.50", {}),
 }
-"""Texts that would be other values if they were not strings, and what their schemas say."""
+"""Texts that would be other values if they were not strings, and the schemas for them."""
 
 
 def ask_parameters() -> dict[str, JSON]:
@@ -184,7 +184,7 @@ def ask_parameters() -> dict[str, JSON]:
 _SEEK = ToolCall("z5f1mq8s4", "seek_2", {"kind": "12", "i": 3})
 _UNION = ToolCall("v8b2nc6t1", "lookup", {key: value for key, (value, _) in _UNIONS.items()})
 FREELY = _asks(_ONE)
-"""A call that must be read as models write it, too (`freely`)."""
+"""A call that must also be read as models write it (`freely`)."""
 READ: tuple[Message, ...] = (
     _asks(_ONE),
     _asks(_SEEK),
@@ -197,4 +197,4 @@ READ: tuple[Message, ...] = (
     _LONG,
     {**SAYS, "reasoning_content": "First one thing.\n\nThen another."},
 )
-"""Turns that must be read back as they are, calls before those that say something too."""
+"""Turns that must be read back unchanged, including calls that precede content."""

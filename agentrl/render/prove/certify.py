@@ -21,7 +21,7 @@ from agentrl.types import Action, Message, ToolCall
 
 
 class _WrongError(TemplateError):
-    """A bridge that differs, in the case of this name."""
+    """A bridge is wrong; `case` is the name of the conversation."""
 
     def __init__(self, case: str, message: str) -> None:
         super().__init__(message)
@@ -59,9 +59,9 @@ class _Findings:
 
 
 def certify(turns: Turns, reading: Reading, *, calls: bool = True) -> tuple[Turns, Certificate]:
-    """Walk every case, with the least context that a bridge of this template needs; without `calls`, those with none.
+    """Walk every case with the least context that a bridge of this template needs; without `calls`, cases with none.
 
-    Raises TemplateError where a bridge differs from what the template writes itself, whatever the context.
+    Raises TemplateError if a bridge differs from what the template writes itself, whatever the context.
     """
     started = time.perf_counter()
     failure: TemplateError | None = None
@@ -70,7 +70,7 @@ def certify(turns: Turns, reading: Reading, *, calls: bool = True) -> tuple[Turn
     for context in dict.fromkeys((turns.context, *CONTEXTS)):
         turns = replace(turns, context=context)
         try:
-            for case in cases:  # what the last context failed at is the first thing to try
+            for case in cases:  # try first what failed with the last context
                 if case.name == last:
                     _certify(turns, case, _Findings(), renders)
             found = _walked(turns, reading, renders, cases)
@@ -108,7 +108,7 @@ def _walked(turns: Turns, reading: Reading, renders: _Renders, cases: Sequence[C
 
 
 def _remarks(turns: Turns, reading: Reading, shown: bool) -> Iterator[str]:
-    """What there is to say of a template before any conversation."""
+    """Findings about a template before any conversation."""
     profile = turns.profile
     if turns.template.tools:
         if profile.called is None:
@@ -149,7 +149,7 @@ def _certify(turns: Turns, case: Case, found: _Findings, renders: _Renders) -> N
 
 
 def _carries(turns: Turns, case: Case, capability: str, found: _Findings) -> bool:
-    """Whether the template writes all that the case says. It is noted among the findings."""
+    """Whether the template writes everything in the case. The result is added to the findings."""
     text = turns.template.try_render(case.messages, generation_prompt=True)
     carried = text is not None and all(part in text for part in case.says) and found.capabilities.get(capability, True)
     found.capabilities[capability] = carried
@@ -187,7 +187,7 @@ def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> l
 
 
 def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], text: str, shows_results: bool) -> None:
-    """Raise where a part of a message is lost: what nobody showed the model, it cannot learn to use."""
+    """Raise if a part of a message is lost: the model cannot learn to use what it never sees."""
     for message in new:
         if not _shown(message["content"], text) and (shows_results or message["role"] != "tool"):
             raise TemplateError(
@@ -197,9 +197,9 @@ def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], t
 
 
 def _check_header(template: Template, case: Case, at: int, sampled: Sequence[int]) -> None:
-    """Raise where a sampled turn begins with the header of a turn, which its prompt has written already.
+    """Raise if a sampled turn begins with the header of a turn, which its prompt has written already.
 
-    A bridge may be right all the same, but whoever learns from the turn would learn to write its header.
+    The bridge may still be right, but a model trained on the turn would learn to write its header.
     """
     turn, asked = case.messages[at], re.findall(r"\w+", case.messages[at - 1]["content"])[-1]
     header = _between(template.render(case.messages[:at], generation_prompt=True), asked, ())
@@ -216,13 +216,13 @@ def _check_header(template: Template, case: Case, at: int, sampled: Sequence[int
 
 
 def _between(text: str, before: str, words: Collection[str]) -> str:
-    """The text behind the last `before`, up to the first of the words; all of it without words."""
+    """The text after the last `before`, up to the first of the words; all of it without words."""
     behind = text.rpartition(before)[2] if before else text
     return behind[: min((m.start() for m in re.finditer(r"\w+", behind) if m.group() in words), default=len(behind))]
 
 
 def _words(turn: Message) -> set[str]:
-    """What a turn says, thinks and asks, in words."""
+    """The content, thoughts and questions of a turn, in words."""
     asked = [call["function"]["arguments"] for call in turn.get("tool_calls", ())]
     return set(re.findall(r"\w{2,}", f"{turn['content']} {turn.get('reasoning_content', '')} {asked}"))
 
@@ -236,9 +236,9 @@ def _compare(
     bridge: Sequence[int],
     full: Sequence[int],
 ) -> None:
-    """Raise unless the full render ends with the bridge, and what is before it ends as the sampled turn does.
+    """Raise unless the full render ends with the bridge, and what precedes it ends as the sampled turn does.
 
-    The template may leave out the turn's stop token, or all of the turn: the sampled tokens are kept all the same.
+    The template may leave out the turn's stop token, or the whole turn: the sampled tokens are kept anyway.
     """
     template = turns.template
     ours, theirs = _parting(template, bridge, full[len(full) - len(bridge) :])
@@ -263,14 +263,14 @@ def _compare(
 
 
 def _same_end(ours: str, theirs: str, stops: Sequence[str]) -> bool:
-    """Whether a turn ends alike but for its stop token and the space before it, or with the one that was sampled."""
+    """Whether a turn ends alike except for its stop token and the space before it, or with the one that was sampled."""
     left, right = ({side.removesuffix(stop).rstrip() for stop in ("", *stops)} for side in (ours, theirs))
     sampled = stops[0]
     return not left.isdisjoint(right) or (theirs.endswith(sampled) and theirs.count(sampled) == ours.count(sampled))
 
 
 def _differs_by_id(turn: Message, ours: str, theirs: str) -> bool:
-    """Whether only history shows a call's id: what stands behind it there, the sampled turn ends with."""
+    """Whether only history shows a call's id: the sampled turn ends with the text that follows the id in history."""
     ids = [call["id"] for call in turn.get("tool_calls", ())]
     shown = next((call_id for call_id in reversed(ids) if call_id in theirs and call_id not in ours), None)
     behind = theirs.rpartition(shown)[2].lstrip("\"' ") if shown else ""
@@ -282,7 +282,7 @@ def _shown(content: str, text: str) -> bool:
 
 
 def _ending(turn: Message, sampled: str, shown: str) -> tuple[str, str]:
-    """What stands behind the turn's last word that survived, as sampled and as the template shows it."""
+    """The text after the turn's last surviving word, as sampled and as the template shows it."""
     words = _words({**turn, "reasoning_content": ""})
     ends = [{m.group(): m.end() for m in re.finditer(r"\w+", side)} for side in (sampled, shown)]
     survived = words.intersection(*ends)
@@ -306,7 +306,7 @@ def _action(message: Message, tokens: Sequence[int]) -> Action:
 
 
 def _parting(template: Template, ours: Sequence[int], theirs: Sequence[int]) -> tuple[str, str]:
-    """Both sides as text, from a little before where they part."""
+    """Both sides as text, from shortly before the first difference."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     part = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     left, right = (template.decode(side[max(0, part - 4) : part + 12]) for side in (ours, theirs))

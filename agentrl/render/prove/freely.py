@@ -1,4 +1,4 @@
-"""Calls as models write them where they depart from their template: a key before the name, no id, a lost close."""
+"""Calls as models write them when they depart from their template: a key before the name, no id, a lost close."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """A turn with one call. One that is not `sound` may be malformed, but is never another call."""
+    """A turn with one call. If it is not `sound` it may be malformed, but it must never be read as another call."""
 
     what: str
     text: str
@@ -26,7 +26,7 @@ class Variation:
 
 
 def variations(block: Block, message: Message, text: str) -> Iterator[Variation]:
-    """The turn `text` of a message with one call, written otherwise."""
+    """The turn `text` of a message with one call, written differently."""
     (call,) = message["tool_calls"]
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     if isinstance(block.calls, JsonCalls):
@@ -62,7 +62,7 @@ def _without_id(block: Block, text: str, call_id: str) -> str:
 
 
 def _without_close(block: Block, text: str, key: str, value: str) -> str:
-    """Without what ends the first argument, whose value is this text."""
+    """Without the end of the first argument, whose value is this text."""
     spelling = block.calls.arguments if isinstance(block.calls, NamedCalls) else None
     if isinstance(spelling, AsPairs):
         close = loose(spelling.close)

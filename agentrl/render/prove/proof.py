@@ -1,4 +1,4 @@
-"""Everything that is found out of a template before an episode: once without tools, once with one."""
+"""Everything that is learned about a template before an episode: once without tools, once with one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A template that is served: what was learnt of it, and what was proved."""
+    """A template that is ready for use: what was learned of it, and what was proved."""
 
     turns: Turns
     parser: Parser
@@ -44,9 +44,9 @@ _WITHOUT: Cache[Proof] = Cache(_KEPT)
 
 
 def proof_of(template: Template, tokenizer: str) -> Proof:
-    """What is served is what is proved: with tools if it has any. `tokenizer` tells it from others.
+    """What is served is what is proved: with tools if it has any. `tokenizer` distinguishes it from others.
 
-    Without tools the certificate speaks of both. Raises TemplateError where the template cannot be served.
+    Without tools the certificate covers both. Raises TemplateError if the template cannot be served.
     """
     key = key_of(tokenizer, template.source, template.kwargs)
     found = _WITH_TOOLS.get(key, lambda: _tried(template.bind([TOOL])))
@@ -65,7 +65,7 @@ def _tried(template: Template) -> Proof | TemplateError:
 
 
 def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Proof:
-    """The proof without tools, with what holds with them in its certificate."""
+    """The proof without tools. Its certificate includes the findings with tools."""
     if isinstance(with_tools, TemplateError):
         proof = _prove(template, _NO_CALLS, calls=False)
         lacking = dict.fromkeys(_OF_CALLS, False)
@@ -85,7 +85,7 @@ def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Pro
 
 
 def _both(without: Certificate, with_tools: Certificate) -> Certificate:
-    """What was proved either way, and departures of either."""
+    """What was proved in either proof, and the departures of both."""
     own = [departure for departure in without.departures if departure not in with_tools.departures]
     departures = (*with_tools.departures, *(f"without tools: {departure}" for departure in own))
     departed = {departure.partition(":")[0] for departure in without.departures}
@@ -100,7 +100,7 @@ def _both(without: Certificate, with_tools: Certificate) -> Certificate:
 
 @dataclass(frozen=True, slots=True)
 class _Learnt:
-    """The format of calls, learnt where tools were in hand."""
+    """The format of calls, learned with tools present."""
 
     block: Block | None
     context: Context
@@ -112,7 +112,7 @@ _OF_CALLS = ("calls", "tools", "parallel_calls", "tool_results", "orphan_tool", 
 
 
 def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = True) -> Proof:
-    """Learn the template and prove what was learnt. Without `calls`, nothing that only a model with tools says."""
+    """Learn the template and prove what was learned. Without `calls`, leave out what only a model with tools writes."""
     template = settle(template) if calls else with_reasoning(template)
     turns = Turns(template, Profile.of(template, calls=calls), learnt.context if learnt is not None else Context())
     profile = turns.profile
@@ -130,7 +130,7 @@ def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = T
 
 
 def _block(turns: Turns) -> Block | None:
-    """How the template spells calls; None if it spells them in a way that cannot be read back."""
+    """How the template spells calls; None if they cannot be read back."""
     profile = turns.profile
     if profile.called is None:
         return conventional(turns.template)
@@ -147,13 +147,13 @@ def _block(turns: Turns) -> Block | None:
     if block is None or not said:
         return block
     opened = None if block.lead else block.find(Lexer(turns.template, block.markers)(turns.template.encode(said)), 0)
-    if opened is not None and opened < said.index(SAID):  # what is said stands within the opening
+    if opened is not None and opened < said.index(SAID):  # the content is within the opening
         block = derive(turns.template, sampled, profile.parallel_calls, SAID, prompt) or block
     return replace(block, behind_text=True)
 
 
 def _said_first(turns: Turns) -> str:
-    """A turn that says something before it calls; empty if the template writes none."""
+    """A turn with content before its call; empty if the template writes none."""
     try:
         turn = turns.sampled(assistant(SAID, [ASKED]))
     except TemplateError:
@@ -181,11 +181,11 @@ def hint_of(template: Template) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Remedy:
-    """What a template may want of a schema that others write without it."""
+    """Schema keys that a template may require and that others write without."""
 
     wants: str
     add: Callable[[dict[str, Any]], dict[str, Any]]
-    """The keys to add to one schema, those of its parts already added."""
+    """The keys to add to one schema; those of its parts are already added."""
 
 
 def _additional(schema: dict[str, Any]) -> dict[str, Any]:

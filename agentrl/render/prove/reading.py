@@ -1,4 +1,4 @@
-"""Whether what a template writes is read back: what a turn says, thinks and asks, each as it was given."""
+"""Whether what a template writes is read back: content, thoughts and questions of a turn, each unchanged."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from agentrl.types import Action, Message
 
 @dataclass(slots=True)
 class Reading:
-    """What of the template's own turns cannot be read."""
+    """Problems with reading the template's own turns."""
 
     answers: str = ""
-    """Why the template cannot be used at all: an answer or a thought comes back as something else."""
+    """Why the template cannot be used at all: an answer or a thought is read back as something else."""
     calls: str = ""
     """Why tools cannot be offered; empty if they can."""
     beside_text: str = ""
-    """Why a call is not read where the turn says something too."""
+    """Why a call is not read if the turn has content too."""
     freely: str = ""
-    """Why a call is not read as models write it, though it is as the template does."""
+    """Why a call is not read as models write it, though it is read as the template writes it."""
 
 
 def read_back(turns: Turns, parser: Parser) -> Reading:
@@ -47,7 +47,7 @@ def read_back(turns: Turns, parser: Parser) -> Reading:
 
 
 def _read_freely(found: Reading, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
-    """Read a call as models write it. One that is read as another call refuses tools."""
+    """Read a call as models write it. If it is read as another call, tools are refused."""
     try:
         text = turns.sampled(message)
     except TemplateError:
@@ -70,7 +70,7 @@ def _read_answer(found: Reading, turns: Turns, parser: Parser, message: Message,
     if wrong is None:
         return
     if parser.block is not None and _wrong(turns, parser.without_calls(), message, thinking) is None:
-        found.calls = found.calls or wrong  # what it says is taken for a call
+        found.calls = found.calls or wrong  # the content is taken for a call
     else:
         found.answers = found.answers or wrong
 
@@ -91,11 +91,11 @@ def _carried(message: Message, forms: Forms) -> Message:
 
 
 def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> str | None:
-    """How a turn comes back as something else than it was; None if it does not, or cannot be written at all."""
+    """How a turn is changed by reading it back; None if it is not changed, or cannot be written at all."""
     try:
         text = turns.sampled(message)
     except TemplateError:
-        return None  # certification walks the same turn, and says so where it matters
+        return None  # certification walks the same turn, and reports it where it matters
     tokens = turns.template.encode(text)
     inside = next((token for token in tokens[:-1] if token in turns.profile.stop_token_ids), None)
     if inside is not None:
@@ -135,7 +135,7 @@ def _misread_thought(message: Message, action: Action, text: str) -> str | None:
 
 
 def _misread_ids(message: Message, action: Action, text: str) -> str | None:
-    """An id that the template writes comes back as it was; every call has an id of its own."""
+    """An id that the template writes is read back unchanged; every call has its own id."""
     ids = [call["id"] for call in message.get("tool_calls", ())]
     made = [call.id for call in action.calls]
     misplaced = any(ours in ids and ours != theirs for ours, theirs in zip(made, ids, strict=False))

@@ -1,4 +1,4 @@
-"""Roles and places that clients use and an Env does not: whether the template itself carries them."""
+"""Roles and positions that clients use and an Env does not: whether the template itself carries them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TWICE: Sequence[Message] = ({"role": "user", "content": "zqrole3"}, {"role": "u
 
 
 def roles_carried(template: Template, *, results: bool) -> dict[str, bool]:
-    """What the template writes where it stands, of instructions at unusual places and users who speak twice.
+    """Whether the template writes instructions at unusual positions, and repeated user messages, in the right place.
 
-    A template that drops such a message says nothing: so every message is a word, and all words are looked for.
+    A template that drops such a message gives no sign: so every message is a word, and all words are looked for.
     """
     begins, answers = _says("user", 0), _says("assistant", 1)
     result = {"role": "tool", "tool_call_id": "call00000", "name": "lookup", "content": "result"}

@@ -14,9 +14,9 @@ _PROVED: Cache[bool] = Cache(64)
 
 
 def spelling_out(template: Template, tokenizer: str) -> Template:
-    """The template, which encodes special tokens within messages as text. `tokenizer` tells it from others.
+    """The template, set to encode special tokens within messages as text. `tokenizer` distinguishes it from others.
 
-    Raises TemplateError where the tokenizer cannot do that.
+    Raises TemplateError if the tokenizer cannot do that.
     """
 
     def encode(text: str, after: str) -> list[int]:
@@ -28,7 +28,7 @@ def spelling_out(template: Template, tokenizer: str) -> Template:
 
 
 def _proved(template: Template, spelled: Template) -> bool:
-    """A question that quotes every marker is written with the special tokens of one that quotes none, and in full."""
+    """Raise if quoting every marker in a question changes its special tokens, or loses text."""
     ids = spelled.markers.ids
     quoted = {**QUESTION, "content": " ".join([QUESTION["content"], *ids, *(f"{text}x{text}" for text in ids)])}
     written = spelled.render([quoted], generation_prompt=True)

@@ -1,1 +1,1 @@
-"""What a model sampled, read: markers by their tokens, thoughts, blocks of calls, and the Action of a turn."""
+"""Reads what a model sampled: markers by their tokens, thoughts, blocks of calls, and the Action of a turn."""

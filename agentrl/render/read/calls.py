@@ -1,4 +1,4 @@
-"""Tool calls in a turn's text: what a format reads, and the block that calls stand in."""
+"""Tool calls in a turn's text: what a format reads, and the block around calls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Types: TypeAlias = Mapping[str, Schema]
 """The JSON schema of each tool's arguments."""
 
 CALLS_AT_MOST = 64
-"""In one turn; what follows is not read. A model that repeats a marker thousands of times costs no more than this."""
+"""In one turn; what follows is not read. This bounds the cost of a model that repeats a marker thousands of times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call found at `text[start:stop]`; `error` says why it is malformed."""
+    """A call found at `text[start:stop]`; `error` explains why it is malformed."""
 
     start: int
     stop: int
@@ -41,11 +41,11 @@ class Calls(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a Lexer must tell from look-alikes."""
+        """Markers that a Lexer must distinguish from look-alikes."""
         ...
 
     def find(self, lexed: Lexed, at: int) -> int | None:
-        """Where the next call opens, from `at` on; `at` is where content begins: the start, or behind a call."""
+        """The next call's opening, from `at` on; `at` is where content begins: at the start, or after a call."""
         ...
 
     def read(self, lexed: Lexed, at: int, types: Types) -> Attempt:
@@ -63,7 +63,7 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Calls in a row, between `open` and `close` if the format has such: `[TOOL_CALLS][` call, call `]`."""
+    """Calls in a row, between `open` and `close` if the format has them: `[TOOL_CALLS][` call, call `]`."""
 
     calls: Calls
     open: str = ""
@@ -71,32 +71,32 @@ class Block:
     lead: str = ""
     """What the generation prompt has written of the first call (functionary's `>>>`)."""
     whole: bool = False
-    """The first tag of `open` begins other things too: only all of it opens a block."""
+    """The first tag of `open` begins other things too: only the whole marker opens a block."""
     behind_text: bool = False
-    """The template writes calls behind what a turn says, so that bare ones are looked for there, by `names`."""
+    """The template writes calls after the content, so that bare calls are looked for there, by `names`."""
     names: tuple[str, ...] = ()
-    """Of the tools in hand."""
+    """The tools of this episode."""
     others: tuple[Block, ...] = ()
-    """Other spellings that the same models use, read where this one does not fit."""
+    """Other spellings that the same models use, read where this one does not match."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a Lexer must tell from look-alikes."""
+        """Markers that a Lexer must distinguish from look-alikes."""
         others = (marker for block in self.others for marker in block.markers)
         return tuple(filter(None, (self.open, self.close, *self.calls.markers, *others)))
 
     def bind(self, names: Sequence[str]) -> Block:
-        """The same block, for calls of tools with these names: they tell a call from text."""
+        """The same block, for calls of tools with these names: the names distinguish a call from text."""
         others = tuple(block.bind(names) for block in self.others)
         return replace(self, names=tuple(names), calls=self.calls.bind(names), others=others)
 
     def find(self, lexed: Lexed, at: int) -> int | None:
-        """Where the next block opens, in any of its spellings."""
+        """The next block's opening, in any of its spellings."""
         found = (self._find(lexed, at), *(block.find(lexed, at) for block in self.others))
         return min((start for start in found if start is not None), default=None)
 
     def _find(self, lexed: Lexed, at: int) -> int | None:
-        """Where the next block opens; a call out of any block is one too where calls have markers of their own."""
+        """The next block's opening; a call outside any block also counts if calls have their own markers."""
         found = self._opens(lexed, at) if self.open else None
         if not self.open or self.calls.open:
             call = self.calls.find(lexed, at)
@@ -104,13 +104,13 @@ class Block:
         return self._named(lexed, at) if found is None and self.behind_text and self.names else found
 
     def _named(self, lexed: Lexed, at: int) -> int | None:
-        """Where a call begins that nothing but its tool's name gives away."""
+        """The start of a call that only its tool's name identifies."""
         names = "|".join(map(re.escape, self.names))
         mark = lexed.search(rf"{loose(self.open)}\s*{self.calls.named(names)}", at)
         return mark.start() if mark else None
 
     def _opens(self, lexed: Lexed, at: int) -> int | None:
-        """A marker that may stand in plain text opens a block only where content begins, and before a call."""
+        """A marker that may occur in plain text opens a block only where content begins, and before a call."""
         if is_distinct(self.open):
             mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), at)
             return mark.start() if mark else None
@@ -121,7 +121,7 @@ class Block:
         return None
 
     def read(self, lexed: Lexed, at: int, types: Types) -> list[Attempt]:
-        """The calls of the block that opens at `at`: one at least, and never raises. The last one ends the block."""
+        """The calls of the block that opens at `at`: at least one, and never raises. The last one ends the block."""
         own = self._read(lexed, at, types) if self._find(lexed, at) == at else []
         if own and not any(attempt.error for attempt in own):
             return own
@@ -133,7 +133,7 @@ class Block:
         return own or self._read(lexed, at, types)
 
     def _is_closed(self, lexed: Lexed, stop: int) -> bool:
-        """Whether what ends at `stop` ends as this block does."""
+        """Whether the text up to `stop` ends as this block does."""
         return not self.close or lexed.syntax[:stop].endswith(pieces(self.close)[-1])
 
     def _read(self, lexed: Lexed, at: int, types: Types) -> list[Attempt]:
@@ -147,7 +147,7 @@ class Block:
         return [*attempts[:-1], replace(attempts[-1], stop=stop)]
 
     def _in_a_row(self, lexed: Lexed, at: int, types: Types, opened: bool) -> list[Attempt]:
-        """The calls from `at` on; out of a block, one at most."""
+        """The calls from `at` on; outside a block, at most one."""
         attempts = list[Attempt]()
         while len(attempts) < (CALLS_AT_MOST if opened else 1):
             start = self._next(lexed, at, opened)
@@ -158,7 +158,7 @@ class Block:
         return attempts
 
     def _stop(self, lexed: Lexed, at: int, opened: bool) -> int:
-        """Where the block ends whose last call ends at `at`. A call out of a block may be closed like one."""
+        """The end of the block whose last call ends at `at`. A call outside a block may be closed like one."""
         if not opened and not self.close:
             return at
         close = r"[\s;,]*" + _optional(self.close) if opened else r"\s*" + loose(self.close)
@@ -166,14 +166,14 @@ class Block:
         return closed.end() if closed else at
 
     def _unread(self, lexed: Lexed, at: int, begin: int) -> Attempt:
-        """The attempt of a block in which no call begins."""
+        """The attempt for a block in which no call begins."""
         end = lexed.search(trigger(self.close), begin) if self.close else None
         stop = end.end() if end else len(lexed.text)
         raw = lexed.text[begin : end.start() if end else stop]
         return Attempt(at, stop, raw, error="the call cannot be read")
 
     def _next(self, lexed: Lexed, at: int, opened: bool) -> int | None:
-        """The next call of the block: it stands right here, or at `at` itself if it has no markers."""
+        """The next call of the block. After the block's opening, only whitespace and separators may precede it."""
         found = self.calls.find(lexed, at)
         if found is None or (opened and lexed.syntax[at:found].strip(" \t\r\n;,")):
             return None
@@ -199,7 +199,7 @@ def types_of(tools: Sequence[ToolSpec]) -> Types:
 
 
 def trigger(marker: str) -> str:
-    """A regular expression for the part of an opening marker that gives a call away: up to its first tag."""
+    """A regular expression for the part of an opening marker that identifies a call: up to its first tag."""
     return loose(head(marker))
 
 

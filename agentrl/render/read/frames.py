@@ -1,4 +1,4 @@
-"""What a template writes around what a turn says: no part of its content."""
+"""What a template writes around the content of a turn: not a part of the content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.render.read.lexer import Lexed, has_tag, headed, is_tag, loose, pie
 class Frames:
     """Literals such as gpt-oss' `<|channel|>final<|message|>`.
 
-    One with a tag is left out wherever it stands, and a word between two of its tags may be another. One without
+    One with a tag is left out anywhere, and a word between two of its tags may vary. One without
     (functionary's `all`) is left out where a turn begins.
     """
 
@@ -23,7 +23,7 @@ class Frames:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a Lexer must tell from look-alikes."""
+        """Markers that a Lexer must distinguish from look-alikes."""
         return tuple(literal for literal in self.literals if has_tag(literal))
 
     def pattern(self) -> re.Pattern[str] | None:
@@ -32,7 +32,7 @@ class Frames:
         return re.compile("|".join(sorted(patterns, key=len, reverse=True))) if patterns else None
 
     def first(self) -> re.Pattern[str] | None:
-        """Of frames that count where a turn begins, or behind what the prompt has written of them."""
+        """Frames that count at the start of a turn, or after what the prompt has written of them."""
         plain = [literal for literal in self.literals if not has_tag(literal)]
         led = [literal for literal in plain if self.lead and literal.startswith(self.lead)]
         patterns = [loose(literal) + r"\s*" for literal in sorted(plain, key=len, reverse=True)]

@@ -1,4 +1,4 @@
-"""Sampled tokens as text in which markers are known by their tokens, not by their spelling."""
+"""Sampled tokens as text in which markers are recognized by their tokens, not by their spelling."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from functools import lru_cache
 from agentrl.render.template import Template
 
 _PIECE = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
-"""What a marker is made of: a tag, a word, whitespace, one other character."""
+"""The pieces of a marker: a tag, a word, whitespace, one other character."""
 
 BLANK = "\x00"
 
 ID, NUMBER, NAME, TYPE = "\ue000", "\ue001", "\ue002", "\ue003"
-"""Holes in a marker: places where a call's id stands, a number, the call's name, the type of an argument."""
+"""Holes in a marker: places for a call's id, a number, the call's name, the type of an argument."""
 _HOLES = {ID: r"[\w.:-]+", NUMBER: r"\d+", NAME: r"[^\s<>(){}\x00]+", TYPE: r"\w*"}
 
 
 @dataclass(slots=True)
 class Lexed:
-    """A turn twice, position for position: `text` as it reads, `syntax` as a parser may see it.
+    """A turn twice, position for position: `text` is the full text, `syntax` is what a parser may see.
 
-    In `syntax` the characters of a marker that was spelled out of ordinary tokens are blanks.
+    In `syntax`, a marker spelled out of ordinary tokens is replaced by blanks.
     """
 
     text: str
     syntax: str
     scanned: int = 0
-    """Characters that searches have looked at: the work of reading a turn."""
+    """Number of characters that searches have looked at: the work of reading a turn."""
     _found: dict[str, tuple[int, re.Match[str] | None]] = field(default_factory=dict)
 
     def search(self, pattern: str, at: int) -> re.Match[str] | None:
-        """The first match in `syntax` from `at` on; nothing is searched twice."""
+        """The first match in `syntax` from `at` on; no part is searched twice."""
         since, match = self._found.get(pattern, (len(self.syntax) + 1, None))
         if since <= at and (match is None or match.start() >= at):
             return match
@@ -44,10 +44,10 @@ class Lexed:
 
 
 class Lexer:
-    """Tells markers from their look-alikes.
+    """Distinguishes markers from their look-alikes.
 
-    Where (a part of) a marker is one token of the vocabulary, it counts only where that token was sampled. The rest of
-    a marker, and a marker that the vocabulary lacks, is known by its spelling.
+    If (a part of) a marker is one token of the vocabulary, it counts only where that token was sampled. The rest of
+    a marker, and a marker that the vocabulary lacks, is recognized by its spelling.
     """
 
     def __init__(self, template: Template, markers: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ class Lexer:
         return self._atoms
 
     def __call__(self, tokens: Sequence[int], lead: str = "") -> Lexed:
-        """`lead` is what the prompt wrote before the turn, where it is the beginning of the turn's own syntax."""
+        """`lead` is what the prompt wrote before the turn, if it is the beginning of the turn's own syntax."""
         text, syntax, run = [lead], [lead], list[int]()
         for token in (*tokens, None):
             if token is not None and token not in self._atoms:
@@ -98,7 +98,7 @@ def literals(marker: str) -> list[str]:
 def loose(marker: str, captured: str = "") -> str:
     """A regular expression for the marker with any whitespace, or none, between and around its pieces.
 
-    The hole `captured` is a group of that name; of the others any filling will do.
+    The hole `captured` is a group of that name; the other holes match any text.
     """
     return r"\s*".join(_pattern(piece, captured) for piece in pieces(marker) if not piece.isspace())
 
@@ -130,15 +130,15 @@ _GROUPS = {ID: "id", TYPE: "type", NAME: "name", NUMBER: "number"}
 
 
 def is_tag(piece: str) -> bool:
-    """Whether the piece can hardly stand in plain text: `<|call|>`, `</function>`, `[TOOL_CALLS]`."""
+    """Whether the piece is unlikely in plain text: `<|call|>`, `</function>`, `[TOOL_CALLS]`."""
     return len(piece) > 2 and piece[0] in "<["
 
 
 def has_tag(marker: str) -> bool:
-    """Whether a part of the marker can hardly stand in plain text."""
+    """Whether a part of the marker is unlikely in plain text."""
     return any(map(is_tag, pieces(marker)))
 
 
 def is_distinct(marker: str) -> bool:
-    """Whether the marker gives a call away wherever it stands: `functools[` does, `[` does not."""
+    """Whether the marker identifies a call anywhere: `functools[` does, `[` does not."""
     return has_tag(marker) or len("".join(literals(marker)).strip()) >= 3

@@ -26,7 +26,7 @@ class _Walk:
     lexed: Lexed
     executable: bool
     cuts: Sequence[tuple[int, int]]
-    """Frames that count only where a turn begins."""
+    """Frames that count only at the start of a turn."""
     at: int = 0
     ended: bool = False
     content: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Parser:
         self._types: Types = {}
 
     def without_calls(self) -> Parser:
-        """The same parser, to which a call is text."""
+        """The same parser, but it treats calls as text."""
         bound = Parser.__new__(Parser)
         bound.__dict__.update(self.__dict__)
         bound._block = None
@@ -74,7 +74,7 @@ class Parser:
 
     @property
     def atoms(self) -> Mapping[int, str]:
-        """Tokens that the syntax of a turn is made of: of thoughts, calls and frames."""
+        """Tokens of a turn's syntax: of thoughts, calls and frames."""
         return self._lex.atoms
 
     def bind(self, tools: Sequence[ToolSpec]) -> Parser:
@@ -123,7 +123,7 @@ class Parser:
         return walk
 
     def _began_within(self, walk: _Walk) -> bool:
-        """Whether the turn ends a thought before anything else: it began within it, unsaid."""
+        """Whether the turn ends a thought before anything else: it began within a thought without opening it."""
         end = None if self._ends_more else walk.lexed.search(self._close, 0)
         if end is None:
             return False
@@ -142,7 +142,7 @@ class Parser:
             walk.ended = True
 
     def _read_text(self, walk: _Walk) -> bool:
-        """Read up to the next thought, behind the next calls, or to the end. Whether a thought follows."""
+        """Read up to the next thought, past the next calls, or to the end. Returns whether a thought follows."""
         think = self._thought(walk.lexed, walk.at)
         call = self._find(walk.lexed, walk.at) if walk.executable else None
         if think is not None and (call is None or think[0] < call):
@@ -163,9 +163,9 @@ class Parser:
         return False
 
     def _thought(self, lexed: Lexed, at: int) -> tuple[int, int] | None:
-        """The marker that opens the next thought: right here, or where a line begins a thought that is ended.
+        """The marker that opens the next thought: right here, or at the start of a line if the thought is also closed.
 
-        Anywhere else it is a word of what the turn says: "wrap it in <think>".
+        Anywhere else it is a word of the content: "wrap it in <think>".
         """
         here = re.compile(rf"\s*({self._open})").match(lexed.syntax, at)
         if here is not None:
@@ -176,7 +176,7 @@ class Parser:
         return found.span() if lexed.search(self._close, found.end()) else None
 
     def _find(self, lexed: Lexed, at: int) -> int | None:
-        """Where the next call opens: from here on, or from behind a frame that stands right here."""
+        """The next call's opening: from here on, or after a frame that is right here."""
         found = self._block.find(lexed, at) if self._block is not None else None
         if found is not None or self._block is None:
             return found
@@ -184,14 +184,14 @@ class Parser:
         return self._block.find(lexed, frame.end()) if frame else None
 
     def _say(self, walk: _Walk, stop: int) -> None:
-        """Take the text up to `stop` for content, without the frames in it."""
+        """Add the text up to `stop` to the content, without the frames in it."""
         text, start = walk.lexed.text, walk.at
         first = walk.cuts[bisect_left(walk.cuts, (start, 0)) : bisect_left(walk.cuts, (stop, 0))]
         framed = [*first, *spans(self._frames, walk.lexed, start, stop)]
         walk.content += without(text, start, stop, sorted(framed))
 
     def _joined(self, said: Sequence[str]) -> str:
-        """What a turn says in all; what stands in frames of its own is a line of its own."""
+        """The whole content of a turn; what is in separate frames becomes separate lines."""
         if self._frames is None:
             return "".join(said).strip()
         return "\n".join(part.strip() for part in said if part.strip())
@@ -213,10 +213,10 @@ def ended_thinking(action: Action, thinking: Thinking) -> bool:
 
 
 def _named(attempts: Sequence[Attempt], tokens: Sequence[int], turn: int) -> Iterator[ToolCall]:
-    """Attempts under the ids that were sampled, or that are made here.
+    """Attempts under the ids that were sampled, or under ids made here.
 
-    Made from the turn's number and tokens: parsing it twice gives the same ids, and equal calls of two turns have two.
-    Nine letters and digits suit every template.
+    Made from the turn's number and tokens: parsing it twice gives the same ids, and equal calls of two turns get two.
+    Nine letters and digits are accepted by every template.
     """
     seed = hashlib.blake2s(array("q", [turn, *tokens]).tobytes(), digest_size=8) if attempts else None
     for i, attempt in enumerate(attempts):

@@ -1,4 +1,4 @@
-"""What a tool's JSON schema says of one argument, for formats that write values without quotes."""
+"""A tool's JSON schema for one argument, for formats that write values without quotes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Schema:
         return any(part.get("required") for part in self._parts())
 
     def _parts(self) -> Iterator[Mapping[str, Any]]:
-        """The schema, those that it refers to, and those that it is made of."""
+        """The schema, those that it refers to, and those that it consists of."""
         left, seen = [self.said], set[int]()
         while left:
             schema = left.pop(0)
@@ -90,7 +90,7 @@ def kind_of(value: Any) -> str:
 
 
 def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozenset[str] | None:
-    """The types that a schema names, None for any. With a value, of listed values only the one that it is counts."""
+    """The types that a schema names, None for any. Given a value, only the matching one of the listed values counts."""
     if not isinstance(schema, Mapping) or id(schema) in seen:
         return None
     seen |= {id(schema)}
@@ -107,7 +107,7 @@ def _kinds(schema: Any, root: Any, value: Any, seen: frozenset[int]) -> frozense
 
 
 def _named(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """By `type`, which may be a list; without it, by what only objects or lists have."""
+    """By `type`, which may be a list; without it, by keys that only objects or lists have."""
     named = schema.get("type")
     if named is None:
         return frozenset({"object"} if "properties" in schema else {"array"}) if _shaped(schema) else None
@@ -135,7 +135,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _target(schema: Mapping[str, Any], root: Any) -> Any:
-    """What a `$ref` within the same document points to; None if there is none."""
+    """The target of a `$ref` within the same document; None if there is none."""
     ref = schema.get("$ref")
     if not isinstance(ref, str) or not ref.startswith("#"):
         return None
@@ -164,4 +164,4 @@ def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
 
 
 ANY = Schema()
-"""Of an argument that no schema describes."""
+"""The schema of an argument that has none."""

@@ -15,9 +15,9 @@ class Thinking:
     open: str = "<think>"
     close: str = "</think>"
     closing: str = "</think>\n\n"
-    """What ends an open thought when the turn goes on, with its whitespace."""
+    """What ends an open thought if the turn continues, with its whitespace."""
     ends_more: bool = False
-    """`close` ends other parts of a turn too: only behind `open` does it end a thought."""
+    """`close` ends other parts of a turn too: it ends a thought only after `open`."""
 
     @property
     def opening(self) -> str:
@@ -25,7 +25,7 @@ class Thinking:
         return headed(self.open)
 
     def left_open(self, text: str, thinking: bool = False) -> bool:
-        """Whether a reader of the text, who may begin within a thought, ends within one."""
+        """Whether the text ends within a thought, given that it may begin within one."""
         opened, ended = _last(self.opening, text), _last(loose(self.close), text)
         return opened > ended if opened != ended else thinking
 
@@ -34,7 +34,7 @@ class Thinking:
         return _last(loose(self.close), text) >= 0
 
     def behind(self, text: str) -> str:
-        """The text behind its last thought."""
+        """The text after its last thought."""
         if self.ends_more:
             _, opened, rest = text.rpartition(self.open)
             return rest.partition(self.close)[2] if opened else text
@@ -43,7 +43,7 @@ class Thinking:
 
 
 def shared(left: str, right: str) -> str:
-    """What both texts begin with, up to where a marker ends."""
+    """The common beginning of both texts, up to the end of a marker."""
     at = 0
     for ours, theirs in zip(pieces(left), pieces(right), strict=False):
         if ours != theirs:

@@ -1,1 +1,1 @@
-"""SGLang beside a trainer: a server that agentrl starts and ends, or one at a URL, with the weights in training."""
+"""SGLang with the weights in training: a server that agentrl starts and ends, or one at a URL."""

@@ -1,4 +1,4 @@
-"""What a trainer asks of a server besides tokens: to load weights, to give memory back, to say what it is."""
+"""What a trainer asks of a server besides tokens: to load weights, to release memory, to describe itself."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agentrl.errors import EngineError, RequestError
 from agentrl.types import JSON
 
 _LOAD_S = 1800.0
-"""Seconds for weights to be read, or for memory to be given back. Hundreds of gigabytes take minutes."""
+"""Seconds for reading weights, or for releasing memory. Hundreds of gigabytes take minutes."""
 _SAY_S = 10.0
 _IDLE_S = 60.0
 _POLL_S = 0.1
 
 
 class Control:
-    """One server. Every method raises EngineError with the server's own words when it refuses."""
+    """One server. Every method raises EngineError with the server's message if the server refuses."""
 
     def __init__(self, url: str) -> None:
         address = Address.read(url)
@@ -29,7 +29,7 @@ class Control:
         self._connections = Connections(address, limit=4, keep_alive=False)
 
     async def is_up(self) -> bool:
-        """Whether it has loaded its model and generates. Not for a server that sleeps: it would try to generate."""
+        """Whether it has loaded its model and generates. Not for a sleeping server, which would try to generate."""
         try:
             await self._connections.get(f"{self.url}/health", _SAY_S)
         except (EngineError, TimeoutError):
@@ -37,7 +37,7 @@ class Control:
         return True
 
     async def answers(self) -> bool:
-        """Whether it is there at all."""
+        """Whether it answers at all."""
         try:
             await self.model_info()
         except UnavailableError:
@@ -57,22 +57,22 @@ class Control:
         await self._post("/update_weights_from_disk", {"model_path": folder, "weight_version": version})
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load LoRA's adapter under a name that was never used, from a folder that never has another."""
+        """Load a LoRA adapter, under a name and from a folder that are never used again for another one."""
         await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
     async def unload_adapter(self, name: str) -> None:
         await self._post("/unload_lora_adapter", {"lora_name": name})
 
     async def release(self, tags: Sequence[str]) -> None:
-        """Give memory back. The server must be idle: its scheduler would stop at an assertion."""
+        """Release memory. The server must be idle, otherwise an assertion stops its scheduler."""
         await self._post("/release_memory_occupation", {"tags": list(tags)})
 
     async def resume(self, tags: Sequence[str]) -> None:
-        """Take back memory that was released under these tags, no others."""
+        """Take back memory that was released under exactly these tags."""
         await self._post("/resume_memory_occupation", {"tags": list(tags)})
 
     async def until_idle(self) -> None:
-        """Wait until nothing runs. A flush of the cache is what a server refuses until then."""
+        """Wait until nothing runs. Until then the server refuses to flush its cache."""
         deadline = time.monotonic() + _IDLE_S
         while True:
             try:

@@ -17,31 +17,31 @@ _CPU = shlex.split(
     "--device cpu --attention-backend torch_native --disable-cuda-graph --disable-overlap-schedule "
     "--skip-server-warmup --sleep-on-idle --grammar-backend none --mem-fraction-static 0.8 --max-total-tokens 16384"
 )
-"""The fraction is of what the machine has free, which others take and give back; the tokens bound what is taken. A
+"""The fraction is of the machine's free memory, which other programs take and release; the tokens are an upper bound. A
 scheduler that does not sleep on idle spins, on a core that the trainer needs."""
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""What would show this interpreter's packages to another one."""
+"""Variables that would show this interpreter's packages to another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything that a server's command line depends on."""
+    """Everything that determines a server's command line."""
 
     python: str
     model: Path
     """The folder of the weights before training, with the tokenizer."""
     name: str
-    """The server answers under this name, which no other server has."""
+    """The server's unique name, which it answers under."""
     dtype: str
     device: str
     adapter: Adapter | None
     sleeps: bool
     memory: float | None
-    """Share of the free memory of the device that the server may take, for weights, keys and values."""
+    """Share of the device's free memory that the server may take, for weights, keys and values."""
     args: Sequence[str] = ()
 
     def command(self, port: int) -> list[str]:
-        """The flags of the user come last, and win."""
+        """The flags of the user come last, and override."""
         command = [self.python, "-m", "sglang.launch_server", "--model-path", str(self.model)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", self.name]
         command += ["--dtype", self.dtype]
@@ -51,7 +51,7 @@ class Launch:
             command += ["--mem-fraction-static", f"{self.memory:.3f}"]
         if self.sleeps and self.device != "cpu":  # on a CPU the endpoints answer without it, and free nothing
             command.append("--enable-memory-saver")
-            if self.adapter is not None:  # nobody gives it the base again
+            if self.adapter is not None:  # the base is never sent to it again
                 command.append("--enable-weights-cpu-backup")
         if self.adapter is not None:
             command += ["--enable-lora", "--max-lora-rank", str(self.adapter.rank)]
@@ -71,7 +71,7 @@ def read_args(args: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def fixed_port(args: Sequence[str]) -> int | None:
-    """The port that the user's flags name."""
+    """The port in the user's flags."""
     for flag, value in pairwise([*args, ""]):
         name, equals, given = flag.partition("=")
         if name == "--port":
@@ -85,14 +85,14 @@ def fixed_port(args: Sequence[str]) -> int | None:
 
 
 def variables(python: str, device: str) -> Mapping[str, str]:
-    """The environment of the server: this process's own, without what is meant for this interpreter alone."""
+    """The environment of the server: this process's own, without variables for this interpreter alone."""
     found = dict(os.environ)
     if python != sys.executable:
         for name in _FOREIGN:
             found.pop(name, None)
     if device == "cpu":
         found["SGLANG_USE_CPU_ENGINE"] = "1"
-        # Trainer and server take turns, but on shared machines threads that spin cost more than they bring.
+        # Trainer and server take turns, but on shared machines spinning threads cost more than they gain.
         found.setdefault("OMP_NUM_THREADS", "1")
         found.setdefault("OMP_WAIT_POLICY", "passive")
     return found

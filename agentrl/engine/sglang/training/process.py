@@ -19,9 +19,9 @@ from agentrl.errors import ConfigError
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _POLL_S = 0.3
 _SAY_S = 20.0
-"""Seconds until the user is told that it is not up yet; twice as many until the next time."""
+"""Seconds until the user learns that it is not up yet. Each further message takes twice as long."""
 _STOP_S = 15.0
-"""Seconds that the watchdog has to end a server. It needs five at most before it kills."""
+"""Seconds that the watchdog has to end a server. It needs at most five before it kills it."""
 _TAIL_LINES = 8
 _LINE_CHARACTERS = 240
 _ERROR = re.compile(r"(^|\b)(error: |[\w.]*(Error|Exception): )")
@@ -33,15 +33,15 @@ class Place:
     """Where a server runs."""
 
     log: Path
-    """It is appended to."""
+    """The log file. The server's output is appended."""
     variables: Mapping[str, str]
-    """The environment."""
+    """The environment variables."""
     scratch: Path
     """The folder of the weights that it is given; removed if agentrl dies."""
 
 
 class ServerProcess:
-    """A command with a session and process group of its own, under a watchdog, which ends it if this process dies."""
+    """A command with its own session and process group, under a watchdog, which ends it if this process dies."""
 
     def __init__(self, command: Sequence[str], place: Place) -> None:
         self.log = log = place.log
@@ -60,7 +60,7 @@ class ServerProcess:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        """Of the watchdog, who leads a session without the server."""
+        """The watchdog's process. It leads a separate session from the server's."""
 
     @property
     def ended(self) -> int | None:
@@ -69,7 +69,7 @@ class ServerProcess:
 
     async def wait(self) -> int:
         """Wait until the server has ended."""
-        # A thread that waited for it would outlive this loop.
+        # A thread that waits for it would outlive this loop.
         while (status := self.ended) is None:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         return status
@@ -77,9 +77,9 @@ class ServerProcess:
     async def until_up(
         self, is_up: Callable[[], Awaitable[bool]], *, seconds: float, say: Callable[[str], None]
     ) -> None:
-        """Wait until `is_up` says so, and say now and then that it takes time.
+        """Wait until `is_up` returns True, and report now and then that it takes time.
 
-        Raises ConfigError with the last lines of the log when the server ends first, or the time is over.
+        Raises ConfigError with the last lines of the log if the server ends first, or the time is over.
         """
         say(f"SGLang starts, which takes a while (log: {self.log})")
         begun, next_said = time.monotonic(), _SAY_S
@@ -103,7 +103,7 @@ class ServerProcess:
         return f"the log {self.log} ends: {' | '.join(self._lines()[-_TAIL_LINES:])}"
 
     def _last_words(self) -> str:
-        """The last line that names an error, or the last lines; and where the rest is."""
+        """The last line that names an error, or the last lines; and where to find the rest."""
         lines = self._lines()
         errors = [line for line in lines if _ERROR.search(line)]
         return f"{errors[-1] if errors else ' | '.join(lines[-_TAIL_LINES:])}; all of it is in {self.log}"
@@ -131,7 +131,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A port of the loopback device that nobody listens at."""
+    """A free port of the loopback device."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
         return port

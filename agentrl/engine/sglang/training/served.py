@@ -17,14 +17,14 @@ from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestErr
 _log = logging.getLogger("agentrl")
 
 _PORTS = 3
-"""Ports to try: another program may take a free one before SGLang does."""
+"""Number of ports to try: another program may take a free one before SGLang does."""
 _END_S = 15.0
-"""Seconds in which a server that broke a connection answers again, or has ended."""
+"""Seconds within which a server that broke a connection answers again, or has ended."""
 _POLL_S = 0.3
 
 
 class Server:
-    """`control` of a server, and its process if agentrl started it. Tells whether an error means that it is gone."""
+    """`control` of a server, and its process if agentrl started it. Decides whether an error means that it is gone."""
 
     def __init__(self, control: Control, process: ServerProcess | None = None) -> None:
         self.control = control
@@ -33,7 +33,7 @@ class Server:
 
     @classmethod
     async def launch(cls, launch: Launch, place: Place, *, seconds: float, say: Callable[[str], None]) -> Self:
-        """Start a server, and wait until it is up. Raises ConfigError, and then leaves nothing of it."""
+        """Start a server, and wait until it is up. If it raises ConfigError, nothing of the server is left."""
         for attempt in range(1, _PORTS + 1):
             port = _port(launch.args)
             process, control = ServerProcess(launch.command(port), place), Control(f"http://127.0.0.1:{port}")
@@ -51,7 +51,7 @@ class Server:
         raise AssertionError("the last attempt returns or raises")
 
     def when_it_ends(self, call: Callable[[], None]) -> None:
-        """Call this if the server ends before `close`. Nothing tells of the end of one that agentrl did not start."""
+        """Call this if the server ends before `close`. If agentrl did not start the server, its end is not noticed."""
         if (process := self._process) is not None:
 
             async def wait() -> None:
@@ -107,12 +107,12 @@ def _port(args: Sequence[str]) -> int:
 
 
 async def _is_ours(control: Control, name: str) -> bool:
-    """Whether the server is up, and no other program has got its port."""
+    """Whether the server is up, and no other program has taken its port."""
     if not await control.is_up():
         return False
     try:
-        served = (await control.model_info()).get("served_model_name", name)  # older servers do not say
-    except EngineError:  # it is busy, or going down again
+        served = (await control.model_info()).get("served_model_name", name)  # older servers do not report it
+    except EngineError:  # it is busy, or shutting down again
         return False
     if served != name:
         raise ConfigError(f"{control.url}: another server, of {served}, took this port; run the command again")

@@ -1,4 +1,4 @@
-"""Whether a server that runs already suits a training run: asked once, before anything is played."""
+"""Whether an already running server suits a training run: checked once, before the first episode."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _check_model(url: str, about: Mapping[str, Any], model: Any) -> None:
 
 
 def _config_of(folder: object) -> Mapping[str, Any]:
-    """What config.json says, if this machine has the server's model folder."""
+    """The content of config.json, if this machine has the server's model folder."""
     try:
         found = json.loads((Path(str(folder)) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

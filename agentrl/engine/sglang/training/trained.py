@@ -30,9 +30,9 @@ _log = logging.getLogger("agentrl")
 
 _WEIGHTS, _CACHE = "weights", "kv_cache"
 _RETRY_S = 3.0
-"""Patience with a server on this host. More would only put off the news that it is gone."""
+"""Retries of a server on this host. More would only delay the news that it is gone."""
 ALONE_SHARE, BESIDE_SHARE = 0.88, 0.5
-"""Of the free memory of a GPU, for an engine that sleeps while the trainer learns, and for one that does not."""
+"""Shares of a GPU's free memory: for an engine that sleeps while the trainer learns, and for one that does not."""
 _OPTIMIZER_BYTES = 8
 """AdamW's two moments of each trained parameter. It makes them at its first step, after the server has started."""
 
@@ -40,15 +40,15 @@ _OPTIMIZER_BYTES = 8
 class TrainedSGLang(AsyncClosing):
     """Samples from the weights in training, by an SGLang server on this host. It is started on first use.
 
-    `url` is that of a server that runs already. Without it agentrl starts one by `python`, the interpreter that has
-    SGLang (default: this one), with the flags `args` of your own; it ends with the run, even a killed one. Its log is
-    `engine.log` in the run folder. `start_s`: seconds that it may take to be up.
+    `url` is the address of a running server. Without it agentrl starts one with `python`, the interpreter that has
+    SGLang (default: this one), and with your own flags `args`. The server ends with the run, even a killed one.
+    Its log is `engine.log` in the run folder. `start_s`: seconds that it may take to be up.
 
-    `route`: `adapter` sends LoRA's adapter alone, `disk` the whole model; the model in training decides. `sleep`:
-    whether the server gives its memory back while the trainer learns. auto: on a GPU, if agentrl started it.
+    `route`: `adapter` sends only the LoRA adapter, `disk` the whole model; the default depends on the model. `sleep`:
+    whether the server releases its memory while the trainer learns. auto: on a GPU, if agentrl started it.
 
-    Same seed does not mean same run: batches depend on timing. Raises ConfigError for settings that do not go together,
-    and on first use for a server that does not come up, or does not suit.
+    The same seed does not give the same run: batches depend on timing. Raises ConfigError for contradictory settings,
+    and on first use for a server that does not start, or is not suitable.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TrainedSGLang(AsyncClosing):
         self._asleep: list[str] = []
         """Memory that the server has released."""
         self._name = ""
-        """The adapter that requests name."""
+        """The adapter that requests use."""
         self._updates = 0
         self._prefix = "" if url is None else f"{secrets.token_hex(3)}-"
 
@@ -108,7 +108,7 @@ class TrainedSGLang(AsyncClosing):
         return self._of_version(found, version)
 
     def _of_version(self, found: Generation, version: str) -> Generation:
-        """Raises EngineLostError if the server says that it sampled from other weights than it was given."""
+        """Raises EngineLostError if the server reports that it sampled from other weights than it was given."""
         if self._adapter is not None:  # the server's own version is that of the base, which never changes
             return replace(found, weight_version=version, earlier_versions=())
         if found.weight_version not in (None, version) or found.earlier_versions:
@@ -136,7 +136,7 @@ class TrainedSGLang(AsyncClosing):
             self._asleep.remove(_WEIGHTS)
 
     async def update(self, model: Any, version: str) -> None:
-        """Write the weights to a new folder, and let the server load them; see `TrainedEngine.update`."""
+        """Write the weights to a new folder, and have the server load them; see `TrainedEngine.update`."""
         client, server = await self._started()
         self._version, self._updates = None, self._updates + 1
         folder = self._new_folder(model)
@@ -152,9 +152,9 @@ class TrainedSGLang(AsyncClosing):
         self._version = version
 
     async def _update_adapter(self, client: SGLangEngine, server: Server, model: Any, folder: Path) -> None:
-        """Load the adapter under a new name, let every request carry it, and drop the one before.
+        """Load the adapter under a new name, use it in every request, and drop the previous one.
 
-        Without a name the base would answer, and nothing in its answer would tell.
+        A request without a name would get the base model's answer, with no sign of it in the answer.
         """
         save_adapter(model, folder)
         before, name = self._name, folder.name
@@ -163,13 +163,13 @@ class TrainedSGLang(AsyncClosing):
         if before:
             try:
                 await server.told(server.control.unload_adapter(before))
-            except RequestError as exc:  # it has dropped it itself, as the least recently used
+            except RequestError as exc:  # the server has dropped it itself, as the least recently used
                 _log.info("%s", exc)
-            # Only now: a server that has dropped an adapter by itself reads its folder again.
+            # Only now, because a server that has dropped an adapter by itself reads its folder again.
             shutil.rmtree(folder.with_name(before), ignore_errors=True)
 
     async def sleep(self) -> None:
-        """Let the server release its memory, if it is to. The weights have to be given again."""
+        """Have the server release its memory, if configured. The weights must be sent again."""
         server = self._server
         if self._sleeps and server is not None and not self._asleep:
             self._version = None
@@ -178,19 +178,19 @@ class TrainedSGLang(AsyncClosing):
             await server.told(server.control.release(self._asleep))
 
     def _new_folder(self, model: Any) -> Path:
-        """A folder of a name that this server has never seen."""
+        """A folder whose name this server has never seen."""
         if self._scratch is None:
             self._scratch = self._make_scratch(model)
         return self._scratch / f"{self._prefix}v{self._updates}"
 
     def _make_scratch(self, model: Any) -> Path:
-        # A server at a URL may be in a container, with a /dev/shm of its own.
+        # A server at a URL may be in a container with a separate /dev/shm.
         return weights.scratch_folder(self._training.folder, weights.size_of(model), in_memory=self._url is None)
 
     # The server
 
     async def _started(self) -> tuple[SGLangEngine, Server]:
-        """The client and the server, which is started or asked first. Raises ConfigError."""
+        """The client and the server, which is started or checked first. Raises ConfigError."""
         if self._client is None or self._server is None:
             server = await (self._launch() if self._url is None else self._attach(self._url))
             vocab_size = self._model.config.vocab_size
@@ -227,13 +227,13 @@ class TrainedSGLang(AsyncClosing):
         weights.save_whole(self._model, self._tokenizer, launch.model)
         place = Place(training.folder / "engine.log", environment, self._scratch)
         server = await Server.launch(launch, place, seconds=self._start_s, say=training.say)
-        shutil.rmtree(launch.model)  # it is loaded, and kept by the server if it has to come back
+        shutil.rmtree(launch.model)  # the server has loaded it, and keeps a copy if it has to come back
         return server
 
     def _memory_share(self) -> float | None:
-        """The share of what is free on the GPU now that the server may take: what the optimizer will need stays free.
+        """The share of the GPU's free memory that the server may take: what the optimizer will need is left.
 
-        While the server sleeps, all else that learning needs is there.
+        While the server sleeps, everything else that learning needs is available.
         """
         if self._training.device != "cuda":
             return None
@@ -245,7 +245,7 @@ class TrainedSGLang(AsyncClosing):
         return float(max(ALONE_SHARE * (1 - _OPTIMIZER_BYTES * trained / free), 0.1))
 
     async def close(self) -> None:
-        """End the server if agentrl started it, and remove what was written for it. Safe to call twice."""
+        """End the server if agentrl started it, and remove the files written for it. Safe to call twice."""
         for part in (self._client, self._server):
             if part is not None:
                 await part.close()
@@ -254,7 +254,7 @@ class TrainedSGLang(AsyncClosing):
 
 
 def _check_route(route: str | None, adapter: weights.Adapter | None) -> None:
-    """Raises ConfigError for a route that this model cannot take."""
+    """Raises ConfigError for a route that this model cannot use."""
     if route not in (None, "disk", "adapter"):
         raise ConfigError(f"engine_config.route is {route!r}; write disk or adapter, or leave it out")
     if route == "adapter" and adapter is None:
@@ -266,6 +266,6 @@ def _check_route(route: str | None, adapter: weights.Adapter | None) -> None:
 
 
 def _free_cached_memory() -> None:
-    """Give the device what torch keeps for itself."""
+    """Release the device memory that torch keeps for itself."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

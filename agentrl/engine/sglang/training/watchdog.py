@@ -1,12 +1,12 @@
-"""Runs a command, and ends it with everything it started when the process that asked for it is gone.
+"""Runs a command, and ends it with everything it started when the process that requested it is gone.
 
     python watchdog.py PARENT FOLDER COMMAND...
 
-PARENT is the process id of who asked; FOLDER is removed if PARENT could not do it. The command runs in a session and
-process group of its own. It ends by itself, or when this program gets SIGTERM, or when PARENT is no longer the parent:
-a killed trainer can end nothing, and must leave no server behind. The exit status is that of the command.
+PARENT is the requesting process's id; FOLDER is removed if PARENT could not do it. The command runs in a separate
+session and process group. It ends by itself, on SIGTERM to this program, or when PARENT is no longer the parent:
+a killed trainer cannot clean up, and must leave no server running. The exit status is the command's.
 
-It is run as a file, so it imports only the standard library.
+It runs as a file, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def die_with_me() -> None:
-        if libc is not None:  # where this program itself is killed
+        if libc is not None:  # if this program itself is killed
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     try:
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask the command to end, then kill its process group: itself and whoever it started."""
+    """Ask the command to end, then kill its process group: the command and everything it started."""
     if child.poll() is None:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""The files by which a server on this host gets the weights: whole models, or the adapters of LoRA."""
+"""The files that give the weights to a server on this host: whole models, or LoRA adapters."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from agentrl.models.adapter import has_adapter
 
 _MEMORY = Path("/dev/shm")
 _SPARE = 1.3
-"""How much more room than the weights' own there must be to write them to memory."""
+"""Free memory needed to write the weights there, as a multiple of their size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What a server must know of LoRA's adapter before it starts."""
+    """What a server must know about the LoRA adapter before it starts."""
 
     rank: int
     modules: tuple[str, ...]
@@ -28,7 +28,7 @@ class Adapter:
 
     @classmethod
     def of(cls, model: Any) -> Adapter | None:
-        """None for a model without an adapter. A model with one is peft's."""
+        """None for a model without an adapter. A model with one is a peft model."""
         if not has_adapter(model):
             return None
         changed = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A")}
@@ -36,7 +36,7 @@ class Adapter:
 
 
 def save_whole(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the whole model, without the adapter if it has one, in the type that it has in training."""
+    """Write the whole model, without the adapter if it has one, in its training type."""
     if not has_adapter(model):
         save_model(model, tokenizer, folder)
         return
@@ -52,9 +52,9 @@ def size_of(model: Any) -> int:
 
 
 def scratch_folder(run: Path, size: int, *, in_memory: bool) -> Path:
-    """A new folder for weights of `size` bytes: in memory if that is wished and there is room, else in the run.
+    """A new folder for weights of `size` bytes: in memory if requested and there is room, else in the run.
 
-    Folders that killed runs have left in the run are removed: it is locked against others.
+    Removes folders that killed runs have left in the run. The run is locked against others.
     """
     for left in run.glob(".weights-*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -65,5 +65,5 @@ def scratch_folder(run: Path, size: int, *, in_memory: bool) -> Path:
 
 
 def _fits(size: float) -> bool:
-    """Whether so many bytes may be written to /dev/shm: by its own bound, and by what the machine has."""
+    """Whether `size` bytes may be written to /dev/shm: by its own limit, and by the machine's free memory."""
     return min(shutil.disk_usage(_MEMORY).free, free_ram()) > size
