@@ -49,18 +49,7 @@ class AsBareKeys:
             if isinstance(value, Unread):
                 raise ValueError(value.reason)
             return value, end
-        word = re.compile(r"[^\s,\[\]{}:]+").match(syntax, at)
-        if word is None:
-            raise ValueError("a value is missing")
-        if word.group() in _WORDS:
-            return _WORDS[word.group()], word.end()
-        value, end = json_at(lexed.text, at)
-        if not isinstance(value, Unread) and end == word.end():
-            return value, end
-        bare = _BARE.match(syntax, at)  # a string whose quotes were left out
-        if bare is None:
-            raise ValueError("a value is missing")
-        return bare.group().strip(), bare.end()
+        return _word(lexed, at)
 
     def _items(self, lexed: Lexed, at: int) -> tuple[Any, int]:
         values: dict[str, Any] = {}
@@ -105,3 +94,19 @@ def learn(probes: Spelled) -> Learned | None:
                 return None
             regions[-1].append((brace, end + 1))
     return AsBareKeys(quote), regions
+
+
+def _word(lexed: Lexed, at: int) -> tuple[Any, int]:
+    """A value without quotes: a word of JSON, a number, or a string whose quotes were left out."""
+    word = re.compile(r"[^\s,\[\]{}:]+").match(lexed.syntax, at)
+    if word is None:
+        raise ValueError("a value is missing")
+    if word.group() in _WORDS:
+        return _WORDS[word.group()], word.end()
+    value, end = json_at(lexed.text, at)
+    if not isinstance(value, Unread) and end == word.end():
+        return value, end
+    bare = _BARE.match(lexed.syntax, at)  # a string whose quotes were left out
+    if bare is None:
+        raise ValueError("a value is missing")
+    return bare.group().strip(), bare.end()
