@@ -68,6 +68,7 @@ async def test_zstd_without_its_package_is_refused_with_the_remedy(gateway, sess
         (PACKED["gzip"][:-9], "gzip", 400, "its end is missing"),
         (PACKED["deflate"][:-9], "deflate", 400, "its end is missing"),
     ],
+    ids=["br", "two at once", "no gzip", "gzip cut short", "deflate cut short"],  # a packed body holds the time
 )
 async def test_what_cannot_be_unpacked_is_refused(gateway, session, body, coding, status, words):
     found, answer = await post(gateway, body, coding)
