@@ -1,4 +1,4 @@
-"""Arguments for a tool, made from its JSON Schema by chance: such that fit it, and such that do not."""
+"""Random arguments for a tool, made from its JSON Schema: some fit it, others do not."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ _MAKERS: Mapping[str, Any] = {
 
 
 def _referred(reference: Any, root: Mapping[str, JSON]) -> JSON:
-    """What `#/$defs/Name` stands for."""
+    """The schema that `#/$defs/Name` refers to."""
     found: Any = root
     for part in str(reference).removeprefix("#/").split("/"):
         found = found.get(part, {}) if isinstance(found, Mapping) else {}

@@ -1,10 +1,10 @@
-"""Find out whether an Env blocks the event loop: a thread looks at what the loop's thread does whenever it is late.
+"""Find out whether an Env blocks the event loop: a thread inspects the loop's thread whenever the loop is late.
 
 A busy machine makes every loop late. So a line counts only if it is seen several times while the loop is held up, if
-the loop's thread then slept or used the processor, and if that happens in more than one episode. Time in which the
-thread waited for a processor is left out, and so is time by which the watching thread itself woke up late. A line is an
-error only if it blocks again when the episode is played once more, and if the time is not spent inside a library: an
-awaited request computes there, too.
+the loop's thread then slept or used the processor, and if that happens in more than one episode. Time that the thread
+waited for a processor does not count, and neither does the delay of the watching thread itself. A line is an error only
+if it blocks again when the episode is replayed, and if the time is not spent inside a library: an awaited request
+computes there, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentrl.check.places import Own, Place, library_of
 
 _BEAT_S, _LOOK_S, _LATE_S = 0.003, 0.004, 0.010
 _SLEPT_S, _WORKED_S = 0.03, 0.1
-"""What an Env may sleep, or compute, in one go on the event loop."""
+"""How long an Env may sleep, or compute, on the event loop without a break."""
 _SAMPLES = 3
 _PLAYERS = ("agentrl/engine/scripted.py", "agentrl/check/playing.py")
 _RENDERING = "/agentrl/render/"
@@ -35,7 +35,7 @@ _REMEDY = "await it, write the hook as a plain `def`, or use `await self.call(fu
 
 
 class _Clock(NamedTuple):
-    """Seconds of a thread: by the wall, on a processor, and waiting for one."""
+    """Seconds of a thread: wall time, time on a processor, and time waiting for one."""
 
     wall: float
     worked: float
@@ -43,7 +43,7 @@ class _Clock(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line of the Env's own code, and the library that it has called, if it is inside of one."""
+    """A line of the Env's own code, and the library that it is calling, if any."""
 
     place: Place
     library: str | None
@@ -51,13 +51,13 @@ class _Line(NamedTuple):
 
 @dataclass(slots=True)
 class _Stall:
-    """A time in which the event loop was held up."""
+    """A period in which the event loop was held up."""
 
     beat: float
     first: _Clock
     last: _Clock
     late: float = 0.0
-    """Seconds by which the watching thread woke up late meanwhile: the machine was busy, whatever the loop did."""
+    """How many seconds late the watching thread woke up meanwhile: the machine was busy, not only the loop."""
     lines: Counter[_Line] = field(default_factory=Counter)
 
     def blocked(self) -> tuple[_Line, str] | None:
@@ -102,7 +102,7 @@ class Watchdog:
         return any(len(episodes) > 1 for episodes in self._blocked.values())
 
     def report(self, report: Report, replayed: int) -> None:
-        """Add the findings. Episodes numbered above `replayed` were played to judge again."""
+        """Add the findings. Episodes numbered above `replayed` are replays, played to confirm them."""
         for line, episodes in sorted(self._blocked.items(), key=lambda item: item[0].place):
             if len(episodes) < 2:
                 continue
@@ -155,10 +155,10 @@ class Watchdog:
             self._blocked[line].setdefault(self._episode(), how)
 
     def _line(self, frame: FrameType | None) -> _Line | None:
-        """The Env's line; None while a player speaks in the model's place, which may take its time.
+        """The Env's line. None while a player takes the model's place: it may be slow.
 
-        None, too, while a process starts: asyncio itself waits on the loop until the child runs, which takes long on a
-        busy machine. And None while agentrl renders and tokenises for the Env, such as for a user that it simulates.
+        Also None while a process starts: asyncio itself waits on the loop until the child runs, which takes long on a
+        busy machine. Also None while agentrl renders and tokenises for the Env, for example for a simulated user.
         """
         if _renders(self._own, frame):
             return None
@@ -174,14 +174,14 @@ class Watchdog:
 
     def _clock(self) -> _Clock:
         worked = waited = 0.0
-        with suppress(OSError, ValueError):  # only Linux tells how long a thread has waited for a processor
+        with suppress(OSError, ValueError):  # only Linux reports how long a thread has waited for a processor
             ran, queued, _ = Path(f"/proc/self/task/{self._native}/schedstat").read_text().split()
             worked, waited = int(ran) / 1e9, int(queued) / 1e9
         return _Clock(time.monotonic(), worked, waited)
 
 
 def _renders(own: Own, frame: FrameType | None) -> bool:
-    """Whether agentrl's rendering runs, and nothing of the author's within it."""
+    """Whether agentrl's rendering runs, without the author's code inside it."""
     while frame is not None and not own.has(frame.f_code.co_filename):
         if _RENDERING in frame.f_code.co_filename:
             return True
@@ -190,7 +190,7 @@ def _renders(own: Own, frame: FrameType | None) -> bool:
 
 
 def sleeping_calls(own: Own, report: Report) -> None:
-    """Calls that always block, in `async def` methods that no play may have reached."""
+    """Report calls that always block, in `async def` methods that perhaps no play has reached."""
     import ast
 
     from agentrl.check.places import dotted
@@ -209,7 +209,7 @@ def sleeping_calls(own: Own, report: Report) -> None:
 
 
 def _own_nodes(function: object) -> list[object]:
-    """What a function executes itself: not what the functions in it do."""
+    """The nodes that a function executes itself, without those of functions nested in it."""
     import ast
 
     found, waiting = [], list(getattr(function, "body", ()))

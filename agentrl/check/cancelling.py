@@ -1,4 +1,4 @@
-"""Cancel an episode at every await of its Env, one after the other. It must end there, close, and leave nothing."""
+"""Cancel an episode at every await of its Env, one play for each. It must end there, close, and leave nothing open."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from agentrl.types import Task
 
 _CHECK = "cancellation"
 _EACH = 2
-"""How often each line is tried: the first times that it waits."""
+"""How many waits of each line are tried: the first ones."""
 PATIENCE_S = 10.0
-"""How much longer than usual an episode may take before it is taken for stuck."""
+"""How much longer than usual an episode may take before it counts as stuck."""
 
 
 class StuckError(Exception):
-    """An episode waits for ever, so no other can be played."""
+    """An episode waits forever, so no other can be played."""
 
 
 async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Speak) -> tuple[int, int]:
@@ -45,7 +45,7 @@ async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Spea
         last = counter.waits[chosen[tried - 1]] if tried else None
         await _unless_stuck(subject, _cancelled_at(subject, ledger, task, speak, number), PATIENCE_S + 20 * took, last)
         tried += 1
-    if chosen:  # what the last one holds, only another episode notices
+    if chosen:  # a lock that the last one still holds is noticed only by another episode
         await _unless_stuck(
             subject, play(subject, task, speak), PATIENCE_S + 20 * took, counter.waits[chosen[tried - 1]]
         )
@@ -53,7 +53,7 @@ async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Spea
 
 
 async def _unless_stuck(subject: Subject, playing: Coroutine[Any, Any, Any], seconds: float, last: Wait | None) -> None:
-    """Raises StuckError, with a finding, if an episode waits for ever behind one that was cancelled before it."""
+    """Raises StuckError, with a finding, if an episode waits forever for one that was cancelled before it."""
     task = asyncio.create_task(playing)
     before = asyncio.all_tasks()
     await asyncio.wait([task], timeout=seconds)
@@ -77,7 +77,7 @@ async def _cancelled_at(subject: Subject, ledger: Ledger, task: Task, speak: Spe
     there = ledger.look()
     counter, closing = await _cancel(subject, task, speak, number)
     if counter.cancelled is None:
-        return  # in this play it did not wait so often
+        return  # this play had fewer waits
     _judge(subject, counter)
     if closing:
         _close_failed(subject, counter.cancelled, closing[0])
@@ -99,7 +99,7 @@ async def _left(ledger: Ledger, there: Any) -> list[Left]:
 
 
 async def _cancel(subject: Subject, task: Task, speak: Speak, number: int) -> tuple[Suspensions, Sequence[Exception]]:
-    """Play until the wait of that number, and cancel there. Returns what close raised, too."""
+    """Play until the wait with that number, and cancel there. Also returns what close raised."""
     playing: asyncio.Task[Any]
     counter = Suspensions(subject.own, number, lambda: playing.cancel())
     closing: list[Exception] = []

@@ -1,4 +1,4 @@
-"""What a check finds, what it could not look at, and what it looked at."""
+"""What the checks found, what they looked at, and what they could not look at."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Finding:
     what: str
     remedy: str
     play: Mapping[str, JSON] | None = None
-    """The episode that it was found in: player, task, turns, turn_limit, reward. None if it is in no single one."""
+    """The episode where it was found: player, task, turns, turn_limit, reward. None if no single one shows it."""
 
     def __str__(self) -> str:
         return f"{self.place}  {self.severity}: {self.what}; {self.remedy} [{self.check}]"
@@ -46,7 +46,7 @@ class Report:
         self._add(Finding("warning", check, place, _line(what), remedy, play))
 
     def _add(self, found: Finding) -> None:
-        """Keep it, unless the same check has found something there already: the first is the clearest."""
+        """Keep it, unless the same check already has a finding for that place: the first is the clearest."""
         if not any((one.check, one.place) == (found.check, found.place) for one in self.findings):
             self.findings.append(found)
 

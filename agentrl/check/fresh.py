@@ -1,4 +1,4 @@
-"""One episode in a process of its own, in which sets have another order: its Env must answer as here.
+"""One episode in a separate process, where sets have another order: its Env must answer as it does here.
 
 python -m agentrl.check.fresh < what is to be played > what was answered
 """
@@ -28,7 +28,7 @@ from agentrl.types import JSON, Action, Limits, Raw, Task
 
 _CHECK = "determinism"
 SHARE_OF_PROCESS = 10
-"""`share` and an episode may take this part of the time that a check has."""
+"""`share` and an episode may take at most 1/10 of the check's time."""
 _PATIENCE_S = 60.0
 
 
@@ -45,13 +45,13 @@ class _Order:
     rng: Any
     """The state of its random numbers."""
     changed: Task
-    """The task as the Env had changed it by then."""
+    """The task, with the changes that the Env had made by then."""
     limits: Limits
     patience_s: float
 
 
 async def fresh_process(subject: Subject, task: Task, script: Sequence[Turn], config: Mapping[str, JSON]) -> None:
-    """Compare what an Env answers in a process of its own, from reset and from a snapshot."""
+    """Compare the Env's answers with those in a separate process, from reset and from a snapshot."""
     reason = _why_not(subject)
     if reason:
         subject.report.skipped["in a process of its own"] = reason
@@ -143,7 +143,7 @@ def _compare(subject: Subject, here: Mapping[str, Any], there: Mapping[str, Any]
 
 
 async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
-    """What an Env answers to the order, by its hooks alone."""
+    """What an Env answers to the order. Only its hooks are called."""
     found: dict[str, Any] = {"first": [], "answers": [], "restored": [], "broken": "", "place": None}
     try:
         env = envs.make()
@@ -192,7 +192,7 @@ async def _main() -> None:
 
 
 def _read(raw: bytes) -> _Order:
-    """The order. What it holds may be of classes in the Env's file, so that is imported first."""
+    """The order. It may hold instances of classes in the Env's file, so that file is imported first."""
     path, order = pickle.loads(raw)
     load_env(path)
     found: _Order = pickle.loads(order)

@@ -1,4 +1,4 @@
-"""What a model may say: calls with odd and wrong arguments, unknown tools, text of any length."""
+"""Everything a model may write: calls with odd and wrong arguments, unknown tools, text of any length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TEXTS = ("", "\n", "I do not know.", "<tool_call>", "</search></answer>", "{}",
 
 
 async def fuzzing(subject: Subject, task: Task, tools: Sequence[ToolSpec], seed: int = 0) -> str:
-    """Play by chance until all has been said. Returns how much that was."""
+    """Play in random order until everything has been tried. Returns how much that was, in words."""
     rng = Random(seed)
     said: list[Turn] = [_call(one) for spec in tools for one in tries(spec, rng, fitting=3 if subject.slow else 8)]
     said += [call("no_such_tool", query="x"), *_TEXTS] if tools else [*_TEXTS]
@@ -61,7 +61,7 @@ def _speech(waiting: deque[Turn]) -> Speech:
 
 
 def _broke(subject: Subject, played: Played) -> None:
-    """A hook that raised for what the model said."""
+    """Report a hook that raised because of the model's turn."""
     failure = played.failure
     if failure is None or failure.boundary in ("engine", "render"):
         return
@@ -86,7 +86,7 @@ class _Watched:
 
     def attach(self, env: Env) -> None:
         if env.bad_calls is not None:
-            env.bad_calls = BadCallPolicy(in_a_row=10**6)  # type: ignore[misc]  # of this one Env: it shall hear all
+            env.bad_calls = BadCallPolicy(in_a_row=10**6)  # type: ignore[misc]  # for this Env only
         if plays_itself(type(env)):
             return
         original, kept = env.exec_tool, runtime(env)
@@ -127,10 +127,10 @@ class _Watched:
             report.error(_CHECK, place, what, remedy)
 
     def _infra(self, call_: ToolCall, exc: Exception) -> None:
-        """An InfraError that was made of a bug, or of what the model said."""
+        """Report an InfraError that hides a bug, or that the model's input caused."""
         cause = exc.__cause__ or exc.__context__
         if cause is None or is_the_worlds(cause):
-            return  # the failure of the episode tells it, if it has one
+            return  # the failure of the episode reports it, if it has one
         self._subject.report.error(
             _CHECK,
             self._subject.own.of_error(exc) or self._of_tool(call_),
@@ -143,7 +143,7 @@ class _Watched:
 
 
 def place_of_tool(own: Own, name: str) -> Place:
-    """The line of a tool's method, else of what offers it."""
+    """The line of a tool's method, else of the hook that offers the tool."""
     tools: Mapping[str, Any] = own.cls._agentrl_tools  # type: ignore[attr-defined]
     return own.of_member(tools[name].attribute) if name in tools else own.of_member("tools", "exec_tool")
 
@@ -163,7 +163,7 @@ def _shown(arguments: Mapping[str, JSON]) -> str:
 
 
 def explored(trajectory: Trajectory) -> list[Turn]:
-    """A script of plain calls: each tool once, then again in the other order."""
+    """A script of plain calls: each tool once, then again in reverse order."""
     rng = Random(0)
     plain = [_call(next(tries(spec, rng, fitting=1))) for spec in trajectory.tools[:6]]
     return [*plain, *reversed(plain), *plain[:1]] if plain else ["Hello.", "What now?", "42"]

@@ -1,4 +1,4 @@
-"""Two episodes in turns: each must get the answers that it gets alone."""
+"""Two episodes whose turns alternate: each must get the same answers as alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE_S = 2.0
 
 
 async def interleaved(subject: Subject, tasks: Sequence[Task], speaks: Sequence[Speak]) -> str:
-    """Play two tasks (or one twice) alone and in turns, and compare. Returns what could not be judged."""
+    """Play two tasks (or one twice) alone and alternating, and compare. Returns what could not be judged."""
     alone = [await _alone(subject, task, speak) for task, speak in zip(tasks, speaks, strict=True)]
     rounds = _Rounds(len(tasks))
     both = await asyncio.gather(
@@ -51,7 +51,7 @@ async def _taking_part(subject: Subject, task: Task, speak: Speak, rounds: _Roun
 
 
 class _Rounds:
-    """Says who takes the next turn."""
+    """Decides which episode takes the next turn."""
 
     def __init__(self, count: int) -> None:
         self._active, self._holder = list(range(count)), 0

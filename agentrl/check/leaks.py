@@ -1,4 +1,4 @@
-"""What an episode leaves behind: tasks, threads, files, processes; and the line that made each."""
+"""What an episode leaves open: tasks, threads, files, processes; and the line that made each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from weakref import WeakKeyDictionary
 from agentrl.check.places import Own, Place
 
 _WAIT_S = 0.4
-"""How long a thread, a process or an abandoned task has to end by itself."""
+"""How long a thread, a process or an abandoned task may take to end by itself."""
 _OF_HOST = ("asyncio_", "agentrl-check", "tqdm_monitor", "env-", "pydevd", "ThreadPoolExecutor-agentrl")
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Something that is left."""
+    """Something that an episode left open."""
 
     kind: str
     name: str
@@ -35,7 +35,7 @@ class Left:
 
     @property
     def same(self) -> tuple[str, object]:
-        """What two episodes have in common that leave the same behind."""
+        """Equal for two leaks of the same kind from the same line, in different episodes."""
         return self.kind, self.place or self.name
 
 
@@ -50,7 +50,7 @@ class _There:
 
 
 class Ledger:
-    """Knows what there was before, and who made what has come since; within `with`."""
+    """Within `with`: knows what existed before, and which line made what has come since."""
 
     def __init__(self, own: Own, held: Callable[[], int] = lambda: 0) -> None:
         self._own, self._held = own, held
@@ -61,7 +61,7 @@ class Ledger:
         self._started: dict[str, Place] = {}
         self._made: dict[str, Place] = {}
         self.known: set[tuple[str, object]] = set()
-        """What was reported; it is not looked for again."""
+        """What was reported already; it is not looked for again."""
         self._temporary = os.path.realpath(tempfile.gettempdir())
 
     @contextmanager
@@ -92,7 +92,7 @@ class Ledger:
             loop.set_task_factory(factory)
 
     def look(self) -> _There:
-        """What there is now."""
+        """Everything that exists now."""
         tasks = {task for task in asyncio.all_tasks() if not task.done()}
         threads = {t for t in threading.enumerate() if not t.name.startswith(_OF_HOST)}
         return _There(
@@ -100,7 +100,7 @@ class Ledger:
         )
 
     async def left(self, before: _There, *, patience: float = _WAIT_S) -> list[Left]:
-        """What there is now that was not there before, and does not go by itself."""
+        """What exists now, did not exist before, and does not end by itself."""
         until = time.monotonic() + patience
         while True:
             await asyncio.sleep(0)
@@ -111,7 +111,7 @@ class Ledger:
             await asyncio.sleep(0.02)
 
     async def clear(self, left: list[Left]) -> None:
-        """End what was left, as far as it can be ended, so that it does not disturb the next check."""
+        """End what was left, as far as possible, so that it does not disturb the next check."""
         for one in left:
             if one.kind == "task" and isinstance(one.key, asyncio.Task):
                 one.key.cancel()
@@ -155,7 +155,7 @@ class Ledger:
         if hear is not None and (place := self._own.here()) is not None:
             hear(self, args, place)
 
-    # Who made what: Python tells of it before it happens
+    # Which line made what: Python's audit events come before the event itself
 
     def _opens(self, args: tuple[Any, ...], place: Place) -> None:
         path, _, flags = args
@@ -167,7 +167,7 @@ class Ledger:
             self._makes(name, place)
 
     def _makes(self, path: str, place: Place) -> None:
-        """A file or folder among the temporary ones that is not there yet."""
+        """Note a temporary file or folder that does not exist yet."""
         inside = path.startswith(f"{self._temporary}{os.sep}")
         if (
             inside
@@ -209,7 +209,7 @@ _hooked: list[bool] = []
 
 
 def _listen(listener: Callable[[str, tuple[Any, ...]], None]) -> None:
-    """Have a function called for Python's audit events. A hook cannot be removed, so there is one for all."""
+    """Call a function for Python's audit events. A hook cannot be removed, so one serves all."""
     _listeners.append(listener)
     if not _hooked:
         _hooked.append(True)
@@ -223,7 +223,7 @@ def _told(event: str, args: tuple[Any, ...]) -> None:
 
 
 def sandboxes_held(shared: object) -> int:
-    """How many sandboxes of a pool are in use, where `share` made a pool."""
+    """How many sandboxes are in use, if `share` made a pool."""
     figures = getattr(shared, "figures", None)
     lanes = getattr(figures() if callable(figures) else None, "lanes", {})
     return sum(int(getattr(lane, "in_use", 0)) for lane in lanes.values())
@@ -231,7 +231,7 @@ def sandboxes_held(shared: object) -> int:
 
 def _open_files() -> dict[int, str]:
     found = {}
-    with suppress(OSError):  # only where there is /proc
+    with suppress(OSError):  # only systems with /proc
         for number in os.listdir("/proc/self/fd"):
             with suppress(OSError):
                 found[int(number)] = os.readlink(f"/proc/self/fd/{number}")

@@ -1,4 +1,4 @@
-"""Tasks that an Env makes by itself: the same each time, others for train than for eval."""
+"""Tasks that an Env makes itself: the same each time, and different ones for train and eval."""
 
 from __future__ import annotations
 

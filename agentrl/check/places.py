@@ -1,4 +1,4 @@
-"""Where something is: the author's own code, and the lines in it that a finding names."""
+"""Places in code: what belongs to the Env's author, and the lines that a finding names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl._util.loading import not_the_users, short
 
 _SHIPPED = ("agentrl", "agentrl_envs", "agentrl_sandbox")
 _ENDS = ("asyncio/events.py", "asyncio/base_events.py", "threading.py", "agentrl/_util/concurrency.py")
-"""Files of the frames below which nobody has called the Env's code: the event loop's, and a thread's."""
+"""Files whose frames end the search for a caller in the Env's code: the event loop's, and a thread's."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?P<package>[^/]+)")
 _END_NAMES = ("_run", "_run_once", "run_forever", "run", "_bootstrap_inner", "_work")
 
@@ -35,7 +35,7 @@ class Place:
 
 
 class Own:
-    """The code of one Env: the files of its classes, and what lies beside them."""
+    """The code of one Env: the files of its classes, and those beside them."""
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -54,7 +54,7 @@ class Own:
         return not installed and not any(f"/{name}/" in file for name in _SHIPPED)
 
     def of_frame(self, frame: FrameType | None) -> Place | None:
-        """The innermost line of the Env's own code that runs below a frame. None if it is not the Env that runs."""
+        """The innermost line of the Env's own code that led to a frame. None if the Env is not running."""
         while frame is not None:
             file = frame.f_code.co_filename
             if self.has(file):
@@ -78,20 +78,20 @@ class Own:
         return found
 
     def of_error(self, exc: BaseException) -> Place | None:
-        """The same, also for an error that was raised out of a group or out of another error."""
+        """The same for an error that may be inside a group or have another error as its cause."""
         if (found := self.of_traceback(exc.__traceback__)) is not None:
             return found
         inner = [*getattr(exc, "exceptions", ()), exc.__cause__, exc.__context__]
         return next((place for one in inner if one is not None and (place := self.of_error(one))), None)
 
     def of_text(self, traceback: str) -> Place | None:
-        """The same, of a traceback that was written down."""
+        """The same, from the text of a traceback."""
         found = re.findall(r'^\s*File "(.+)", line (\d+)', traceback, re.MULTILINE)
         own = [Place(file, int(line)) for file, line in found if self.has(file)]
         return own[-1] if own else None
 
     def of_awaited(self, coroutine: Any) -> Place | None:
-        """The innermost own line at which a coroutine is suspended."""
+        """The innermost own line where a coroutine is suspended."""
         found = None
         while coroutine is not None:
             frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
@@ -106,7 +106,7 @@ class Own:
     # Lines of the source
 
     def of_member(self, *names: str) -> Place:
-        """The definition of the first of these members that the author wrote; else of the class."""
+        """Where the first of these members that the author wrote is defined; else where the class is."""
         for name in names:
             for base in self.classes:
                 if name in vars(base) and (found := _definition(base, vars(base)[name])) is not None:
@@ -116,7 +116,7 @@ class Own:
         return _line_of(self.cls)
 
     def of_global(self, name: str) -> Place | None:
-        """The assignment of a module's global. None if the class has such a member."""
+        """Where a module's global is assigned. None if the class has a member of that name."""
         if self.wrote(name):
             return None
         for module in self.modules:
@@ -126,7 +126,7 @@ class Own:
         return None
 
     def wrote(self, name: str) -> bool:
-        """Whether the author wrote such a member."""
+        """Whether the author wrote a member of that name."""
         return any(name in vars(base) for base in self.classes)
 
     def _assignment(self, base: type, name: str) -> Place | None:
@@ -137,7 +137,7 @@ class Own:
 
     @staticmethod
     def _tree(base: type) -> ast.ClassDef:
-        """The class as its file has it."""
+        """The syntax tree of the class, from its file."""
         try:
             with Path(inspect.getsourcefile(base) or "?").open() as file:
                 tree = ast.parse(file.read())
@@ -148,7 +148,7 @@ class Own:
 
     @cached_property
     def modules(self) -> list[ModuleType]:
-        """The modules of the author's classes, and their neighbours from which those import."""
+        """The modules of the author's classes, and the neighbouring modules that those import."""
         first = [sys.modules[base.__module__] for base in self.classes if base.__module__ in sys.modules]
         names = {getattr(value, "__module__", None) for module in first for value in list(vars(module).values())}
         near = [sys.modules[name] for name in sorted(filter(None, names)) if name in sys.modules]
@@ -160,7 +160,7 @@ class Own:
         return isinstance(file, str) and file.startswith(self._homes) and self.has(file)
 
     def calls(self, wanted: Callable[[str], bool]) -> Iterator[tuple[Place, str]]:
-        """The calls in the files of the author's classes, with the names that they are called by: `time.sleep`."""
+        """The calls in the files of the author's classes, with the names as written: `time.sleep`."""
         for file in dict.fromkeys(filter(None, map(_source, self.classes))):
             for node in ast.walk(ast.parse(Path(file).read_text())):
                 if isinstance(node, ast.Call) and wanted(name := dotted(node.func)):
@@ -175,7 +175,7 @@ class Own:
 
 
 def dotted(node: ast.AST) -> str:
-    """`a.b.c` as it is written; "" for anything else."""
+    """`a.b.c` as written; "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
@@ -184,7 +184,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def of_function(function: Any) -> Place:
-    """The line at which a function is defined."""
+    """The line where a function is defined."""
     inner = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(inner, "__code__", None)
     return Place(code.co_filename, code.co_firstlineno) if code is not None else Place("?", 0)
@@ -235,9 +235,9 @@ def _is_agentrls(module: str) -> bool:
 
 
 def library_of(own: Own, frame: FrameType | None) -> str | None:
-    """The installed package that the Env's own code has called and that now runs. None if its own line runs.
+    """The installed package that the Env's own code has called and that is running. None if the Env's own line runs.
 
-    The standard library is none: what it does in the Env's line, such as `time.sleep`, is that line's.
+    The standard library does not count: a call such as `time.sleep` belongs to the Env's line.
     """
     while frame is not None and not own.has(frame.f_code.co_filename):
         if found := _INSTALLED.search(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""The players that know the answers, and those that do nothing: each is played twice on each task."""
+"""The gold player, which knows the answers, and one that does nothing: each plays each task twice."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SCORE_NOTHING = "give reward=0.0 in the last step of a loss, or let score retur
 
 
 async def players(subject: Subject, tasks: Sequence[Task], of: str = "") -> None:
-    """Findings about the scores. What the gold player said is kept as a script of its task.
+    """Findings about the scores. The gold player's turns are kept as a script of the task.
 
-    `of` says how many tasks there are: "6 held-out and 18 training tasks".
+    `of` describes all tasks there are: "6 held-out and 18 training tasks".
     """
     plays = [await _both(subject, task) for task in tasks]
     _unscored(subject, plays)
@@ -40,7 +40,7 @@ async def players(subject: Subject, tasks: Sequence[Task], of: str = "") -> None
 
 @dataclass(frozen=True, slots=True)
 class _Both:
-    """One task, played by those that know the answer and by those that do nothing."""
+    """One task, played by the gold player and by doing nothing."""
 
     task: Task
     gold: Sequence[Played]
@@ -48,11 +48,11 @@ class _Both:
 
     @property
     def broken(self) -> bool:
-        """Whether a play failed, which is told elsewhere."""
+        """Whether a play failed. That is reported elsewhere."""
         return any(played.failure for played in (*self.gold, *self.noop))
 
     def nothing(self) -> float:
-        """The most that doing nothing got. What nobody rewards is 0."""
+        """The highest reward for doing nothing. No reward counts as 0."""
         return max(played.trajectory.reward or 0.0 for played in self.noop)
 
 
@@ -69,10 +69,10 @@ async def _both(subject: Subject, task: Task) -> _Both:
 
 
 def _unscored(subject: Subject, plays: Sequence[_Both]) -> None:
-    """Plays that were to be scored, and got no reward at all.
+    """Report plays that should have been scored, but got no reward at all.
 
-    A `score` may hand on what the steps gave, which is None where no step gave anything. That is an error only if no
-    step of any play did, and else a warning.
+    A `score` may return what the steps gave, which is None if no step gave anything. That is an error only if no step
+    of any play gave a reward; otherwise it is a warning.
     """
     whose = [(_GOLD, played) for one in plays for played in one.gold]
     whose += [(_noop(subject), played) for one in plays for played in one.noop]
@@ -94,7 +94,7 @@ def _unscored(subject: Subject, plays: Sequence[_Both]) -> None:
 
 
 def _judged(subject: Subject, one: _Both) -> None:
-    """What is wrong with how the gold player scored, and whether two plays agree."""
+    """Report what is wrong with the gold player's scores, and two plays that disagree."""
     if one.broken or any(played.trajectory.reward is None for played in one.gold):
         return
     gold = [Play(played.trajectory.reward) for played in one.gold]
@@ -112,7 +112,7 @@ def _judged(subject: Subject, one: _Both) -> None:
 
 
 def _answered(trajectory: Trajectory) -> str:
-    """What the player answered beside the label, where that may be why the score is low."""
+    """The player's answer next to the label, if that may explain the low score."""
     answer, label = trajectory.answer, trajectory.task.label
     if not answer or not isinstance(label, str | int | float | bool):
         return ""
@@ -123,9 +123,9 @@ def _answered(trajectory: Trajectory) -> str:
 
 
 def _nothing_rewarded(subject: Subject, plays: Sequence[_Both]) -> None:
-    """Doing nothing is rewarded: an error where it wins every task, as then nothing can be learned.
+    """Report that doing nothing is rewarded. It is an error if it wins every task, as then nothing can be learned.
 
-    Where it wins some, these may be tasks with nothing to do.
+    If it wins only some, those may be tasks with nothing to do.
     """
     least, most = _range(subject)
     rewarded = [one for one in plays if one.nothing() > max(least, 0.0)]
@@ -150,7 +150,7 @@ def _nothing_rewarded(subject: Subject, plays: Sequence[_Both]) -> None:
 
 
 def _range(subject: Subject) -> tuple[float, float]:
-    """What doing nothing and the gold player should get."""
+    """The rewards that doing nothing and the gold player should get."""
     return subject.cls.reward_range or (0.0, 1.0)
 
 
@@ -167,7 +167,7 @@ async def _played(subject: Subject, task: Task, speak: Speak, player: str, turns
 
 
 def failed(subject: Subject, played: Played) -> bool:
-    """Report the failure of an ordinary play, if there is one."""
+    """Whether an ordinary play failed. A failure is reported."""
     failure = played.failure
     if failure is None:
         return False
@@ -187,7 +187,7 @@ def _nothing(task: Task, trajectory: Trajectory) -> Speech:
 
 
 def _without_rest(said: Sequence[Turn]) -> list[Turn]:
-    """The turns of a player, without what was said in its place after its end."""
+    """The turns of a player, without those that were filled in after its end."""
     turns = list(said)
     while len(turns) > 1 and turns[-1] == NOTHING:
         turns.pop()

@@ -26,7 +26,7 @@ from agentrl.types import JSON, Limits, Task
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
 Speech: TypeAlias = Generator[Turn, str, None]
 Speak: TypeAlias = Callable[[Task, Trajectory], Speech]
-"""A player that also sees the trajectory so far, and with it the tools that are offered."""
+"""A player that also sees the trajectory so far, including the offered tools."""
 Prepare: TypeAlias = Callable[[Env], None]
 Around: TypeAlias = Callable[[Engine], Engine]
 
@@ -36,10 +36,10 @@ _HOOKS_OF = {"reset": ("reset", "tools"), "step": ("step", "exec_tool", "last_tu
 
 @dataclass(slots=True)
 class Subject:
-    """The Env under check, and all that a check needs to play it."""
+    """The Env under check, and everything a check needs to play it."""
 
     path: str
-    """How the Env was named, for a process of its own; "" if only the class is known."""
+    """The Env's dotted path or file, so that another process can load it; "" if only the class is known."""
     envs: EnvFactory
     tasks: Sequence[Task]
     renderer: Renderer
@@ -53,13 +53,13 @@ class Subject:
     share_s: float = 0.0
     slow: bool = False
     patience_s: float = 20.0
-    """How long the cancellations of one script may take, in seconds. Other limits of time go with it."""
+    """How long the cancellations of one script may take, in seconds. Other time limits scale with it."""
     plays: int = 0
-    """How many episodes were begun."""
+    """How many episodes were started."""
     scripts: dict[str, list[Turn]] = field(default_factory=dict)
-    """Task id -> what is said in the plays that are compared."""
+    """Task id -> the turns of the plays that are compared."""
     steady: bool = True
-    """Two plays of one script got the same answers."""
+    """Whether two plays of one script got the same answers."""
 
     @property
     def cls(self) -> type[Env]:
@@ -73,7 +73,7 @@ class Subject:
         return self.scripts.get(task.id) or next(iter(self.scripts.values()), [])
 
     def place_of(self, failure: Failure) -> Place:
-        """The line to look at for a failure: the author's own, or else the hook's."""
+        """The line to look at for a failure: one of the author's, or else the hook's."""
         hooks = _HOOKS_OF.get(failure.boundary, (failure.boundary,))
         return self.own.of_text(failure.traceback) or self.own.of_member(*hooks)
 
@@ -88,10 +88,10 @@ class Played:
     close_errors: list[Exception] = field(default_factory=list)
     parked: Parked | None = None
     turn_limit: int = 0
-    """The most turns that it could have."""
+    """The maximum number of turns."""
 
     def told(self, player: str) -> str:
-        """Who played how long, so that the same can be played by hand."""
+        """Who played how many turns, so that the same can be played by hand."""
         turns = len(self.trajectory.turns)
         return f"{player}, task {self.trajectory.task.id}, {turns} of at most {self.turn_limit} turns"
 
@@ -110,7 +110,7 @@ class Played:
         return self.trajectory.failure
 
     def answers(self) -> list[str]:
-        """All that the Env has said and given, in order; two plays of one script are compared by it."""
+        """All observations and rewards of the Env, in order. Two plays of one script are compared by them."""
         trajectory = self.trajectory
         said = [f"{m.get('role')}: {m.get('content')}" for m in trajectory.messages if m.get("role") != "assistant"]
         raw = [f"raw text: {turn.raw}" for turn in trajectory.turns if turn.raw]
@@ -119,7 +119,7 @@ class Played:
         return [*said, *raw, *rewards, f"stop: {trajectory.stop}", f"reward: {trajectory.reward}", *broke]
 
     def first(self) -> list[str]:
-        """What the Env showed before the first turn."""
+        """The observations before the first turn."""
         before = takewhile(lambda message: message.get("role") != "assistant", self.trajectory.messages)
         prompt = self.trajectory.segments[0].tokens[: self.trajectory.segments[0].prompt_length]
         return [*(str(message.get("content")) for message in before), str(list(prompt))]
@@ -135,9 +135,9 @@ async def play(
     around: Around = lambda engine: engine,
     stop_after: int | None = None,
 ) -> Played:
-    """One episode. `prepare` gets the Env before it begins, `around` wraps the engine.
+    """Play one episode. `prepare` gets the Env before it begins, `around` wraps the engine.
 
-    `stop_after` aborts and parks the episode after so many turns.
+    `stop_after` aborts and parks the episode after that many turns.
     """
     subject.plays += 1
     env = subject.envs.make()
@@ -180,7 +180,7 @@ async def _episode(
 
 
 async def go_on(subject: Subject, parked: Parked, turns: Sequence[Turn]) -> Played:
-    """Continue a parked episode in a fresh Env. Raises ResumeError if that Env does not come to the same place."""
+    """Continue a parked episode in a fresh Env. Raises ResumeError if that Env does not reach the same state."""
     env = parked.env or subject.envs.make()
     played = Played(env, parked.episode.trajectory)
     keep_close_errors(env, played)
@@ -215,7 +215,7 @@ def keep_close_errors(env: Env, played: Played) -> None:
 
 
 def talk(turns: Sequence[Turn]) -> Speech:
-    """Say these turns, then nothing more that means anything."""
+    """Take these turns, then only empty ones."""
     for turn in turns:  # noqa: UP028 - `yield from` would send the answers to the list
         yield turn
     while True:
@@ -227,7 +227,7 @@ def saying(turns: Sequence[Turn]) -> Speak:
 
 
 def by(player: Player) -> Speak:
-    """A player of the author's, who says nothing more once it has ended."""
+    """A player of the author's. After its end, the turns are empty."""
 
     def speak(task: Task, trajectory: Trajectory) -> Speech:
         yield from player(own_task(task))
@@ -237,7 +237,7 @@ def by(player: Player) -> Speak:
 
 
 def recording(speak: Speak, said: list[Turn]) -> Speak:
-    """The same player, whose turns are added to `said`."""
+    """The same player. Its turns are added to the given list."""
 
     def again(task: Task, trajectory: Trajectory) -> Speech:
         speech, heard = speak(task, trajectory), ""

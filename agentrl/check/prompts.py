@@ -1,4 +1,4 @@
-"""What the model is shown first: of its task, but not the answer."""
+"""The first observation must show the model its task, but not the answer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _ignored(subject: Subject, plays: Sequence[Played], reads: ResetReads) -> No
 
 
 def _label_shown(subject: Subject, plays: Sequence[Played]) -> None:
-    """Each prompt holds its own label, and not those of the other tasks."""
+    """Report if each prompt contains its own label, and not those of the other tasks."""
     shown = [(_prompt(played), _labels(played.trajectory.task.label)) for played in plays]
     if len(shown) < 2 or not all(labels for _, labels in shown) or len({tuple(labels) for _, labels in shown}) < 2:
         subject.report.skipped.setdefault("label in prompt", "it takes two tasks with different labels in text")

@@ -1,4 +1,4 @@
-"""Play the same script again and again: each play must get the same answers, leave nothing, and change nothing."""
+"""Play the same script several times: each play must get the same answers, leave nothing, and change nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Once:
 
 
 async def repeat(subject: Subject, ledger: Ledger, script: Sequence[Turn], task: Task) -> None:
-    """Three plays of one script on one task, and what follows from them."""
+    """Play one script three times on one task, and report what differs, leaks or changes."""
     speak = saying(script)
     plays = [await _once(subject, ledger, task, speak, number) for number in range(_TIMES)]
     _leaks(subject, ledger, plays[-2:])
@@ -46,7 +46,7 @@ async def repeat(subject: Subject, ledger: Ledger, script: Sequence[Turn], task:
 
 
 async def _once(subject: Subject, ledger: Ledger, task: Task, speak: Speak, number: int) -> _Once:
-    gc.collect()  # what earlier episodes have left to the garbage collector goes now, and not during this one
+    gc.collect()  # garbage of earlier episodes is collected now, not during this one
     for _ in range(3):
         await asyncio.sleep(0)
     there, before = ledger.look(), pictures(subject.own, subject.envs)
@@ -59,7 +59,7 @@ async def _once(subject: Subject, ledger: Ledger, task: Task, speak: Speak, numb
 
 @contextmanager
 def global_random(seed: int) -> Iterator[None]:
-    """Python's global random numbers begin elsewhere in each play, as they do in each process."""
+    """Seed Python's global random numbers differently for each play, as in separate processes."""
     state = random.getstate()
     random.seed(seed)
     try:
@@ -69,7 +69,7 @@ def global_random(seed: int) -> Iterator[None]:
 
 
 def _leaks(subject: Subject, ledger: Ledger, plays: Sequence[_Once]) -> None:
-    """What each of two plays has left. What only one leaves is kept for good, such as the thread of a pool."""
+    """Report what both of two plays left. What only one leaves is kept on purpose, such as a pool's thread."""
     first, second = ({one.same: one for one in once.left} for once in plays)
     for same in first.keys() & second.keys():
         report_left(subject, ledger, second[same], "an episode")
@@ -96,7 +96,7 @@ _ENDINGS = {
 
 
 async def _state(subject: Subject, task: Task, speak: Speak, plays: Sequence[_Once]) -> None:
-    """What every play has changed again. A cache is filled once, by the first."""
+    """Report what every play changes anew. A cache is filled only once, by the first play."""
     found = changed(plays[1].before, plays[1].after) & changed(plays[2].before, plays[2].after)
     if difference(plays[0].played.answers(), plays[1].played.answers()):
         found |= changed(plays[0].before, plays[0].after)
@@ -110,7 +110,7 @@ async def _state(subject: Subject, task: Task, speak: Speak, plays: Sequence[_On
 
 
 async def first_change(subject: Subject, tasks: Sequence[Task], speak: Speak) -> tuple[Culprit, set[Kept]]:
-    """The line that first changes anything that outlives the episode, while two tasks are played."""
+    """Play two tasks, and find the first line that changes something which outlives the episode."""
     before = pictures(subject.own, subject.envs)
     with Culprit(subject.own, lambda: pictures(subject.own, subject.envs)) as culprit:
         for task in tasks:
@@ -136,7 +136,7 @@ def _determinism(subject: Subject, plays: Sequence[Played]) -> None:
         return
     subject.steady = False
     if report.has("state"):
-        return  # that is why
+        return  # this explains the difference
     calls = undetermined_calls(subject.own)
     used = f" ({calls[0][1]})" if calls else ""
     if begins:

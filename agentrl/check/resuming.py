@@ -1,4 +1,4 @@
-"""Abort an episode after each turn, and go on in a fresh Env, through pickle: it must end as without an abort."""
+"""Abort an episode after each turn, pickle it, resume it in a fresh Env: it must end as without the abort."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHECK = "resuming"
 
 
 async def resuming(subject: Subject, task: Task, script: Sequence[Turn]) -> str:
-    """What was tried, or why nothing could be."""
+    """Returns what was tried, or why nothing could be."""
     how = resume_method(subject.cls)
     if how == "alive" or subject.is_agent:
         return "an aborted episode stays open: neither snapshot nor `deterministic`"
@@ -37,7 +37,7 @@ async def resuming(subject: Subject, task: Task, script: Sequence[Turn]) -> str:
 
 
 async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: Played, after: int) -> bool:
-    """Whether an episode that is aborted after so many turns ends as `whole` did."""
+    """Whether an episode that is aborted after that many turns ends as `whole` did."""
     first = await play(subject, task, saying(script), stop_after=after)
     if first.parked is None:
         said = first.trajectory.info.get("not_parked")
@@ -64,7 +64,7 @@ async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: 
 
 
 def _where(subject: Subject, played: Played) -> Place:
-    """The line of what broke after a return, if anything did."""
+    """The line that broke after resuming, if any; else the snapshot's."""
     if played.failure is not None:
         return subject.place_of(played.failure)
     error = runtime(played.env).first_tool_error

@@ -1,4 +1,4 @@
-"""Tools: their JSON Schemas, their descriptions, and whether the model's template carries them."""
+"""Tools: their JSON Schemas, their descriptions, and whether the model's template shows them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _wrong(function: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
 
 
 def _faults(schema: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Whatever is no JSON Schema, with its place."""
+    """What is not valid JSON Schema, and where."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
@@ -109,7 +109,7 @@ def _described(subject: Subject, function: Mapping[str, JSON], place: Place) -> 
 
 
 def _documented(subject: Subject, name: str, method: Any) -> None:
-    """A docstring that describes an argument which the method does not have."""
+    """Report a docstring that describes an argument which the method does not have."""
     described = {param.arg_name for param in docstring_parser.parse(inspect.getdoc(method) or "").params}
     for unknown in sorted(described - set(inspect.signature(method).parameters)):
         place = place_of_tool(subject.own, name)
@@ -131,7 +131,7 @@ def _line_in_docstring(method: Any, word: str, otherwise: Place) -> Place:
 
 
 def _rendered(subject: Subject, tools: Sequence[ToolSpec]) -> None:
-    """The model's template shows every tool."""
+    """Report tools that the model's template does not show."""
     place = subject.own.of_member("tools", *(made.attribute for made in subject.cls._agentrl_tools.values()))
     try:
         subject.envs.prove(subject.renderer)

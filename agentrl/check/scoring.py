@@ -1,4 +1,4 @@
-"""The reward: a number in its range, and a score that only looks at the trajectory."""
+"""The reward must be a number in its range, and `score` must not change the trajectory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _USUAL = (-1.0, 1.0)
 
 
 async def scoring(subject: Subject, task: Task, speak: Speak) -> None:
-    """Findings about `score`: it is called twice on one trajectory, which must not change."""
+    """Findings about `score`. It is called twice on one trajectory, which must not change."""
     if not subject.own.wrote("score"):
         return
     seen: list[tuple[Any, Any, bool]] = []
@@ -67,7 +67,7 @@ async def _changes(subject: Subject, task: Task, speak: Speak) -> None:
 
 
 def in_range(subject: Subject, played: Played, player: str) -> None:
-    """The reward of any play lies within what the Env declares, else within the usual."""
+    """Report a reward outside the range that the Env declares, or else outside the usual one."""
     reward, declared = played.trajectory.reward, subject.cls.reward_range
     if reward is None:
         return

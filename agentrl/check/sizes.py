@@ -1,4 +1,4 @@
-"""Observations that are too large, or repeat all that was observed before."""
+"""Observations that are too large, or that repeat all earlier ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrl.check.playing import Played, Subject
 
 _CHECK = "sizes"
 LARGE = 40_000
-"""Characters of an observation, some ten thousand tokens."""
+"""Characters of an observation; about ten thousand tokens."""
 _REPEATS = 3
 _LEAST = 20
 
@@ -42,7 +42,7 @@ def _tools(subject: Subject) -> list[str]:
 
 
 def _observed(played: Played) -> list[str]:
-    """Prompt and answers, each as one text."""
+    """The prompt and each answer as text."""
     found, now = [""], 0
     for message in played.trajectory.messages:
         if message.get("role") == "assistant":
@@ -56,7 +56,7 @@ def _observed(played: Played) -> list[str]:
 
 
 def _repeats(observed: Sequence[str]) -> bool:
-    """Whether some observations in a row each hold the one before, and more."""
+    """Whether several observations in a row each contain the one before, and more."""
     row = 0
     for before, after in pairwise(observed):
         longer = len(before) >= _LEAST and len(after) > len(before) and before.strip() in after

@@ -35,7 +35,7 @@ Pictures = Mapping[Kept, Any]
 
 
 def pictures(own: Own, envs: EnvFactory) -> Pictures:
-    """A picture of each thing that outlives an episode; two differ if it was changed."""
+    """A picture of each thing that outlives an episode. Two pictures differ if the thing was changed."""
     found = {Kept("shared", "", "self.shared"): envs.shared}
     for base in own.classes:
         for name, value in vars(base).items():
@@ -49,7 +49,7 @@ def pictures(own: Own, envs: EnvFactory) -> Pictures:
 
 
 def picture(value: Any, own: Own) -> Any:
-    """A value as nested tuples. Objects of foreign classes are told apart by their identity alone."""
+    """A value as nested tuples. Objects of foreign classes are compared by identity only."""
     return _Painter(own).paint(value, 0)
 
 
@@ -58,7 +58,7 @@ def changed(before: Pictures, after: Pictures) -> set[Kept]:
 
 
 class Culprit:
-    """Finds the line of the author's code after which something looks different; within `with`."""
+    """Within `with`: finds the line of the author's code that changes something."""
 
     def __init__(self, own: Own, look: Callable[[], Any]) -> None:
         self._own, self._look = own, look

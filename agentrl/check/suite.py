@@ -1,4 +1,4 @@
-"""All checks of one Env, in order. Each play is watched for what it leaves behind and for blocking the event loop."""
+"""All checks of one Env, in order. Each play is watched for leaks and for blocking the event loop."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ CHECKS = (
 )
 _TURNS = 12
 _SHARE_OF_EPISODE = 20
-"""An Env whose episodes take more than this part of the time is checked with one task and one script."""
+"""An Env whose episodes take more than 1/20 of the time is checked with one task and one script."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What is checked, and with what."""
+    """What to check, and with what."""
 
     env: str | type[Env]
     tasks: Sequence[Task]
@@ -67,19 +67,19 @@ class Given:
     noop: Player | None = None
     limits: Limits = field(default_factory=lambda: Limits(close_s=10.0))
     only: Sequence[str] = ()
-    """Some of CHECKS; all if there are none."""
+    """Some of CHECKS; all if empty."""
     process: bool = True
-    """Also play in a process of its own."""
+    """Also play in a separate process."""
     seconds: float = 20.0
-    """How long the cancellations of one script may take. Other limits of time go with it."""
+    """How long the cancellations of one script may take. Other time limits scale with it."""
     of: str = ""
-    """Of how many tasks `tasks` are: "6 held-out and 18 training tasks"."""
+    """All tasks, from which `tasks` were chosen, in words: "6 held-out and 18 training tasks"."""
     begins: Callable[[str], object] = lambda name: None
-    """Gets the name of each check when it begins."""
+    """Called with the name of each check when it begins."""
 
 
 async def check(given: Given) -> Report:
-    """Check an Env. Raises ConfigError if it cannot be made, InfraError if `share` says that the world broke."""
+    """Check an Env. Raises ConfigError if it cannot be made, InfraError if `share` raises one."""
     envs = EnvFactory(given.env, given.config)
     report, own = Report(), Own(envs.cls)
     path = given.env if isinstance(given.env, str) else ""
@@ -113,7 +113,7 @@ class _Suite:
         self._scripts: list[list[Turn]] = []
 
     async def replay(self) -> None:
-        """Play the scripts once more: what seems to block is judged again, as a busy machine makes any line slow."""
+        """Replay the scripts to confirm what seems to block, as a busy machine makes any line slow."""
         self.given.begins("blocking, again")
         for script in self._scripts:
             await play(self.subject, self.subject.tasks[0], saying(script))
@@ -150,12 +150,12 @@ class _Suite:
             subject.report.checked["robustness"] = await fuzzing(subject, task, tools)
         elif subject.is_agent:
             subject.report.skipped["robustness"] = "an agent takes its turns by itself; its tools are its own"
-        if self._wants("cancellation"):  # the last, as it may leave a lock behind that nobody gives back
+        if self._wants("cancellation"):  # the last one, as it may leave a lock that is never released
             self.given.begins("cancellation")
             await self._cancelled(task, scripts)
 
     async def _first_plays(self) -> list[Played] | None:
-        """Each task once. None if none of them can be played."""
+        """Play each task once. None if none can be played."""
         subject, plays, reads = self.subject, list[Played](), ResetReads()
         self.given.begins("prompt")
         for task in subject.tasks:
@@ -197,7 +197,7 @@ class _Suite:
             await fresh_process(subject, task, scripts[-1], self.given.config)
 
     async def _beside(self, task: Task, script: Sequence[Turn]) -> None:
-        """Two tasks beside each other, or one twice."""
+        """Play two tasks at the same time, or one twice."""
         subject, other = self.subject, self.subject.tasks[-1]
         by_gold = script == subject.scripts.get(task.id)
         speaks = [saying(script), saying(subject.scripts.get(other.id, script) if by_gold else script)]
@@ -234,7 +234,7 @@ class _Suite:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What an Env gets wrong is told as findings, not by the log as well."""
+    """Silence the log: what an Env gets wrong is reported as findings."""
     logger = logging.getLogger("agentrl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

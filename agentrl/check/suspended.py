@@ -1,4 +1,4 @@
-"""Count the places at which an Env's coroutines wait, and cancel the episode exactly at one of them."""
+"""Count the places where an Env's coroutines wait, and cancel the episode exactly at one of them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _HOOKS = ("tools", "reset", "step", "exec_tool", "last_turn", "score", "run")
 
 
 class Wait(NamedTuple):
-    """One time that a hook waited."""
+    """One wait of a hook."""
 
     hook: str
     place: Place
 
 
 class Suspensions:
-    """All waits of one episode in order; the one at `at` is where `cancel` is called."""
+    """All waits of one episode, in order. `cancel` is called at the one with index `at`."""
 
     def __init__(self, own: Own, at: int | None = None, cancel: Callable[[], object] = lambda: None) -> None:
         self._own, self._at, self._cancel = own, at, cancel
         self.waits: list[Wait] = []
         self.cancelled: Wait | None = None
         self.ended: str = ""
-        """How the hook that was cancelled ended: "cancelled", "returned", or the error that it raised instead."""
+        """How the cancelled hook ended: "cancelled", "returned", or the error that it raised instead."""
         self.error: BaseException | None = None
 
     def attach(self, env: Env) -> None:
-        """Count in the hooks, tools and resources of an Env that has not begun."""
+        """Count in the hooks, tools and resources of an Env whose episode has not begun."""
         names = [name for name in _HOOKS if self._own.wrote(name) and hasattr(env, name)]
         if not plays_itself(type(env)):
             names += [made.attribute for made in env._agentrl_tools.values()]
@@ -64,7 +64,7 @@ class Suspensions:
         return begun
 
     def _counts(self, wait: Wait) -> bool:
-        """Whether it is here that the episode is cancelled."""
+        """Count a wait. Returns whether the episode is cancelled here."""
         self.waits.append(wait)
         if self._at is None or len(self.waits) - 1 != self._at or self.cancelled is not None:
             return False
@@ -80,7 +80,7 @@ class Suspensions:
 
 
 class Counted:
-    """A coroutine whose waits are counted. At the chosen one it waits until it is cancelled."""
+    """A coroutine whose waits are counted. At the chosen wait it stays until it is cancelled."""
 
     def __init__(self, counter: Suspensions, name: str, coroutine: Coroutine[Any, Any, Any], seen: Any = None) -> None:
         self._counter, self._name, self._coroutine = counter, name, coroutine
@@ -88,7 +88,7 @@ class Counted:
         self._chosen = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        counted_coroutine = self._coroutine  # `Own.of_awaited` goes on there
+        counted_coroutine = self._coroutine  # `Own.of_awaited` continues there
         step: Callable[[], Any] = partial(counted_coroutine.send, None)
         try:
             while True:
@@ -102,7 +102,7 @@ class Counted:
             raise
 
     def _wait(self, waited: Any) -> Generator[Any, Any, Callable[[], Any]]:
-        """Wait for what the coroutine waits for, and say how to go on."""
+        """Wait for what the coroutine waits for. Returns how to continue it."""
         if self._counter.suspends(self._name, self._seen):
             self._chosen = True
             try:
@@ -110,10 +110,10 @@ class Counted:
             except asyncio.CancelledError as exc:
                 if waited is None or waited.done() or not waited.cancel():
                     return partial(self._coroutine.throw, exc)
-                # What it waits for is cancelled, as a task does it; it wakes up when that has ended.
+                # Cancel what it waits for, as a task does. It wakes up once that has ended.
         try:
             value = yield waited
-        except BaseException as exc:  # noqa: BLE001 - it is for the coroutine
+        except BaseException as exc:  # noqa: BLE001 - it is passed on to the coroutine
             return partial(self._coroutine.throw, exc)
         return partial(self._coroutine.send, value)
 
@@ -123,7 +123,7 @@ class Counted:
 
 
 class _Resource:
-    """A resource of the Env's, in whose opening the waits are counted, too."""
+    """A resource of the Env's. The waits of its opening are counted, too."""
 
     def __init__(self, counter: Suspensions, resource: AbstractAsyncContextManager[Any]) -> None:
         self._counter, self._resource = counter, resource

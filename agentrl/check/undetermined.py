@@ -1,4 +1,4 @@
-"""Calls in an Env's source whose results no seed decides."""
+"""Calls in an Env's source whose results do not depend on a seed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def undetermined_calls(own: Own) -> list[tuple[Place, str]]:
 
 
 def _rank(value: Any) -> int:
-    """0 if a seed decides its results."""
+    """0 if a seed determines its results."""
     owner = getattr(value, "__self__", None)
     if owner is getattr(random, "_inst", None) or (owner is not None and owner is _numpys()):
         return 1
@@ -56,7 +56,7 @@ def _numpys() -> Any:
 
 
 def _value(name: str, module: ModuleType) -> Any:
-    """The object that a dotted name stands for in a module; None if it is not known before it runs."""
+    """The object that a dotted name refers to in a module; None if it is not known before it runs."""
     first, *others = name.split(".")
     value = vars(module).get(first, {"hash": hash, "id": id}.get(first))
     for other in others:

@@ -1,6 +1,6 @@
-"""The verdict on a task by how it was played: nothing done must score 0, its own solution 1, each twice.
+"""The verdict on a task, from its plays: doing nothing must score 0, its own solution 1, each twice.
 
-`agentrl check` and `agentrl validate` both judge by it.
+Used by `agentrl check` and `agentrl validate`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Play:
 def judge(
     noop: Sequence[Play], oracle: Sequence[Play], *, least: float = 0.0, most: float = 1.0
 ) -> tuple[Verdict, str]:
-    """The verdict on a task by how it was played, and the reason if it is not good.
+    """The verdict on a task, from its plays, and the reason if it is not good.
 
-    `oracle` are the plays of the solution, `least` and `most` what nothing and the solution should score.
+    `oracle` are the plays of the solution. Doing nothing should score `least`, the solution `most`.
     """
     nothing, solved = [play.score for play in noop], [play.score for play in oracle]
     if any(score is not None and score > least for score in nothing):
@@ -49,7 +49,7 @@ def judge(
 def _broken(
     nothing: Sequence[float | None], solved: Sequence[float | None], plays: Sequence[Play]
 ) -> tuple[Verdict, str] | None:
-    """The verdict where two plays of a kind differ, or one gave no score."""
+    """The verdict if two plays of a kind differ, or one gave no score."""
     if len(set(nothing)) > 1 or len(set(solved)) > 1:
         broke = next((f": {play.error}" for play in plays if play.error), "")
         return "flaky", f"doing nothing scored {_shown(nothing)}, the solution {_shown(solved)}{broke}"

@@ -1,4 +1,4 @@
-"""What Python and asyncio say by themselves: coroutines never awaited, tasks whose error nobody saw, open sessions."""
+"""Warnings of Python and asyncio: coroutines never awaited, tasks whose error was never read, open sessions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.errors import told
 
 
 class Warned:
-    """Collects them within `with`."""
+    """Collects these warnings within `with`."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject, self._said = subject, list[tuple[str, Place | None]]()

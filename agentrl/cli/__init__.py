@@ -30,7 +30,7 @@ from agentrl.cli.train import train
 from agentrl.cli.validate import validate
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
-"""click's UsageError, wherever typer has it: newer versions bring a click of their own."""
+"""click's UsageError, wherever typer keeps it: newer versions of typer bundle their own click."""
 
 app = typer.Typer(
     name="agentrl",
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def run_line(words: Sequence[str]) -> int:
-    """Run one command line, and return its exit code. What was typed wrongly is answered in one line on stderr."""
+    """Run one command line, and return its exit code. A usage error is reported in one line on stderr."""
     try:
         return int(app(list(words), prog_name="agentrl", standalone_mode=False) or 0)
     except _UsageError as exc:

@@ -1,4 +1,4 @@
-"""An agent's session as a tree: its replies, and how the agent told them back."""
+"""An agent's session as a tree: its replies, and how the agent sent them back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def visible(text: str) -> str:
 
 
 def session_tree(trajectory: Trajectory, width: int) -> Iterator[Text]:
-    """A line for each reply: those of one segment below each other, what branches off deeper."""
+    """A line for each reply. Replies of one segment are below each other; branches are indented."""
     session = trajectory.session or {}
     nodes: Sequence[Mapping[str, JSON]] = session.get("nodes", ())
     below: dict[int | None, list[Mapping[str, JSON]]] = {}
@@ -42,13 +42,13 @@ def session_tree(trajectory: Trajectory, width: int) -> Iterator[Text]:
         children = below.get(node["id"], [])
         same = [child for child in children if child["segment"] == node["segment"]]
         other = [child for child in children if child["segment"] != node["segment"]]
-        waiting += [(child, depth) for child in same]  # the line goes on behind what branches off
+        waiting += [(child, depth) for child in same]  # the line continues after its branches
         waiting += [(child, depth + 1) for child in reversed(other)]
     yield from _refusals(session.get("requests", ()), width)
 
 
 def _refusals(requests: Sequence[Mapping[str, JSON]], width: int) -> Iterator[Text]:
-    """What the gateway refused, and how often. What came after the session's end is left out."""
+    """What the gateway refused, and how often, without requests after the session's end."""
     lines = [line for line in requests if line["event"] == "refused" and line["kind"] != "closed"]
     counted = Counter(": ".join(filter(None, [line.get("what"), line["message"]])) for line in lines)
     for said, times in counted.items():

@@ -1,4 +1,4 @@
-"""Coroutines that nobody awaited are reported at the line that made them, not where they were collected."""
+"""Report coroutines that were never awaited at the line that made them, not where they were collected."""
 
 from __future__ import annotations
 

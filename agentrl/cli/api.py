@@ -1,4 +1,4 @@
-"""Episodes that a model behind an API plays: its options, and the episodes with their results."""
+"""Episodes that an API model plays: the options, and the episodes with their results."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ Samples: TypeAlias = Annotated[int, typer.Option(help="Episodes of each task.", 
 EPISODES = 32
 _KNOCK_S = 5.0
 _PATIENCE_S = (0.5, 1.0, None)
-"""Between attempts to connect to a server that refuses it."""
+"""Waits between attempts to connect to a server that refuses connections; None: give up."""
 _SECONDS = 600.0
-"""For one answer: a model may think for minutes."""
+"""Time limit for one answer: a model may think for minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +151,10 @@ def read_prices(given: str | None) -> tuple[float, float] | None:
 async def play_all(
     api: Api, envs: EnvFactory, results: Results, samples: int, what: str, *, trained: bool = False
 ) -> list[list[Trajectory]]:
-    """Play what `results` lacks, and return all episodes by task. Those of the API are never trained by reinforcement.
+    """Play what `results` lacks, and return all episodes by task. RL never trains on episodes of an API model.
 
-    With `trained` they may be imitated, up to the first turn that the tokens do not carry. Raises as `play_episode`
-    does; what is finished by then is in the results.
+    With `trained` they may be imitated, up to the first turn that the tokens cannot represent. Raises as `play_episode`
+    does; `results` then has the finished episodes.
     """
     from agentrl.chat.engine import PlayerEngine
     from agentrl.rollout.groups import Rollout, settle_rewards
@@ -185,7 +185,7 @@ async def play_all(
 
 
 def own_reward(config: EpisodeConfig) -> RewardFn | None:
-    """The reward function of the settings, for episodes that are scored one by one. Raises ConfigError."""
+    """The configured reward function, for episodes that are scored one by one. Raises ConfigError."""
     from agentrl.rollout.groups import GroupReward
 
     reward = config.reward_function()
@@ -195,7 +195,7 @@ def own_reward(config: EpisodeConfig) -> RewardFn | None:
 
 
 async def refuse_silence(url: str, key: str = "--api") -> None:
-    """Raises ConfigError if nothing listens at the URL that `key` names, after some seconds in which it may start."""
+    """Raises ConfigError if nothing listens at the URL that `key` names. A server gets some seconds to start."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     for seconds in _PATIENCE_S:
@@ -206,7 +206,7 @@ async def refuse_silence(url: str, key: str = "--api") -> None:
                 address = f"{parts.hostname}:{port}"
                 raise ConfigError(f"nothing listens at {address}; start the server, or correct {key}") from None
             await asyncio.sleep(seconds)
-        except (OSError, TimeoutError):  # the requests say what it is
+        except (OSError, TimeoutError):  # the requests will report it
             return
         else:
             writer.close()
@@ -215,7 +215,7 @@ async def refuse_silence(url: str, key: str = "--api") -> None:
 
 @contextmanager
 def _kept(results: Results) -> Iterator[None]:
-    """Say of a ConfigError that what was finished before it is kept."""
+    """Add to a ConfigError that the episodes finished before it are kept."""
     try:
         yield
     except ConfigError as exc:
@@ -233,7 +233,7 @@ async def _play(rollout: Rollout, api: Api, task: Task, session_id: str) -> Traj
 
 
 def mask(episode: Trajectory, *, trained: bool) -> None:
-    """Mask what may not be imitated: all, or the turns from the first on whose tokens are not what was said."""
+    """Mask what may not be imitated: all turns, or those from the first one whose tokens differ from its message."""
     if not trained:
         episode.mask("off_policy")
         return
@@ -244,14 +244,14 @@ def mask(episode: Trajectory, *, trained: bool) -> None:
 
 
 def out_file(out: Path | None) -> str:
-    """How an interrupted command says that it can go on."""
+    """The message of an interrupted command: how to resume it."""
     if out is None:
         return "nothing was written; with --out FILE, finished episodes are kept, and the same command goes on"
     return f"what was finished is in {out}; the same command goes on with the rest"
 
 
 def departures(episodes: Sequence[Trajectory]) -> Mapping[str, int]:
-    """How many episodes hold an answer that the tokens do not carry, by the reason of the first."""
+    """How many episodes contain an answer that the tokens cannot represent, by the reason of the first one."""
     found: dict[str, int] = {}
     for episode in episodes:
         reasons = episode.info.get("player", {}).get("not_carried", {})

@@ -27,7 +27,7 @@ def certify(
 ) -> None:
     """Prove that the chat template can be continued token for token, and that what it writes is read back.
 
-    Exit 1 and show the case where it cannot be used at all, 3 where it is asked for tools and can be used without only.
+    Exit 1, and show the case, if it cannot be used at all; exit 3 if tools are asked for and it works only without.
     """
     with one_line_errors():
         tokenizer, source = _tokenizer(model), _source(template)
@@ -81,7 +81,7 @@ def _source(template: Path | None) -> str | None:
 
 
 def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str, str]:
-    """The certificate, and why no tools can be offered, and no agents of others be served; empty if they can."""
+    """The certificate; why no tools can be offered; why no external agents can be served. Empty if they can."""
     from agentrl.chat.tokens.writer import prove_for_agents
     from agentrl.render import PROBE_TOOL, load_renderer
 

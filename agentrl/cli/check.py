@@ -32,7 +32,7 @@ FOUND = 1
 """Exit code where there is an error; 2 is a wrong command."""
 _CLOSE_S = 10.0
 _EVERY_S = 10.0
-"""How often it is told which check runs."""
+"""How often the running check is shown."""
 
 
 def check(
@@ -107,7 +107,7 @@ def _checked(
 
 
 class Progress:
-    """Tells from time to time, within `with`, which check runs. A thread does it, as an Env may block the loop."""
+    """Within `with`, shows from time to time which check runs. It uses a thread, as an Env may block the loop."""
 
     def __init__(self) -> None:
         self._name, self._began = "the Env", time.monotonic()
@@ -131,12 +131,12 @@ class Progress:
 
 
 def _player(path: str | None) -> Player | None:
-    """A player by its path, whose source is still known."""
+    """The player at a path. Its source can still be found."""
     return update_wrapper(load_player(path), load_object(path)) if path else None
 
 
 def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> tuple[list[Task], str]:
-    """The tasks to check with, and of how many they are."""
+    """The tasks to check with, and how many there are in all, in words."""
     from agentrl.rollout.own_tasks import makes_tasks, own_tasks
     from agentrl.rollout.tasks import load_tasks
 
@@ -157,7 +157,7 @@ def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> tuple[list[Task],
 
 
 def _count(tasks: list[Task], split: str) -> str:
-    """How many there are. A generator, which may be endless, is not followed to its end."""
+    """How many there are, in words. A generator may be endless, so it is not counted to its end."""
     from agentrl.rollout.own_tasks import DEFAULT_EPISODES
 
     return f"{len(tasks)}{' or more' if len(tasks) == DEFAULT_EPISODES[split] else ''}"

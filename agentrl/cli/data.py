@@ -1,4 +1,4 @@
-"""`agentrl data`: rows for training, written from data in other formats, or by an Env that makes its own tasks."""
+"""`agentrl data`: write rows for training from other formats, or from an Env that makes its own tasks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def search_r1(
 ) -> None:
     """Write rows in the format of Search-R1's data, with the paper's prompt.
 
-    The same questions and seed give the same split, in whatever order they stand in the file.
+    The same questions and seed give the same split, whatever their order in the file.
     """
     with one_line_errors():
         if out.exists() and not out.is_dir():

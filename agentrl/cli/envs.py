@@ -27,11 +27,11 @@ class Described:
     what: str = ""
     tools: list[str] = field(default_factory=list)
     agent: bool = False
-    """Whether an agent with tools of its own plays it."""
+    """Whether an agent plays it, with the agent's own tools."""
     tools_later: bool = False
-    """Whether there are tools, or more of them, that only an episode makes known: an MCP server's, say."""
+    """Whether there are tools, or more of them, that are known only in an episode: an MCP server's, for example."""
     needs: list[str] = field(default_factory=list)
-    """Keys of env_config that have to be given, and what a machine must have for one episode."""
+    """Required keys of env_config, and what a machine must have for one episode."""
     broken: str = ""
     """Why it cannot be used."""
 
@@ -47,7 +47,7 @@ class Described:
 def envs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with nothing left out.")] = False) -> None:
     """List the installed environments: what each is, its tools, and whether it needs an engine, a key or a sandbox.
 
-    Each name stands for a class wherever a command or a configuration asks for an environment.
+    Each name can be used wherever a command or a configuration asks for an environment.
     """
     with one_line_errors():
         found = [described(entry) for entry in entries()]
@@ -67,12 +67,12 @@ def _sentence(text: str) -> str:
 
 
 def _short(need: str) -> str:
-    """What is needed, without where, how much and what else would do."""
+    """What is needed, without details and alternatives."""
     return need if need.startswith("config: ") else re.split(r" at |[(,;]", need)[0].strip()
 
 
 def described(entry: Entry) -> Described:
-    """One entry; a broken one says why."""
+    """Describe one entry; for a broken one, why it is broken."""
     try:
         cls = load_env(entry.path)
         about = (cls.__doc__ or "no docstring").strip().partition("\n")[0]

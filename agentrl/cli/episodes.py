@@ -31,7 +31,7 @@ OnEpisode = Callable[[Trajectory], None]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeConfig:
-    """How an Env is configured and bounded outside of a training run."""
+    """How an Env is configured and limited outside of a training run."""
 
     env_config: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
@@ -97,7 +97,7 @@ def progress(what: str, total: int) -> Iterator[OnEpisode]:
 
 @contextmanager
 def _lines(total: int) -> Iterator[OnEpisode]:
-    """A thread prints them, so that they come although no episode ends."""
+    """Printed by a thread, so that progress appears even while no episode finishes."""
     earned, counting, ended = Earned(), threading.Lock(), threading.Event()
 
     def tell() -> None:
@@ -142,14 +142,14 @@ def _bar(console: Console, what: str, total: int) -> Iterator[OnEpisode]:
 
 
 def warn_unscored(count: int) -> None:
-    """Say on stderr what to do if no episode was rewarded."""
+    """Print on stderr what to do if no episode was rewarded."""
     if count:
         remedy = "write score(trajectory), or give a reward in step (reward=0.0 for a loss)"
         typer.echo(f"warning: none of {count} episodes was rewarded; {remedy}", err=True)
 
 
 def refuse_all_failed(trajectories: Sequence[Trajectory]) -> None:
-    """Raises InfraError, with the first failure, if there is no episode that could be played."""
+    """Raises InfraError, with the first failure, if no episode could be played."""
     failures = [trajectory.failure for trajectory in trajectories]
     if all(failures) and (first := failures[0]) is not None:
         raise InfraError(f"none of {len(failures)} episodes could be played; the first: {first.error}")
@@ -174,13 +174,13 @@ def held(out: Path) -> int:
 
 
 def refuse_finished(out: Path | None) -> None:
-    """Raises ConfigError if `out` holds episodes: to play them again would cost money, or somebody's time."""
+    """Raises ConfigError if `out` has episodes: playing them again would cost money, or a person's time."""
     if out is not None and (count := held(out)):
         raise ConfigError(f"{out} holds {count} episodes; name another file, or remove it")
 
 
 def write_trajectories(out: Path, trajectories: Sequence[Trajectory]) -> None:
-    """One a line, all or nothing."""
+    """Write one trajectory a line: all or nothing."""
     from agentrl.train.files import write_atomically
 
     out.parent.mkdir(parents=True, exist_ok=True)

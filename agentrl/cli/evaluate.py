@@ -99,12 +99,11 @@ def evaluate(
 ) -> None:
     """Play held-out tasks with a model, and print how well it did.
 
-    A run's folder brings the limits, `thinking` and `special_tokens` it was trained with and, for the Env it was
+    For a run's folder, the limits, `thinking` and `special_tokens` of its training are used and, for the Env it was
     trained in, its env_config and reward. --set reward=FILE.py:function scores with another function.
 
-    Each episode is kept as it ends: the same command resumes after Ctrl-C or a kill. With --api a model behind an
-    endpoint plays, and what --out holds is never played again. Such episodes cannot be trained. docs/evaluating.md
-    says more.
+    Each episode is kept as it ends: the same command resumes after Ctrl-C or a kill. With --api, an API model plays,
+    and episodes in --out are never played again. Such episodes cannot be trained. See docs/evaluating.md.
     """
     temperature = 0.0 if api is None and temperature is None else temperature
     with one_line_errors(lambda: out_file(out) if api else how_to_resume(out)):
@@ -170,7 +169,7 @@ def _refuse_engine(engine: str) -> None:
 
 
 def _ask(job: _Job, api: Api) -> list[list[Trajectory]]:
-    """Episodes by task, those that --out holds among them. Raises as `play_all` does."""
+    """Episodes by task, including those in --out. Raises as `play_all` does."""
     envs, _, tasks = _prepare(job)
     refuse_agents(envs)
     with only_writer(job.out):
@@ -200,7 +199,7 @@ def _prepare(job: _Job) -> tuple[EnvFactory, Any, list[Task]]:
 
 
 async def _evaluate(job: _Job, envs: EnvFactory, reward: Any, results: Results) -> list[list[Trajectory]]:
-    """Episodes by task. Those that `results` has are not played again, and it is given the others one by one."""
+    """Episodes by task. Those in `results` are not played again; the others are added to it one by one."""
     from agentrl.rollout import Rollout, run_groups
 
     if isinstance(url := job.config.engine_config.get("url"), str):

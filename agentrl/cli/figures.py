@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from agentrl.trajectory.trajectory import Trajectory
 
 _TRAINING = ("groups", "zero_advantage_groups", "uncredited_groups", "failed_groups", "samples", "resumes", "restarts")
-"""Metrics that say nothing about an evaluation."""
+"""Metrics that mean nothing for an evaluation."""
 _OF_TOOLS = ("episodes_with_tools", "tool_call_rate", "bad_call_rate", "tool_errors")
 _OF_TOKENS = ("trained_tokens", "masked_tokens", "prefix_breaks")
-"""What only training needs to know."""
+"""Metrics that matter only for training."""
 _COUNTED = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "untold", "filtered", "cost")
 _PER_PRICE = 1e6
 _NO_PLAYER = "An API's turns come without log-probs: nothing here can be trained by reinforcement."
@@ -31,7 +31,7 @@ _NO_PLAYER = "An API's turns come without log-probs: nothing here can be trained
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """How figures are told."""
+    """How figures are reported."""
 
     title: str
     by: str | None = None
@@ -80,7 +80,7 @@ def figures_of(groups: Sequence[Sequence[Trajectory]], told: Told) -> dict[str, 
 
 
 def player_figures(episodes: Sequence[Trajectory], prices: tuple[float, float] | None) -> dict[str, Any]:
-    """What an API's answers took, summed over the episodes. Empty if none of them was played by one."""
+    """What an API's answers cost, summed over the episodes. Empty if an API played none of them."""
     players = [episode.info["player"] for episode in episodes if "host" in episode.info.get("player", {})]
     if not players:
         return {}

@@ -1,4 +1,4 @@
-"""You in the model's place: `agentrl play ENV` in a terminal."""
+"""`agentrl play ENV` in a terminal: you take the model's place."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _STYLES = {"system": "dim", "user": "cyan", "tool": "yellow", "assistant": "gree
 
 
 class _QuitError(Exception):
-    """The player has had enough."""
+    """The player wants to stop."""
 
 
 def play_yourself(
@@ -135,7 +135,7 @@ async def _episode(
 
 @dataclass(slots=True)
 class _Terminal:
-    """Lines from a terminal without blocking the event loop: a tool's own connections live on while you think."""
+    """Reads lines from a terminal without blocking the event loop: a tool's connections stay open while you think."""
 
     console: Console
     _read: bytearray = field(default_factory=bytearray)
@@ -186,7 +186,7 @@ class _Terminal:
         self.console.print(render_trajectory(trajectory, renderer.decode))
 
     def step_reward(self, trajectory: Trajectory) -> None:
-        """What the Env gave for the last turn, if it gave anything."""
+        """Show the reward of the last turn, if the Env gave one."""
         if trajectory.turns and trajectory.turns[-1].reward is not None:
             self.say(f"reward of this step: {trajectory.turns[-1].reward:g}", "bold")
 
@@ -201,7 +201,7 @@ class _Terminal:
 
 
 async def _readable() -> bytes:
-    """What can be read of stdin, once there is anything."""
+    """Wait for input, and return what can be read from stdin."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), ready.set)
     try:
@@ -246,7 +246,7 @@ class _Human:
             return await asyncio.Future()  # the engine gives up waiting
 
     async def _said(self, tools: Sequence[ToolSpec]) -> Message | None:
-        """A turn; None if the line was none."""
+        """A turn; None if the line is not one."""
         line = await self.terminal.line("you > ")
         command, _, rest = line.strip().partition(" ")
         match command:
@@ -297,7 +297,7 @@ class _Human:
         }
 
     async def _arguments(self, tool: ToolSpec) -> dict[str, JSON]:
-        """One after the other; an empty line leaves out one that need not be there."""
+        """Ask for one after the other. An empty line leaves out an optional one."""
         arguments: dict[str, JSON] = {}
         for name, schema in _properties(tool).items():
             required = name in _required(tool)
@@ -333,14 +333,14 @@ def _required(tool: ToolSpec) -> Sequence[str]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """What an argument may be, in words."""
+    """The type of an argument, in words."""
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     return str(schema.get("type", "JSON"))
 
 
 def _read_value(line: str, schema: Mapping[str, Any]) -> JSON:
-    """The argument that a line gives: a string as it is typed, anything else as JSON. Raises ValueError."""
+    """The argument in a line: a string as typed, anything else as JSON. Raises ValueError."""
     if schema.get("type") == "string":
         return line
     try:

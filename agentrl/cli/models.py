@@ -77,7 +77,7 @@ def weights_of(name: str) -> str:
 
 
 def check_model(name: str) -> None:
-    """Raises ConfigError for a model that cannot exist: at once, before anything slow is imported."""
+    """Raises ConfigError for a model that cannot exist, before anything slow is imported."""
     from agentrl.models import check_name
 
     check_name(weights_of(name))
@@ -102,9 +102,9 @@ def run_config(name: str) -> TrainConfig | None:
 
 
 def import_slow(*, weights: bool) -> None:
-    """Import what takes seconds. Ctrl-C ends that at once here, but in an event loop only when it is done.
+    """Import what takes seconds. Ctrl-C stops it at once here, but in an event loop only after it is done.
 
-    `weights`: also what runs a model. What is not installed is left to those who need it, and say so.
+    `weights`: also import what runs a model. A missing package is ignored here: its user reports it.
     """
     with suppress(ImportError):
         from transformers import AutoTokenizer  # noqa: F401
@@ -116,7 +116,7 @@ def import_slow(*, weights: bool) -> None:
 
 @contextmanager
 def needs_torch() -> Iterator[None]:
-    """Turn a missing import into a ConfigError that says how to install it."""
+    """Turn a missing import into a ConfigError that explains how to install it."""
     try:
         yield
     except ModuleNotFoundError as exc:

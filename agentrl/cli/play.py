@@ -1,4 +1,4 @@
-"""`agentrl play`: episodes with a scripted player, an API's model or yourself in the model's place."""
+"""`agentrl play`: episodes in which a scripted player, an API model or you take the model's place."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
 _PlayOne: TypeAlias = "Callable[[Env, Task, Renderer], Awaitable[Trajectory]]"
 
 _API = "api"
-"""The name of the player that is a model behind an API."""
+"""The name of the player that is an API model."""
 _CONCURRENCY = 32
-"""Episodes in flight: enough to hide the waiting of an environment, but not too many for any."""
+"""Episodes in flight: enough to hide an environment's waits, but not too many for any environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class _Job:
         return envs, tasks
 
     def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those that are good enough to be imitated."""
+        """The trajectories that are good enough to be imitated."""
         if self.min_reward is None:
             return list(trajectories)
         return [t for t in trajectories if t.is_valid and t.reward is not None and t.reward >= self.min_reward]
@@ -135,16 +135,17 @@ def play(
     temperature: Temperature = None,
     settings: EpisodeSettings = None,
 ) -> None:
-    """Play episodes with a scripted player, a model behind an API, or yourself; record them as demonstrations.
+    """Play episodes with a scripted player, an API model, or yourself; record them as demonstrations.
 
     A player is a generator that takes a Task and yields the model's turns: text, or agentrl.testing.call(tool, ...).
-    Each yield returns the environment's answer. A function of two parameters (messages, tools) plays, too: it is asked
-    for each turn, and reads the first observation. --set reward=FILE.py:function scores in place of the environment.
+    Each yield returns the environment's answer. A function of two parameters (messages, tools) can play, too: it is
+    called for each turn, and also gets the first observation. --set reward=FILE.py:function replaces the
+    environment's score.
 
-    A finished --out is not overwritten with what an API or you play anew; other players replace it.
+    A finished --out is not overwritten if an API or you play; other players replace it.
 
     A player that knows the answers and one that does nothing show whether an environment can be won, and only by
-    playing it. With --player api, a model behind --api plays: --min-reward keeps what it did well, for --warm-start.
+    playing it. With --player api, the model at --api plays: --min-reward keeps its good episodes, for --warm-start.
     """
     asked = api is not None or player == _API
     yours, replaced = list[Trajectory](), 0
@@ -210,7 +211,7 @@ def load_player(path: str) -> Player:
 
 
 def _player(path: str, config: EpisodeConfig) -> _PlayOne:
-    """What plays an episode with the function at `path`. Raises ConfigError."""
+    """The function that plays an episode with the player at `path`. Raises ConfigError."""
     reward = own_reward(config)
     if _reads_messages(path):
         return partial(_play_speaker, path=path, config=config, reward=reward)
@@ -232,7 +233,7 @@ def _player(path: str, config: EpisodeConfig) -> _PlayOne:
 
 
 def _reads_messages(path: str) -> bool:
-    """Whether the function at `path` takes two arguments, and not one."""
+    """Whether the function at `path` takes two arguments instead of one."""
     found = load_object(path)
     try:
         taken = inspect.signature(found)
@@ -300,7 +301,7 @@ def _refuse_scripted(player: str | None) -> None:
 
 
 def _refuse_finished(out: Path | None) -> None:
-    """Raises ConfigError if all episodes of the API have been played. If not, the command goes on."""
+    """Raises ConfigError if all episodes of the API have been played. If not, the command resumes."""
     file = unfinished(out)
     if file is None or not file.exists():
         refuse_finished(out)
@@ -316,7 +317,7 @@ def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajecto
 
 
 def _play_api(job: _Job, api: Api) -> list[Trajectory]:
-    """All episodes. Those to keep are written. Raises as `play_all` does; the command can then go on."""
+    """All episodes. Those to keep are written. Raises as `play_all` does; the command can then be resumed."""
     envs, tasks = job.prepare()
     refuse_agents(envs)
     with only_writer(job.out):
@@ -333,7 +334,7 @@ def _play_api(job: _Job, api: Api) -> list[Trajectory]:
 
 
 def _play_script(job: _Job, path: str, model: str) -> list[Trajectory]:
-    """All episodes, those that a killed command has left among them. Those to keep are written."""
+    """All episodes, including those that a killed command has left. Those to keep are written."""
     from agentrl.rollout.groups import Scored, settle_rewards
 
     play_one = _player(path, job.config)
@@ -408,7 +409,7 @@ def _report(
 
 
 def _warn_unknown_tools(played: Sequence[Trajectory], player: str) -> None:
-    """Say which tools a script called that do not exist. Raises ConfigError if each of its episodes called one."""
+    """Warn of unknown tools that a script called. Raises ConfigError if each of its episodes called one."""
     unknown, episodes = Counter[str](), 0
     for trajectory in played:
         known = [tool_name(tool) for tool in trajectory.tools]

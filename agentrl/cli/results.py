@@ -1,4 +1,4 @@
-"""Finished episodes in a file, a row each as they come, so that a command can go on where it was ended."""
+"""Finished episodes in a file, one row each as they finish, so that an interrupted command can resume."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Seat: TypeAlias = tuple[str, int]
 """An episode: the key of its task, and the number of the sample."""
 
 _KEY = "played"
-"""Of `Trajectory.info`: what a row belongs to."""
+"""Key of `Trajectory.info`: what a row belongs to."""
 _SOURCE = "source"
-"""Of what a row belongs to: a digest of the Env's file."""
+"""Key of what a row belongs to: a digest of the Env's file."""
 
 
 @dataclass(slots=True)
 class Results:
-    """The episodes of `tasks` that are finished. With a `file` each is written there as soon as it is.
+    """The finished episodes of `tasks`. With a `file`, each is written there as soon as it is finished.
 
-    `about` says what was played: the Env, the model, the settings.
+    `about` describes what was played: the Env, the model, the settings.
     """
 
     tasks: Sequence[Task]
@@ -43,26 +43,26 @@ class Results:
     file: Path | None = None
     done: dict[Seat, Trajectory] = field(default_factory=dict)
     found: str = ""
-    """What the file held, in words."""
+    """What the file contained, in words."""
     keys: Sequence[str] = ()
     """A key for each task, in order."""
     code: type | None = None
-    """The Env's class. Rows tell episodes apart that were played before its file changed."""
+    """The Env's class. Rows record a digest of its file, so that episodes from before a change can be recognised."""
     warning: str = ""
     _source: tuple[str, str] = field(init=False)
     """The file of `code` and its digest, as the command began; both empty where there is none."""
 
     def __post_init__(self) -> None:
         self._source = source_of(self.code)
-        if self.file is not None and is_special(self.file):  # such as /dev/stdout: it holds nothing to resume
+        if self.file is not None and is_special(self.file):  # such as /dev/stdout: there is nothing to resume
             self.file = None
         self.keys = _keys(self.tasks)
         self.about = shown(self.about)
 
     def load(self) -> None:
-        """Take what the file holds already. A row that a kill tore is dropped; episodes that failed are played again.
+        """Read the episodes in the file. A row that a kill cut off is dropped; failed episodes are played again.
 
-        Raises ConfigError for rows of something else, and for a file that holds no such rows.
+        Raises ConfigError for rows of another command, and for a file of another kind.
         """
         if self.file is None or not self.file.exists():
             return
@@ -87,9 +87,9 @@ class Results:
         self.warning = self._changed()
 
     def load_same(self) -> None:
-        """Take what the same command has left. What another one has left is removed: these episodes are cheap.
+        """Read what the same command has left. What another one has left is removed: these episodes are cheap.
 
-        Raises ConfigError if a model behind an API has played them: those were paid for.
+        Raises ConfigError if an API model has played them: they cost money.
         """
         try:
             self.load()
@@ -103,14 +103,14 @@ class Results:
             self.found, self.warning = "", f"{self.file} was left by another command and is replaced: it {reason}"
 
     def tell(self) -> None:
-        """Say on stderr what the file held."""
+        """Print on stderr what the file contained."""
         if self.found:
             typer.echo(f"{self.file}: {self.found}", err=True)
         if self.warning:
             typer.echo(f"warning: {self.warning}", err=True)
 
     def _changed(self) -> str:
-        """That the file of the Env has changed since some of the episodes were played; or nothing."""
+        """A warning if the Env's file has changed since some of the episodes were played; else empty."""
         file, digest = self._source
         older = sum(_SOURCE in t.info[_KEY] and t.info[_KEY][_SOURCE] != digest for t in self.done.values())
         if not digest or not older:
@@ -119,7 +119,7 @@ class Results:
         return f"{changed}; name another file to keep them apart"
 
     def missing(self, samples: int) -> list[tuple[Task, Seat]]:
-        """The episodes that have still to be played, by sample and then by task: each task is begun early."""
+        """The episodes still to be played, by sample and then by task: each task is begun early."""
         seats = [(task, (key, n)) for n in range(samples) for task, key in zip(self.tasks, self.keys, strict=True)]
         return [(task, seat) for task, seat in seats if seat not in self.done]
 
@@ -137,7 +137,7 @@ class Results:
         return [[self.done[key, n] for n in range(samples) if (key, n) in self.done] for key in self.keys]
 
     def finish(self, out: Path | None, episodes: Sequence[Trajectory]) -> None:
-        """Write the episodes to `out`. The file of those on the way there is done with."""
+        """Write the episodes to `out`. The file of unfinished work is removed."""
         if out is not None:
             write_trajectories(out, episodes)
             if self.file is not None:
@@ -170,12 +170,12 @@ class Results:
 
 
 def unfinished(out: Path | None) -> Path | None:
-    """Where episodes are kept until all are played; None if `out` cannot be gone on with, as a device."""
+    """Where episodes are kept until all are played; None if `out` cannot be resumed, such as a device."""
     return None if out is None or is_special(out) else out.with_name(f"{out.name}.unfinished")
 
 
 def how_to_resume(out: Path | None) -> str:
-    """What an interrupted command says whose episodes cost nothing."""
+    """The message of an interrupted command whose episodes cost nothing."""
     file = unfinished(out)
     if file is None or not file.exists():
         return "nothing was written; run the command again"
@@ -192,7 +192,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _difference(was: JSON, now: JSON, path: str) -> tuple[str, str]:
-    """Two values in a few words; of mappings only the first key that differs."""
+    """Two values in a few words; for mappings, only the first key that differs."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         key = next(key for key in (*now, *was) if was.get(key) != now.get(key))
         return _difference(was.get(key), now.get(key), f"{path}{key}.")
@@ -210,7 +210,7 @@ def source_of(code: object | None) -> tuple[str, str]:
 
 
 def _keys(tasks: Sequence[Task]) -> list[str]:
-    """A key for each task that depends on what it says, and for equal ones on their order."""
+    """A key for each task, made from its content and, for equal tasks, from their order."""
     seen: Counter[str] = Counter()
     keys = []
     for task in tasks:

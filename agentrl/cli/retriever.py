@@ -1,4 +1,4 @@
-"""`agentrl retriever`: BM25 over a corpus, behind the HTTP contract that Search-R1's recipes ask."""
+"""`agentrl retriever`: BM25 over a corpus, with the HTTP contract that Search-R1's recipes use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def serve(
     """Serve a corpus, until Ctrl-C: POST /retrieve, GET /health.
 
     The index is made at first use and kept beside the corpus. The server
-    has no key: whoever reaches the port may search.
+    has no key: everyone who reaches the port may search.
     """
     with one_line_errors(lambda: "the server has ended"):
         run(_serve(corpus, host, port, topk))
@@ -71,7 +71,7 @@ async def _opened(corpus: Path) -> Any:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Any]:
-    """A bar on a terminal, and one line elsewhere. Nothing is shown where there is nothing to index."""
+    """A bar on a terminal, one line elsewhere. Nothing is shown if there is nothing to index."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""`agentrl sandbox`: what sandboxes this machine can make, which there are, and the removal of those left behind."""
+"""`agentrl sandbox`: which sandboxes this machine can make, which exist, and the removal of abandoned ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Backend = Annotated[
 
 @sandbox.command()
 def check(backend: _Backend = "") -> None:
-    """Try each back end and say what its sandboxes enforce, or why it does not work; exit 2 if none does."""
+    """Try each back end and show what its sandboxes enforce, or why it does not work; exit 2 if none does."""
     with one_line_errors():
         names = [backend] if backend else load_object(f"{_SURVEY}:NAMES")
         checks = [asyncio.run(load_object(f"{_SURVEY}:check")(name)) for name in names]
@@ -38,7 +38,7 @@ def check(backend: _Backend = "") -> None:
 
 @sandbox.command("ls")
 def list_(backend: _Backend = "") -> None:
-    """List the sandboxes of all runs, those left behind too, and what else is left: images, cgroups, processes."""
+    """List the sandboxes of all runs, abandoned ones too, and what else is left: images, cgroups, processes."""
     with one_line_errors():
         boxes = _asked("found", backend)
         if boxes:
@@ -57,8 +57,8 @@ def list_(backend: _Backend = "") -> None:
 
 @sandbox.command()
 def gc(backend: _Backend = "") -> None:
-    """Remove the sandboxes whose run has ended or whose time is over, as a run that starts does; and what else is left
-    behind: images that agentrl made, unless a run has sandboxes on the engine, empty cgroups, processes of an engine
+    """Remove the sandboxes whose run has ended or whose time is over, as each new run does; also other leftovers:
+    images that agentrl made, unless a run has sandboxes on the engine, empty cgroups, processes of an engine
     that is gone."""
     with one_line_errors():
         said = [f"{_asked('collect', backend)} sandboxes"]

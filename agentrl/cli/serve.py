@@ -1,4 +1,4 @@
-"""`agentrl serve`: a model behind SGLang's HTTP endpoints, or behind those of OpenAI and Anthropic, on this machine."""
+"""`agentrl serve`: a model on this machine with SGLang's HTTP endpoints, or with those of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def serve(
     """Serve a model with SGLang's HTTP protocol, until Ctrl-C.
 
     With --openai it serves Chat Completions, Responses and Anthropic's
-    Messages instead, as an agent meets them in training: each request stands
-    alone, streamed or not, with tools and reasoning.
+    Messages instead, as an agent meets them in training: each request is
+    independent, streamed or not, with tools and reasoning.
 
     Without a key, everyone who reaches the port may use it: generate, abort,
     change the weights. By default that is this machine's users.
     Web pages are refused, and so are names that are not this machine's.
     With a key, everything but /health needs it. agentrl's client sends the
     key in AGENTRL_API_KEY; slime and SGLang's router send none, so keep
-    their ports in a private network. docs/serve.md says more.
+    their ports in a private network. See docs/serve.md.
     """
     with one_line_errors(lambda: "the server has ended"):
         from agentrl.engine.sglang.access import Access  # aiohttp takes 0.2 s to import

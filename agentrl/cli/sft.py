@@ -34,7 +34,7 @@ def sft(
 
     agentrl sft chat.jsonl --model Qwen/Qwen3-0.6B --out runs/taught --set lora.rank=16
 
-    A row is {"messages": [...], "tools": [...]}, as OpenAI's API takes them. To go on after an interruption:
+    A row is {"messages": [...], "tools": [...]}, as OpenAI's API takes them. To resume after an interruption:
     agentrl train --resume --out runs/taught
     """
     given = {"model": model, "out": out, "seed": seed, "device": device.value}

@@ -32,7 +32,7 @@ Role: TypeAlias = Literal["prompt", "trained", "masked", "env", "template", "unr
 @dataclass(frozen=True, slots=True)
 class _Look:
     mark: str
-    """The mark before each line if there are no colours."""
+    """The mark at the start of each line if there are no colours."""
     style: Style
     meaning: str
 
@@ -50,7 +50,7 @@ _MARK_WIDTH = max(len(look.mark) for look in _LOOKS.values())
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Neighbouring tokens of one look. They are decoded together, because a character may take several tokens."""
+    """Neighbouring tokens with one look. They are decoded together, because a character may take several tokens."""
 
     role: Role
     text: str
@@ -121,7 +121,7 @@ def _title(trajectory: Trajectory) -> Text:
 
 
 def _marked(pieces: Sequence[_Piece], console: Console, width: int) -> Iterator[Text]:
-    """Each line behind the mark of who wrote it; a line break that ends a piece is drawn, as the next one hides it."""
+    """Each line with the mark of its author. A line break that ends a piece is drawn, as the next mark hides it."""
     for piece in pieces:
         mark = f"{_LOOKS[piece.role].mark:<{_MARK_WIDTH}} | "
         text = f"{piece.text[:-1]}\u21b5" if piece.text.endswith("\n") else piece.text
@@ -198,7 +198,7 @@ def load_trajectory(
         if of_chat is not None and is_chat(data):
             return _at(f"{file}:{number}", lambda: of_chat(data))
         trajectory = _of_log(lines) if "event" in data else Trajectory.from_json(data)
-        list(session_tree(trajectory, 80))  # what an agent's session holds is read here, not while it is printed
+        list(session_tree(trajectory, 80))  # read an agent's session here, not while it is printed
         return trajectory
     except ConfigError:
         raise
@@ -207,7 +207,7 @@ def load_trajectory(
 
 
 def _at(where: str, read: Callable[[], Trajectory]) -> Trajectory:
-    """What `read` gives. Raises ConfigError with the line for chat that is not learned."""
+    """What `read` returns. Raises ConfigError with the line for chat that cannot be learned."""
     try:
         return read()
     except SkippedError as exc:
@@ -217,7 +217,7 @@ def _at(where: str, read: Callable[[], Trajectory]) -> Trajectory:
 
 
 def _of_chat(row: Mapping[str, JSON], renderer: Renderer, model: str) -> Trajectory:
-    """A row of chat, as long as it may be, as the template of `model` writes it."""
+    """A row of chat of any length, as the template of `model` writes it."""
     chat = ChatReader(renderer=renderer, context=1 << 30).read(row)
     typer.echo(f"chat, as agentrl sft --model {model} learns it")
     for remark in chat.remarks:
@@ -226,7 +226,7 @@ def _of_chat(row: Mapping[str, JSON], renderer: Renderer, model: str) -> Traject
 
 
 def _of_log(lines: Sequence[tuple[int, str]]) -> Trajectory:
-    """What the log of an agent's session tells, whose process may have died."""
+    """The trajectory from the log of an agent's session. Its process may have died."""
     from agentrl.gateway.session.session import Session
 
     trajectory = Trajectory()

@@ -27,10 +27,10 @@ def check(
         ),
     ],
 ) -> None:
-    """Say what would go wrong with a slime run, before any GPU is taken; exit 2 if there are errors.
+    """Show what would go wrong with a slime run, before any GPU is taken; exit 2 if there are errors.
 
-    In a script, write `agentrl slime check --` in front of the command that starts train.py, `ray job submit ...` or
-    not: it is then checked, not run.
+    In a script, write `agentrl slime check --` in front of the command that starts train.py, with or without
+    `ray job submit ...`: it is then checked, not run.
     """
     with one_line_errors():
         from agentrl.slime.check import check, read_argument, verdict

@@ -91,7 +91,7 @@ def train(
 
 
 def build_config(file: Path | None, flags: dict[str, Any], *, resume: bool) -> TrainConfig:
-    """The configuration in `file`, or on resumption the run's own, under `flags`. Raises ConfigError."""
+    """The configuration in `file`, or the run's own when resuming, overridden by `flags`. Raises ConfigError."""
     from agentrl.train.config import TrainConfig
 
     if resume and file is None:

@@ -46,7 +46,7 @@ def validate(
 ) -> None:
     """Validate coding tasks without a model: doing nothing must score 0, and the task's own solution 1, each twice.
 
-    Prints a table of the tasks of which that is not true, with the reason. Exit 1 if there are any.
+    Prints a table of the tasks where that is not true, with the reason. Exit 1 if there are any.
     """
     with one_line_errors():
         if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):

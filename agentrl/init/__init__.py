@@ -24,7 +24,7 @@ _KINDS = {".py", ".md", ".toml", ".yaml", ".jsonl"}
 def write_project(name: str, template: str = "tool", folder: Path = Path()) -> list[Path]:
     """Write the project `name` as a new folder in `folder`, and return its files.
 
-    Raises ConfigError for a name that no package can have, or that one has, for an unknown template, and for a folder
+    Raises ConfigError for a name that no package can have or that is taken, for an unknown template, and for a folder
     that exists: nothing is overwritten.
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
@@ -59,7 +59,7 @@ def _replaced(text: str, spelled: dict[str, str]) -> str:
 
 
 def _class_name(name: str, texts: dict[str, str]) -> str:
-    """`weather_report` as WeatherReport, or as WeatherReportEnv where the template uses that name for something."""
+    """`weather_report` as WeatherReport, or as WeatherReportEnv if the template already uses that name."""
     found = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     sources = [text for path, text in texts.items() if path.endswith(".py")]
     return f"{found}Env" if any(found in _names(source) for source in sources) else found

@@ -41,7 +41,7 @@ def same(given: str, rights: list[str]) -> bool:
 
 
 def plain(text: str) -> str:
-    """The same mathematics as math-verify reads it: ASCII digits, no marks between thousands, no mixed numbers."""
+    """The text in the form that math-verify reads: ASCII digits, no thousands separators, no mixed numbers."""
     text = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in text)
     text = text.replace("−", "-").strip().strip("$").strip()
     text = re.sub(r"(?<=\d)(?:\\[,;! ]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))", "", text)

@@ -40,7 +40,7 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> dict[str, Any
     try:
         function = _load(request["function"])
         connection.send_bytes(b'{"ready": true}')
-        # If the parent was killed, nobody ends a function that never returns. The kernel does, even inside C code.
+        # If the parent was killed, only the kernel can end a function that never returns, even inside C code.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, request["seconds"] + _GRACE_S)
         try:

@@ -1,4 +1,4 @@
-"""Where an answer stands in what a model wrote, and which labels a task has."""
+"""Find the answer in what a model wrote, and the labels of a task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
 LONGEST = 20_000
-"""Characters. A longer answer is none: reading it would cost more than it can mean."""
+"""Characters. A longer answer counts as none: parsing it would cost too much."""
 
 _TAGS = "<answer>", "</answer>"
 _BOX = re.compile(r"\\f?box(?:ed)?(?=\s*\{|\s+\S)")
@@ -22,9 +22,9 @@ _JOINED = re.compile(r"(?:[\s,;$&{}]|\\[()\[\],;!\s]|\\q?quad\b|\\(?:text|mbox|m
 
 
 def tagged(text: str) -> str | None:
-    """What the last finished <answer> holds. None if there is none.
+    """The content of the last finished <answer>. None if there is none.
 
-    An <answer> that is opened again inside another one begins anew, as the model did.
+    A second <answer> inside an open one starts the answer anew.
     """
     opening, closing = _TAGS
     end = text.rfind(closing)
@@ -43,7 +43,7 @@ def short_answer(text: str) -> str:
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last \boxed{} or \fbox{} holds; of nested ones, the innermost. None if it never ends.
+    r"""The content of the last \boxed{} or \fbox{}; of nested ones, the innermost. None if it never ends.
 
     Boxes with nothing but "and" or a comma between them are one answer: "\boxed{1} and \boxed{2}" is "1, 2".
     """
@@ -62,7 +62,7 @@ def boxed(text: str) -> str | None:
 
 
 def _box(text: str, position: int) -> tuple[str, int] | None:
-    """What the box holds whose name ends at `position`, and where it ends. None if it never does."""
+    """The content of the box whose name ends at `position`, and its end. None if it never ends."""
     behind = text[position : position + 1]
     start = position if behind == "{" else position + len(_SPACE.match(text, position)[0])  # type: ignore[index]
     if text[start : start + 1] == "{":

@@ -25,7 +25,7 @@ _ALONE = re.compile(r"(?<![\w'’])([A-Z])(?![\w'’])")
 
 
 def letter(text: str, valid: Sequence[str]) -> str | None:
-    """The letter that the text chooses: boxed, else stated last, else the last capital that stands alone."""
+    """The letter that the text chooses: boxed, else stated last, else the last single capital letter."""
     box = boxed(text)
     if box and (found := _only(box)) in valid:
         return found
@@ -37,7 +37,7 @@ def letter(text: str, valid: Sequence[str]) -> str | None:
 
 
 def _alone(text: str, valid: Sequence[str]) -> str | None:
-    """The last capital that stands alone and is no English word."""
+    """The last single capital letter that is not an English word."""
     alone = [found for found in _ALONE.findall(text) if found in valid]
     words = [one for one in alone if one not in "AI"]  # "A" and "I" are English words, too
     if alone and _only(text) == alone[0]:
@@ -60,7 +60,7 @@ def _stated(match: re.Match[str]) -> str:
 
 
 def _bare_a(text: str, valid: Sequence[str]) -> str | None:
-    """An "A" or "I" that ends a line or a sentence, which an article or a pronoun does not."""
+    """Whether an "A" or "I" ends a line or a sentence, as an article or a pronoun does not."""
     found = [one for one in re.findall(r"(?<![\w'’])([AI])(?=[.)\]*]*\s*(?:$|\n))", text) if one in valid]
     return found[-1] if found else None
 

@@ -24,8 +24,8 @@ _BESIDE_S = 60.0
 class UnitTests(Grader):
     """1 if the last code block of the answer passes all tests of the label, else 0. The part `passed` is their share.
 
-    The code gets 0 if it takes longer than `seconds` for all tests, or ends its sandbox. The sandboxes come from a pool
-    of each event loop, made on first use. It is closed with the loop, or by `close`.
+    The code gets 0 if all tests together take longer than `seconds`, or if it ends its sandbox. Each event loop has one
+    pool of sandboxes, made on first use. It is closed with the loop, or by `close`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class UnitTests(Grader):
     def _pool(self) -> AbstractAsyncContextManager[Any]:
         # Each grade takes a second sandbox for the tests.
         grade = self.concurrency or max(1, load_object("agentrl_sandbox.machine:room")(self._spec()) // 2)
-        # With no spec of its own, the lane of episodes, which nobody asks, keeps no sandbox ready.
+        # The lane of episodes is not used here. Without a spec it keeps no sandbox ready.
         made: AbstractAsyncContextManager[Any] = load_object("agentrl_sandbox.pool:SandboxPool")(
             self.backend, None, size=1, grade=grade, warm=min(grade, 4)
         )

@@ -1,4 +1,4 @@
-"""A language model as the judge, behind any OpenAI-compatible endpoint."""
+"""A language model as the judge, at any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 

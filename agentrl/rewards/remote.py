@@ -1,4 +1,4 @@
-"""A reward model behind HTTP, with slime's wire format."""
+"""A reward model over HTTP, with slime's wire format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.trajectory.model_output import Written
 from agentrl.types import JSON, Reward
 
 _LINGER_S = 0.01
-"""Seconds that a batch waits for more."""
+"""Seconds that a batch waits for more requests."""
 
 
 class RemoteReward(Grader):

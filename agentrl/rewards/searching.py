@@ -23,7 +23,7 @@ _PASSAGES = re.compile(r"<information>(.*?)</information>", re.DOTALL)
 
 @dataclass(frozen=True)
 class SearchR1(Grader):
-    """Exact match of the last <answer>, shaped by the format and by what was found.
+    """Exact match of the last <answer>, shaped by the format and by the passages found.
 
     | answer | format holds | format is broken |
     |---|---|---|
@@ -70,5 +70,5 @@ def has_format(written: Written) -> bool:
 
 
 def passages(written: Written) -> list[str]:
-    """What stands in the <information> of the observations. One that the model wrote itself is not among them."""
+    """The text in the <information> tags of the observations. Tags that the model wrote itself do not count."""
     return [found for text in written.observed for found in _PASSAGES.findall(text)]

@@ -21,7 +21,7 @@ FILE = f"{MODULE}.py"
 
 _TESTS = ".agentrl_tests"
 _BEFORE = ("test_imports", "test_setup_code")
-"""What MBPP's rows have to be run before their asserts."""
+"""The keys of MBPP's rows with code to run before their asserts."""
 _BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__"}
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 _PYTHON = re.compile(r"(?:py(?:thon)?[\d.]*)?", re.IGNORECASE)
@@ -31,10 +31,10 @@ _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What is to be run on the code in FILE."""
+    """The tests to run on the code in FILE."""
 
     job: Mapping[str, Any]
-    """As the coding environment's grader of functions takes it."""
+    """In the form that the coding environment's function grader takes."""
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -123,7 +123,7 @@ def _streams(given: JSON, what: str) -> list[str]:
 
 
 def _of_function(text: str, name: str, prompt: JSON) -> Suite:
-    """HumanEval's tests. What they use beside the function has to be the task's, and not the answer's."""
+    """HumanEval's tests. Helpers that they use must come from the task, not from the answer."""
     prompt, tests = str(prompt), _parsed(text)
     checks = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tests.body)
     defined = _defined(prompt) if checks and _parsed(prompt).body else set()
@@ -156,7 +156,7 @@ def _of_names(tests: ast.Module, text: str, names: list[str]) -> Suite:
 
 
 def _runs(node: ast.stmt) -> bool:
-    """Whether a statement of the tests may come to an assert."""
+    """Whether a statement of the tests may reach an assert."""
     if isinstance(node, ast.FunctionDef):
         return node.name == "test" or node.name.startswith("test_")
     return not isinstance(node, ast.ClassDef) and any(isinstance(one, ast.Assert | ast.Call) for one in ast.walk(node))
@@ -175,7 +175,7 @@ def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
 
 
 def _needs_pytest(node: ast.stmt) -> bool:
-    """Whether a statement of the tests means something to pytest alone."""
+    """Whether a statement of the tests matters only to pytest."""
     if isinstance(node, ast.ClassDef):
         return any(isinstance(one, _Function) and one.name.startswith("test") for one in node.body)
     if isinstance(node, _Function) and node.name.startswith("test_"):
@@ -210,7 +210,7 @@ def _unknown(text: str) -> set[str]:
 
 
 def _defined(text: str) -> set[str]:
-    """The names that a text defines for all of it."""
+    """The names that a text defines at module level."""
     return {
         symbol.get_name()
         for table in _tables(symtable.symtable(text, "tests", "exec"))

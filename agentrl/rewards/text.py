@@ -14,7 +14,7 @@ from agentrl.trajectory.model_output import Written
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
 _NUMBER = re.compile(r"(?<![^\W\d_])(?<!\d)-(?=\d)|(?<=\d)[.,:/-](?=\d)|(?<![\w.])\.(?=\d)")
-"""Marks that change what a number says: a sign, and what stands between digits or before the first."""
+"""Marks that change the value of a number: a sign, and marks between digits or before the first one."""
 _DASHES = str.maketrans(dict.fromkeys("‐‑‒–—−", "-"))
 _KEPT = {"-": "\ue000", ".": "\ue001", ",": "\ue002", ":": "\ue003", "/": "\ue004"}
 _BACK = str.maketrans({kept: mark for mark, kept in _KEPT.items()})
@@ -48,7 +48,7 @@ def is_match(answer: str, rights: list[str]) -> bool:
 
 
 def is_within(text: str, rights: list[str]) -> bool:
-    """Whether a right answer stands in the text as whole words."""
+    """Whether a right answer occurs in the text as whole words."""
     words = f" {normalise(text)} "
     return any(f" {wanted} " in words for right in rights if (wanted := normalise(right)))
 
@@ -71,7 +71,7 @@ class Em(Grader):
 
 
 class SubEm(Grader):
-    """1 if a right answer stands in the answer as whole words, else 0. It rewards long answers: prefer `em`."""
+    """1 if a right answer occurs in the answer as whole words, else 0. It rewards long answers: prefer `em`."""
 
     async def grade(self, written: Written) -> float:
         return float(is_within(short_answer(written.answer), targets(written.label)))

@@ -162,7 +162,7 @@ class _Job:
 
 
 class _Process:
-    """One worker process and its pipe. It leads a group of its own, so that its children die with it."""
+    """One worker process and its pipe. It leads a new process group, so that its children die with it."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()

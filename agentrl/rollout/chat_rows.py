@@ -1,7 +1,7 @@
-"""Recorded chat as episodes: a row of messages and tools becomes the tokens that an episode with the same words has.
+"""Recorded chat as episodes: a row of messages and tools becomes the tokens of an episode with the same messages.
 
-The row is played again, through the Conversation of an episode. What it says for the assistant is written as the model
-would sample it, and read back. If it does not come back to the letter, the row is skipped, with the reason.
+The row is replayed through the Conversation of an episode. Each assistant message is encoded as the model would sample
+it, and read back. If the result differs in any letter, the row is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Action, Message, Task, ToolSpec
 
 _INLINE = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
-"""A thought within the content, as data sets of reasoning models have it."""
+"""Reasoning inside the content, as in data sets of reasoning models."""
 NO_TOOLS = "calls, but the row has no tools: nothing tells the model of them, unless its system message does"
 NO_RESULT = "a call without a result, behind which somebody else speaks"
 _OTHERWISE = ("functions", "function_call", "chat_template_kwargs")
-"""Keys of a row that would change its tokens, and are not served."""
+"""Keys of a row that would change its tokens, and are not supported."""
 
 
 class SkippedError(AgentRLError):
-    """A row that is not learned from. `reason` is the same for all rows of its kind, `detail` is this row's."""
+    """A row that is skipped. `reason` is the same for all rows of its kind; `detail` is specific to this row."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -51,20 +51,20 @@ class ChatRow:
 
     trajectory: Trajectory
     left_out: int = 0
-    """Assistant messages at its end that are beyond the context."""
+    """How many assistant messages at its end do not fit into the context."""
     remarks: tuple[str, ...] = ()
-    """What may be a mistake of the row, and does not keep it from being learned. The same words for all of a kind."""
+    """Possible mistakes in the row. It is learned nevertheless. Mistakes of a kind have the same text."""
 
 
 def other_format(row: JSON) -> str | None:
-    """What to do about chat in the form of another program. None if a row is not that, either."""
+    """The remedy for chat in another program's format. None if the row is not in such a format."""
     if isinstance(row, dict) and isinstance(row.get("conversations"), list):
         return 'rename "conversations" to "messages", each with "role" and "content"'
     return None
 
 
 def is_chat(row: JSON) -> bool:
-    """Whether a row holds chat, rather than a recorded trajectory."""
+    """Whether a row is chat, rather than a recorded trajectory."""
     return isinstance(row, dict) and "tokens" not in row and ("messages" in row or "completion" in row)
 
 
@@ -73,16 +73,16 @@ class ChatReader:
     """Reads rows for one chat template.
 
     A row is `{"messages": [...], "tools": [...]}` in the form of OpenAI's chat completions, or `{"prompt": [...],
-    "completion": [...]}`, of which only the completion is trained. `tools` may be JSON text.
+    "completion": [...]}`, where only the completion is trained. `tools` may be JSON text.
     """
 
     renderer: Renderer
     context: int
-    """Tokens of the longest sequence. The assistant's turns that end behind it are left out, whole."""
+    """Tokens of the longest sequence. An assistant's turn that ends after this limit is left out as a whole."""
     thinking: Thinking = "keep"
 
     def read(self, row: Mapping[str, JSON]) -> ChatRow:
-        """The row as an episode. Raises SkippedError, or ConfigError if it is no row of chat at all."""
+        """The row as an episode. Raises SkippedError, or ConfigError if it is not a row of chat at all."""
         chat = _Chat.of(row)
         options = EpisodeOptions(thinking=self.thinking)
         talk = Conversation(
@@ -130,12 +130,12 @@ class _Chat:
 
 @dataclass(slots=True)
 class _Replay:
-    """One row in the playing."""
+    """One row while it is replayed."""
 
     talk: Conversation
     chat: _Chat
     ids: dict[str, str] = field(default_factory=dict)
-    """Ids of calls in the row -> those that the tokens have."""
+    """Ids of calls in the row -> their ids in the tokens."""
 
     def play(self) -> ChatRow:
         entries = self.chat.entries
@@ -177,7 +177,7 @@ class _Replay:
         return action
 
     def _observe(self, entries: Sequence[Entry], action: Action) -> bool:
-        """Whether what is said behind the assistant's turn still fits."""
+        """Add the messages after the assistant's turn. Returns whether they fit."""
         messages, before = self._told(entries, action), self.talk.trajectory.length
         if self.talk.observe(messages) is not None:
             return False
@@ -186,7 +186,7 @@ class _Replay:
         return True
 
     def _told(self, entries: Sequence[Entry], action: Action) -> list[Message]:
-        """What stands behind the assistant's turn. A system message stays one where the template carries it."""
+        """The messages after the assistant's turn. A system message stays one if the template supports it there."""
         forms, names = self._forms(), {call.id: call.name for call in action.calls}
         if not forms.carries("later_system"):
             return told(entries, forms, self.ids, calls=names)
@@ -199,7 +199,7 @@ class _Replay:
         return messages
 
     def _check(self, messages: Sequence[Message], tokens: Sequence[int]) -> None:
-        """Raises SkippedError if the tokens leave out what somebody says."""
+        """Raises SkippedError if the tokens lack the content of a message."""
         at = lost(messages, self.talk.renderer.decode(tokens))
         if at is not None:
             role, content = messages[at]["role"], messages[at]["content"]
@@ -210,7 +210,7 @@ class _Replay:
 
 
 def _messages(row: Mapping[str, JSON]) -> tuple[list[Any], int]:
-    """The messages of a row, and how many of them are a prompt. Raises ConfigError for what is no chat."""
+    """The messages of a row, and how many of them are the prompt. Raises ConfigError if it is not chat."""
     keys = ("messages",) if "messages" in row else ("prompt", "completion")
     for key in keys:
         sent = row.get(key)
@@ -238,7 +238,7 @@ def _weight(message: Mapping[str, JSON]) -> bool:
 
 
 def _identified(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, the calls of each under ids that differ: some data has none, or one for all. Then order tells."""
+    """The entries, with different ids for the calls of each. If data has no ids or equal ones, the order counts."""
     made, waiting, renamed = list[Entry](), list[str](), False
     for at, entry in enumerate(entries):
         if entry.role == "tool" and waiting and (renamed or not entry.call_id):
@@ -255,9 +255,9 @@ def _identified(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _odd_calls(entries: Sequence[Entry], tools: Sequence[ToolSpec], untrained: Container[int]) -> tuple[str, ...]:
-    """What is odd about the calls of a row. Raises SkippedError for what could only teach a mistake.
+    """What is odd about the calls of a row. Raises SkippedError for calls that could only teach a mistake.
 
-    A call of an unknown tool may stand in what is not learned: data of mended mistakes holds such.
+    A call of an unknown tool is allowed in untrained messages: data with corrected mistakes contains such calls.
     """
     offered = {tool["function"]["name"] for tool in tools}
     odd, ids, waiting = dict[str, None](), set[str](), set[str]()
@@ -291,13 +291,13 @@ def _called(entries: Sequence[Entry], ids: Container[str]) -> str:
 
 
 def _turns(entries: Sequence[Entry]) -> list[int]:
-    """Indices of the assistant's entries behind the first of the user. A greeting before that is part of the prompt."""
+    """Indices of the assistant's entries after the first user entry. An earlier greeting is part of the prompt."""
     asked = next((i for i, entry in enumerate(entries) if entry.role == "user"), len(entries))
     return [i for i, entry in enumerate(entries) if entry.role == "assistant" and i > asked]
 
 
 def _with_thought(entry: Entry, forms: Forms) -> Entry:
-    """The entry with a thought that stands in its content as one. Raises SkippedError if it would be lost."""
+    """The entry, with reasoning moved out of its content. Raises SkippedError if the reasoning would be lost."""
     inline = _INLINE.fullmatch(entry.text) if entry.reasoning is None else None
     thinks = forms.carries("thinking")
     if entry.reasoning and entry.reasoning.strip() and not thinks:
@@ -315,7 +315,7 @@ def _check_end(tokens: Sequence[int], renderer: Renderer) -> None:
 
 
 def _check_letter(entry: Entry, action: Action) -> None:
-    """Raises SkippedError unless the turn says what the entry does. Blanks at the ends are the template's own."""
+    """Raises SkippedError unless the turn equals the entry. Blanks at both ends depend on the template."""
     said = [(call.name, _exact(call.arguments), None) for call in entry.calls]
     read = [(call.name, _exact(call.arguments), call.error) for call in action.calls]
     if said != read:
@@ -334,7 +334,7 @@ def _check_letter(entry: Entry, action: Action) -> None:
 
 
 def _exact(arguments: Mapping[str, JSON] | str) -> str:
-    """Arguments in a form in which 1, 1.0 and true differ, whatever their order."""
+    """Arguments as text that does not depend on their order. 1, 1.0 and true differ."""
     return json.dumps(arguments, sort_keys=True)
 
 

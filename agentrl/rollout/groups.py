@@ -1,4 +1,4 @@
-"""Groups of episodes: each task played `group_size` times, concurrently, its sampling fixed by seeds."""
+"""Groups of episodes: each task is played `group_size` times, concurrently, with seeds that fix the sampling."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class _NoLockstep:
 
 
 def settle_rewards(envs: EnvFactory, scored: Scored, played: Sequence[Trajectory]) -> list[Trajectory]:
-    """Apply the rule for episodes that nobody rewarded, and return those that stay unscored.
+    """Apply the rule for episodes without a reward, and return those that stay unscored.
 
     The default `Env.score` is a sum. If any episode of the run was rewarded, a sum of nothing is 0. It is also 0 if the
     Env could not give a reward, because it never saw a turn. Otherwise the episode stays unscored, with reward None.

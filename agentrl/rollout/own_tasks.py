@@ -19,19 +19,19 @@ Split: TypeAlias = Literal["train", "eval"]
 Check: TypeAlias = Callable[[Task], None]
 
 DEFAULT_EPISODES = {"train": 1000, "eval": 200}
-"""Tasks taken of a generator, which may be endless, where nobody says how many. A list is taken whole."""
+"""Tasks taken from a generator, which may be endless, if no number is given. A list is taken whole."""
 
 
 def makes_tasks(cls: type[Env]) -> bool:
-    """Whether the Env makes tasks of its own."""
+    """Whether the Env makes its own tasks."""
     return inspect.getattr_static(cls, "tasks") is not inspect.getattr_static(Env, "tasks")
 
 
 def own_tasks(envs: EnvFactory, split: Split, *, most: int | None = None, check: Check | None = None) -> list[Task]:
     """The first `most` of the Env's own tasks, or fewer if it has fewer. An endless generator is not exhausted.
 
-    Raises ConfigError for what is no Task, for an id that stands twice, for an error of `Env.tasks` or of `check`, and
-    for held-out tasks that are tasks to train on.
+    Raises ConfigError for an item that is not a Task, for a repeated id, for an error of `Env.tasks` or of `check`,
+    and for held-out tasks that are also training tasks.
     """
     tasks = list(_filled_in(envs, split, most))
     where = f"{envs.cls.__name__}.tasks for {split}"
@@ -111,9 +111,9 @@ def _kind(value: object) -> str:
 
 
 def _refuse_the_same(envs: EnvFactory) -> None:
-    """Raises ConfigError if every held-out task is one to train on, too. A part of them may be so by chance.
+    """Raises ConfigError if every held-out task is also a training task. Some of them may be so by chance.
 
-    Where many tasks are equal, the seeds that we give them make different worlds of them.
+    If many tasks are equal, the seeds that we assign give each a different world.
     """
     held_out, train = ([_content(task) for task in _given(envs, split, None)] for split in ("eval", "train"))
     differ = len(set(held_out)) > len(held_out) / 2

@@ -123,7 +123,7 @@ def _task(row: JSON, where: str, name: str, split: Split) -> Task:
 
 
 def _as_published(row: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A row in verl's format under our keys. A column that is null is missing: Parquet knows no other way."""
+    """A row in verl's format under our keys. A null column counts as missing: Parquet cannot express it otherwise."""
     given = {key: value for key, value in row.items() if value is not None}
     own: dict[str, JSON] = {key: given.pop(key) for key in ("prompt", "tools", "id", "seed") if key in given}
     metadata = given.pop("metadata", {})

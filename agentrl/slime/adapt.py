@@ -122,7 +122,7 @@ class _Call:
         )
 
     def _agent_fans_out(self, task: Task) -> bool:
-        """Whether the Env is an agent of which each segment becomes a sample. Else its main line is the sample."""
+        """Whether the Env is an agent and each of its segments becomes a sample. Else its main line is the sample."""
         agent = plays_itself(load_env(self.config.env_path(task.metadata)))
         return agent and hasattr(self.sample, "rollout_id") and not fan_out_problems(self.flags)
 

@@ -1,7 +1,7 @@
-"""On-policy distillation from a teacher behind HTTP: --use-opd --opd-type sglang --rm-url http://TEACHER:PORT/generate.
+"""On-policy distillation from a teacher over HTTP: --use-opd --opd-type sglang --rm-url http://TEACHER:PORT/generate.
 
 slime uses a reward model whose answer replaces the reward, and a reward post-process that unpacks the answer
-(slime/rollout/on_policy_distillation.py, 624b824a8). An Env has a reward of its own. So agentrl asks the teacher after
+(slime/rollout/on_policy_distillation.py, 624b824a8). But an Env has its own reward. So agentrl asks the teacher after
 the episode and keeps the reward. slime's trainer finds the log-probs in `sample.teacher_log_probs`.
 """
 

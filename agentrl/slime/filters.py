@@ -66,7 +66,7 @@ def oldest_first(args: Any, rollout_id: int | None, buffer: list[list[Any]], num
     """--buffer-filter-path: take groups out of the buffer in the order in which their prompts were drawn; drop none.
 
     slime's own filter takes them in the order in which they were put back. A group that was aborted twice then waits
-    behind younger groups. The order of the prompts keeps tokens of resumed episodes recent, and parked environments
+    for younger groups. In the order of the prompts, tokens of resumed episodes stay recent, and parked environments
     are used before they expire.
     """
     buffer.sort(key=_prompt_order)

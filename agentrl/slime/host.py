@@ -222,7 +222,7 @@ def tracing(sample: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] 
 
 
 def tracker(sample: Any) -> Callable[..., Any] | None:
-    """slime's `log(args, metrics, step_key=)`, by which it tracks its metrics."""
+    """slime's function for tracking metrics: `log(args, metrics, step_key=)`."""
     found: Callable[..., Any] | None = host_attribute(
         sample, "log", "observability.logging_utils", "utils.logging_utils", "utils.tracking_utils"
     )

@@ -47,7 +47,7 @@ class Launch:
 
 
 def layout_for(launch: Launch) -> tuple[Layout, bool]:
-    """Fit the model's layout to the GPUs. Also says whether its optimizer goes to the CPU. Raises ConfigError."""
+    """Fit the model's layout to the GPUs. Also returns whether its optimizer goes to the CPU. Raises ConfigError."""
     if launch.gpus < 1 or launch.nodes < 1:
         raise ConfigError(f"--gpus {launch.gpus} --nodes {launch.nodes}: both must be at least 1")
     nodes, each = launch.trainer

@@ -57,7 +57,7 @@ def log_eval(
 
 
 def rollout_metrics(args: Any, samples: Sequence[Any], *, evaluation: bool = False) -> RolloutMetrics | None:
-    """The metrics of the episodes behind these samples. None if another generate function made all of them.
+    """The metrics of the episodes in these samples. None if another generate function made all of them.
 
     Tokens are counted as slime trains them. Tokens that slime or one of its filters masked in addition count as
     `host`, so sampled_tokens == trained_tokens + sum(masked_tokens.values()).

@@ -27,21 +27,21 @@ class Recipe:
     config: Sequence[str]
     """The YAML lines below `env`."""
     data: str
-    """What the folder DATA holds."""
+    """What the folder DATA contains."""
     variables: Sequence[str]
-    """Lines of bash behind the script's own variables."""
+    """Lines of bash after the script's own variables."""
     data_sets: Sequence[str]
     """Lines of bash that make the variables of `evaluation`."""
     rollout: Sequence[str]
     evaluation: Sequence[str]
     train: Sequence[str]
     differs: Sequence[str]
-    """What slime does otherwise, for a comment."""
+    """Where slime differs, for a comment."""
     estimators: Mapping[str, Estimator]
 
 
 def changed(lines: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """The lines with the changes: each stands in the place of the line with its flag, or at the end."""
+    """The lines with the changes: each replaces the line with its flag, or is added at the end."""
     found = {line.split()[0]: line for line in lines}
     return [*(found | {change.split()[0]: change for change in changes}).values()]
 

@@ -1,4 +1,4 @@
-"""Resuming: slime sends an aborted sample again, and its metadata tells where the episode is parked."""
+"""Resuming: slime sends an aborted sample again, with the ticket of the parked episode in its metadata."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Resumption:
 
 
 def sample_name(sample: Any) -> str:
-    """The sample's session, or its number in the run, both of which slime keeps over aborts. "" if it has neither."""
+    """The sample's session, or its number in the run: slime keeps both over aborts. "" if it has neither."""
     session, index = getattr(sample, "session_id", None), getattr(sample, "index", None)
     return session or ("" if index is None else f"index {index}")
 

@@ -53,11 +53,11 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
     Both lists have one number for each sample. With groups of equal size and no failures the result is slime's own
     (ray/rollout.py:608). For GRPO and related estimators the mean of the prompt's rewards is subtracted. The rest is
-    divided by their standard deviation (n - 1) + 1e-6, if the flags say so.
+    divided by their standard deviation (n - 1) + 1e-6, if the flags ask for it.
 
-    Two things differ from slime. Prompts are told apart by `group_index`, and each rollout counts once, however many
+    Two things differ from slime. Prompts are identified by `group_index`, and each rollout counts once, however many
     samples it has; slime treats uneven groups as a single one. And an episode that was aborted, or failed by the
-    environment or a bug, neither counts nor gets an advantage: its 0.0 says nothing about the policy.
+    environment or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0.
 
     Raises ConfigError for a reward that is not a finite number, and for a sample without a group_index.
     """

@@ -13,7 +13,7 @@ from agentrl.types import StopReason
 
 
 def is_valid(sample: Any) -> bool:
-    """Whether the reward says something about the policy: the episode neither failed nor was aborted.
+    """Whether the reward depends on the policy: the episode neither failed nor was aborted.
 
     `sample.remove_sample` does not decide this: slime's own filters set it to remove a sample from the loss only.
     """
@@ -41,7 +41,7 @@ def by_rollout(samples: Iterable[Any]) -> list[list[Any]]:
     """Group the samples of a prompt by rollout. Only a fan-out has several samples: siblings.
 
     Siblings share a `rollout_id`. Where it is None or missing, as in slime's relatives, the `index` replaces it
-    (slime/utils/types.py:98). A sample without either is a rollout of its own.
+    (slime/utils/types.py:98). A sample without either counts as one rollout.
     """
     found: dict[Any, list[Any]] = {}
     for sample in samples:

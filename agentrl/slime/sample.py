@@ -121,7 +121,7 @@ def to_samples(
 ) -> list[Any]:
     """Siblings to train on, one for each segment: valid Samples with one rollout_id, the same reward and status.
 
-    Each sibling has the tokens, ledger and counters of its own segment. Only the last one holds the data of the whole
+    Each sibling has the tokens, ledger and counters of one segment. Only the last one holds the data of the whole
     episode. It is the `sample` that slime, its traces and its hooks know; the others are copies. Raises ConfigError
     for a Sample without a rollout_id, since its trainer would count an episode of n segments n times.
     """

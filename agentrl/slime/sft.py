@@ -1,4 +1,4 @@
-"""Supervised training under slime, in the place of its `slime.rollout.sft_rollout`:
+"""Supervised training under slime, in place of its `slime.rollout.sft_rollout`:
 
     --rollout-function-path agentrl.slime.sft.generate_rollout --loss-type sft_loss --debug-train-only
 
@@ -29,8 +29,8 @@ _UNBOUNDED = 1 << 30
 def generate_rollout(args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False) -> Any:
     """The next `--rollout-batch-size` rows of the data set that can be learned from, one sample each.
 
-    A row that the chat template cannot carry to the letter is skipped and logged with the reason. Another row is drawn
-    in its place, so that a batch is always whole. Raises ConfigError if a whole epoch holds none.
+    A row that the chat template cannot reproduce exactly is skipped and logged with the reason. Another row replaces
+    it, so that a batch is always full. Raises ConfigError if a whole epoch has no usable row.
     """
     if evaluation:
         raise ConfigError(
@@ -66,7 +66,7 @@ def _nothing(flags: HostArgs, skipped: Counter[str]) -> str:
 
 
 def _samples(flags: HostArgs, data_buffer: Any) -> Iterator[Any]:
-    """Rows without end, as many at a time as a batch may need."""
+    """An endless stream of rows, as many at a time as a batch may need."""
     if flags.n_samples_per_prompt != 1:
         raise ConfigError("agentrl.slime.sft: a row is learned once: leave out --n-samples-per-prompt")
     if flags.apply_chat_template:
@@ -75,7 +75,7 @@ def _samples(flags: HostArgs, data_buffer: Any) -> Iterator[Any]:
     while True:
         for (sample,) in data_buffer.get_samples(wanted):
             yield sample
-        wanted = 1  # in the place of rows that were skipped
+        wanted = 1  # to replace skipped rows
 
 
 def _read(reader: ChatReader, sample: Any) -> ChatRow:
@@ -88,7 +88,7 @@ def _read(reader: ChatReader, sample: Any) -> ChatRow:
 
 
 def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
-    """The tokens up to the last one that is learned. The response begins behind the first prompt."""
+    """The tokens up to the last one that is learned. The response begins after the first prompt."""
     segment = chat.trajectory.segment
     end = max(span.stop for span in segment.spans if span.trained)
     clear(sample)
@@ -100,7 +100,7 @@ def _write(sample: Any, chat: ChatRow, renderer: Renderer) -> None:
 
 
 def _shown(sample: Any) -> str:
-    """Enough of a row to find it: slime tells no line."""
+    """The beginning of a row, to find it: slime gives no line number."""
     said = [m.get("content") for m in without_arrays(sample.prompt) if isinstance(m, dict) and m.get("role") == "user"]
     return f"sample {sample.index}, the user says {said[0]!r:.60}" if said else f"sample {sample.index}"
 

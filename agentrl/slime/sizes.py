@@ -114,7 +114,7 @@ class Sizes:
     def differs(self, other: Sizes) -> list[str]:
         """Names of the sizes that both know and that differ."""
         unknown = set() if not (self.rank or other.rank) else {"groups"}
-        if self.experts and other.experts:  # then Megatron's --ffn-hidden-size may stand for the experts'
+        if self.experts and other.experts:  # then Megatron's --ffn-hidden-size may be the experts'
             unknown.add("ffn")
         known = [name for name in _COMPARED if name not in unknown]
         return [name for name in known if getattr(self, name) != getattr(other, name)]

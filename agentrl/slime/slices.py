@@ -13,7 +13,7 @@ from agentrl.rollout.parquet import read_rows
 def slices(file: Path, key: str) -> list[tuple[str, str]]:
     """A name and a path for each value of the key, in the order of the rows. Raises ConfigError.
 
-    Rows of one value must stand together.
+    Rows with the same value must be adjacent.
     """
     found: dict[str, str] = {}
     first = 0

@@ -5,7 +5,7 @@ async def test_finds_and_answers() -> None:
     t = await rollout(env, Task(prompt="Capital of France?"), [call("search", query="France"), "Paris"])
     assert (t.reward, t.stop, len(t.actions)) == (1.0, StopReason.DONE, 2)
 
-`chat_server` is a model's API that answers as a function says; `Answer` is whatever a server may send.
+`chat_server` is a model's API whose answers come from a function; `Answer` is any response a server may send.
 """
 
 from __future__ import annotations

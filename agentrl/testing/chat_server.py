@@ -1,4 +1,4 @@
-"""A server of chat completions that answers as a function says: for tests and guides of what asks a model's API.
+"""A server of chat completions whose answers come from a function: to test and show clients of a model's API.
 
     def reply(messages, tools):  # or async def
         return "Paris"
@@ -31,7 +31,7 @@ from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer to the byte: whatever a server may send."""
+    """A literal HTTP response: any that a server may send."""
 
     body: JSON
     """JSON, or text that is sent as it is."""
@@ -45,7 +45,7 @@ Replying: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], MaybeAwa
 
 @dataclass(slots=True)
 class ChatServer:
-    """What a test sees of the server."""
+    """The running server, as a test sees it."""
 
     url: str
     """What clients call the base URL; it ends with /v1."""
@@ -56,10 +56,10 @@ class ChatServer:
 
 @contextmanager
 def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> Iterator[ChatServer]:
-    """Serve POST /v1/chat/completions on 127.0.0.1 from a thread. Requests are answered at the same time.
+    """Serve POST /v1/chat/completions on 127.0.0.1 from a thread. Requests are answered concurrently.
 
-    Port 0 takes a free one. With a `key`, other keys get HTTP 401. Tokens are counted as words. What `reply` raises is
-    HTTP 500. Raises OSError for a port that is taken.
+    Port 0 takes a free one. With a `key`, other keys get HTTP 401. Tokens are counted as words. An exception of `reply`
+    becomes HTTP 500. Raises OSError for a port that is taken.
     """
     server = _Server(("127.0.0.1", port), _Handler)
     server.reply, server.key = reply, key
@@ -75,7 +75,7 @@ def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> It
 
 
 def completion(said: str | Message | Mapping[str, JSON], body: Mapping[str, JSON]) -> JSON:
-    """A whole chat completion around what was said in answer to `body`."""
+    """A whole chat completion with the reply to `body`."""
     if not isinstance(said, str) and "role" not in said:
         return said
     message = {"role": "assistant", "content": said} if isinstance(said, str) else _sent(said)
@@ -92,7 +92,7 @@ def completion(said: str | Message | Mapping[str, JSON], body: Mapping[str, JSON
 
 
 def _sent(message: Message) -> Message:
-    """The message with arguments as text, as servers send them; whatever else is odd about it stays."""
+    """The message with arguments as text, as servers send them. Anything else stays as it is."""
     calls = [dict(call) for call in message.get("tool_calls") or ()]
     for call in calls:
         function = call.get("function")
@@ -113,7 +113,7 @@ class _Server(ThreadingHTTPServer):
     seen: ChatServer
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has gone is no error."""
+        """Ignore a client that has disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -163,7 +163,7 @@ def _no_such(path: str) -> Answer:
 
 
 class _Callable(ModuleType):
-    """This module is called as its function: once it is imported, `agentrl.testing.chat_server` is the module."""
+    """This module has the name of its function: once imported, `agentrl.testing.chat_server` is the module."""
 
     def __call__(self, reply: Replying, *, port: int = 0, key: str | None = None) -> AbstractContextManager[ChatServer]:
         return chat_server(reply, port=port, key=key)

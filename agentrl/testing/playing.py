@@ -1,4 +1,4 @@
-"""One episode with a script in the model's place."""
+"""Play one episode with a script in the model's place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def rollout(
     reward: RewardFn | None = None,
     raise_tool_errors: bool = True,
 ) -> Trajectory:
-    """One episode of `env` in which the model says `turns`: a list, or a generator, called a *player*.
+    """Play one episode of `env` with `turns` as the model's turns: a list, or a generator, called a *player*.
 
     Each `yield` of a player returns the Env's answer as text: the contents of its messages, joined by line breaks.
 
@@ -77,7 +77,7 @@ class _Answered:
         self._text = "\n".join(str(message["content"]) for message in reversed(answer)) if answer else None
 
     def read(self) -> str | None:
-        """The answer; None if the model's turn continues in raw text, which is read as it is."""
+        """The answer; None if the model's turn continues as raw text."""
         return self._text
 
 

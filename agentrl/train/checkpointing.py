@@ -1,7 +1,7 @@
 """Gradient checkpointing: a layer keeps what it was given, and the backward pass computes the rest again.
 
 transformers has a switch for it, which works in train mode only. In train mode models have dropout, skipped layers, and
-noise in routers: they compute something else than what was sampled from. So the layers are wrapped here, in eval mode.
+noise in routers: they compute other outputs than the sampled model. So the layers are wrapped here, in eval mode.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def wants_checkpointing(setting: bool | None, parameters: int) -> bool:
 def layers_to_checkpoint(model: Any, setting: bool | None) -> list[Any]:
     """The layers that keep few activations, if any is to.
 
-    Raises ConfigError if `setting` asks for a model that has no such layers; if nobody asked, that is logged.
+    If a model has no such layers, that is logged; if `setting` asks for them, it raises ConfigError.
     """
     if not wants_checkpointing(setting, sum(parameter.numel() for parameter in model.parameters())):
         return []

@@ -26,8 +26,8 @@ class WarmStartConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     demonstrations: Path
-    """JSONL of trajectories, as `agentrl play` records them, or of chat: {"messages": [...], "tools": [...]}, of which
-    the assistant's own tokens are imitated."""
+    """JSONL of trajectories, as `agentrl play` records them, or of chat: {"messages": [...], "tools": [...]}, where
+    only the assistant's tokens are imitated."""
     steps: int = Field(1000, gt=0)
     """Optimizer updates."""
     batch_size: int = Field(32, gt=0)
@@ -170,7 +170,7 @@ class TrainConfig(EpisodeKeys):
     canaries: CanaryConfig | None = CanaryConfig()
     """When the run warns or stops early because it cannot be learning. null: never."""
     wandb: str | None = None
-    """A project of Weights & Biases that gets the figures of every step, beside TensorBoard. It is told the whole
+    """A project of Weights & Biases that gets the figures of every step, beside TensorBoard. It also gets the whole
     configuration. null: none."""
     save_groups: int = Field(2, ge=0)
     """Groups of each step whose trajectories are written to the run folder."""

@@ -21,9 +21,9 @@ def assign_advantages(
 ) -> tuple[TurnAdvantages, list[bool]]:
     """The advantage of each turn, and for each group whether its rewards differ. Equal rewards teach nothing.
 
-    "episode": every turn has its episode's advantage. "turn": a turn is judged by the rewards after it began
+    "episode": every turn has its episode's advantage. "turn": the rewards after a turn began decide its advantage
     (`turn_advantages`). A reward that `score` adds to those of the steps counts as given at the end. A group of equal
-    totals gets nothing, however its steps were rewarded: a metric and a warning say so (`uncredited_groups`).
+    totals gets nothing, however its steps were rewarded: a metric and a warning report it (`uncredited_groups`).
     """
     rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups], dtype=torch.float64)
     valid = torch.tensor([[t.is_valid for t in group] for group in groups])

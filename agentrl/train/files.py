@@ -183,7 +183,7 @@ def _take_place(temporary: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if _exchange(temporary, target):
         old = temporary
-    else:  # for an instant nothing has the name; a reader then takes the checkpoint before
+    else:  # for an instant the name does not exist; a reader then takes the checkpoint before
         os.rename(target, old)
         os.rename(temporary, target)
     shutil.rmtree(old)

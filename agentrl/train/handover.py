@@ -1,4 +1,4 @@
-"""The weights on their way from the learner to the engine: given before each rollout, and compared once."""
+"""The weights' way from the learner to the engine: they are sent before each rollout, and compared once."""
 
 from __future__ import annotations
 

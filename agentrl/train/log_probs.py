@@ -57,7 +57,7 @@ class Halves:
 
 
 def vocabulary(model: Any) -> int:
-    """The number of logits of a token; 0 for a model that does not say."""
+    """The number of logits of a token; 0 if the model does not declare it."""
     config = getattr(model, "config", None)
     return 0 if config is None else int(config.get_text_config().vocab_size)
 
@@ -78,7 +78,7 @@ def take_apart(model: Any) -> Halves | None:
 
 
 def _finish(config: Any) -> Finish:
-    """What the configuration says about logits: a soft cap (Gemma), a divisor (Granite) or a factor (Cohere)."""
+    """The configuration's settings for logits: a soft cap (Gemma), a divisor (Granite) or a factor (Cohere)."""
     cap = getattr(config, "final_logit_softcapping", None)
     divisor = getattr(config, "logits_scaling", None)
     factor = getattr(config, "logit_scale", None)

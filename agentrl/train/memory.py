@@ -33,13 +33,13 @@ _GPU_BYTES = 1_000_000_000
 
 _SAVED = {(True, False): (4, 3, 4), (False, False): (3, 2, 4), (True, True): (2, 2, 3), (False, True): (2, 1, 4)}
 """What autograd saves in a layer with half-precision weights or not, and with LoRA or not: values a channel for a norm
-and the linear layers behind it, for a norm of heads, and for the feed-forward part. Counted in Llama and Qwen3. LoRA
+and the linear layers after it, for a norm of heads, and for the feed-forward part. Counted in Llama and Qwen3. LoRA
 casts the inputs of its matrices to float32, which comes on top."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model that its memory follows from."""
+    """The sizes of a model that determine its memory."""
 
     parameters: int
     adapted: Mapping[str, int]
@@ -107,7 +107,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What of a TrainConfig decides about memory."""
+    """The settings of a TrainConfig that affect memory."""
 
     itemsize: int
     """Bytes of a weight."""
@@ -124,7 +124,7 @@ class Plan:
     moments: int
     """Bytes of a trained parameter in the optimizer."""
     reference: bool
-    """Whether KL needs weights of its own."""
+    """Whether KL needs separate weights."""
     engine: Place
     """inside: it samples from the learner's weights. beside: it has its own on the same device."""
     sleeps: bool
@@ -205,7 +205,7 @@ class Need:
 
     @property
     def resident(self) -> int:
-        """What is there all the time."""
+        """What is allocated all the time."""
         return self.weights + self.masters + self.optimizer + self.reference + self.fixed
 
     @property

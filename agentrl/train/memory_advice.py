@@ -1,4 +1,4 @@
-"""What is said about memory before a run begins: what it needs, what is free, and which option would make it fit."""
+"""The report about memory before a run: what it needs, what is free, and which option would make it fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("agentrl")
 
 _WORTH_SAYING = 10**9
 _SHORTEST = 1024
-"""Tokens of an episode, below which no shorter one is proposed."""
+"""Tokens of an episode. Shorter episodes are never proposed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def make_adam(name: OptimizerName, parameters: Sequence[Tensor], rate: float) ->
 
 
 def _try_out(kind: Any, device: torch.device) -> None:
-    """One step of one tensor. bitsandbytes says only then what it cannot do on a device, and a run would be late."""
+    """Try a step on one tensor, before the run: bitsandbytes reports only then what it cannot do on a device."""
     tensor = torch.zeros(_SMALLEST_8BIT, device=device)
     tensor.grad = torch.ones_like(tensor)
     try:
@@ -56,7 +56,7 @@ def make_muon(parameters: Sequence[Tensor], rate: float) -> Optimizer:
 
 
 def _bfloat16_is_fast() -> bool:
-    """Whether this processor multiplies bfloat16 matrices by instructions of its own. Others take a slow loop."""
+    """Whether this processor has instructions for bfloat16 matrices. Others take a slow loop."""
     able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return any(able.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
@@ -65,8 +65,8 @@ def _bfloat16_is_fast() -> bool:
 def _float32_muon() -> type[torch.optim.Muon]:
     """torch's Muon with its Newton-Schulz steps in float32.
 
-    torch's own runs them in bfloat16 on every device, which took three times as long without such instructions: 3.1 ms
-    beside 0.9 for a matrix of 128 x 384. Made when it is asked for, because older torch has no Muon to inherit from.
+    torch runs them in bfloat16 on every device, which took three times as long without such instructions: 3.1 ms
+    instead of 0.9 for a matrix of 128 x 384. The class is made on demand, because older torch has no Muon.
     """
 
     class Float32Muon(torch.optim.Muon):

@@ -126,7 +126,7 @@ def _held_out(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, float | 
 
 
 def held_out_metrics(metrics: RolloutMetrics) -> dict[str, JSON]:
-    """What a line of metrics.jsonl says of an evaluation: its mean, if it has one, and how many episodes failed."""
+    """The entries of an evaluation in metrics.jsonl: its mean, if it has one, and how many episodes failed."""
     mean = {} if metrics.reward is None else {"eval_reward_mean": metrics.reward}
     return {**mean, "eval_failed_episodes": metrics.failed_episodes}
 
@@ -166,7 +166,7 @@ def after_warm_start(metrics: RolloutMetrics) -> str:
 
 
 def nothing_learned(metrics: RolloutMetrics) -> str:
-    """What to say after a run in which no group had a better and a worse episode, by its last step."""
+    """The advice after a run where no group had a better and a worse episode, from its last step."""
     return (
         "nothing was learned by reinforcement: in each group, all episodes got the same reward. Of the last step's "
         f"{metrics.episodes} episodes ({told_reward(metrics)}): {told_stops(metrics)}"

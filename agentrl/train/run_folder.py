@@ -112,7 +112,7 @@ class RunFolder:
         write_atomically(self.path / "config.yaml", config.to_yaml())
 
     def discard(self) -> None:
-        """Undo `create`, so that the next attempt can use the folder. The engine's log stays, to say what failed."""
+        """Undo `create`, so that the next attempt can use the folder. The engine's log stays, to show what failed."""
         for path in list(self.path.iterdir()):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -240,7 +240,7 @@ def _step_of(name: str) -> int | None:
 
 
 def _check_same(config_file: Path, now: TrainConfig) -> None:
-    """Raises ConfigError unless the run of this file can go on with the configuration `now`."""
+    """Raises ConfigError unless the run of this file can continue with the configuration `now`."""
     if not config_file.exists():
         raise ConfigError(f"--resume: {config_file.parent} holds no run; leave --resume out to begin one")
     before, after = TrainConfig.from_yaml(config_file).model_dump(mode="json"), now.model_dump(mode="json")

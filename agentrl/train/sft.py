@@ -17,7 +17,7 @@ _EPOCHS = 3.0
 
 
 class NoEnv(Env):
-    """Stands in a run that plays no episode."""
+    """Placeholder in a run that plays no episode."""
 
     @classmethod
     def tasks(cls, config: Any, split: Literal["train", "eval"], /) -> Iterable[Task]:

@@ -1,4 +1,4 @@
-"""Where others look at the figures of a run: TensorBoard, and W&B if the configuration names a project."""
+"""Trackers of a run's figures: TensorBoard, and W&B if the configuration names a project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.train.config import TrainConfig
 from agentrl.train.files import write_atomically
 
 _WANDB_ID = "wandb_id"
-"""A file in the run's folder. A run that goes on has the same id, so W&B draws one curve."""
+"""A file in the run's folder. A resumed run has the same id, so W&B draws one curve."""
 _CONNECT_S = 30
 
 Warn: TypeAlias = Callable[[str], None]
@@ -34,7 +34,7 @@ def check_wandb(config: TrainConfig) -> None:
 
 
 class Trackers:
-    """Gets the figures of every step. W&B may be out of reach at any moment: that is a warning, and the run goes on."""
+    """Gets the figures of every step. If W&B is out of reach, that is a warning, and the run continues."""
 
     def __init__(self, config: TrainConfig, folder: Path, step: int, warn: Warn) -> None:
         """`step` is the last one that is done. Figures of later ones, from before a kill, are replaced."""
@@ -53,7 +53,7 @@ class Trackers:
                 self._tensorboard.add_scalar(name, value, step)
         if self._wandb is not None:
             with self._or_without_wandb():
-                # W&B ignores a step that it has already. One that is learned again after a kill has the same figures.
+                # W&B ignores a step that it already has. A step that is repeated after a kill has the same figures.
                 self._wandb.log(numbers, step=step)
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class Demonstration:
 
 @dataclass(slots=True)
 class Demonstrations:
-    """What a file gave."""
+    """What was read from a file."""
 
     rows: list[Demonstration] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -64,15 +64,15 @@ class Demonstrations:
     unrewarded: int = 0
     """Those of them whose reward is 0 or less."""
     turns: list[int] = field(default_factory=list)
-    """Of each episode and each chat."""
+    """How many turns each episode and each chat has."""
     shortened: list[str] = field(default_factory=list)
-    """Rows whose last turns are beyond the context, and so left out: `file:line: how many turns`."""
+    """Rows whose last turns do not fit into the context and are left out: `file:line: how many turns`."""
     remarks: dict[str, list[str]] = field(default_factory=dict)
-    """What may be a mistake of rows that are learned, and where: `file:line` of each."""
+    """Possible mistakes in rows that are learned -> `file:line` of each row."""
     seconds: float = 0.0
 
     def report(self) -> list[str]:
-        """What the user should know of the file: what is left out, and what is imitated although it may be wrong."""
+        """What the user should know about the file: what is left out, and what is imitated although it may be wrong."""
         lines = []
         if self.unrewarded:
             lines.append(
@@ -96,7 +96,7 @@ class Demonstrations:
         return lines
 
     def listed(self) -> list[str]:
-        """Each row that is not learned whole, or with a remark: `file:line: why`."""
+        """Each row that is left out, cut or odd: `file:line: why`."""
         odd = [f"{place}: learned, though it has {why}" for why, places in self.remarks.items() for place in places]
         return [*self.skipped, *self.shortened, *odd]
 
@@ -131,7 +131,7 @@ async def load_demonstrations(
 ) -> Demonstrations:
     """Read trajectories and rows of chat, one a line, or the rows of a Parquet file.
 
-    `say` is told now and then how far it is. Raises ConfigError (`file:line: what and remedy`) for a file that is
+    `say` gets the progress now and then. Raises ConfigError (`file:line: what and remedy`) for a file that is
     malformed, or holds nothing to learn.
     """
     _check_file(path)

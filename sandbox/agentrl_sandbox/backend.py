@@ -17,7 +17,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A sandbox that a back end found on this machine or engine, whoever made it."""
+    """A sandbox that a back end found on this machine or engine, whichever process made it."""
 
     sandbox_id: str
     image: str
@@ -28,11 +28,11 @@ class Found:
     deadline: float
     """Unix time after which it may be removed."""
     gone: bool
-    """Its owner is gone, or its deadline has passed."""
+    """Whether its owner is gone, or its deadline has passed."""
 
 
 class Backend(Protocol):
-    """A way to make sandboxes. Entering it connects to what it needs and removes what earlier owners left behind.
+    """A way to make sandboxes. Entering it connects to what it needs and removes what earlier owners left.
 
     Raises SandboxError, naming the remedy, if it cannot work on this machine (no engine, no bubblewrap).
     """
@@ -56,7 +56,7 @@ class Backend(Protocol):
         ...
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
-        """Remove sandboxes with all that runs in them. Those already gone are no error."""
+        """Remove sandboxes with all their processes. Those already gone are not an error."""
         ...
 
 
@@ -68,23 +68,23 @@ class Leftover:
     name: str
     note: str
     size: int = 0
-    """Bytes, where it is known."""
+    """Bytes, if known."""
 
 
 @runtime_checkable
 class Tidied(Protocol):
-    """What knows more that can be left behind than sandboxes."""
+    """A back end with leftovers other than sandboxes."""
 
     async def leftovers(self) -> Sequence[Leftover]: ...
 
     async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
-        """Remove them; those that are gone now. What is in use again is kept."""
+        """Remove them. Returns those that are gone now. What is in use again is kept."""
         ...
 
 
 @runtime_checkable
 class Placed(Protocol):
-    """A back end that knows on which machine its sandboxes run, once it is entered. That of others is this one."""
+    """A back end that, once entered, knows the machine where its sandboxes run. For other back ends it is this one."""
 
     @property
     def machine(self) -> Machine: ...
@@ -107,12 +107,12 @@ BACKENDS = {
 log = logging.getLogger("agentrl")
 
 _warned: set[str] = set()
-"""The fallbacks that were warned of, so that the pools of several event loops say it once."""
+"""The fallbacks with a warning already, so that the pools of several event loops log it once."""
 
 
 def open_backend(name: str) -> Backend:
-    """A back end by its name in BACKENDS, or the class at `package.module:Class`; it is not entered yet. Behind
-    "hosted:" stands what makes a service's sandbox: `hosted:slime.agent.sandbox:E2BSandbox`.
+    """A back end by its name in BACKENDS, or the class at `package.module:Class`; it is not entered yet. After
+    "hosted:" comes the class of a service's sandbox: `hosted:slime.agent.sandbox:E2BSandbox`.
 
     Raises ConfigError for an unknown name, or if a Python package is missing that the back end needs.
     """
@@ -128,7 +128,7 @@ def open_backend(name: str) -> Backend:
 
 
 class AutoBackend:
-    """Docker if an engine answers, else bubblewrap, with a warning that says why. `name` is that of the chosen one."""
+    """Docker if an engine answers, else bubblewrap, with a warning about the reason. `name` is the chosen one's."""
 
     def __init__(self) -> None:
         self._chosen: Backend | None = None

@@ -1,7 +1,7 @@
-"""ShellSandbox: the whole Sandbox protocol in terms of one primitive of the back end, which starts a program inside.
+"""ShellSandbox: the whole Sandbox protocol, built on one primitive of the back end: start a program inside.
 
-Files travel through programs that run inside, as the asked user (cat, head, tar). So no path of the host is ever made
-from what a sandbox says, and links in it lead nowhere else than they do inside.
+Files travel through programs that run inside, as the requested user (cat, head, tar). So no path of the host is ever
+made from a sandbox's data, and links lead where they do inside.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _told: set[tuple[str, str]] = set()
 
 
 class ShellSandbox(abc.ABC):
-    """What back ends share. A back end writes `_open`, `_close` and `_spawn`, and overrides other hooks if it must."""
+    """Shared by the back ends. A back end writes `_open`, `_close` and `_spawn`, and may override other hooks."""
 
     kind: ClassVar[str]
     """The back end's name; `sandbox_id` starts with it."""
     shell: Sequence[str] = ("bash", "-c")
     tool_path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    """PATH of the programs by which files travel: folders that no command of the sandbox can write to."""
+    """PATH of the programs that transfer files: folders that no command of the sandbox can write to."""
 
     def __init__(self, spec: SandboxSpec, sandbox_id: str) -> None:
         self.spec = spec
@@ -74,7 +74,7 @@ class ShellSandbox(abc.ABC):
         """Raises ConfigError, with the remedy, if the back end cannot act as this user."""
 
     def _resolve(self, sandbox_path: str) -> str:
-        """The absolute path by which programs inside know it. May raise OSError."""
+        """Its absolute path for programs inside. May raise OSError."""
         return absolute(posixpath.join(self.spec.workdir, sandbox_path))
 
     def _folders(self) -> tuple[str, ...]:
@@ -165,8 +165,8 @@ class ShellSandbox(abc.ABC):
         return target.getvalue()
 
     async def read_stored(self, sandbox_path: str, *, max_bytes: int) -> bytes:
-        """The beginning of a plain file, whoever may read it. No program of the sandbox takes part where the back end
-        can do without, as its user may have replaced them. Raises FileNotFoundError if there is none."""
+        """The beginning of a plain file, whatever its permissions. If the back end can, it uses no program of the
+        sandbox, as its user may have replaced them. Raises FileNotFoundError if there is none."""
         try:
             return await self.read_bytes(sandbox_path, user="root", max_bytes=max_bytes)
         except IsADirectoryError as exc:

@@ -1,4 +1,4 @@
-"""A command in a sandbox: what a back end gives of it, and what the protocol makes of that."""
+"""A command in a sandbox: the back end's `Running`, and the protocol's `Process` on top of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Running(Protocol):
     """A command that a back end has started. Its output goes to the sink that `ShellSandbox._spawn` was given."""
 
     async def send(self, data: bytes) -> None:
-        """Write to its stdin and wait while the pipe is full. Raises BrokenPipeError once nobody reads."""
+        """Write to its stdin and wait while the pipe is full. Raises BrokenPipeError once the reader is gone."""
         ...
 
     async def close_stdin(self) -> None: ...
@@ -109,7 +109,7 @@ def fits(script: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def fed(feed: Coroutine[Any, Any, None] | None) -> AsyncIterator[None]:
-    """Run `feed`, which writes to a command's stdin, beside the body. That nobody reads is no error."""
+    """Run `feed`, which writes to a command's stdin, beside the body. A missing reader is not an error."""
     if feed is None:
         yield
         return

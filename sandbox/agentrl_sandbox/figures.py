@@ -1,4 +1,4 @@
-"""What a pool says of itself: how many sandboxes, what went wrong, how long it took."""
+"""The figures of a pool: how many sandboxes, what went wrong, how long it took."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PoolFigures:
     removed: int
     handed_out: int
     at_once: int
-    """How many of those handed out were ready when they were asked for."""
+    """How many of those handed out were ready at the request."""
     failed: int
     """Creations that failed; each was tried again."""
     died: int
@@ -71,7 +71,7 @@ class PoolFigures:
 
 @dataclass(slots=True)
 class Tally:
-    """The counts behind `PoolFigures`."""
+    """The running counts for `PoolFigures`."""
 
     created: int = 0
     removed: int = 0

@@ -1,4 +1,4 @@
-"""The books of a pool: which sandboxes there are, who waits, and which one to make next. Nothing here waits."""
+"""The books of a pool: its sandboxes, the callers that wait, and which sandbox to make next. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _TRIES = 5
-"""After this many failures in a row, those who wait are told."""
+"""After this many failures in a row, waiting callers get an error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Trouble:
     """When to try again."""
 
     def add(self, now: float) -> bool:
-        """Whether those who wait are to be told."""
+        """Whether waiting callers should get an error."""
         self.until = now + min(_FIRST_PAUSE_S * 2 ** min(self.failures, 16), _LONGEST_PAUSE_S)
         self.failures += 1
         return self.failures >= _TRIES
@@ -59,7 +59,7 @@ class Lane:
     name: LaneName
     capacity: int
     recent: deque[SandboxSpec]
-    """The specs asked for last, as many as are to be kept ready."""
+    """The latest requested specs, as many as are kept ready."""
     waiting: deque[Request] = field(default_factory=deque)
     ready: list[Box] = field(default_factory=list)
     """Oldest first."""
@@ -82,7 +82,7 @@ class Lane:
         return request
 
     def serve(self, now: float) -> None:
-        """Hand the ready sandboxes to those who wait, first come first served."""
+        """Hand the ready sandboxes to waiting callers, first come first served."""
         for request in list(self.waiting):
             box = next((box for box in reversed(self.ready) if box.spec == request.spec), None)
             if box is not None:
@@ -93,7 +93,7 @@ class Lane:
                 request.given.set_result(box)
 
     def unmet(self) -> list[SandboxSpec]:
-        """The specs that somebody waits for and nobody makes, in the order of the requests."""
+        """The specs with waiting callers for whom none is being made, in the order of the requests."""
         made, found = Counter(self.making), []
         for request in self.waiting:
             if made[request.spec]:
@@ -103,13 +103,13 @@ class Lane:
         return found
 
     def missing(self) -> list[SandboxSpec]:
-        """The specs of which too few are ready, as far as there is room. Those who wait come first."""
+        """The specs with too few ready sandboxes, as far as there is room. Waiting callers come first."""
         coming = self.making - Counter(request.spec for request in self.waiting)
         lacking = Counter(self.recent) - Counter(box.spec for box in self.ready) - coming
         return list(lacking.elements())[: max(0, self.room - len(self.unmet()))]
 
     def surplus(self) -> Box | None:
-        """A ready sandbox in whose place one could be made that somebody waits for."""
+        """A ready sandbox to give up, to make room for one that a caller waits for."""
         wanted = len(self.unmet()) - self.room - self.removing
         return self.ready[0] if self.ready and wanted > 0 else None
 
@@ -132,7 +132,7 @@ class Lane:
         return given.result() if given.done() and not given.cancelled() and given.exception() is None else None
 
     def refuse(self, error: type[Exception], text: str, spec: SandboxSpec | None = None) -> None:
-        """Tell those who wait (for this spec) that they wait in vain."""
+        """Raise an error in the callers that wait (for this spec)."""
         for request in list(self.waiting):
             if spec in (None, request.spec):
                 self.waiting.remove(request)

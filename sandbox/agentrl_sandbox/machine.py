@@ -23,7 +23,7 @@ class Machine:
     memory_mb: int
 
     def room(self, spec: SandboxSpec) -> int:
-        """How many sandboxes of a spec it holds at once; at least 2, one of them to grade in."""
+        """How many sandboxes of a spec it holds at once; at least 2, one of them for grading."""
         by_memory = _SHARE_OF_MEMORY * self.memory_mb / spec.memory_mb
         return max(2, int(min(_SHARING * self.cores / spec.cpus, by_memory)))
 
@@ -39,7 +39,7 @@ def room(spec: SandboxSpec) -> int:
 
 
 def needed(spec: SandboxSpec, sandboxes: int) -> tuple[int, int]:
-    """The cores, and the memory in MiB, of a machine that holds so many."""
+    """The cores, and the memory in MiB, of a machine that holds that many."""
     return math.ceil(sandboxes * spec.cpus / _SHARING), math.ceil(sandboxes * spec.memory_mb / _SHARE_OF_MEMORY)
 
 

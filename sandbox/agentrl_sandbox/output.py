@@ -1,4 +1,4 @@
-"""What is kept of a command's output: of each stream the first half, the last half, and a mark between them."""
+"""The kept part of a command's output: the first and the last half of each stream, with a mark between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
 class Kept:
-    """At most `limit` bytes of one stream, in memory of that order however much comes."""
+    """At most `limit` bytes of one stream. Memory stays of that order, however much output there is."""
 
     def __init__(self, limit: int) -> None:
         self._limit = max(limit, 0)

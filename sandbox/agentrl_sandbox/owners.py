@@ -1,9 +1,9 @@
 """Who owns a sandbox, as text that is kept with it, and whether that owner is gone.
 
-An owner is a process. On its own machine, and in its own pid namespace, the process id and start time tell whether it
-still lives; a process id that was given out again has another start time. Owners elsewhere (on another machine, in a
-container) cannot be seen from here. They are never called gone, unless they share a folder of heartbeats with this
-process: AGENTRL_OWNERS names it. Otherwise their sandboxes' deadlines decide.
+An owner is a process. On its own machine, and in its own pid namespace, the process id and start time show whether it
+is alive; a reused process id has another start time. Owners elsewhere (on another machine, in a container) cannot be
+seen from here. They never count as gone, unless they share a folder of heartbeats with this process: AGENTRL_OWNERS
+names it. Otherwise their sandboxes' deadlines decide.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def run_name() -> str:
 def is_gone(owner: str, deadline: float = float("inf")) -> bool:
     """Whether a sandbox's owner is known to be gone, or its deadline (Unix time) has passed.
 
-    If it cannot be known, the answer is False: another's sandbox is rather kept for too long than taken away.
+    If it cannot be known, the answer is False: keeping a sandbox too long is better than taking it from its owner.
     """
     return time.time() > deadline or _is_gone(owner)
 
@@ -150,7 +150,7 @@ def heartbeat() -> Iterator[None]:
     if folder is None:
         yield
         return
-    # A heart of its own for each user of this function: nothing is shared, so nothing needs a lock or survives a fork.
+    # Each user of this function has its own thread: nothing is shared, so nothing needs a lock or survives a fork.
     file, stop = folder / current(), threading.Event()
     _beat(file)
     heart = threading.Thread(target=_keep_beating, args=(file, stop), name="agentrl-heartbeat", daemon=True)

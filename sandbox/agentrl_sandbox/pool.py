@@ -27,12 +27,12 @@ _TENDED_S = 15.0
 _LOOKED_AFTER_S = 120.0
 """How long a ready sandbox may then take to answer. A program that trains in this event loop is itself the slow one."""
 _FRESH_S = 2 * _TENDED_S
-"""A ready sandbox that was seen alive so lately is handed out unasked: a busy engine takes a second to answer."""
+"""A ready sandbox that was alive this recently is handed out unchecked: a busy engine takes a second to answer."""
 _RIPE = 0.25
 """A ready sandbox is replaced after this share of its lifetime, so that it does not end under its user."""
 _PREFETCHES = 2
 _said: set[str] = set()
-"""What was logged, so that the pools of several event loops say it once."""
+"""What was logged, so that the pools of several event loops log it once."""
 
 
 class SandboxPool:
@@ -49,10 +49,10 @@ class SandboxPool:
     towards the deadline of the hook that asked.
 
     `backend` is the name of a back end, which the pool opens and closes, or an open one. `spec` is what `acquire` gives
-    by default; with None, each call has to name one. Without `size`, the cores and the memory of the machine
-    decide on which the sandboxes run. `warm`
-    sandboxes are kept ready in each lane, of the specs that were asked for last. At most `create` sandboxes are made at
-    a time, and `rate` in a second. If for `wait_s` seconds no sandbox has become free, `acquire` raises SandboxError.
+    by default; with None, each call has to name one. Without `size`, the cores and the memory of the sandboxes'
+    machine decide. `warm` sandboxes are kept ready in each lane, with the latest requested specs. At most `create`
+    sandboxes are made at a time, and `rate` in a second. If no sandbox has become free for `wait_s` seconds, `acquire`
+    raises SandboxError.
 
     A pool belongs to the event loop in which it was entered. Entering it raises SandboxError if the back end or the
     image is missing, and ConfigError if the back end cannot enforce `spec`.
@@ -113,14 +113,14 @@ class SandboxPool:
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
-            await asyncio.wait([closing])  # nothing is left behind, even now; each removal has its deadline
+            await asyncio.wait([closing])  # everything is removed, even now; each removal has its deadline
             raise
 
     @asynccontextmanager
     async def acquire(
         self, spec: SandboxSpec | None = None, *, lane: LaneName = "episode", restore: Snapshot | None = None
     ) -> AsyncIterator[Sandbox]:
-        """A sandbox of its own for the caller, with the files of the snapshot `restore`.
+        """A sandbox for this caller alone, with the files of the snapshot `restore`.
 
         Raises SandboxError if none can be made, or if none has become free for `wait_s` seconds, and ConfigError if the
         back end cannot enforce `spec`.
@@ -140,7 +140,7 @@ class SandboxPool:
             self._retire(self._lanes[lane], box)
 
     def prefetch(self, images: Iterable[str]) -> None:
-        """Have images ready for later, in the background. One that cannot be had is logged; `acquire` says it again."""
+        """Get images ready for later, in the background. A failure is logged; `acquire` raises it again."""
         for image in images:
             self._begin(self._prefetch(image))
 
@@ -148,7 +148,7 @@ class SandboxPool:
         return self._tally.figures({name: lane.figures() for name, lane in self._lanes.items()})
 
     def _plan(self, found: Machine) -> None:
-        """Size the lanes: by what is given, and by what the machine of the sandboxes holds."""
+        """Size the lanes by the given sizes, and by what the machine of the sandboxes holds."""
         size, grade = _sizes(found.room(self._spec or SandboxSpec()), self._size, self._grade)
         warm = min(size, 8) if self._warm is None else max(0, self._warm)
         self._create = self._creating or min(16, max(2, round(found.cores)))
@@ -161,7 +161,7 @@ class SandboxPool:
     # Handing out
 
     async def _take(self, lane: Lane, spec: SandboxSpec) -> Box:
-        """A living sandbox, which is counted as in use. An error or a cancellation leaves none behind."""
+        """A living sandbox, which is counted as in use. After an error or a cancellation, none is left."""
         since = self._now()
         while True:
             if not self._open:
@@ -274,7 +274,7 @@ class SandboxPool:
         self._schedule()
 
     async def _tend(self) -> None:
-        """Replace ready sandboxes that died or grew old, before somebody asks for them."""
+        """Replace ready sandboxes that died or grew old, before they are requested."""
         while True:
             await asyncio.sleep(_TENDED_S)
             ready = [(lane, box) for lane in self._lanes.values() for box in lane.ready]
@@ -332,7 +332,7 @@ class SandboxPool:
 
 
 def _sizes(room: int, size: int | None, grade: int | None) -> tuple[int, int]:
-    """The capacities for episodes and for grading: what is given, and the rest of what the machine holds."""
+    """The capacities for episodes and for grading: the given ones, and the rest of what the machine holds."""
     grade = grade or max(1, (size or room) // 4)
     return size or max(1, room - grade), grade
 

@@ -1,4 +1,4 @@
-"""A program on this machine, in a session of its own: what back ends without an engine run commands by."""
+"""A program on this machine, in a new session. Back ends without an engine run commands this way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRAILING_S = 0.25
 
 
 class HostProcess(asyncio.SubprocessProtocol):
-    """A `Running` but for the tree: `kill` ends its process group, and a back end adds what left that."""
+    """A `Running`, except that `kill` ends only its process group. A back end adds processes that left it."""
 
     def __init__(self, sink: OnOutput) -> None:
         loop = asyncio.get_running_loop()
@@ -42,8 +42,8 @@ class HostProcess(asyncio.SubprocessProtocol):
         pass_fds: Sequence[int] = (),
         uid: int | None = None,
     ) -> None:
-        """Start the program, as another user of this machine if `uid` is given. Raises OSError when there is no process
-        to be had. If this is cancelled, it is killed."""
+        """Start the program, as another user of this machine if `uid` is given. Raises OSError if no process can be
+        started. If this is cancelled, it is killed."""
         other: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": ()}
         starting = asyncio.get_running_loop().subprocess_exec(
             lambda: self,

@@ -1,4 +1,4 @@
-"""Shell by which what kills finds a tree of processes. It starts no process: there may be no room for one."""
+"""Shell code that finds a tree of processes to kill. It starts no process: there may be no room for one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIST_PROCESSES = r"""
     case $state in '' | Z | X) ;; *) pairs="$pairs $pid:$parent" ;; esac
   done
 """
-"""Sets `pairs`: process and parent of each that lives."""
+"""Sets `pairs`: each live process and its parent."""
 
 ADD_DESCENDANTS = r"""
   more=1
@@ -24,7 +24,7 @@ ADD_DESCENDANTS = r"""
     done
   done
 """
-"""Adds to `tree`, process ids between spaces, what descends from them by `pairs`, parents before their children."""
+"""Adds the descendants by `pairs` to `tree`, process ids between spaces, parents before their children."""
 
 KILL_CHILDREN_FIRST = r"""
   children_first=

@@ -24,7 +24,7 @@ _paused: ContextVar[bool] = ContextVar("agentrl_reaper_paused", default=False)
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """A back end that is entered within this removes nothing by itself: for those who look, or count."""
+    """A back end that is entered within this removes nothing by itself: for listing and counting."""
     token = _paused.set(True)
     try:
         yield

@@ -67,8 +67,8 @@ asyncio.run(main())
 async def relay(box: Sandbox, port: int, socket_path: str, *, notice: str = "") -> Process:
     """Have `127.0.0.1:port` of a sandbox lead to a Unix socket in it, until the process returned is killed.
 
-    A Unix socket cannot be reset. So if a program inside resets its connection, which says that it has not read all of
-    an answer, the server outside gets `notice` before the connection ends.
+    A Unix socket cannot be reset. If a program inside resets its connection, it has not read all of an answer. Then the
+    server outside gets `notice` before the connection ends.
 
     Raises SandboxError if the relay does not start: python3 is missing, or the port is taken.
     """

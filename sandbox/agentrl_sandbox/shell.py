@@ -57,13 +57,13 @@ class Shell:
     (`exec`), or that removes the shell's EXIT trap leaves the state as it was.
 
     The state is kept on this machine and handed to each command, so that no process has to stay alive for it. A command
-    could send a false state, but only one that it could have brought about by `cd` and `export`.
+    could send a false state, but only one that `cd` and `export` could also produce.
     """
 
     def __init__(self, box: Sandbox, state: ShellState | None = None, *, user: str | None = None) -> None:
         self.box = box
         self.state = state or ShellState()
-        """As the last command left it. Pickle it with the sandbox's snapshot to go on elsewhere."""
+        """As the last command left it. Pickle it with the sandbox's snapshot to continue elsewhere."""
         self._user = user
         self._start: str | None = None
         self._base: Mapping[str, str] = {}
@@ -101,12 +101,12 @@ class Shell:
             parts.append(f'cd -- {quote(state.cwd)} 2>/dev/null || builtin echo {quote(gone)} "$PWD"; ')
         if state.unset:
             parts.append(f"unset -v {' '.join(state.unset)}; ")
-        parts += [f"export {name}={quote(value)}; " for name, value in state.env.items()]  # behind `cd`, for OLDPWD
+        parts += [f"export {name}={quote(value)}; " for name, value in state.env.items()]  # after `cd`, for OLDPWD
         parts.append(f"trap agentrl_report EXIT; eval {quote(cmd)}")
         return "".join(parts)
 
     def _remember(self, nonce: str, result: ExecResult) -> ExecResult:
-        """Take the state out of stderr, and put what else is there behind stdout."""
+        """Take the state out of stderr, and append the rest of stderr to stdout."""
         report = re.compile(rf"{nonce}(.*?)\0{nonce}([.!])", re.DOTALL)
         found = [(_read(body), end == ".") for body, end in report.findall(result.stderr)]
         rest = report.sub("", result.stderr).partition(nonce)[0]

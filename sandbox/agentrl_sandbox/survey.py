@@ -1,4 +1,4 @@
-"""What back ends can do on this machine, and the sandboxes that are there: for `agentrl sandbox`."""
+"""What back ends can do on this machine, and which sandboxes exist: for `agentrl sandbox`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Check:
     problem: str = ""
     """Why it makes no sandboxes. Empty: it does."""
     seconds: float = 0.0
-    """Until the first command in a new sandbox had ended."""
+    """Seconds until the first command in a new sandbox had ended."""
     enforced: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     """What a sandbox of it does not enforce."""
@@ -87,7 +87,7 @@ async def collect(name: str = "") -> int:
 
 
 async def left(name: str = "") -> Sequence[Leftover]:
-    """What else is left behind: images, cgroups, and processes of an engine that is gone. Nothing is removed."""
+    """Other leftovers: images, cgroups, and processes of an engine that is gone. Nothing is removed."""
     with paused():
         return [one async for tidied in _tidied(name) for one in await tidied.leftovers()]
 
@@ -114,7 +114,7 @@ async def _listed(name: str) -> Sequence[Found]:
 
 
 async def _working(name: str) -> list[str]:
-    """Raises what keeps a named back end from working; of all, only those that work."""
+    """The named back end, untested; without a name, all that work."""
     if name:
         return [name]
     names = []

@@ -1,6 +1,6 @@
-"""The small scripts by which files travel in and out of a sandbox, and what their errors mean.
+"""Small scripts that move files in and out of a sandbox, and what their errors mean.
 
-They run in `sh` inside the sandbox, as the asked user. Names of files are arguments, never text of a script.
+They run in `sh` inside the sandbox, as the requested user. Names of files are arguments, never text of a script.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNPACK = 'mkdir -p -- "$1" && exec tar -x -p -o -f - -C "$1"'
 PACK = (
     _REGULAR
     + _FOLDER_OF
-    + '[ -e "$1" ] || exec ls -d -- "$1"; '  # it is missing or cannot be reached, and ls says which
+    + '[ -e "$1" ] || exec ls -d -- "$1"; '  # it is missing or cannot be reached; the error of ls names the reason
     + 'if [ -d "$1" ]; then exec tar -c -f - -C "$1" .; fi; '
     + 'exec tar -c -h -f - -C "$d" -- "./${1##*/}"'
 )
@@ -62,11 +62,11 @@ _TOO_LARGE = (128 + 25, "File size limit exceeded")  # exit code of a program en
 _NOT_FOUND = 127
 _KILLED = 128 + 9
 NO_PROCESS = ("Cannot fork", "fork: Resource temporarily unavailable", "fork: retry")
-"""What shells say where no process can be started."""
+"""The messages of shells when no process can be started."""
 
 
 class Catch:
-    """What a script writes: stdout goes to a file, of which no more than `limit` bytes are taken."""
+    """A script's output: stdout goes to a file, at most `limit` bytes."""
 
     def __init__(self, target: IO[bytes], limit: int) -> None:
         self.said = Output(16 << 10)
@@ -128,5 +128,5 @@ def _meaning(result: ExecResult) -> int | None:
     for line in result.stderr.splitlines():
         for text, number in _KNOWN.items():
             if line.endswith(text):
-                return errno.ENOTDIR if number == errno.EEXIST else number  # what mkdir says of a file in the way
+                return errno.ENOTDIR if number == errno.EEXIST else number  # mkdir's error for a file in the way
     return None

@@ -87,7 +87,7 @@ def unpack(archive: IO[bytes], target: Path, max_bytes: int, name: str) -> None:
 
 
 def _check_headers(archive: IO[bytes], name: str) -> None:
-    """Look at each header before tarfile does: it would read one of any length into memory, and sparse files."""
+    """Check each header before tarfile does: it would read headers of any length into memory, and sparse files."""
     end = archive.seek(0, os.SEEK_END)
     position, entries = 0, 0
     while position + _BLOCK <= end:
@@ -188,7 +188,7 @@ class _Tree:
         self._kinds[path] = ""
 
     def _inside(self, path: str) -> bool:
-        """Follow a link as the kernel would, but in `_kinds` alone."""
+        """Follow a link as the kernel would, but only in `_kinds`."""
         done: list[str] = []
         to_do, links = path.split("/")[::-1], 0
         while to_do:

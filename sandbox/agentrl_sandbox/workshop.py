@@ -20,7 +20,7 @@ _PULLING_S, _MAKING_S, _REMOVING_S, _PING_S = 1800.0, 120.0, 60.0, 10.0
 
 
 class Workshop:
-    """What a pool asks of a back end. Whatever breaks in there becomes an agentrl error, or is logged."""
+    """What a pool needs from a back end. Any exception in there becomes an agentrl error, or is logged."""
 
     def __init__(self, backend: Backend, tally: Tally, at_a_time: int) -> None:
         self._backend, self._tally = backend, tally
@@ -30,7 +30,7 @@ class Workshop:
     async def make(self, spec: SandboxSpec) -> Sandbox:
         """An open sandbox. Raises SandboxError, or ConfigError if the back end cannot enforce the spec.
 
-        Nothing is awaited once it is open, so a cancellation leaves none behind.
+        Nothing is awaited once it is open, so a cancellation cannot lose it.
         """
         try:
             await self.prepare(spec.image)
@@ -46,7 +46,7 @@ class Workshop:
         return sandbox
 
     async def fault(self, sandbox: Sandbox, within_s: float | None = None) -> str:
-        """Why a sandbox can no longer be used; empty if it can. By default it has to say so soon."""
+        """Why a sandbox can no longer be used; empty if it can. By default it must answer soon."""
         try:
             await _within(within_s or _PING_S, sandbox.ping(), "ping")
         except Exception as exc:  # noqa: BLE001 - the back end's boundary: whatever is wrong with it, it is replaced
@@ -63,7 +63,7 @@ class Workshop:
         try:
             async with self._removing:
                 await _within(_REMOVING_S, sandbox.__aexit__(None, None, None), "removing it")
-        except Exception as exc:  # noqa: BLE001 - the back end's boundary: nobody waits for the removal
+        except Exception as exc:  # noqa: BLE001 - the back end's boundary: no caller waits for the removal
             self._tally.left_behind += 1
             log.warning("sandbox %s could not be removed: %s", sandbox.sandbox_id, told(exc))
         else:

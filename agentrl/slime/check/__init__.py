@@ -63,7 +63,7 @@ def _env(config: SlimeConfig | None, command: Command, found: list[Finding]) -> 
         if config.env is not None:
             return open_env(config, config.env)
         if command.yaml_only or "--prompt-data" not in command.words:
-            config.env_path({})  # its error says what to write where; with --prompt-data, rows may name an Env
+            config.env_path({})  # its error names the remedy; with --prompt-data, rows may name an Env
     except ConfigError as exc:
         found.append(error(str(exc)))
     return None
@@ -78,7 +78,7 @@ def _guarded(rule: Callable[[Setup], Iterable[Finding]], setup: Setup) -> Iterat
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """One line that says whether the run may start, and which parts were not checked."""
+    """One line: whether the run may start, and which parts were not checked."""
     errors, warnings = (sum(f.level is level for f in findings) for level in (Level.ERROR, Level.WARNING))
     missing = list(dict.fromkeys(f.subject for f in findings if f.level is Level.UNCHECKED))
     word = "not ready" if errors else "incomplete" if missing else "ready"

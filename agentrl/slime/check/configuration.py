@@ -57,7 +57,7 @@ def template(setup: Setup) -> Iterator[Finding]:
 
 
 def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate:
-    """The certificate of the template, which is tried with what the Env will say as well."""
+    """The certificate of the template, which is also tried with the Env's own messages."""
     from agentrl.models.tokenizer import load_tokenizer
     from agentrl.render import PROBE_TOOL, load_renderer
 

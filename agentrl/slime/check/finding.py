@@ -12,7 +12,7 @@ class Level(StrEnum):
     WARNING = "warning"
     """The run works, but loses quality, speed or memory."""
     UNCHECKED = "unchecked"
-    """Something could not be checked from here. The text says why."""
+    """Something could not be checked from here. The text gives the reason."""
     NOTE = "note"
     """Good to know."""
 

@@ -27,7 +27,7 @@ def memory(setup: Setup) -> Iterator[Finding]:
 
 
 def kv_bytes(model: Mapping[str, Any], cache_dtype: str | None) -> tuple[int, str] | None:
-    """Bytes of KV cache for one token in all layers, and the formula. None if config.json does not tell."""
+    """Bytes of KV cache for one token in all layers, and the formula. None if config.json lacks the sizes."""
     layers = model.get("num_hidden_layers")
     if not layers:
         return None
@@ -78,7 +78,7 @@ def episodes_at_once(setup: Setup) -> int | None:
 
 
 def _training(setup: Setup, context: int) -> Finding | None:
-    """The longest micro-batch on one GPU. Activations as in Korthikanti et al. 2022, selective recomputation."""
+    """The longest micro-batch's memory on a GPU. Activations: Korthikanti et al. 2022, selective recomputation."""
     model, args = setup.model, setup.args
     vocabulary, hidden, layers = (model.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
     if not (vocabulary and hidden and layers):

@@ -227,7 +227,7 @@ def lengths(setup: Setup) -> Iterator[Finding]:
 
 
 def _too_long(setup: Setup, context: int) -> Iterator[Finding]:
-    """Check an episode of `context` tokens against what the engine, the model and the trainer take."""
+    """Check that the engine, the model and the trainer can take an episode of `context` tokens."""
     args = setup.args
     for name, most in (
         ("--sglang-context-length", args.sglang_context_length),
@@ -255,7 +255,7 @@ def engine_url(setup: Setup) -> Iterator[Finding]:
 
 
 def sampling(setup: Setup) -> Iterator[Finding]:
-    """What slime's parser refuses, or takes and cannot train on. Without slime here, nobody else says it."""
+    """What slime's parser refuses, or accepts and cannot train on. If slime is not here, only this rule reports it."""
     args = setup.args
     if args.rollout_temperature is not None and args.rollout_temperature <= 0:
         yield error(

@@ -2,5 +2,5 @@
 
 agentrl train agentrl_envs.adapters.reasoning_gym:ReasoningGym --set env_config.dataset=chain_sum
 
-The suites are no dependencies of agentrl. Where one is missing, its adapter says what to install.
+The suites are not dependencies of agentrl. If one is missing, its adapter's error names what to install.
 """

@@ -21,14 +21,14 @@ class GameConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     name: str | list[str] = Field(min_length=1)
-    """The suite's name of the game. Of several, tasks take one after the other, or say which as `metadata.name`."""
+    """The suite's name of the game. With several, tasks use them in turn, or choose one by `metadata.name`."""
     options: dict[str, Any] = {}
-    """Handed to the suite when it makes the game."""
+    """Passed to the suite when it makes the game."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a game says to one turn of the model."""
+    """A game's response to one turn of the model."""
 
     text: str
     reward: float = 0.0
@@ -51,10 +51,10 @@ class Game(Protocol):
 
 
 class TextGame(Env):
-    """Base of games. A subclass says in `open` how its suite makes one; the reward is the sum of the game's own.
+    """Base of games. A subclass writes `open`, which makes a game of its suite. The reward is the sum of the game's.
 
-    Tasks differ by their seeds, and need no data file. What a suite raises in the middle of a game is a failure of the
-    environment: the episode is played once more, then left out.
+    Tasks differ by their seeds, and need no data file. If the suite raises an exception in the middle of a game, the
+    environment has failed: the episode is played once more, then left out.
     """
 
     config: GameConfig
@@ -64,12 +64,12 @@ class TextGame(Env):
 
     @classmethod
     def open(cls, config: Any, name: str, /) -> Game:
-        """Make the game. It may block. Raises ConfigError where it can never be played."""
+        """Make the game. It may block. Raises ConfigError if it can never be played."""
         raise NotImplementedError
 
     @classmethod
     async def share(cls, config: GameConfig) -> None:
-        """Begin each game once, so that one that cannot be played is told before the first token."""
+        """Begin each game once, so that one that cannot be played is reported before the first token."""
         for name in names_of(config.name):
             await asyncio.to_thread(cls._prove, config, name)
 

@@ -1,9 +1,9 @@
 """gem's environments: games, and questions with their graders.
 
-    pip install gem-llm        # in an environment of its own: it pins old versions of other packages
+    pip install gem-llm        # in a separate environment: it pins old versions of other packages
     agentrl train agentrl_envs.adapters.gem:Gem --set env_config.name=game:GuessTheNumber-v0-easy
 
-A turn is what the model writes, with its move in \\boxed{}, as the first observation says.
+A turn is what the model writes, with its move in \\boxed{}, as the first observation explains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentrl_envs.adapters.games import Answer, Game, GameConfig, TextGame
 from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 _NOTHING_MORE = "<｜TERMINAL_STATE｜>"
-"""gem's observation behind the last turn of a question."""
+"""gem's observation after the last turn of a question."""
 
 
 class Gem(TextGame):
@@ -47,7 +47,7 @@ class _Game:
         return Answer(last if done else self._shown(observed, info), float(reward), done, told)
 
     def close(self) -> None:
-        """Most of gem's environments hold nothing, and have no `close`."""
+        """Most of gem's environments have no resources and no `close`."""
         getattr(self._env, "close", lambda: None)()
 
     def _shown(self, observed: object, info: Mapping[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""Gymnasium's environments, told and played in text.
+"""Gymnasium's environments as text.
 
     pip install gymnasium
     agentrl train agentrl_envs.adapters.gymnasium:Gymnasium --set env_config.name=FrozenLake-v1
 
 The model reads `prompt`, or a few sentences of the environment's own documentation, then each observation. It
-answers with an action: of a discrete space its name or number, of any other space JSON.
+answers with an action: its name or number in a discrete space, JSON in any other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentrl_envs.adapters.suites import refuse_unknown, suite
 IN_A_ROW = 3
 """Turns in a row without an action that end an episode."""
 _MOST_NUMBERS = 256
-"""Numbers of an observation that are told as text. An image has more."""
+"""The most numbers of an observation that are written as text. An image has more."""
 _SECTIONS = re.compile(r"^[ \t]*## (.+?)\n(.*?)(?=^[ \t]*## |\Z)", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"(?:^|[-;|])\s*(\d+)\s*(?::|\|)\s*([^|;\n]+)", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
@@ -40,7 +40,7 @@ Names: TypeAlias = Sequence[tuple[int, str]]
 
 class GymnasiumConfig(GameConfig):
     prompt: str | None = None
-    """What is told first. None: a few sentences of the environment's documentation, which are seldom good ones."""
+    """What the model reads first. None: some sentences of the environment's documentation, seldom good ones."""
     actions: list[str] | dict[str, int] = Field(default=[])
     """Names of a discrete space's actions, all in order, or some: `{left: 0}`. Default: those documented."""
     read_action: str | None = None
@@ -50,9 +50,9 @@ class GymnasiumConfig(GameConfig):
 
 
 class Gymnasium(TextGame):
-    """An environment of gymnasium, told in text. The reward is the sum of its steps' rewards.
+    """An environment of gymnasium, as text. The reward is the sum of its steps' rewards.
 
-    A turn without an action is told so, and costs nothing; three in a row end the episode.
+    A turn without an action is answered with a hint, and costs nothing; three in a row end the episode.
     """
 
     config: GymnasiumConfig
@@ -66,7 +66,7 @@ class Gymnasium(TextGame):
 
 
 def _made(gym: ModuleType, config: GymnasiumConfig, name: str) -> Any:
-    """The environment, drawn in text where it can draw so."""
+    """The environment, drawn as text if it can do that."""
     try:
         env = gym.make(name, **config.options)
         if "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in config.options:
@@ -115,7 +115,7 @@ class _Game:
 
 
 def read_action(space: Any, text: str, names: Names) -> Any:
-    """The action of a space that stands in a text, the last one of several. None if there is none."""
+    """The action of a space in a text, the last one of several. None if there is none."""
     kind = type(space).__name__
     if kind == "Text":
         return text if space.contains(text) else None
@@ -129,7 +129,7 @@ def read_action(space: Any, text: str, names: Names) -> Any:
 
 
 def _from_json(space: Any, value: Any) -> Any:
-    """What a JSON value means in a space. Raises one of many errors if it means nothing there."""
+    """The action that a JSON value means in a space. Raises one of many errors if it means nothing there."""
     kind = type(space).__name__
     if kind == "Tuple":
         return tuple(_from_json(each, own) for each, own in zip(space.spaces, value, strict=True))
@@ -211,7 +211,7 @@ def _documentation(env: Any) -> str:
     sections = _sections(doc)
     told = [_plain_sentences(doc.partition("## ")[0]), _plain_sentences(sections.get("description", ""))]
     for kind in ("action", "observation"):
-        if kind == "observation" or type(env.action_space).__name__ != "Discrete":  # `_asks` tells discrete ones
+        if kind == "observation" or type(env.action_space).__name__ != "Discrete":  # `_asks` lists discrete ones
             text = next((text for title, text in sections.items() if title.startswith(kind)), "")
             listed = ", ".join(f"{number} {name.strip()}" for number, name in _ROW.findall(text))
             told += [_plain_sentences(text), f"The numbers of the {kind}: {listed}." if listed else ""]

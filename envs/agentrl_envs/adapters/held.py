@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Held(Generic[T]):
-    """Opened at the first `get`, in a task of its own: a task group must be left by the task that entered it."""
+    """Opened at the first `get`, in a separate task: a task group must be left by the task that entered it."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         self._make = make
@@ -31,7 +31,7 @@ class Held(Generic[T]):
             return self._value
 
     async def drop(self, value: T) -> None:
-        """Close it because it broke, unless somebody opened another one already."""
+        """Close it because it broke, unless another one is open already."""
         async with self._lock:
             if self._value is value:
                 await self._close()
@@ -45,7 +45,7 @@ class Held(Generic[T]):
         if self._task is not None:
             await asyncio.wait([self._task])
             if not self._task.cancelled():
-                self._task.exception()  # it broke: whoever used it has been told
+                self._task.exception()  # it broke: its users got the error
         self._task = self._value = None
 
     async def _hold(self, entered: asyncio.Future[T], leave: asyncio.Event) -> None:

@@ -4,7 +4,7 @@
     agentrl train agentrl_envs.adapters.mcp:MCP --data tasks.jsonl \\
         --set env_config.command=uvx --set 'env_config.args=[mcp-server-sqlite, --db-path, "{folder}/shop.db"]'
 
-Each episode has a server of its own, over stdin and stdout, or a session of its own with one at a URL.
+Each episode has its own server, over stdin and stdout, or its own session with one at a URL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SAID = 600
 """Characters of a server's last words on stderr that an error repeats."""
 
 _rubbish: ContextVar[list[str] | None] = ContextVar("_rubbish", default=None)
-"""The first line that the server of this context wrote to stdout and that is no message."""
+"""The first line on stdout of this context's server that is not a message."""
 
 
 class Server(BaseModel):
@@ -42,7 +42,7 @@ class Server(BaseModel):
     command: str | None = None
     """Starts a server that speaks over stdin and stdout."""
     args: list[str] = []
-    """What stands behind the command. `{folder}`, here and in `env` and `cwd`, is an empty folder of this episode."""
+    """Arguments of the command. `{folder}`, here and in `env` and `cwd`, is an empty folder of this episode."""
     env: dict[str, str] = {}
     """Variables of the server's environment, beside PATH, HOME and the like."""
     cwd: str | None = None
@@ -59,7 +59,7 @@ class Server(BaseModel):
 
 class MCPConfig(Server):
     servers: dict[str, Server] = {}
-    """Servers by name. A task says which by `metadata.server`."""
+    """Servers by name. A task chooses one by `metadata.server`."""
     only: list[str] = []
     """The tools that are offered, by name. Empty: all."""
     shared: bool = Field(False, validate_default=True)
@@ -80,8 +80,8 @@ class MCP(Env):
     """Work with the tools of an MCP server. The reward is 1 if the model's last text is the task's label.
 
     `metadata.files` of a task, texts by path, are written into the episode's folder before the server starts. Tools are
-    listed once an episode: what a server adds later is not offered. For another reward, name one in the configuration
-    (`reward: my_rewards:function`), or subclass and write `score`, which finds the folder in `self.folder`.
+    listed once an episode: tools that a server adds later are not offered. For another reward, name one in the
+    configuration (`reward: my_rewards:function`), or subclass and write `score`, with the folder in `self.folder`.
     """
 
     config: MCPConfig
@@ -92,7 +92,7 @@ class MCP(Env):
     @classmethod
     @asynccontextmanager
     async def share(cls, config: MCPConfig) -> AsyncIterator[dict[str, Held[_Session]]]:
-        """Start each server once, so that one that does not work is told before the first token."""
+        """Start each server once, so that one that does not work is reported before the first token."""
         held = {}
         for name, server in _servers(config).items():
             held[name] = Held(lambda server=server: _session(server, {}))  # type: ignore[misc]
@@ -217,7 +217,7 @@ async def _session(server: Server, files: Mapping[str, str]) -> AsyncIterator[_S
 
 
 def _keep_rubbish(record: logging.LogRecord) -> bool:
-    """Keep the line of which the client logs a traceback, and show none of it: each line would have its own."""
+    """Keep the line that the client cannot read, and hide its log: it would print a traceback for each line."""
     kept, error = _rubbish.get(), record.exc_info[1] if record.exc_info else None
     if kept is None or not isinstance(error, ValidationError):
         return True
@@ -281,7 +281,7 @@ def _spec(tool: Any) -> ToolSpec:
 
 
 def _text(result: Any) -> str:
-    """A result as the model reads it. Raises ToolError if the tool says that it failed, or shows nothing but media."""
+    """A result as the model reads it. Raises ToolError if the tool reports a failure, or returns only media."""
     shown, hidden = list[str](), list[str]()
     for block in result.content:
         text = _block(block)
@@ -319,7 +319,7 @@ def _written(made: str, files: Mapping[str, str]) -> Path:
 
 
 def _last_words(errors: IO[str], rubbish: Sequence[str]) -> str:
-    """What a server wrote last on stderr, and first on stdout that is no message, in one line."""
+    """A server's last words on stderr, and its first line on stdout that is not a message, in one line."""
     errors.seek(0)
     said = " ".join(errors.read().split())
     wrote = f"; it wrote to stdout what is no JSON-RPC: {rubbish[0]!r:.80}" if rubbish else ""

@@ -1,8 +1,8 @@
-"""Environments behind OpenEnv's protocol: reset, step and state over a WebSocket.
+"""Environments with OpenEnv's protocol: reset, step and state over a WebSocket.
 
     agentrl train agentrl_envs.adapters.openenv:OpenEnv --set env_config.url=http://127.0.0.1:8000
 
-OpenEnv itself is not needed here, only its server somewhere. What a turn is, the server's own schema of actions says:
+OpenEnv itself is not needed here, only its server somewhere. The server's schema of actions decides what a turn is:
 
 - tools, if the environment has MCP tools: the model calls them;
 - text, if an action has one text to fill in: the model's turn is that text;
@@ -52,7 +52,7 @@ class OpenEnvConfig(BaseModel):
     url: str = Field(pattern="^(https?|wss?)://")
     """The server, such as http://127.0.0.1:8000."""
     prompt: str = ""
-    """Told before the first observation."""
+    """Text in front of the first observation."""
     reset: dict[str, Any] = {}
     """Sent with each reset, beside the seed and the task's `metadata.reset`."""
     field: str | None = None
@@ -60,11 +60,11 @@ class OpenEnvConfig(BaseModel):
     message_s: float = Field(60.0, gt=0)
     """Seconds for the answer to one message."""
     wait_s: float = Field(600.0, gt=0)
-    """Seconds to wait for a session where the server has no more to give. Its `max_concurrent_envs` says how many."""
+    """Seconds to wait for a session if the server has none left. Its `max_concurrent_envs` is the limit."""
 
 
 class OpenEnv(Env):
-    """An environment behind an OpenEnv server. The reward is the sum of its steps' rewards.
+    """An environment of an OpenEnv server. The reward is the sum of its steps' rewards.
 
     Tasks differ by their seeds, and need no data file. An action that the server refuses is answered with its reason;
     any other error of the server is a failure of the environment.

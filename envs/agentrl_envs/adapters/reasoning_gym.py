@@ -36,21 +36,21 @@ class ReasoningGymConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     dataset: str | list[str] = Field(min_length=1)
-    """Name of the data set. Of several, tasks take one after the other."""
+    """Name of the data set. With several, tasks use them in turn."""
     options: dict[str, Any] = {}
-    """Handed to `create_dataset`, such as the difficulty."""
+    """Passed to `create_dataset`, such as the difficulty."""
     seed: int = Field(0, ge=0, lt=EVAL_SEEDS)
-    """Of the data set to train on. The held-out one has `seed` + 2**31."""
+    """The seed of the training data set. The held-out one has `seed` + 2**31."""
     size: int = Field(1000, ge=1)
     """Questions of each data set, of each split."""
     instruction: str = "Give your final answer between <answer> and </answer>."
-    """Stands behind each question."""
+    """Text after each question."""
 
 
 class ReasoningGym(Env):
     """Answer a question that a program made. The reward is the data set's own score of the last <answer>, 0 to 1.
 
-    Scoring runs in a process of its own with a deadline, because it may execute what the model wrote, or never end. A
+    Scoring runs in a separate process with a deadline, because it may execute what the model wrote, or never end. A
     scorer that breaks on an answer, or finds no end, gives 0.
     """
 
@@ -59,7 +59,7 @@ class ReasoningGym(Env):
 
     @classmethod
     async def share(cls, config: ReasoningGymConfig) -> None:
-        """Make each data set once, so that a wrong name or option is told before the first token."""
+        """Make each data set once, so that a wrong name or option is reported before the first token."""
         for name in names_of(config.dataset):
             await asyncio.to_thread(_made, name, json.dumps(config.options), config.seed, config.size)
 

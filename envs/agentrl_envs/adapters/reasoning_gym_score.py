@@ -1,4 +1,4 @@
-"""The suite's own score of an answer, in a process of its own. It imports nothing of agentrl, so it starts at once."""
+"""The suite's own score of an answer, in a separate process. It imports nothing of agentrl, so it starts at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def packed(made: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """A question on its way to that process, which might make another one: some depend on the order of a set."""
+    """A question, sent to that process, which might generate a different one: some depend on the order of a set."""
     return base64.b64encode(pickle.dumps((dict(made), dict(entry)))).decode()
 
 

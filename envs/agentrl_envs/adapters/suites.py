@@ -1,4 +1,4 @@
-"""What adapters of suites share: a suite is imported, its names are looked up, its side effects are kept apart."""
+"""Shared by the adapters of suites: import a suite, look up its names, isolate its side effects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVAL_SEEDS = 1 << 31
 """Seeds to train on count from 1, held-out ones from here. The suites take seeds below 2**32."""
 
 _GLOBALS = threading.RLock()
-"""Whoever holds it may change what the whole process shares: random states, stdout, logging."""
+"""Held while changing what the whole process shares: random states, stdout, logging."""
 
 
 def suite(module: str, package: str) -> ModuleType:
@@ -68,8 +68,8 @@ def seeded(names: Sequence[str], split: Literal["train", "eval"]) -> Iterator[Ta
 class OwnRandom:
     """The global random states of one episode: `random`, and numpy's if it is imported.
 
-    Inside `with`, they stand where this episode left them, and stdout is stderr for this thread. One episode at a time
-    is inside. So episodes that take turns draw the same numbers as each would alone.
+    Inside `with`, they are as this episode left them, and stdout is stderr for this thread. Only one episode at a time
+    can be inside. So episodes that take turns draw the same numbers as each would alone.
     """
 
     def __init__(self, seed: int) -> None:

@@ -3,8 +3,8 @@
     pip install textarena
     agentrl train agentrl_envs.adapters.textarena:TextArena --set env_config.name=GuessTheNumber-v0
 
-A turn is what the model writes; the game says what it looks for, such as [5]. The model reads what is new since its
-last turn, where TextArena by default tells the whole history again in each observation.
+A turn is what the model writes; the game explains the form of a move, such as [5]. The model reads what is new since
+its last turn, while TextArena by default repeats the whole history in each observation.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ class _Game:
         return Answer(str(reason or ""), float((rewards or {}).get(0, 0.0)), done=True)
 
     def close(self) -> None:
-        """TextArena's games hold nothing."""
+        """TextArena's games have no resources."""
 
     def _speaks_history(self) -> bool:
-        """Whether observations are the plain history, so that what is new can be told alone."""
+        """Whether observations are the plain history, so that the new part can be shown alone."""
         env = self._env
         while isinstance(env, self._arena.Wrapper):
             if isinstance(env, self._arena.ObservationWrapper):
                 return type(env) is self._arena.wrappers.LLMObservationWrapper
             env = env.env
-        return True  # a bare game tells what is new, as tuples
+        return True  # a bare game returns what is new, as tuples
 
     def _read(self) -> str:
         if not self._own:

@@ -9,7 +9,7 @@ from agentrl_envs.agents.versions import CLIENTS
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "claude") -> Start:
-    """Claude Code on one instruction. It asks nobody, and tells nobody but its model."""
+    """Claude Code on one instruction. It asks for no input, and sends data only to its model."""
     patience = str(1000 * PATIENCE_S)
     return Start(
         [program, "-p", instruction, "--model", endpoint.model, "--dangerously-skip-permissions", *options],

@@ -11,7 +11,7 @@ _KEY = "AGENTRL_KEY"
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "codex") -> Start:
-    """Codex on one instruction, with a model provider of its own: `options` stand behind `exec`."""
+    """Codex on one instruction, with the endpoint as its model provider. `options` follow `exec`."""
     provider: dict[str, str | int] = {
         "name": "agentrl",
         "base_url": endpoint.openai,

@@ -1,4 +1,4 @@
-"""What the harnesses of coding agents share: a task's sandbox, the agent in it, and the grade of what it leaves."""
+"""Shared by the harnesses of coding agents: a task's sandbox, the agent in it, and the grade of its work."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class CodingAgentConfig(GradedConfig):
 
 
 class CodingAgent(GradedWork, AgentEnv):
-    """A program that solves a programming task in a sandbox, from which it reaches its model and nothing else.
+    """A program that solves a programming task in a sandbox. From there it reaches only its model.
 
-    A subclass says how its program is started. Tasks are those of `agentrl_envs.coding`, graded in the same way.
+    A subclass defines how its program is started. Tasks are those of `agentrl_envs.coding`, graded in the same way.
     `self.result` is the program's exit code and the end of its output.
     """
 

@@ -9,7 +9,7 @@ from agentrl_envs.agents.versions import CLIENTS
 
 
 def command(endpoint: Endpoint, instruction: str, *options: str, program: str = "mini") -> Start:
-    """mini-swe-agent on one instruction; it runs bash where it is, and stops when the model says so."""
+    """mini-swe-agent on one instruction; it runs bash where it is, and stops when the model asks for it."""
     patience = ["-c", "mini.yaml", "-c", f"model.model_kwargs.timeout={PATIENCE_S}"]
     return Start(
         [program, "-y", "--exit-immediately", *patience, "-m", f"openai/{endpoint.model}", "-t", instruction, *options],
@@ -18,8 +18,8 @@ def command(endpoint: Endpoint, instruction: str, *options: str, program: str = 
             "MSWEA_CONFIGURED": "true",
             "MSWEA_COST_TRACKING": "ignore_errors",  # the price of a model of one's own is not known
             "MSWEA_SILENT_STARTUP": "1",
-            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "3",  # of ten, it would ask for minutes after its session's end
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else each start looks for prices in the network first
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "3",  # with ten, it would send requests after its session's end
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else each start first looks up prices on the network
         },
     )
 

@@ -1,4 +1,4 @@
-"""What environments of coding tasks share: a task's sandbox, and the grade of what is left in it."""
+"""Shared by environments of coding tasks: a task's sandbox, and the grade of the work in it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class GradedConfig(BaseModel):
     size: int | None = Field(None, gt=0)
     """Sandboxes for episodes at a time; null: as many as the machine holds. Grading has its own beside them."""
     grading: Literal["task", "clean", "same"] = "task"
-    """Where the tests run. clean: in a second sandbox that holds the agent's files alone. same: in the agent's own.
-    task: as the task's format says, which is clean unless its tests look at more than files."""
+    """Where the tests run. clean: in a second sandbox with only the agent's files. same: in the agent's own.
+    task: as the task's format decides, which is clean unless its tests look at more than files."""
     partial: bool = False
     """Reward the share of tests that pass, not only all of them."""
 
@@ -40,9 +40,9 @@ class GradedConfig(BaseModel):
 class GradedWork(Env):
     """Steps of a task that are worked on in `self.box` and graded one after the other; `self.grades` so far.
 
-    If the work itself ends the sandbox (it uses up its memory, say), the reward is 0, and the trajectory's
-    `info["sandbox_killed"]` says why. Its `info["grading"]` has what the tests wrote, and `info["sandbox_s"]` the
-    seconds spent on sandboxes.
+    If the work itself ends the sandbox (by using up its memory, for example), the reward is 0, and the trajectory's
+    `info["sandbox_killed"]` has the reason. Its `info["grading"]` has what the tests wrote, and `info["sandbox_s"]`
+    the seconds spent on sandboxes.
     """
 
     config: GradedConfig

@@ -1,4 +1,4 @@
-"""Grading a step: by default in a clean sandbox of its own, which holds the agent's files and none of its processes."""
+"""Grading a step: by default in a separate clean sandbox, with the agent's files and none of its processes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ done
 """Stop all processes until there are no new ones, then kill them. Spared are this command, those that wait for it, and
 the sandbox's first one. What holds a sandbox open is of a user that no command has, so it cannot be killed.
 
-Only in a process namespace of its own, which is neither a machine's first one nor the one of this process: a sandbox
-that isolates nothing must not be asked to kill everything."""
+It works only in a separate process namespace, neither a machine's first one nor the one of this process: in a sandbox
+that isolates nothing, it must not kill everything."""
 
 
 async def grade(
@@ -54,8 +54,8 @@ async def grade(
 ) -> Grade:
     """Grade the last of the steps so far, on the work in `box`. `clean` overrules the step's own choice.
 
-    Work that ends the grading sandbox, or that is too large to carry, scores 0 and the log says why. Raises InfraError
-    if there is no result to be believed.
+    Work that ends the grading sandbox, or that is too large to carry, scores 0 and the log has the reason. Raises
+    InfraError if there is no result that can be believed.
     """
     step = steps[-1]
     if step.own is not None:
@@ -75,7 +75,7 @@ async def grade(
 
 
 async def _in_own(box: Sandbox, step: Step, own: OwnSandbox, pool: SandboxPool, spec: SandboxSpec) -> Grade:
-    """Grade in the sandbox of the tests' own."""
+    """Grade in the tests' own sandbox."""
     changes = {**own.spec, **({"image": own.image} if own.image else {})}
     other = SandboxSpec.model_validate({**spec.model_dump(), **changes})
     if own.collect is not None:
@@ -91,7 +91,7 @@ async def _in_own(box: Sandbox, step: Step, own: OwnSandbox, pool: SandboxPool, 
 def total(problem: Problem, grades: Sequence[Grade], *, partial: bool = False) -> Reward:
     """The reward of a problem whose first steps have these grades: a step without one scores 0.
 
-    `partial` takes the share of a step's tests that passed, where its grader tells it.
+    `partial` uses the share of a step's tests that passed, if its grader returns it.
     """
     scores = [made.parts.get("tests", made.score) if partial else made.score for made in grades]
     scores += [0.0] * (len(problem.steps) - len(grades))

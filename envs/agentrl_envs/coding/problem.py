@@ -64,7 +64,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class OwnSandbox:
-    """The tests' own sandbox, which need not be like the agent's: only `paths` of the agent's work come there."""
+    """The tests' own sandbox, which need not be like the agent's: it gets only `paths` of the agent's work."""
 
     paths: tuple[str, ...]
     """Absolute paths of files and folders. What is missing is left out."""
@@ -92,9 +92,9 @@ class Step:
     """Grade in a clean second sandbox, into which the agent's work is carried. False: in the agent's own, after its
     processes were killed; for tests that look at more than files."""
     own: OwnSandbox | None = None
-    """Grade there, whatever `clean` says."""
+    """Grade there, whatever `clean` is."""
     keep: bool = False
-    """Of grading in the agent's own sandbox: leave running what the agent started. It may meddle with the tests."""
+    """When grading in the agent's own sandbox: leave its processes running. They may meddle with the tests."""
     carry: tuple[str, ...] | None = None
     """Files and folders of the agent's work that are carried over. None: every file of the work folder that was changed
     or removed, except `.git`. Only what is named can influence the tests."""
@@ -119,7 +119,7 @@ class Problem:
     total: Literal["mean", "final"] = "mean"
     """How the scores of several steps make the reward."""
     agent_s: float | None = None
-    """Seconds that the agent has in all. None: as the environment's configuration says."""
+    """Seconds that the agent has in all. None: as in the environment's configuration."""
 
     def __post_init__(self) -> None:
         if not self.steps:

@@ -1,4 +1,4 @@
-"""What a coding agent's tools do to a sandbox. What they return, and what they raise as ToolError, is for the model."""
+"""What a coding agent's tools do to a sandbox. The model reads what they return, and what they raise as ToolError."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_COMPARED = 20_000
 
 _MODELS_OWN = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 _MODELS_OWN |= {errno.EFBIG, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS, errno.EINVAL}
-"""What a path or a full disk does; any other OSError is the sandbox's."""
+"""Errors that a path or a full disk causes; any other OSError is the sandbox's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Tools:
 
 
 def cut(text: str, limit: int) -> str:
-    """The first and the last half of `limit` characters, with a mark between them that says how much is left out."""
+    """The first and the last half of `limit` characters, with a mark between them that counts what is left out."""
     if len(text) <= limit:
         return text
     head, tail = text[: limit // 2], text[len(text) - limit // 2 :]
@@ -177,7 +177,7 @@ def _not_unique(path: str, text: str, old: str) -> str:
 
 
 def _not_found(path: str, text: str, old: str) -> str:
-    """Says so, and shows the lines that come closest."""
+    """The error for text that was not found, with the lines that come closest."""
     if "\r\n" in text and old in text.replace("\r\n", "\n"):
         return f"{path} ends its lines with \\r\\n; change it by bash, or convert it first"
     wanted, lines = old.strip("\n").split("\n"), _lines(text)

@@ -1,6 +1,6 @@
-"""Find out, without a model, which coding tasks are broken: nothing done must score 0, the task's own solution 1.
+"""Find out, without a model, which coding tasks are broken: doing nothing must score 0, the task's own solution 1.
 
-Either is played twice, in sandboxes of their own, by the same code as an episode of CodingEnv.
+Both are played twice, each in a new sandbox, by the same code as an episode of CodingEnv.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Finding:
     verdict: Verdict
     reason: str = ""
     noop: Sequence[float | None] = ()
-    """Scores of doing nothing; None where it broke."""
+    """Scores of doing nothing; None if it broke."""
     oracle: Sequence[float | None] = ()
     seconds: float = 0.0
 
@@ -174,7 +174,7 @@ class _Validation:
 
 
 def _unbuilt(said: str) -> tuple[Verdict, str]:
-    """An image that cannot be had: by the task's own fault, or because this machine has no network, say."""
+    """The verdict for a missing image: the task is wrong, or this machine has no network, for example."""
     if "COPY failed" in said or "ADD failed" in said:
         return "error", said
     fetched = harbor.needs_network(said)

@@ -43,7 +43,7 @@ async def place(box: Sandbox, files: Files, *, user: str | None = None) -> None:
 
 
 async def prepare(box: Sandbox, step: Step) -> None:
-    """What a step's beginning looks like. Raises CommandError if its setup fails."""
+    """Prepare the beginning of a step. Raises CommandError if its setup fails."""
     await place(box, step.files)
     if step.setup:
         await box.exec(step.setup, timeout=step.grade_s, check=True)
@@ -109,7 +109,7 @@ async def _listing(box: Sandbox) -> Mapping[bytes, bytes]:
 
 
 async def _archive(box: Sandbox, paths: Sequence[bytes], cwd: str | None, user: str | None) -> bytes:
-    """Files as a tar archive, made anew on this machine from what the sandbox sent: it may have sent anything."""
+    """Files as a tar archive, rebuilt on this machine from the sandbox's data, which cannot be trusted."""
     pack = _PACK.format("--exclude=.git" if cwd is None else "")
     sent = await _output(box, pack, b"\0".join(paths), cwd, user)
     made, wanted = io.BytesIO(), [path.decode(errors="surrogateescape") for path in paths]

@@ -1,4 +1,4 @@
-"""Real facts behind a search tool: which country is a city in, what is its capital; one hop or two.
+"""Real facts, found by a search tool: which country is a city in, what is its capital; one hop or two.
 
     python -m agentrl_envs.fact_search data/            # writes train.jsonl and held_out.jsonl
     agentrl play agentrl_envs.fact_search:FactSearch --player agentrl_envs.fact_search:gold --data data/held_out.jsonl

@@ -111,7 +111,7 @@ class Index:
         self.search = lru_cache(maxsize=50_000)(self._search)
 
     def _search(self, query: str, limit: int) -> tuple[str, ...]:
-        """The best passages, best first; none where no word of the query is known."""
+        """The best passages, best first; none if no word of the query is known."""
         known = [word for word in _words(query) if word in self._bm25.vocab_dict]
         if not known:
             return ()

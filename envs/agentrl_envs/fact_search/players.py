@@ -32,7 +32,7 @@ def mediocre(task: Task) -> Generator[Turn, str, None]:
     """Guesses something plausible without searching, 65 % of the time; else plays as gold does.
 
     Imitation of it teaches the format, and copying out of a passage, but not the strategy: the likeliest turn is a
-    guess. Only reward tells that searching is better.
+    guess. Only the reward shows that searching is better.
     """
     rng = Random(f"mediocre-{task.id}")
     if rng.random() < GUESSES:

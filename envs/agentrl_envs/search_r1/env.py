@@ -29,7 +29,7 @@ from agentrl_envs.search_r1.retrieval import Retriever, open_retriever, shown
 
 STOP = ("</search>", "</answer>")
 _OPEN, _CLOSE = "\n\n<information>", "</information>\n\n"
-# A tag that is opened again inside another one begins anew, as the model did; the grader reads it so, too.
+# A second opening tag inside an open one starts the action anew; the grader reads it the same way.
 _ACTION = re.compile(r"<(search|answer)>((?:(?!<(?:search|answer)>).)*?)</\1>", re.DOTALL)
 
 
@@ -113,7 +113,7 @@ class SearchR1(Env):
         return StepResult(ANSWER_NOW) if self.final and action.calls else await self.run_tools(action)
 
     async def _found(self, query: str) -> str:
-        """The passages as the model reads them. Raises InfraError if the retriever cannot say."""
+        """The passages as the model reads them. Raises InfraError if the retriever cannot answer."""
         if not query.strip():
             raise ToolError("the query is empty; say what to look for")
         self.searches += 1
@@ -126,7 +126,7 @@ class SearchR1(Env):
         return Raw("") if self.config.form == "tags" else ANSWER_NOW
 
     async def score(self, trajectory: Trajectory) -> Reward:
-        """Exact match of the last <answer>. `reward:` in the configuration replaces it, by a shaped one say."""
+        """Exact match of the last <answer>. `reward:` in the configuration replaces it, for example by a shaped one."""
         reward: Reward = await search_r1(trajectory)
         return reward
 
@@ -140,7 +140,7 @@ class SearchR1(Env):
 def read_action(action: Action) -> Asked | None:
     """The first search or answer of a turn. None if there is none outside of its thought.
 
-    A thought that never ended holds no action. The paper executes what stands in it.
+    A thought that never ended contains no action. The paper executes actions in it.
     """
     found = _ACTION.search(without_thought(action.content)[0])
     return Asked(cast(Literal["search", "answer"], found[1]), found[2].strip()) if found else None

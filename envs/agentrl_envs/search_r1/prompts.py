@@ -1,4 +1,4 @@
-"""What the model is told: the paper's words, and one prompt for native tool calls."""
+"""The model's prompts: the paper's words, and one prompt for native tool calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INVALID = (
     "If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
 )
 ANSWER_NOW = "No search is left. Write the answer inside <answer> and </answer>."
-"""For the forced answer with tools. In tags, the paper gives the model one more turn and tells it nothing."""
+"""For the forced answer with tools. In tags, the paper gives the model one more turn without a message."""
 
 
 def prompt_of(question: str, form: Form = "tags") -> str:

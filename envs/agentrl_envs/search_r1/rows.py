@@ -29,7 +29,7 @@ def make_row(
     extra: Mapping[str, JSON] | None = None,
     form: Form = "tags",
 ) -> dict[str, JSON]:
-    """One row. `extra` becomes its extra_info: the split and the index in it, say."""
+    """One row. `extra` becomes its extra_info, such as the split and the index in it."""
     return {
         "data_source": source,
         "prompt": [{"role": "user", "content": prompt_of(question, form)}],
@@ -45,9 +45,9 @@ def write_rows(
     """Write train.jsonl and test.jsonl of a JSONL file {"question", "golden_answers", "source"?, ...} into `folder`.
 
     Of each source, `test_share` of its questions (rounded to the nearest) are held out. Which ones depends on `seed`
-    and their words alone, so a question that stands there twice is in one split. Other keys go into extra_info.
+    and their words alone, so a repeated question is in one split. Other keys go into extra_info.
 
-    Raises ConfigError (`file:line: what and remedy`) for a row that is no question with answers.
+    Raises ConfigError (`file:line: what and remedy`) for a row that is not a question with answers.
     """
     rows = [_checked(row, f"{qa}:{number}") for number, row in read_jsonl(qa, f"write {_EXAMPLE}")]
     if not rows:

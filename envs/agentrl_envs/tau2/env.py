@@ -34,14 +34,14 @@ class Tau2Config(BaseModel):
 
     domain: DomainName = "retail"
     user: UserConfig = UserConfig(speaker=SpeakerConfig(script="agentrl_envs.tau2.players:blunt"))
-    """The customer. The default is a script that tells all it knows at once: good for trying things out, and no
-    benchmark, for which an endpoint plays it. Its `stop` is tau2's own unless you set it."""
+    """The customer. The default is a script that gives all its facts at once: good for trying things out. For a
+    benchmark, let an endpoint play it. Its `stop` is tau2's own unless you set it."""
 
 
 class Tau2(Env):
     """tau2-bench: an agent serves a simulated customer of a shop or airline, by a policy, with tools over a database.
 
-    The reward is 1 if the database is as the right calls leave it, and the customer was told what had to be told.
+    The reward is 1 if the database is as the right calls leave it, and the customer got the required information.
     """
 
     config: Tau2Config
@@ -49,7 +49,7 @@ class Tau2(Env):
 
     @classmethod
     def share(cls, config: Tau2Config) -> Speaker:
-        _domain(config.domain)  # takes seconds, and no episode shall
+        _domain(config.domain)  # takes seconds; no episode should wait for it
         return speaker(config.user.speaker)
 
     @classmethod

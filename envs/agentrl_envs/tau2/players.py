@@ -11,18 +11,18 @@ from agentrl.types import Message, Task
 
 
 def blunt(messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
-    """A user who tells everything at once, and is content with the first answer."""
+    """A user who gives all facts at once, and accepts the first answer."""
     scenario = messages[0]["content"].rpartition("<scenario>")[2].partition("</scenario>")[0]
     return " ".join(scenario.split()) if len(messages) == 2 else "###STOP###"
 
 
 def gold(task: Task) -> Generator[Turn, str, None]:
-    """Makes the right calls one after the other, then says what has to be told."""
+    """Makes the right calls one after the other, then gives the required information."""
     for action in task.metadata["actions"]:
         yield call(action["name"], **action["arguments"])
     yield f"It is done. {'; '.join(task.metadata['told'])}"
 
 
 def noop(task: Task) -> Generator[Turn, str, None]:
-    """Says something kind, and does nothing."""
+    """Answers kindly, and does nothing."""
     yield "I am afraid that I cannot help you."

@@ -1,4 +1,4 @@
-"""What the installed suite holds of one domain, in agentrl's words. Only this file imports it."""
+"""One domain of the installed suite, in agentrl's types. Only this file imports the suite."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Scenario:
 
     id: str
     instruction: str
-    """What the user is told about itself."""
+    """The user's instructions."""
     actions: Sequence[Mapping[str, JSON]]
     """The right calls: name and arguments."""
     told: Sequence[str]
-    """What the agent must tell the user."""
+    """The information that the agent must give to the user."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class World:
         self.tools.db = type(given).model_construct(**self._tables)
 
     def changes(self) -> Changes:
-        """The rows that are new, or no longer as they were: table -> key -> row. Two worlds are equal if these are."""
+        """The rows that are new or changed: table -> key -> row. Two worlds are equal if these are."""
         found: dict[str, dict[str, JSON]] = {}
         for name, table in self._tables.items():
             given = getattr(self._domain.database, name)

@@ -71,7 +71,7 @@ class BubblewrapBackend:
                 await asyncio.to_thread(registry.end, entry)
 
     async def leftovers(self) -> Sequence[Leftover]:
-        """See `Tidied.leftovers`: the cgroups that no box has."""
+        """See `Tidied.leftovers`: the cgroups without a box."""
         known = [folder for entry in await asyncio.to_thread(registry.entries) for folder in entry.cgroups]
         left = await asyncio.to_thread(cgroups.left, known)
         return [Leftover("cgroup", str(folder), "empty") for folder in left]

@@ -22,7 +22,7 @@ _READY_S = 30.0
 _DYING_S = 5.0
 _LONGEST_WORDS = 4000
 _NOBODIES = range(1_600_000_000, 1_700_000_000)
-"""User ids of the host that nobody has. If this process is root, each box runs as one of them."""
+"""Unused user ids of the host. If this process is root, each box runs as one of them."""
 INNER_UID = 1000
 
 ISOLATION = (
@@ -38,13 +38,13 @@ def nobody() -> int | None:
 
 
 class Box:
-    """The process bwrap, its first process inside, and the handle by which commands join it."""
+    """The process bwrap, its first process inside, and the handle that commands use to join it."""
 
     def __init__(self) -> None:
         self.uid = nobody()
         """The host's user id that it runs as; None: this process's own."""
         self.first = 0
-        """The box's first process, as the host counts."""
+        """The process id of the box's first process on the host."""
         self.handle = -1
         """A pidfd of the process that holds the box open."""
         self._said = bytearray()
@@ -52,11 +52,11 @@ class Box:
         self._process = HostProcess(self._hear)
 
     async def start(self, arguments: Sequence[str], files: Sequence[int]) -> None:
-        """Start bwrap and wait until the box is ready. Raises SandboxError with what bwrap said.
+        """Start bwrap and wait until the box is ready. Raises SandboxError with bwrap's output.
 
-        If this fails or is cancelled, `end` is to be called.
+        If this fails or is cancelled, call `end`.
         """
-        # For the box's first processes too: commands, being of the same user, can make them do anything.
+        # For the box's first processes too: commands run as the same user and can make them do anything.
         filtering = memory(seccomp.program())
         arguments = (*ISOLATION, "--seccomp", str(filtering), *arguments)
         given = memory("\0".join(arguments))  # not in its command line, which the box can read
@@ -81,7 +81,7 @@ class Box:
                 os.close(file)
 
     def firsts(self) -> tuple[int, int]:
-        """Its first process, and the one that holds it open, as the host counts."""
+        """The host's process ids of its first process and of the one that holds it open."""
         return self.first, _only_child(self.first)
 
     @property

@@ -1,4 +1,4 @@
-"""The cgroups of a box: limits for all its commands together, and a folder for each command, by which it is killed.
+"""The cgroups of a box: limits for all its commands together, and a folder for each command, used to kill it.
 
 Version 1 has a hierarchy for each controller, version 2 one for all. Where no folder can be made (most users who are
 not root), there are none, and limits hold for single processes.
@@ -22,7 +22,7 @@ _CONTROLLERS = ("memory", "cpu", "pids")
 NAME = "agentrl"
 """What the name of each folder begins with."""
 _NEW_S = 60.0
-"""A folder younger than this may be one whose box is being made."""
+"""A younger folder may belong to a box that is being made."""
 _DYING_S = 5.0
 _PERIOD_US = 100_000
 
@@ -37,7 +37,7 @@ class Cgroups:
 
     @classmethod
     def make(cls, name: str, spec: SandboxSpec) -> Cgroups | None:
-        """None if this process may not make them, or not all three controllers are there."""
+        """None if this process may not make them, or if one of the three controllers is missing."""
         for make in (_version_1, _version_2):
             if made := make(name, spec):
                 return made
@@ -69,7 +69,7 @@ class Command:
 
     folder: Path
     joins: tuple[str, ...]
-    """The files by which the command's first process joins."""
+    """The command's first process joins through these files."""
 
     def join(self, pids: Iterable[int]) -> None:
         """Move processes into it."""
@@ -123,7 +123,7 @@ def _is_left(folder: Path) -> bool:
 
 
 def _kill(folder: Path) -> bool:
-    with contextlib.suppress(OSError):  # so that nothing is born meanwhile
+    with contextlib.suppress(OSError):  # so that no process starts meanwhile
         (folder / "pids.max").write_text("0")
     with contextlib.suppress(OSError):  # version 2 does it in one go
         (folder / "cgroup.kill").write_text("1")

@@ -1,9 +1,9 @@
-"""Run one command in a box that is open. A program of its own, with nothing but the standard library: each `exec` of a
-sandbox starts it anew, so each import costs time.
+"""Run one command in a box that is open. This is a separate program that uses only the standard library: each `exec` of
+a sandbox starts it anew, so each import costs time.
 
 It joins the box's namespaces and forks. The child joins the command's cgroup, gives up all rights, loads the seccomp
-filter and becomes the command; the parent waits for it and ends as it did. What goes wrong before the command runs is
-written to the pipe `said`, which a command that runs closes.
+filter and becomes the command; the parent waits for it and ends as it did. Errors before the command runs are written
+to the pipe `said`, which is closed once the command runs.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _run(argv: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def _adopt(order: dict[str, Any]) -> None:
-    """Without a cgroup: stay as the parent of all that the command leaves behind, so that it can be found."""
+    """Without a cgroup: stay as the parent of all processes that outlive the command, so that they can be found."""
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:

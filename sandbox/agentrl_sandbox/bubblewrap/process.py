@@ -25,13 +25,13 @@ _DYING_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a command has to do with its sandbox."""
+    """What a command needs from its sandbox."""
 
     cgroup: Command | None
     check_alive: Callable[[], Awaitable[None]]
     """Raises SandboxKilledError if the box has ended."""
     why_killed: Callable[[], str]
-    """What to tell of a command that the kernel killed; empty: nothing."""
+    """The message about a command that the kernel killed; empty: none."""
     give_up: Callable[[str], Awaitable[None]]
     """Kill the sandbox, as a command cannot be killed; raises SandboxKilledError."""
 
@@ -116,7 +116,7 @@ async def _read(file: int) -> bytes:
 
 
 def _kill_below(entering: int) -> bool:
-    """Kill what is below `enter.py`, without cgroups. Its child is stopped first: it adopts what is orphaned."""
+    """Kill the processes below `enter.py`, without cgroups. Its child is stopped first: it adopts orphans."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(entering, signal.SIGSTOP)
         deadline = time.monotonic() + _DYING_S

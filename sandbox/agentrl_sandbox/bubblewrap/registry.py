@@ -26,9 +26,9 @@ class Entry:
     run: str
     deadline: float
     pid: int
-    """The box's first process, whose end ends all others."""
+    """The box's first process. Its end ends all others."""
     start: str
-    """Its start time, as a process id may be given out again."""
+    """Its start time, as a process id may be reused."""
     cgroups: tuple[str, ...]
 
     def found(self) -> Found:
@@ -57,7 +57,7 @@ def write(entry: Entry) -> None:
 
 
 def entries() -> list[Entry]:
-    """All boxes that run, and those of which a file and cgroups are left because their owner is gone."""
+    """All boxes that run, and those whose file and cgroups are left because their owner is gone."""
     found = []
     for file in sorted(folder().glob("bubblewrap-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):

@@ -20,7 +20,7 @@ _OF_ETC = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl", "ca-certificates", "pki"),
     *("mime.types", "services", "protocols", "perl", "python3", "python3.11", "python3.12", "python3.13"),
 )
-"""What programs of the host's /usr read, and what tells nothing about the host."""
+"""Files that programs of the host's /usr read, and that reveal nothing about the host."""
 _OF_NETWORK = ("resolv.conf", "nsswitch.conf", "gai.conf")
 _NOT_OF_IMAGE = {"proc", "dev", "sys", "tmp", "run"}
 

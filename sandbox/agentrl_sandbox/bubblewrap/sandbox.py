@@ -53,7 +53,7 @@ class BubblewrapSandbox(ShellSandbox):
         finally:
             for file in files:
                 os.close(file)
-        if self._cgroups is not None:  # commands, being of the same user, can make the first processes do anything
+        if self._cgroups is not None:  # commands run as the same user and can make the first processes do anything
             self._cgroups.command().join(self._box.firsts())
         self._entry = registry.Entry(
             sandbox_id=self.sandbox_id,
@@ -131,7 +131,7 @@ class BubblewrapSandbox(ShellSandbox):
         return SandboxError(f"sandbox {self.sandbox_id} cannot start {program}: {what}: {os.strerror(int(number))}")
 
     def _teller(self) -> Callable[[], str]:
-        """Tells of what the kernel kills from now on because the box's memory is used up."""
+        """Returns a function that reports later kills by the kernel because the box's memory is used up."""
         before = self._cgroups.killed_for_memory() if self._cgroups else 0
 
         def tell() -> str:
@@ -157,7 +157,7 @@ class BubblewrapSandbox(ShellSandbox):
     async def _check_alive(self) -> None:
         """Raises SandboxKilledError if the box has ended, which may take a moment to be seen."""
         for _ in range(_MOMENTS):
-            if self._state != "open":  # it was closed, which is said elsewhere
+            if self._state != "open":  # it was closed, which is reported elsewhere
                 return
             self._require_alive()
             await asyncio.sleep(0.01)
@@ -170,5 +170,5 @@ class BubblewrapSandbox(ShellSandbox):
 
 
 def _plain(text: str) -> str:
-    """Without the lone surrogates that no program can be given."""
+    """Without lone surrogates: no program can be given them."""
     return text.encode(errors="replace").decode()

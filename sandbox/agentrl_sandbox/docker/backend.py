@@ -117,7 +117,7 @@ class DockerBackend:
         ]
 
     async def clear(self, left: Sequence[Leftover]) -> Sequence[Leftover]:
-        """See `Tidied.clear`. An image that is also called otherwise loses its name only."""
+        """See `Tidied.clear`. An image with another name loses only this name."""
         engine, _ = self._opened()
         cleared = []
         for one in left:

@@ -36,7 +36,7 @@ class Image:
     name: str
     """Its id: the name may mean another image tomorrow."""
     volumes: tuple[str, ...]
-    """The folders that it declares as volumes. They are sized, too."""
+    """The folders that it declares as volumes. They have a size limit, too."""
     user: str = "0:0"
     """The spec's user in numbers."""
     seed: bool = False
@@ -44,12 +44,12 @@ class Image:
 
 
 def identity(user: str) -> str:
-    """A user as the engine is told: `agent` and `root` need not be in the image's /etc/passwd, others do."""
+    """A user, for the engine: `agent` and `root` need not be in the image's /etc/passwd, others must be."""
     return {"agent": f"{_AGENT}:{_AGENT}", "root": "0:0"}.get(user, user)
 
 
 def labels(spec: SandboxSpec, sandbox_id: str) -> dict[str, str]:
-    """By these, others find the container and know when it is gone."""
+    """Other processes find the container by these, and know when it is gone."""
     deadline = time.time() + spec.lifetime_s
     return {
         SANDBOX: sandbox_id,
@@ -67,7 +67,7 @@ def configuration(spec: SandboxSpec, sandbox_id: str, image: Image, host: Host) 
         "Image": image.name,
         # A user that no command has: so none can end it, or trace it. root has no capabilities here.
         "User": f"{_KEEPER}:{_KEEPER}",
-        "Entrypoint": ["/bin/sh", "-c", FIRST, sandbox_id],  # by which `leftovers` knows it on its machine
+        "Entrypoint": ["/bin/sh", "-c", FIRST, sandbox_id],  # `leftovers` recognises it by this on its machine
         "Cmd": [],
         "WorkingDir": "/",
         "Hostname": "sandbox",
@@ -120,7 +120,7 @@ def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
 
 
 def _share(spec: SandboxSpec) -> int:
-    """What each writable folder has beside the work folder, in MiB. They lie in memory, so they must not fill it."""
+    """The MiB of each writable folder except the work folder. They lie in memory, so they must not fill it."""
     return max(min(spec.disk_mb // 8, spec.memory_mb // 4), 1)
 
 

@@ -34,7 +34,7 @@ def pack(folder: Path, target: IO[bytes]) -> str:
 
 
 def wants_buildkit(folder: Path, said: str) -> str:
-    """What in a Dockerfile the engine cannot build without BuildKit, by what the engine said; empty if nothing."""
+    """What in a Dockerfile the engine cannot build without BuildKit, from the engine's error; empty if nothing."""
     if (flag := _FLAG.search(said)) is not None:
         return f"--{flag[1]}"
     if "unknown instruction" in said.lower():  # a line of a here-document, or a slip of the pen
@@ -46,7 +46,7 @@ def wants_buildkit(folder: Path, said: str) -> str:
 
 
 def _paths(folder: Path) -> Iterator[Path]:
-    """In order. A folder that is left out may hold what is not, so each is looked into."""
+    """The paths in order. An ignored folder may contain files that are not ignored, so each is searched."""
     rules = _rules(folder / ".dockerignore")
     for top, folders, files in os.walk(folder):
         folders.sort()
@@ -58,7 +58,7 @@ def _paths(folder: Path) -> Iterator[Path]:
 
 
 def _rules(file: Path) -> list[tuple[re.Pattern[str], bool]]:
-    """Patterns, and whether they leave out or take back in."""
+    """Patterns, and whether they exclude or include again."""
     if not file.is_file():
         return []
     lines = [line.strip() for line in file.read_text().splitlines()]

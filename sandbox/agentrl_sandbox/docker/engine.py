@@ -23,7 +23,7 @@ _ANSWER_S = 120.0
 """Seconds for the engine to answer; creating a container takes seconds where many are created at once."""
 _GREETING_S = 20.0
 _NO_CONNECTION = 900
-"""What aiodocker calls it where there is no HTTP status."""
+"""aiodocker's status if there is no HTTP status."""
 
 
 @dataclass(slots=True)
@@ -33,9 +33,9 @@ class Host:
     cores: float
     memory_mb: int
     here: bool
-    """It is this machine."""
+    """Whether it is this machine."""
     quotas: bool = True
-    """Its disk may limit a container's size. It is not known before the first container with a limit is made."""
+    """Whether its disk may limit a container's size. Unknown until the first container with a limit is made."""
 
 
 class Engine:
@@ -105,14 +105,14 @@ def address() -> str:
 
 
 def close_stdin(stream: Stream) -> None:
-    """End the stdin of a command that goes on. aiodocker can only close both directions."""
+    """End the stdin of a command that keeps running. aiodocker can only close both directions."""
     connection = stream._resp.connection if stream._resp is not None else None
     if connection is not None and connection.transport is not None and not connection.transport.is_closing():
         connection.transport.write_eof()
 
 
 async def hang_up(stream: Stream) -> None:
-    """Close the connection of a command. What it has not read yet would else hold the connection open for ever."""
+    """Close the connection of a command. Unread data would otherwise hold the connection open forever."""
     connection = stream._resp.connection if stream._resp is not None else None
     transport = connection.transport if connection is not None else None
     await stream.close()

@@ -25,13 +25,13 @@ from agentrl_sandbox.docker.engine import Engine
 from agentrl_sandbox.spec import SandboxSpec
 
 NAMES = READY, BUILT, IMPORTED = "agentrl-ready", "agentrl-build", "agentrl-import"
-"""What images of our own are called. Behind a colon follows the hash of what they were made of."""
+"""The name of our images. After a colon follows the hash of what they were made of."""
 
 BASE = "AGENTRL_BASE_IMAGE"
 """Environment variable: the image of a SandboxSpec that names none."""
 
 SOWN = "sown"
-"""What the command of `sowing` says at the end."""
+"""The last word of the command of `sowing`."""
 
 _UNCHANGED = 3
 _SEED = "/.agentrl-seed"
@@ -86,24 +86,24 @@ class Images:
         return await self._once((image,), lambda: self._made(image))
 
     async def owned(self, spec: SandboxSpec) -> Image:
-        """The image of a spec, in which the folder where commands start is there and is their user's."""
+        """The image of a spec. In it, the folder where commands start exists and belongs to their user."""
         image = await self.ready(spec.image)
         key = (image.name, spec.workdir, spec.user, str(spec.read_only))
         return await self._once(key, lambda: self._owned(image, spec))
 
     def forget(self) -> None:
-        """Look for each image again the next time: one is gone that was there."""
+        """Look for each image again the next time: an image that was there is gone."""
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
 
     async def _once(self, key: tuple[str, ...], make: Callable[[], Coroutine[Any, Any, Image]]) -> Image:
-        """What fails is tried again at the next time. A caller who is cancelled takes nothing from the others."""
+        """A failure is tried again the next time. A cancelled caller does not disturb the others."""
         task = self._tasks.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._tasks[key] = asyncio.create_task(make())
         return await asyncio.shield(task)
 
     async def _owned(self, image: Image, spec: SandboxSpec) -> Image:
-        """A container changes the owner, once. The result is kept on the engine under a name of its own."""
+        """A container changes the owner, once. The result is kept on the engine under a new name."""
         user, what = identity(spec.user), f"image {spec.image or 'of the spec'!r}"
         recipe = "\0".join((image.name, spec.workdir, user, str(spec.read_only), _OWN))
         name = f"{READY}:{hashlib.sha256(recipe.encode()).hexdigest()[:32]}"
@@ -156,7 +156,7 @@ class Images:
         return Image(shown["Id"], volumes)
 
     async def _seeded(self, container: DockerContainer) -> list[str]:
-        """What to note in the image that is made of a container."""
+        """The settings of the image that is made from a container."""
         changed = await self._docker._query_json(f"containers/{container.id}/changes")
         return [f"LABEL {_SEEDED}=1"] if any(change["Path"] == _SEED for change in changed or ()) else []
 
@@ -239,7 +239,7 @@ class Images:
 
 
 def sowing(folder: str) -> list[str]:
-    """A command that copies the seed into a folder, and says SOWN at the end."""
+    """A command that copies the seed into a folder, and prints SOWN at the end."""
     return ["/bin/sh", "-c", f'cp -a -- {_SEED}/. "$1"/ && echo {SOWN}', "sh", folder]
 
 

@@ -28,7 +28,7 @@ _DYING_S = 5.0
 class _Orphan:
     sandbox_id: str
     pid: int
-    """Its first process, whose end ends all others."""
+    """Its first process. Its end ends all others."""
     shim: int
 
 

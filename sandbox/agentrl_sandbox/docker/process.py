@@ -50,13 +50,13 @@ class DockerProcess:
 
         def done(code: asyncio.Task[int]) -> None:
             if not code.cancelled():
-                code.exception()  # nobody need ask for it
+                code.exception()  # mark it as retrieved
             callback(self)
 
         self._code.add_done_callback(done)
 
     async def begun(self) -> None:
-        """Wait until the command runs. Raises what kept it from it."""
+        """Wait until the command runs. Raises what prevented that."""
         waiting = asyncio.create_task(self._begun.wait())
         try:
             await asyncio.wait([waiting, self._code], return_when=asyncio.FIRST_COMPLETED)
@@ -103,7 +103,7 @@ class DockerProcess:
             return None
         if await self._box.kill_tree(self._first[0], self._user):
             # The engine closes the streams now, or seconds later (see `_small`). It has to be waited for only where
-            # the sandbox could have replaced the shell that says so.
+            # the sandbox could have replaced the shell that reports it.
             await asyncio.wait([self._code], timeout=_TRAILING_S if self._box.spec.read_only else _ENDING_S)
             if self._box.spec.read_only:
                 return await self.abandon()
@@ -160,7 +160,7 @@ class DockerProcess:
                 self._early.clear()
 
     async def _asked(self) -> int:
-        """The exit code that the engine tells. Raises SandboxError or SandboxKilledError if the container ended."""
+        """The exit code from the engine. Raises SandboxError or SandboxKilledError if the container ended."""
         try:
             code = await exit_code(self._command)
         except DockerError:  # it goes with its container
@@ -183,7 +183,7 @@ class DockerProcess:
         name = self._box.sandbox_id
         if _NO_USER.search(said):
             return ConfigError(f"the image has no user {self._user!r}; use agent, root, or one of its /etc/passwd")
-        # An engine whose own machine has no room for a process says so in the same words.
+        # An engine reports in the same words if its own machine has no room for a process.
         lacks = await self._box.used_up(0.5 if _FULL.search(said) else 1.0)
         if lacks == "process":
             return SandboxKilledError(self._box.no_room())

@@ -29,7 +29,7 @@ T = TypeVar("T")
 log = logging.getLogger("agentrl")
 
 _START_S = 60.0
-"""For a command to begin. It takes a twentieth of a second where nothing else happens."""
+"""Time limit for a command to begin. On an idle machine it takes a twentieth of a second."""
 _KILL_S = 10.0
 _LEARNING_S = (0.0, 0.05, 0.2, 0.5)
 """Pauses before the engine is asked again whether a container has ended. It learns of it a moment later."""
@@ -56,7 +56,7 @@ class DockerSandbox(ShellSandbox):
         self._request: asyncio.Task[Any] | None = None
         self._processes: set[DockerProcess] = set()
         self._dead: tuple[type[SandboxError], str] | None = None
-        """Why nothing can run here any more: SandboxKilledError if its own commands are to blame."""
+        """Why nothing can run here any more: SandboxKilledError if its own commands caused it."""
         self._killed_for = ""
 
     @contextlib.contextmanager
@@ -95,8 +95,8 @@ class DockerSandbox(ShellSandbox):
             await self._create(image)
 
     async def _whole(self, request: Coroutine[Any, Any, T]) -> T:
-        """A request that makes something. When its caller is cancelled, it goes on, and `_close` waits for its end:
-        the engine would finish it anyway, perhaps after all was removed."""
+        """A request that makes something. If its caller is cancelled, it continues, and `_close` waits for its end:
+        the engine would finish it anyway, perhaps after everything was removed."""
         self._request = task = asyncio.create_task(request)
         return await asyncio.shield(task)
 
@@ -169,7 +169,7 @@ class DockerSandbox(ShellSandbox):
                 async with asyncio.timeout(_START_S):
                     await stream.__aenter__()
             except DockerError:
-                await self.ensure_alive()  # which tells more, if the container is gone
+                await self.ensure_alive()  # which knows more, if the container is gone
                 raise
         process = DockerProcess(self, command, stream, token, user, sink)
         self._processes.add(process)
@@ -185,7 +185,7 @@ class DockerSandbox(ShellSandbox):
             await starting.result().kill()
 
     async def kill_tree(self, pid: int, user: str) -> bool:
-        """Kill a process of this user and what descends from it. False: that could not be made sure."""
+        """Kill a process of this user and its descendants. False: it may have failed."""
         for _ in range(3):
             with contextlib.suppress(SandboxError, TimeoutError):
                 async with asyncio.timeout(_KILL_S):
@@ -197,8 +197,8 @@ class DockerSandbox(ShellSandbox):
         return False
 
     async def kill_all(self, why: str) -> None:
-        """Kill the container for what its commands did. Whatever is asked of it later raises SandboxKilledError with
-        this reason; or SandboxError, if the engine does not do it, or something else ended the container before."""
+        """Kill the container for what its commands did. Later requests raise SandboxKilledError with this reason, or
+        SandboxError if the engine does not do it, or if something else ended the container before."""
         try:
             with self.telling():
                 async with asyncio.timeout(_KILL_S):
@@ -219,9 +219,9 @@ class DockerSandbox(ShellSandbox):
                 raise
 
     async def _small(self, argv: Sequence[str], last: str, *, user: str) -> str:
-        """What a command of our own says: up to its `last` word, or all if it never says it.
+        """The output of one of our commands: up to its `last` word, or all if that never comes.
 
-        The engine may tell of its end seconds later, if a background process of another command holds its pipes.
+        The engine may report its end seconds later, if a background process of another command holds its pipes.
         """
         said = b""
         with self.telling():
@@ -240,14 +240,14 @@ class DockerSandbox(ShellSandbox):
             raise kind(why)
 
     async def ensure_alive(self) -> None:
-        """As `check_alive`, when something speaks for an end of which the engine need not know yet."""
+        """As `check_alive`, when there are signs of an end that the engine may not know yet."""
         for delay in _LEARNING_S:
             await asyncio.sleep(delay)
             await self.look()
             self.check_alive()
 
     async def ping(self) -> None:
-        """See `Sandbox.ping`. The engine says it within milliseconds; a command would take fifty."""
+        """See `Sandbox.ping`. The engine answers within milliseconds; a command would take fifty."""
         self._admit(None)
         with self.telling():
             await self.look()
@@ -256,7 +256,7 @@ class DockerSandbox(ShellSandbox):
                 raise SandboxKilledError(self.no_room())
 
     def no_room(self) -> str:
-        """What is told of a sandbox with a full process table."""
+        """The message about a sandbox with a full process table."""
         pids = self.spec.pids
         return f"sandbox {self.sandbox_id} has no room for another process (pids={pids}): its own fill it"
 
@@ -307,7 +307,7 @@ class DockerSandbox(ShellSandbox):
         return False
 
     async def used_up(self, pids: float = 1.0) -> Literal["process", "memory", ""]:
-        """What the container has no more of, as the engine counts it: from this share of its processes on, say."""
+        """What the container has used up, as the engine counts it: its processes from this share on, for example."""
         try:
             parameters = {"stream": "0", "one-shot": "1"}
             stats = await self._docker._query_json(f"containers/{self.sandbox_id}/stats", params=parameters)
@@ -320,7 +320,7 @@ class DockerSandbox(ShellSandbox):
 
 
 async def remove(engine: Engine, sandbox_id: str) -> None:
-    """Remove a container with its volumes. That it is gone already is no error."""
+    """Remove a container with its volumes. One that is gone already is not an error."""
     try:
         await engine.docker.containers.container(sandbox_id).delete(force=True, v=True)
     except DockerError as exc:

@@ -1,14 +1,14 @@
-"""What a command runs under inside a container, and what kills it there.
+"""Scripts inside a container: one that a command runs under, and one that kills it.
 
-An engine does not stop a command whose connection is closed, and tells of its end only once all of its pipes are
+An engine does not stop a command whose connection is closed, and reports its end only once all of its pipes are
 closed, which background processes may hold open. So a command runs under a small shell script. Its first output is a
-mark with the script's process id; another mark ends both streams once the command has ended. Between the two stands
-docker-init as a subreaper: processes that leave their session or lose their parent become its children, so that all
-that a command started descends from the script as long as the command runs.
+mark with the script's process id; another mark ends both streams once the command has ended. Between script and
+command runs docker-init as a subreaper: processes that leave their session or lose their parent become its children.
+So everything that a command started descends from the script as long as the command runs.
 
-To kill a command, a second one walks that tree from the script's process id. It uses nothing but what is built into the
-shell, as there may be no room for another process. Before it kills the processes it stops them, until it finds no new
-ones: what is stopped cannot start another.
+To kill a command, a second one walks that tree from the script's process id. It uses only the shell's builtins, as
+there may be no room for another process. Before it kills the processes it stops them, until it finds no new ones: a
+stopped process cannot start another.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from agentrl_sandbox.process_tree import ADD_DESCENDANTS, KILL_CHILDREN_FIRST, LIST_PROCESSES
 
 INIT = "/sbin/docker-init"
-"""Where the engine places it, as the container's first process too."""
+"""Where the engine places docker-init, which is also the container's first process."""
 NO_FOLDER = "cwd"
 """The first mark, if the folder in which to start is missing."""
 BEGUN = re.compile(r"p(\d+)m(\d+)")
 """The first mark else: the process id, and how many processes of the container the kernel has killed for memory."""
 NO_MEMORY = "m"
-"""Behind the exit code in the last mark: meanwhile the kernel killed more."""
+"""Follows the exit code in the last mark: meanwhile the kernel killed more."""
 
 KILLED = "killed"
 """The last word of a command that kills."""
@@ -91,12 +91,12 @@ def wrapped(argv: Sequence[str], token: str, cwd: str) -> list[str]:
 
 
 def killer(pid: int) -> list[str]:
-    """A command that kills the tree below a process, that one included, and says KILLED at the end."""
+    """A command that kills the tree below a process, that one included, and prints KILLED at the end."""
     return ["/bin/sh", "-c", _KILL, "sh", str(pid)]
 
 
 def new_token() -> str:
-    """No command can know it in time to end early in another's name; its own end it may tell as it likes."""
+    """Random: no command can learn another's mark in time to fake its end. It may fake its own."""
     return f"\x1e{secrets.token_hex(12)}:"
 
 
@@ -115,7 +115,7 @@ class Marks:
         return len(self.found) == self._expected
 
     def feed(self, data: bytes) -> bytes:
-        """What of the stream is the command's own. The beginning of a mark is held back until its end arrives."""
+        """The command's part of the stream. The beginning of a mark is held back until its end arrives."""
         data, self._rest = self._rest + data, b""
         own = []
         while not self.complete:
@@ -136,7 +136,7 @@ class Marks:
         return rest
 
     def _held(self, data: bytes) -> int:
-        """The length of what at the end of `data` may become a mark."""
+        """The length of the end of `data` that may become a mark."""
         start = data.rfind(self._token[:1], max(0, len(data) - _LONGEST_MARK))
         while start >= 0:
             tail = data[start:]

@@ -45,9 +45,9 @@ Script: TypeAlias = Mapping[str, ExecResult] | Callable[[ExecCall], MaybeAwait[E
 class FakeSandbox:
     """Answers each command from `script`; one that is not in it raises LookupError.
 
-    `timeout`, `max_output`, `on_output` and `check` work. A started command is played when somebody waits for it, with
-    all that was sent to it as its stdin. `calls` holds the calls, in order; `files` the contents by path. It knows no
-    modes, no empty folders, and no links: it follows those in what is uploaded.
+    `timeout`, `max_output`, `on_output` and `check` work. A started command is played at the first `wait` for it, with
+    all that was sent to it as its stdin. `calls` holds the calls, in order; `files` the contents by path. It has no
+    modes, no empty folders, and no links: links in an upload are followed.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class FakeSandbox:
 
 
 class _FakeProcess:
-    """A started command: played once, when somebody waits for it."""
+    """A started command: played once, at the first `wait`."""
 
     def __init__(self, play: Callable[[float | None, bytes], Awaitable[ExecResult]]) -> None:
         self._play = play

@@ -16,8 +16,8 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 class HostedBackend:
-    """Sandboxes of a service. `make(image)` gives one that is not entered yet: slime's E2BSandbox, or a function of
-    yours that reads its settings. If it has a parameter `timeout`, it gets the spec's lifetime in seconds.
+    """Sandboxes of a service. `make(image)` returns one that is not entered yet: slime's E2BSandbox, or your function
+    that reads its settings. If it has a parameter `timeout`, it gets the spec's lifetime in seconds.
     """
 
     name = "hosted"
@@ -51,7 +51,7 @@ class HostedBackend:
         return box
 
     async def prepare(self, image: str) -> None:
-        """Nothing: the service has its images, and says in `sandbox` which it lacks."""
+        """Nothing: the service has its images, and `sandbox` reports a missing one."""
 
     async def list(self) -> Sequence[Found]:
         """Those of this process: the protocol has no list of others'."""
@@ -63,7 +63,7 @@ class HostedBackend:
         ]
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
-        """See `Backend.remove`; of this process alone."""
+        """See `Backend.remove`; only those of this process."""
         for box, _ in list(self._made):
             if box.sandbox_id in sandbox_ids:
                 await box.close()

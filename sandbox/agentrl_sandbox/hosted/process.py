@@ -20,7 +20,7 @@ Write = Callable[[str, bytes], Awaitable[None]]
 
 _TICK_S = 0.02
 _FIRST_S, _LATER_S = 0.2, 20.0
-"""How long a request waits in there for something to tell: the one that starts a command, and those after it."""
+"""How long a request waits in the machine for news: the one that starts a command, and those after it."""
 _TRAILING_S = 0.25
 _STATES = ("runs", "more", "over", "lost")
 _LONGEST = 48 << 10
@@ -75,7 +75,7 @@ class HostedProcess:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will be asked of it any more."""
+        """Whether there will be no more requests about it."""
         return self._code is not None and (self._over or time.monotonic() - self._coded_at > _TRAILING_S)
 
     async def send(self, data: bytes) -> None:
@@ -112,7 +112,7 @@ class HostedProcess:
             for as_root in (True, False):
                 try:
                     said = await self._ask(scripts.kill(self.folder), 60.0, as_root)
-                except SandboxError as exc:  # nobody can say whether it lives: give up the machine that it may live in
+                except SandboxError as exc:  # it may still run, which cannot be known: give up its machine
                     self._error = self._error or exc
                     return await self._broken()
                 if f"{self._token} killed" not in said:
@@ -174,7 +174,7 @@ class HostedProcess:
         self._over = state == ["over"]
 
     def _take(self, name: Literal["o", "e"], stream: Literal["stdout", "stderr"], lines: list[str]) -> list[str]:
-        """Hand on the pieces of one stream; the lines behind them."""
+        """Pass on the pieces of one stream. Returns the lines after them."""
         try:
             end = lines.index(".")
             pieces, data = int(lines[0]), base64.b64decode("".join(lines[1:end]), validate=True)

@@ -29,7 +29,7 @@ _LIMITS = "ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; ulimit -u {pi
 
 
 class Service(Protocol):
-    """What slime asks of a sandbox: `slime.agent.sandbox.Sandbox`."""
+    """slime's protocol of a sandbox: `slime.agent.sandbox.Sandbox`."""
 
     sandbox_id: str
 
@@ -83,7 +83,7 @@ class HostedSandbox(ShellSandbox):
         return self._state == "closed"
 
     async def _open(self) -> None:
-        # Shielded, because an interrupted creation may leave a machine that nobody knows of.
+        # Shielded, because an interrupted creation may leave an unknown machine.
         self._entering = asyncio.ensure_future(self._service.__aenter__())
         try:
             await asyncio.shield(self._entering)
@@ -145,7 +145,7 @@ class HostedSandbox(ShellSandbox):
     async def _asked(self, request: Any, what: str) -> Any:
         try:
             return await request
-        except Exception as exc:  # the service's boundary: each has errors of its own
+        except Exception as exc:  # the service's boundary: each has its own errors
             raise SandboxError(f"sandbox {self.sandbox_id}: {what} failed at its service: {told(exc)}") from exc
 
     async def _give_up(self) -> None:
@@ -158,7 +158,7 @@ class HostedSandbox(ShellSandbox):
 
 
 def check(spec: SandboxSpec) -> None:
-    """Raises ConfigError for what no service promises to hold to."""
+    """Raises ConfigError for settings that no service promises to enforce."""
     problems = []
     if not spec.image:
         problems.append("name an image of the service")

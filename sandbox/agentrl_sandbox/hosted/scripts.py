@@ -1,8 +1,8 @@
-"""The shell scripts by which a command runs in a machine of which nothing is known but a short request and its answer.
+"""Shell scripts that run a command in a machine that can only answer short requests.
 
-A command has a folder of its own there. Its output lies in numbered pieces, of which there are never more than a few:
-who writes them waits until the earlier ones were fetched. Each request names the pieces that have arrived, so it can be
-sent again after a lost connection, and no output is lost or doubled. The same holds for what is sent to its stdin.
+A command has its own folder there. Its output lies in numbered pieces. There are never more than a few: the writer
+waits until the earlier ones were fetched. Each request names the pieces that have arrived, so it can be sent again
+after a lost connection, and no output is lost or doubled. The same holds for data sent to its stdin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentrl_sandbox.process_tree import ADD_DESCENDANTS, KILL_CHILDREN_FIRST, L
 PIECES = 64
 """Pieces of a stream that may wait, and that one request fetches."""
 MARK = "AGENTRL_COMMAND"
-"""Environment variable by which the processes of a command are found."""
+"""Environment variable that marks the processes of a command, to find them."""
 NO_FOLDER, GONE = "cwd", "gone"
 
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH; "
@@ -184,7 +184,7 @@ done
 echo "TOKEN killed"
 """
 )
-"""Folder. What is stopped cannot start another process, so all are stopped first, and killed then."""
+"""Folder. A stopped process cannot start another, so all are stopped first, and then killed."""
 
 
 def launch(

@@ -11,7 +11,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 class LocalBackend:
-    """Sandboxes that isolate nothing. Choosing this back end by name says that the code is trusted."""
+    """Sandboxes that isolate nothing. Choosing this back end by name means that the code is trusted."""
 
     name = "local"
 

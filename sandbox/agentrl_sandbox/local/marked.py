@@ -28,7 +28,7 @@ def belonging(marks: set[bytes], root: Path | None) -> set[int]:
     """The processes that have all `marks` (`NAME=value`) in their environment, those that have no terminal and work in
     a folder below `root`, and the children of either.
 
-    A person's shell that looks around below `root` has a terminal: not it.
+    A person's shell below `root` has a terminal, so it is spared.
     """
     parents: dict[int, int] = {}
     found: set[int] = set()

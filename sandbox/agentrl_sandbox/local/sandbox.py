@@ -25,9 +25,9 @@ from agentrl_sandbox.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 _MARK = "AGENTRL_SANDBOX"
-"""Environment variable by which a sandbox knows its processes, those that left their process group included."""
+"""Environment variable that marks a sandbox's processes, also those that left their process group."""
 _COMMAND = "AGENTRL_COMMAND"
-"""Environment variable by which a command's processes are told from those of other commands of the sandbox."""
+"""Environment variable that marks the processes of one command."""
 
 _LIMITED = 'ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; exec "$@"'
 """Limits of each process alone: no core files, the size of a file, memory. No limit can be raised above the host's."""
@@ -37,7 +37,7 @@ class LocalSandbox(ShellSandbox):
     """NO ISOLATION. Commands run on this machine, as you, and can read, change and delete whatever you can.
 
     It is for code you would run in your own shell: your tests, a demo, an Env that is itself harmless. Never give it
-    what a model wrote; that takes a back end with containers. `trusted=True` says that you know.
+    what a model wrote; that takes a back end with containers. `trusted=True` confirms that you know.
 
     What it does give: a temporary folder that is the sandbox's root, an environment without your variables (PATH
     stays; no API key is inherited), limits of memory and file size for each process (`spec.memory_mb`, `file_mb`; no
@@ -137,7 +137,7 @@ class LocalSandbox(ShellSandbox):
 
 
 class LocalProcess(HostProcess):
-    """A command with the marks by which its tree is found."""
+    """A command with the marks that identify its process tree."""
 
     def __init__(self, sink: OnOutput, marks: set[bytes]) -> None:
         super().__init__(sink)

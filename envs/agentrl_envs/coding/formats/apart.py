@@ -113,7 +113,7 @@ class Work:
 
 
 class Checks:
-    """`inside/check.py` in a sandbox of its own: what it asks of the work, and at the end its verdict."""
+    """`inside/check.py` in a separate sandbox: its questions to the work, and at the end its verdict."""
 
     def __init__(self, box: Sandbox, job: Mapping[str, Any]) -> None:
         self.box = box
@@ -127,7 +127,7 @@ class Checks:
         self.exit_code = 0
 
     async def said(self) -> AsyncGenerator[list[Any], None]:
-        """Start it, and give its messages: a word, and what belongs to it. What is not signed is not from it."""
+        """Start it, and yield its messages: a word, and its data. A message without a signature is not from it."""
         command = f"exec python3 -I -B -c {quote(program('check.py'))}"
         self._process = await self.box.start(command, max_output=_LOG, on_output=self._hear)
         ending = asyncio.create_task(self._end())
@@ -143,7 +143,7 @@ class Checks:
 
     async def reply(self, line: str) -> None:
         """One line, without a line feed in it."""
-        with suppress(BrokenPipeError):  # it has ended: `said` ends, too
+        with suppress(BrokenPipeError):  # it has ended: so does `said`
             await self._process.send(line.encode(errors="replace") + b"\n")
 
     def _believed(self, line: str) -> list[Any] | None:

@@ -47,7 +47,7 @@ class FunctionGrader:
     files: Files = field(default_factory=dict)
     """Placed in the sandbox of the tests."""
     seconds: float = _CHECK_S
-    """What the agent's code may take for all tests."""
+    """Seconds that the agent's code may take for all tests."""
     work: Files = field(default_factory=dict)
     """Placed in the sandbox of the work."""
 
@@ -80,7 +80,7 @@ class FunctionGrader:
         return Grade(float(share == 1.0), {"tests": share}, f"{found['log']}\n{checks.log}".strip())
 
     async def _sources(self, work: Sandbox) -> dict[str, str]:
-        """The text of the agent's modules. The tests' process finds in it which exceptions they define."""
+        """The text of the agent's modules. The tests' process reads from it which exceptions they define."""
         found = {}
         for name in self.job.get("modules", [self.job.get("module")]):
             with contextlib.suppress(OSError):  # what is missing or no file has no exceptions

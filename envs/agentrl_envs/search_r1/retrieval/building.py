@@ -1,4 +1,4 @@
-"""Where the index of a corpus lies, whether it still fits, and how it is made: once, whole or not at all."""
+"""Where the index of a corpus lies, whether it is up to date, and how it is made: once, whole or not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHECKED_EVERY = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Corpus:
-    """What an index was made from. Equal size and times say that the content is equal; else its digest decides."""
+    """What an index was made from. Equal size and times mean equal content; else its digest decides."""
 
     format: int
     size: int
@@ -161,7 +161,7 @@ def _write(corpus: Path, folder: Path, progress: Progress, stop: threading.Event
 
 
 class _Reading:
-    """One pass over a corpus: its documents, its digest, and whether an id stands twice."""
+    """One pass over a corpus: its documents, its digest, and whether an id is repeated."""
 
     def __init__(self, corpus: Path, progress: Progress, stop: threading.Event) -> None:
         self._corpus, self._progress, self._stop = corpus, progress, stop

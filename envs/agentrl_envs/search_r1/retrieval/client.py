@@ -45,7 +45,7 @@ def open_retriever(where: str, *, timeout: float = 30.0) -> Retriever:
 
 
 class WrongAnswerError(InfraError):
-    """What the server answered is no answer of a retriever. It is not asked again."""
+    """The server's answer is not a retriever's. It is not asked again."""
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class HTTPRetriever:
             loop = asyncio.get_running_loop()
             if self._under_way:
                 loop.call_later(_LINGER_S, self._send, topk, queue)
-            else:  # nobody is held up who is alone
+            else:  # no request is under way: no need to wait
                 loop.call_soon(self._send, topk, queue)
 
     def _send(self, topk: int, queue: list[_Asked]) -> None:
@@ -126,7 +126,7 @@ class HTTPRetriever:
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         queue = self._sending.pop(task)
-        if not task.cancelled() and (exc := task.exception()):  # a bug: nobody waits out the deadline for it
+        if not task.cancelled() and (exc := task.exception()):  # a bug: do not wait for the deadline
             for asked in queue:
                 _fail(asked, exc)
 

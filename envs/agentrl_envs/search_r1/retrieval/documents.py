@@ -24,7 +24,7 @@ class Document:
     id: str
     contents: str
     score: float | None = None
-    """How well it fits the query; None where the server did not say."""
+    """How well it fits the query; None if the server did not send it."""
 
     @property
     def title(self) -> str:
@@ -42,7 +42,7 @@ class Retriever(Protocol):
     async def search(self, query: str, topk: int) -> list[Document]:
         """The best `topk` passages, best first.
 
-        Raises InfraError whenever no true answer could be had. An empty list says that nothing in the corpus fits.
+        Raises InfraError whenever no true answer could be had. An empty list means that nothing in the corpus fits.
         """
         ...
 

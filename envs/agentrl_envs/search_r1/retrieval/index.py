@@ -67,7 +67,7 @@ class Index:
 
 
 def write_index(folder: Path, documents: Iterable[Document], threads: int) -> int:
-    """Index the documents into an empty folder, and say how many they were.
+    """Index the documents into an empty folder, and return how many they were.
 
     Raises OSError if the disk is full, and ConfigError if tantivy cannot write for another reason.
     """
@@ -98,7 +98,7 @@ def write_index(folder: Path, documents: Iterable[Document], threads: int) -> in
 
 @contextmanager
 def _errors_of_writing(folder: Path) -> Iterator[None]:
-    """tantivy says only that a thread of its own has died; the disk says why."""
+    """tantivy reports only that one of its threads has died; the disk shows the reason."""
     try:
         yield
     except ValueError as exc:

@@ -1,4 +1,4 @@
-"""A corpus behind Search-R1's HTTP contract: `POST /retrieve`, and `GET /health` for supervisors."""
+"""A corpus with Search-R1's HTTP contract: `POST /retrieve`, and `GET /health` for supervisors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _SHOWN = '{"queries": ["..."], "topk": 3, "return_scores": true}'
 class _Body(BaseModel):
     queries: Annotated[list[str], Field(max_length=MOST_QUERIES)]
     topk: Annotated[int, Field(ge=0, le=MOST_PASSAGES)] | None = None
-    """None and 0 stand for the server's own, as in Search-R1's server."""
+    """None and 0 mean the server's own number, as in Search-R1's server."""
     return_scores: bool = False
 
     @classmethod
     def read(cls, raw: bytes) -> _Body:
-        """Raises HTTPBadRequest that says what is wrong and shows a request that is right."""
+        """Raises HTTPBadRequest that explains what is wrong and shows a correct request."""
         try:
             given = json.loads(raw)
             if not isinstance(given, dict):
@@ -151,7 +151,7 @@ async def _errors(
 
 
 def create_app(index: Index, topk: int = 3) -> web.Application:
-    """The endpoints. `topk` passages are found for a request that does not say how many."""
+    """The endpoints. A request without a number gets `topk` passages."""
     server = _Server(index, topk)
     app = web.Application(middlewares=[_errors], client_max_size=BODY_BYTES)
     app.add_routes([web.post("/retrieve", server.retrieve), web.get("/health", server.health)])
@@ -162,7 +162,7 @@ def create_app(index: Index, topk: int = 3) -> web.Application:
 def bind(host: str, port: int) -> socket.socket:
     """Take the address before the index is made, which may take long. Port 0 takes a free one.
 
-    Nobody can connect until it is served. Raises ConfigError for an address that cannot be had.
+    Clients cannot connect until it is served. Raises ConfigError for an address that is not available.
     """
     with _taken_address(host, port), ExitStack() as on_error:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -24,13 +24,13 @@ def way(here: tuple[int, int], there: tuple[int, int]) -> str:
 
 
 class MyEnv(Env):
-    """Find a treasure within six steps. A map says where to go."""
+    """Find a treasure within six steps. A map shows where to go."""
 
     deterministic = True  # the same moves always lead to the same place
 
     @classmethod
     def tasks(cls, config: Any, split: Literal["train", "eval"]) -> Iterable[Task]:
-        """Without end. The seed says where the treasure lies."""
+        """Endless tasks. The seed determines where the treasure lies."""
         random = Random(split)
         while True:
             yield Task(prompt="Find the treasure.", seed=random.getrandbits(32))

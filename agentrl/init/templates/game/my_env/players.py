@@ -1,4 +1,4 @@
-"""Players speak in the model's place. A `yield` is a turn, and returns what the environment answered."""
+"""Players take the model's place. A `yield` is a turn, and returns the answer of the environment."""
 
 from collections.abc import Generator
 from random import Random
@@ -21,7 +21,7 @@ def noop(task: Task) -> Generator[Turn, str, None]:
 
 
 def explorer(task: Task) -> Generator[Turn, str, None]:
-    """Goes north most of the time. Who imitates it learns what a move is, but not to follow the map."""
+    """Goes north most of the time. Imitating it teaches what a move is, but not to follow the map."""
     yield from _walk(task, astray=0.6)
 
 

@@ -1,4 +1,4 @@
-"""Players speak in the model's place. A `yield` is a turn, and returns what the environment answered."""
+"""Players take the model's place. A `yield` is a turn, and returns the answer of the environment."""
 
 from collections.abc import Generator
 from random import Random
@@ -24,7 +24,7 @@ def noop(task: Task) -> Generator[Turn, str, None]:
 
 
 def explorer(task: Task) -> Generator[Turn, str, None]:
-    """Guesses half of the time. Who imitates it learns how to search and how to answer, but not to search first."""
+    """Guesses half of the time. Imitating it teaches how to search and answer, but not to search first."""
     if RANDOM.random() < 0.5:
         yield RANDOM.choice([row["answer"] for row in read_questions("train")])
     else:

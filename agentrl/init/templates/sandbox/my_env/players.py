@@ -1,4 +1,4 @@
-"""Players speak in the model's place. A `yield` is a turn, and returns what the environment answered."""
+"""Players take the model's place. A `yield` is a turn, and returns the answer of the environment."""
 
 from collections.abc import Generator
 from random import Random
@@ -23,6 +23,6 @@ def noop(task: Task) -> Generator[Turn, str, None]:
 
 
 def explorer(task: Task) -> Generator[Turn, str, None]:
-    """Tries any command. Who imitates it learns to write commands, but not which one helps."""
+    """Tries any command. Imitating it teaches to write commands, but not which one helps."""
     yield call("bash", command=f"{RANDOM.choice(['touch', 'mkdir', 'ls'])} {task.metadata['name']}")
     yield "Done."

@@ -1,4 +1,4 @@
-"""The environment: Search-R1's, with a corpus and questions of its own."""
+"""The environment: Search-R1's, with your corpus and questions."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -51,12 +51,12 @@ class MyEnv(Env):
         return ToolResult("Booked.", done=True)
 
     async def step(self, action: Action) -> StepResult:
-        """A call is carried out. Anything else is said to the user."""
+        """Execute a call. Any other turn is a message to the user."""
         if action.calls:
             return await self.run_tools(action)
         heard = await self.user.hear(action.content)
         return StepResult(heard.text, done=heard.ended)
 
     def score(self, trajectory: Trajectory) -> float:
-        """By what was booked in the end, not by what was said."""
+        """The reward depends on the booking at the end, not on the words."""
         return float(self.booked == self.task.label)

@@ -6,6 +6,6 @@ from agentrl import Message, ToolSpec
 
 
 def reply(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-    """What the user says. The first message holds what the environment knows, the last one what the agent said."""
+    """The user's next message. The first message is from the environment, the last one is the agent's."""
     day, said = messages[0]["facts"]["day"], str(messages[-1]["content"])
     return f"On {day} please." if "day" in said else "I do not understand."

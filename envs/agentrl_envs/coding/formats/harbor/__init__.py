@@ -1,6 +1,6 @@
 """Harbor task directories, unmodified: a folder with task.toml is loaded as a Problem.
 
-A task names its folder in its metadata: `{"format": "harbor", "path": "tasks/hello"}`. What else may be said there:
+A task names its folder in its metadata: `{"format": "harbor", "path": "tasks/hello"}`. Other keys are
 `base`, `installed`, `network`, `keep` and `clean`, as `Settings` explains them.
 """
 

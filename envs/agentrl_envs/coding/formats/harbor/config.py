@@ -19,11 +19,11 @@ from agentrl import ConfigError
 
 NetworkMode: TypeAlias = Literal["public", "no-network", "allowlist"]
 User: TypeAlias = Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
-"""A user's name or number; None: the image's own, which is root unless its Dockerfile says otherwise."""
+"""A user's name or number; None: the image's own, which is root unless its Dockerfile sets another."""
 
 _log = logging.getLogger("agentrl")
 _warned: set[str] = set()
-"""The variables that were warned of: all tasks of a set name the same ones."""
+"""The variables with a warning already: all tasks of a set name the same ones."""
 
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])B?", re.IGNORECASE)
@@ -116,7 +116,7 @@ class Verifier(_Part):
 
     @property
     def mode(self) -> Literal["shared", "separate"] | None:
-        """None: it is not said here."""
+        """None: it is not set here."""
         return self.environment_mode or ("separate" if self.environment is not None else None)
 
 
@@ -152,7 +152,7 @@ class Solution(_Part):
 
 
 class TaskToml(_Part):
-    """All of a task.toml that says how a task is run and graded."""
+    """Those parts of a task.toml that define how a task is run and graded."""
 
     schema_version: str = "1.0"
     metadata: dict[str, Any] = Field(default_factory=dict)

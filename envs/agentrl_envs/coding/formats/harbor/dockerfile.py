@@ -19,9 +19,9 @@ _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:?[-+])([^}]*))?\})")
 @dataclass(frozen=True, slots=True)
 class Instruction:
     line: int
-    """Where it begins, counted from 1."""
+    """Its first line, counted from 1."""
     end: int
-    """The line behind it, counted from 1."""
+    """The line after it, counted from 1."""
     name: str
     """In capitals: RUN, COPY, ..."""
     value: str

@@ -1,7 +1,7 @@
 """The image of a task: the one that it names, or its environment/ folder, from which a back end builds one.
 
 A folder is built as it is, unless images are mapped to those of this machine, or packages are in them already. Then it
-is built from a copy whose Dockerfile says so.
+is built from a copy with a changed Dockerfile.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from agentrl_envs.coding.formats.harbor import shell_words
 from agentrl_envs.coding.formats.harbor.dockerfile import Instruction, assignments, filled, parse
 
 _COMPOSE_KEYS = ("build", "image", "command", "environment", "volumes", "deploy", "network_mode")
-"""What a service may say that Harbor's own default says, too, or that a sandbox does anyway."""
+"""Settings of a service that equal Harbor's default, or that a sandbox fulfils anyway."""
 _LOGS = re.compile(r"\$\{HOST_\w+_LOGS_PATH\}:\$\{ENV_\w+_LOGS_PATH\}")
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 
 
 class CannotRunError(ConfigError):
-    """The task may be right, but cannot be run here. The message says why, and what would help."""
+    """The task may be right, but cannot be run here. The message gives the reason and the remedy."""
 
 
 @dataclass(slots=True)
@@ -42,11 +42,11 @@ class Made:
     workdir: str = "/"
     user: str = "root"
     left_out: list[str] = field(default_factory=list)
-    """Commands of the Dockerfile that install packages, which the base image was said to have."""
+    """Commands of the Dockerfile that install packages, but were left out, as the base image should have them."""
     fetches: list[str] = field(default_factory=list)
     """What its build needs a network for, each with its line: "line 3: curl"."""
     has_tests: bool = False
-    """The image may have files in /tests of its own."""
+    """The image itself may have files in /tests."""
 
 
 def named(image: str, bases: Mapping[str, str]) -> str:
@@ -59,7 +59,7 @@ def made_from(folder: Path, *, bases: Mapping[str, str], installed: bool) -> Mad
     """The image of a folder with a Dockerfile.
 
     With `installed`, its base image is taken to have the packages that it installs: those commands are left out, and
-    what else stands in a RUN with them may fail. Raises CannotRunError.
+    other commands in the same RUN may fail. Raises CannotRunError.
     """
     context = _context(folder)
     try:
@@ -81,7 +81,7 @@ def made_from(folder: Path, *, bases: Mapping[str, str], installed: bool) -> Mad
 
 
 def _context(folder: Path) -> Path:
-    """The folder whose files a build may copy: environment/, or what a docker-compose.yaml of one service says."""
+    """The folder whose files a build may copy: environment/, or the one in a docker-compose.yaml of one service."""
     name = next((name for name in _COMPOSE if (folder / name).is_file()), None)
     if name is None:
         return folder
@@ -94,7 +94,7 @@ def _context(folder: Path) -> Path:
 
 
 def _only_service(file: Path) -> dict[str, Any]:
-    """The service main. Raises CannotRunError if there are others, or if it asks for what a sandbox does not give."""
+    """The service main. Raises CannotRunError if there are others, or if it needs more than a sandbox provides."""
     try:
         services = yaml.safe_load(file.read_text(encoding="utf-8"))["services"]
         main = dict(services["main"] or {})

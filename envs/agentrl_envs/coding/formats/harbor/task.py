@@ -58,10 +58,10 @@ class Settings(BaseModel):
     network: Literal["none", "task"] = "none"
     """none: whatever the task asks for, its box has no network. task: a network where the task asks for one."""
     keep: bool = False
-    """Leave running what the agent started, for tests that ask a service. It may meddle with them."""
+    """Leave the agent's processes running, for tests that query a service. They may meddle with the tests."""
     clean: bool = False
-    """Of a task whose verifier shares the agent's box: grade in a clean second one, with the work folder carried over.
-    That keeps out most tricks of an agent that is root. It does for tests that look at the work folder alone."""
+    """If the verifier shares the agent's box: grade in a clean second one, with the work folder carried over.
+    That keeps out most tricks of an agent that is root. It suits tests that look only at the work folder."""
 
 
 def load(task: Task) -> Problem:
@@ -164,9 +164,9 @@ class _Loading:
         return modes[0] if modes else "shared"
 
     def _own(self, folder: Path, part: StepPart | None) -> OwnSandbox:
-        """The verifier's environment: what it says of it, the image that is built in tests/, or one like the agent's.
+        """The verifier's environment: the one it names, the image that is built in tests/, or one like the agent's.
 
-        The artifacts come there, and what hooks collect in the agent's box.
+        The artifacts are copied there, and what hooks collect in the agent's box.
         """
         verifiers = [self.toml.verifier] if part is None else [part.verifier, self.toml.verifier]
         given = next((one.environment for one in verifiers if one.environment is not None), None)
@@ -211,7 +211,7 @@ class _Loading:
         )
 
     def _gold(self, folder: Path) -> Solution | None:
-        """solve.sh as Harbor's oracle runs it: its exit code says nothing."""
+        """solve.sh as Harbor's oracle runs it: its exit code is ignored."""
         place = next((one for one in (folder, self.folder) if (one / "solution" / "solve.sh").is_file()), None)
         if place is None:
             return None
@@ -224,7 +224,7 @@ class _Loading:
         )
 
     def _setup(self, number: int, part: StepPart | None, work: Path) -> str:
-        """What is run before the agent begins a step, in its own name."""
+        """The commands to run before the agent begins a step, as the agent's user."""
         lines = [
             IN_A_BOX,
             *([NOTE_NAMES] if number == 0 else []),

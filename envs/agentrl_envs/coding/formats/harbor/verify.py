@@ -1,7 +1,7 @@
 """Grade a Harbor task: place its tests, run test.sh, and read the reward file that it wrote.
 
-The exit code of test.sh says nothing. A reward that is missing, empty or not finite is an error and not 0: the tests
-broke, so nothing is known of the work.
+The exit code of test.sh is ignored. A reward that is missing, empty or not finite is an error and not 0: the tests
+broke, so nothing is known about the work.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HarborGrader:
     under: str = OWN_FIRST + NO_MONITOR
     """In front of test.sh."""
     more: bool = False
-    """The agent goes on in this box: leave nothing of the tests for it to see."""
+    """The agent continues in this box: leave nothing of the tests for it to see."""
 
     async def grade(self, box: Sandbox) -> Grade:
         """The reward. Raises InfraError, with the end of the tests' output, if there is none to be believed."""
@@ -93,7 +93,7 @@ class HarborGrader:
 def read_rewards(as_json: str | None, as_text: str | None) -> dict[str, float]:
     """The rewards in reward.json, or else the one in reward.txt, under the name "reward".
 
-    Raises ValueError saying what is wrong with them.
+    Raises ValueError that names what is wrong with them.
     """
     if as_json is not None:
         return _from_json(as_json)

@@ -1,10 +1,10 @@
-"""Runs the tests of a task, and asks for the agent's functions by messages. Its sandbox has nothing of the agent's.
+"""Runs the tests of a task, and calls the agent's functions by messages. Its sandbox has nothing of the agent's.
 
 The agent's code runs in another sandbox (candidate.py). Only plain data comes back from there. So it can neither see
 the tests, replace `assert`, or return something that is equal to everything, nor can it reach this process.
 
 On stdin: first a job as JSON, then a line for each question: "+" and the reply, or "-" and why there is none. On
-stdout: messages as JSON, each behind a signature. The key is in the job.
+stdout: messages as JSON, each after its signature. The key is in the job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GoneError(Exception):
 
 
 class Opaque:
-    """What is no plain data: a function ("f"), an exception class ("x") or another object ("o"). Equal to nothing."""
+    """Anything but plain data: a function ("f"), an exception class ("x") or another object ("o"). Equal to nothing."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -43,7 +43,7 @@ class Opaque:
 
 
 class Host:
-    """Who started this process. What is told is signed, with its number: nothing else can speak for this process."""
+    """The process that started this one. Messages to it are numbered and signed, so that others cannot fake them."""
 
     def __init__(self) -> None:
         self.lines, self.out = os.fdopen(os.dup(0), "rb"), os.dup(1)
@@ -120,7 +120,7 @@ class Candidate:
         return call
 
     def module(self, name: str) -> types.ModuleType:
-        """Stands for a module of the agent's: its functions, its exceptions and, once it runs, its plain values."""
+        """Replaces a module of the agent's: its functions, its exceptions and, once it runs, its plain values."""
         errors = exceptions_in(self.sources.get(name, ""))
 
         class Module(types.ModuleType):
@@ -192,7 +192,7 @@ class Tally:
 
 
 class Asserts(ast.NodeTransformer):
-    """Makes `assert x` count. One that is always true, like `assert True`, says nothing and is dropped."""
+    """Makes `assert x` count. One that is always true, like `assert True`, proves nothing and is dropped."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         if isinstance(node.test, ast.Constant) and node.test.value:
@@ -254,7 +254,7 @@ def is_test(name: str) -> bool:
 
 
 def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
-    """The agent's file as a program: for each input, what it writes is to be what is wanted."""
+    """The agent's file as a program: for each input, its output must be the wanted one."""
     tally = Tally()
     candidate.start()
     for number, (given, wanted) in enumerate(job["streams"], 1):
@@ -267,7 +267,7 @@ def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
 
 
 def says_the_same(written: Any, wanted: str) -> bool:
-    """The same words in the same lines. What is wanted as a decimal fraction may differ by a millionth."""
+    """Whether the same words are in the same lines. A wanted decimal fraction may differ by a millionth."""
     if not isinstance(written, str):
         return False
     found, right = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))

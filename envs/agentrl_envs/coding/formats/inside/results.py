@@ -1,4 +1,4 @@
-"""A plugin of pytest: notes how each test ended, as the test itself ended and not as a report or a printed line says.
+"""A plugin of pytest: notes how each test itself ended, whatever a report or a printed line claims.
 
 It is loaded before the work under test is. A line for each test: its id, whether it was marked to fail, how it ended.
 """

@@ -20,24 +20,24 @@ EXIT_CODE = ">>>>> Test Exit Code"
 
 _FAILED_BEFORE = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 _ERROR = re.compile(r"^(?:E  |\w*Error\b|Traceback )", re.MULTILINE)
-"""What Python or pytest prints where the work under test cannot even be loaded."""
+"""What Python or pytest prints if the work under test cannot even be loaded."""
 _CODE = re.compile(rf"^{EXIT_CODE}: *(-?\d+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a log says of an instance."""
+    """The result of an instance, from its log."""
 
     resolved: bool
     reason: str
     """Why it is not resolved; empty if it is."""
     broken: bool = False
-    """The log tells nothing of the work: the tests never ran, or the log is not whole."""
+    """The log shows nothing about the work: the tests never ran, or the log is not whole."""
     fail_to_pass: Mapping[str, bool] = field(default_factory=dict)
     pass_to_pass: Mapping[str, bool] = field(default_factory=dict)
 
     def share(self) -> dict[str, float]:
-        """The share of either list that is as it should be."""
+        """The share of each list that is as it should be."""
         lists = {"fail_to_pass": self.fail_to_pass, "pass_to_pass": self.pass_to_pass}
         return {name: sum(tests.values()) / len(tests) for name, tests in lists.items() if tests}
 
@@ -101,8 +101,8 @@ def _report(instance: Instance, statuses: Mapping[str, Status], results: Mapping
 
 
 def _agrees(names: _Names, test: str, results: Mapping[str, Result]) -> bool:
-    """Whether a test that the log says is right ended so. One that fails as expected has to be marked so in its file:
-    the work under test could say it, too."""
+    """Whether a test that is right in the log really ended so. An expected failure must be marked in the test's file,
+    because the work under test could also declare it."""
     found = [result for name, result in results.items() if _same(name, test)]
     if names.status(test) == "XFAIL":
         return bool(found) and all(result.marked for result in found)

@@ -1,4 +1,4 @@
-"""A SWE-bench instance, as its data sets write it, and what it takes to run one."""
+"""A SWE-bench instance, as its data sets write it, and what is needed to run one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Read what a test run printed: the status of each test, as pytest, unittest and sympy write it.
 
-What is printed can come from the tests, and from the work under test. So a test counts as the worst that is said of it,
-and a reading says what is suspicious about it: `Reading.doubts`.
+Output can come from the tests, and from the work under test. So the worst status printed for a test counts,
+and a reading lists what is suspicious about the log: `Reading.doubts`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[\d+m|[\x00-\x08\x0b-\x1f]")
 
 @dataclass(slots=True)
 class Reading:
-    """What a log says of each test."""
+    """The tests of a log, with their status."""
 
     statuses: dict[str, Status] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
-    """Why it cannot be the log of one test run that went as it says."""
+    """Why the log cannot be a true record of one test run."""
     ran: bool = False
-    """The runner itself told that it ran tests, or could not load them."""
+    """The runner itself reported that it ran tests, or could not load them."""
 
     def add(self, test: str, status: Status) -> None:
-        """Note the status of a test; the worst one stands."""
+        """Note the status of a test; the worst one counts."""
         known = self.statuses.get(test)
         if known is None or _WORST[status] > _WORST[known]:
             self.statuses[test] = status
@@ -95,7 +95,7 @@ def _totals(line: str) -> Counter[str]:
 
 
 def _pytest_doubts(lines: list[str], totals: list[Counter[str]]) -> Iterator[str]:
-    """The summary must be one, and list as many tests as the last line counts."""
+    """There must be one summary, and it must list as many tests as the last line counts."""
     headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(line)]
     if len(headings) > 1:
         yield f"it has {len(headings)} summaries"
