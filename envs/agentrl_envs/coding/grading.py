@@ -19,31 +19,35 @@ from agentrl_sandbox.spec import SandboxSpec
 
 _KILL_ALL = r"""
 here=$(readlink /proc/self/ns/pid)
-[ "$here" != "pid:[4026531836]" ] && [ "$here" != {ours} ] || exit 0
+[ -n "$here" ] && [ "$here" != "pid:[4026531836]" ] && [ "$here" != {ours} ] || exit 0
 exec 2>/dev/null
-spared=" 1 " pid=$$
+waiting=" " pid=$$
 while [ "$pid" -gt 1 ]; do
-  spared="$spared$pid " parent=0
+  waiting="$waiting$pid " parent=0
   while read -r key value rest; do [ "$key" != PPid: ] || parent=$value; done < "/proc/$pid/status"
   pid=$parent
 done
-before= round=0
-while [ "$round" -lt 100 ]; do
+round=0
+while [ "$round" -lt 60 ]; do
+  [ "$round" -lt 20 ] || sleep 0.1
   round=$((round + 1)) found=
+  kill -STOP -1
   for file in /proc/[0-9]*; do
     pid=${{file#/proc/}} state=
-    case $spared in *" $pid "*) continue ;; esac
+    case " 1 {holders} $waiting" in *" $pid "*) continue ;; esac
+    kill -0 "$pid" || continue
     while read -r key value rest; do [ "$key" != State: ] || {{ state=$value; break; }}; done < "$file/status"
     case $state in '' | Z | X) ;; *) found="$found $pid" ;; esac
   done
-  [ -n "$found" ] || exit 0
-  [ "$found" != "$before" ] || {{ kill -KILL $found; exit 0; }}
-  before=$found
-  kill -STOP $found
+  [ -n "$found" ] || break
+  kill -KILL $found
 done
+kill -CONT $waiting
+[ -z "$found" ]
 """
-"""Stop all processes until there are no new ones, then kill them. Spared are this command, those that wait for it, and
-the sandbox's first one. What holds a sandbox open is of a user that no command has, so it cannot be killed.
+"""Stop all processes at once and kill them, until none is left. Processes that are stopped one after the other could
+live too short to be found. Spared are this command, those that wait for it, and what holds the sandbox open. If that is
+of the commands' user, it stays stopped: code of the agent's could hide in it.
 
 It works only in a separate process namespace, neither a machine's first one nor the one of this process: in a sandbox
 that isolates nothing, it must not kill everything."""
@@ -61,8 +65,11 @@ async def grade(
     if step.own is not None:
         return await _in_own(box, step, step.own, pool, spec)
     if not (step.clean if clean is None else clean):
-        if not step.keep:
-            await end_processes(box)
+        try:
+            if not step.keep:
+                await end_processes(box)
+        except WorkError as exc:
+            return Grade(0.0, log=str(exc))
         return await _result(step, box, pool, spec)
     async with pool.acquire(spec, lane="grade") as second:
         for done in steps:
@@ -123,9 +130,15 @@ async def _ended(step: Step, grading: Coroutine[Any, Any, Grade]) -> Grade:
 
 
 async def end_processes(box: Sandbox) -> None:
-    """Kill what the agent left running, lest it meddle with the tests; nothing in a sandbox without isolation."""
+    """Kill what the agent left running, lest it meddle with the tests; nothing in a sandbox without isolation.
+
+    Raises WorkError if some of it resists.
+    """
     try:
         ours = os.readlink("/proc/self/ns/pid")
     except OSError:  # not Linux: the sandbox is on another machine
         ours = ""
-    await box.exec(_KILL_ALL.format(ours=quote(ours)), timeout=30)
+    holders = " ".join(map(str, getattr(box, "holders", ())))
+    ended = await box.exec(_KILL_ALL.format(ours=quote(ours), holders=holders), timeout=30)
+    if ended.exit_code:
+        raise WorkError("what the agent left running cannot be ended")

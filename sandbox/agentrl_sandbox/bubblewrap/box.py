@@ -84,6 +84,13 @@ class Box:
         """The host's process ids of its first process and of the one that holds it open."""
         return self.first, _only_child(self.first)
 
+    def holder(self) -> int:
+        """The process that holds it open, as the box counts; 0 if it has ended."""
+        with contextlib.suppress(OSError, IndexError):
+            status = Path(f"/proc/{_only_child(self.first)}/status").read_text()
+            return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])
+        return 0
+
     @property
     def alive(self) -> bool:
         return self.handle >= 0 and not _has_ended(self.handle)

@@ -42,6 +42,11 @@ class BubblewrapSandbox(ShellSandbox):
         self._processes: set[BoxProcess] = set()
         self._killed_for = ""
 
+    @property
+    def holders(self) -> Sequence[int]:
+        """The process that holds the box open, as its commands count. It is of their user, so they can end it."""
+        return [] if self._box is None else [self._box.holder()]
+
     async def _open(self) -> None:
         if self.spec.image:
             self.shell = await asyncio.to_thread(root.shell, self.spec.image)

@@ -82,12 +82,13 @@ async def test_grading_waits_for_no_episode():
         assert pool.figures().handed_out == 2
 
 
-@pytest.mark.parametrize(("keep", "score"), [(False, 0.0), (True, 1.0)])
-async def test_what_the_agent_left_running_is_ended_before_it_is_graded_there(keep, score):
+@pytest.mark.parametrize(("keep", "found"), [(False, "ended"), (True, "running")])
+async def test_what_the_agent_left_running_is_ended_before_it_is_graded_there(keep, found):
     async with entered("bubblewrap") as backend:
         spec = SandboxSpec()
-        step = Step("", Looks("kill -0 $(cat pid)"), clean=False, keep=keep)
+        step = Step("", Looks("kill -0 $(cat pid) && echo running || echo ended"), clean=False, keep=keep)
         async with SandboxPool(backend, spec, size=1, grade=1, warm=0) as pool, pool.acquire() as box:
             await box.exec("setsid sleep 300 > /dev/null 2>&1 & echo $! > pid", check=True)
             assert (await box.exec("kill -0 $(cat pid)")).exit_code == 0
-            assert (await grade(box, [step], pool=pool, spec=spec)).score == score
+            graded = await grade(box, [step], pool=pool, spec=spec)
+            assert (graded.score, graded.log) == (1.0, f"{found}\n")

@@ -34,7 +34,7 @@ _INSTRUCTION = (
     "Complete the function `{entry_point}` in the file solution.py, which holds its signature and description. "
     "Only that file is graded, by hidden tests. Call submit when it is done."
 )
-_PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
+_PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
 _PYTEST_IN_BOX = ".agentrl_pytest"
 _LARGEST_SOURCE = 1 << 20
 

@@ -105,9 +105,15 @@ class Candidate:
         return held.encode("latin-1") if tag == "b" else complex(*held) if tag == "c" else plain(held)
 
     def exception(self, names: list[str]) -> Any:
-        """The exception class of a name, under the nearest built-in one that is an Exception."""
+        """The exception class of a name, under the nearest built-in one that is an Exception.
+
+        The end of an iterator becomes a RuntimeError, as in generators. Else a test such as `all(map(f, ...))` would take
+        what the work raised for the end of its own loop.
+        """
         known = [vars(builtins).get(name) for name in names]
-        base = next((one for one in known if isinstance(one, type) and issubclass(one, Exception)), Exception)
+        base = next((one for one in known if isinstance(one, type) and is_error(one)), Exception)
+        if issubclass(base, (StopIteration, StopAsyncIteration)):
+            base = RuntimeError
         if base.__name__ == names[0]:
             return base
         return self.made.setdefault(names[0], type(str(names[0]), (base,), {}))
@@ -294,11 +300,16 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
         sys.modules[name] = candidate.module(name)
     tally = Tally()
 
+    unfinished: set[str] = set()
+
     class Count:
         def pytest_collection_finish(self, session: Any) -> None:
+            unfinished.update(item.nodeid for item in session.items)
             candidate.start()
 
         def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.when == "teardown":
+                unfinished.discard(report.nodeid)
             if report.failed or (report.when == "call" and report.passed):
                 tally.total += 1
                 tally.passed += report.passed
@@ -311,7 +322,12 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
                 tally.log.append(f"{report.nodeid}: {str(report.longrepr)[-400:]}")
 
     run = ["-p", "no:cacheprovider", "-q", "-c", os.devnull, "--rootdir", job["tests"], "--tb=short"]
-    pytest.main([*run, "--import-mode=importlib", "--continue-on-collection-errors", job["tests"]], plugins=[Count()])
+    code = pytest.main(
+        [*run, "--import-mode=importlib", "--continue-on-collection-errors", job["tests"]], plugins=[Count()]
+    )
+    if unfinished or code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        tally.total += max(len(unfinished), 1)  # it was ended early: what passed until then is not all
+        tally.log.append(f"pytest ended with exit code {int(code)} before {len(unfinished)} tests")
     return tally
 
 

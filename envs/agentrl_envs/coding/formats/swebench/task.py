@@ -38,7 +38,8 @@ _SETTINGS = (
     *SETTINGS,
 )
 _TEST_FOLDERS = {"test", "tests", "testing", "e2e"}
-_TEST_FILES = ("test_*.py", "*_test.py", "tests.py", "runtests.py", "test")
+_TEST_MODULES = ("test", "test_*", "*_test", "tests", "runtests")
+"""Without an ending: Python prefers a package, and a compiled module, to the file of that name."""
 
 HIDE_HISTORY = """set -e
 base=$(git rev-parse HEAD)
@@ -120,6 +121,7 @@ def tests_own(instance: Instance) -> Callable[[str], bool]:
     count, as in the data sets the fix is what is outside of the tests. A folder that the fix itself changes is not."""
     fixed = {path.rpartition("/")[0] for path in instance.fixed_files()}
     named = {*instance.fixed_files()}
+    tests = {_module(file) for file in instance.test_files()}
 
     def is_own(path: str) -> bool:
         if path in named:
@@ -127,11 +129,22 @@ def tests_own(instance: Instance) -> Callable[[str], bool]:
         *folders, name = path.split("/")
         if any(fnmatch(part, pattern) for part in (*folders, name) for pattern in _SETTINGS):
             return True
+        if any(_module("/".join(path.split("/")[:depth])) in tests for depth in range(1, len(folders) + 2)):
+            return True
         if "/".join(folders) in fixed:
             return False
-        return bool(_TEST_FOLDERS & set(folders)) or any(fnmatch(name, pattern) for pattern in _TEST_FILES)
+        modules = [_module(part) for part in (*folders, name)]
+        return bool(_TEST_FOLDERS & set(folders)) or any(
+            fnmatch(module, pattern) for module in modules for pattern in _TEST_MODULES
+        )
 
     return is_own
+
+
+def _module(path: str) -> str:
+    """A path without what follows the first dot of its name."""
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}{name.partition('.')[0] or name}"
 
 
 def evaluation(instance: Instance) -> str:
