@@ -23,7 +23,7 @@ class Box(FakeSandbox):
                 for name in [name for name in self.files if name == gone or name.startswith(gone + "/")]:
                     del self.files[name]
         if "test.sh) >" in call.cmd:
-            self.tested_with = {path: text for path, text in self.files.items() if "/.agentrl-tests/" not in path}
+            self.tested_with = {path: text for path, text in self.files.items() if "/.agentrl-tests-" not in path}
             for name, content in self.writes.items():
                 self.files[f"/logs/verifier/{name}"] = content.encode()
             return ExecResult(7, timed_out=self.hangs)

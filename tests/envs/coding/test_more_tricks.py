@@ -198,6 +198,10 @@ FOLDER_TRICKS = {
         [put("clock.py", "import os, signal\nDAY = 1440\ndef minutes(text): os.kill(os.getppid(), signal.SIGINT)")],
         "task",
     ),
+    "stops_pytest_by_its_own_words": (
+        [put("clock.py", "DAY = 1440\nclass Exit(Exception): pass\ndef minutes(text): raise Exit('done')")],
+        "task",
+    ),
     "starves_the_tests_by_limits": (
         [
             put(

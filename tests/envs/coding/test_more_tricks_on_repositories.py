@@ -206,6 +206,12 @@ HARBOR_TRICKS = {
         {"clean": True},
         ["ln -s /proc/self/root/tests/expected.txt answer.txt"],
     ),
+    "links_by_way_of_the_tests_own_folder": (
+        COMPARES.replace("if cmp", "cd /tests; if cmp"),
+        {},
+        ["echo > expected.txt; ln -s /proc/self/cwd /tmp/here; ln -s /tmp/here/expected.txt answer.txt"],
+    ),
+    "links_to_what_the_tests_have_open": (COMPARES, {"clean": True}, ["ln -s /dev/fd/3 answer.txt"]),
     "start_up_files_of_shells": (
         LOGIN,
         {"clean": True},
@@ -230,6 +236,25 @@ HARBOR_TRICKS = {
         ],
     ),
 }
+
+
+LOCKS = (
+    "mkdir -p /logs/verifier/x; chmod 555 /logs/verifier/x /logs/verifier",
+    "mkdir -p /tmp/.agentrl-tests/x; chmod 555 /tmp/.agentrl-tests",
+    "rm -rf /logs/verifier; ln -s /app /logs/verifier; ln -s /dev/stdout log; ln -s nowhere.txt broken",
+)
+
+
+@pytest.mark.parametrize("command", LOCKS)
+@pytest.mark.parametrize(("answer", "reward"), [("42", 1.0), ("41", 0.0)])
+async def test_folders_that_the_agent_has_locked_do_not_keep_it_from_being_graded(tmp_path, command, answer, reward):
+    async with entered("docker"):
+        pass
+    folder = harbor_task(tmp_path / "task", toml=AGENT, test=PLAIN, dockerfile=DOCKERFILE)
+    base = {"base": os.environ["AGENTRL_BASE_IMAGE"]}
+    task = Task(id="locked", metadata={"format": "harbor", "path": str(folder), "base": base})
+    found = await played("docker", task, f"echo {answer} > answer.txt; {command}")
+    assert (found.failure, found.reward) == (None, reward), told(found)
 
 
 @pytest.mark.parametrize("name", ["honest", "honest_and_carried", *HARBOR_TRICKS])

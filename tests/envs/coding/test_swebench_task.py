@@ -118,3 +118,12 @@ async def test_a_run_that_told_nothing_is_an_error_and_a_flood_is_not():
         await graded(ExecResult(127, "bash: git: not found"))
     assert (await graded(ExecResult(0, "x", truncated=True))).score == 0.0
     assert (await graded(ExecResult(124, "x", timed_out=True))).score == 0.0
+
+
+def test_what_python_prefers_to_a_file_of_tests_is_the_tests_own():
+    patch = "diff --git a/{0} b/{0}\n"
+    row = {"instance_id": "o__r-1", "FAIL_TO_PASS": ["suite.py::test_fix"]}
+    instance = parse_instance({**row, "patch": patch.format("a.py"), "test_patch": patch.format("suite.py")})
+    own = tests_own(instance)
+    assert all(map(own, ("suite/__init__.py", "suite.cpython-311-x86_64-linux-gnu.so", "b/test_c/__init__.py")))
+    assert not any(map(own, ("a.py", "suites.py", "suite_of/b.py", "latest/b.py", ".hidden")))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from shlex import quote
+import secrets
 
 from agentrl.sandbox import Sandbox
 from agentrl_envs.coding.formats.apart import program
 
-_PLACE = "/tmp/.agentrl-tests"
 _KNOWN = "/tmp/.agentrl-known"
-RESULTS = f"{_PLACE}/results"
-"""Where pytest notes how tests ended, under NOTED_RESULTS."""
 
 NOTE_NAMES = f"ls -A . src lib 2>/dev/null > {_KNOWN} || true"
 """A command of a step's setup: notes which modules the work folder has before the agent begins."""
 
-OWN_FIRST = f'export PYTHONPATH="{_PLACE}${{PYTHONPATH:+:$PYTHONPATH}}"; '
-"""In front of a command that runs tests, once `settle` was called: modules of the work folder replace none of the
-image's."""
 NOTED_RESULTS = 'export PYTEST_ADDOPTS="-p agentrl_results $PYTEST_ADDOPTS"; '
 NO_USER_SITE = "export PYTHONNOUSERSITE=1; "
 NO_MONITOR = (
@@ -34,10 +28,26 @@ SETTINGS = (
 """Names of files and folders that programs obey wherever they find them. They are not carried to a clean sandbox."""
 
 
-async def settle(box: Sandbox, workdir: str, *, user: str | None = None) -> None:
-    """Place what OWN_FIRST names, as a user whose files the work cannot change."""
+def removal(path: str) -> str:
+    """A command that removes a file or folder, or else moves it away: root in a sandbox cannot empty an agent's."""
+    return f"{{ rm -rf -- {path} 2>/dev/null || mv -- {path} {path}.{secrets.token_hex(8)}; }}"
+
+
+async def settle(box: Sandbox, workdir: str, *, user: str | None = None) -> str:
+    """Place what tests run under in a new folder, as a user whose files the work cannot change. Returns the folder."""
+    place = f"/tmp/.agentrl-tests-{secrets.token_hex(8)}"  # a name that the agent cannot have taken
     text = program("own_first.py").replace("@WORK@", workdir).replace("@KNOWN@", _KNOWN)
-    await box.exec(f"rm -rf {quote(_PLACE)}", user=user, check=True)
-    await box.write_file(f"{_PLACE}/sitecustomize.py", text, user=user)
-    plugin = program("results.py").replace("@RESULTS@", RESULTS)
-    await box.write_file(f"{_PLACE}/agentrl_results.py", plugin, user=user)
+    await box.write_file(f"{place}/sitecustomize.py", text, user=user)
+    plugin = program("results.py").replace("@RESULTS@", results_in(place))
+    await box.write_file(f"{place}/agentrl_results.py", plugin, user=user)
+    return place
+
+
+def own_first(place: str) -> str:
+    """In front of a command that runs tests: modules of the work folder replace none of the image's."""
+    return f'export PYTHONPATH="{place}${{PYTHONPATH:+:$PYTHONPATH}}"; '
+
+
+def results_in(place: str) -> str:
+    """The file in which pytest notes how tests ended, under NOTED_RESULTS."""
+    return f"{place}/results"

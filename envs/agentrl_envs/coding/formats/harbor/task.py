@@ -29,7 +29,7 @@ from agentrl_envs.coding.formats.harbor.config import (
 )
 from agentrl_envs.coding.formats.harbor.environment import CannotRunError, Made, made_from, named
 from agentrl_envs.coding.formats.harbor.verify import BOX, IN_A_BOX, TESTS, VERIFIER, HarborGrader
-from agentrl_envs.coding.formats.surroundings import NO_MONITOR, NO_USER_SITE, NOTE_NAMES, OWN_FIRST, SETTINGS
+from agentrl_envs.coding.formats.surroundings import NO_MONITOR, NO_USER_SITE, NOTE_NAMES, SETTINGS
 from agentrl_envs.coding.problem import Grader, OwnSandbox, Problem, Solution, Step
 
 ROOT = ("root", "0")
@@ -205,7 +205,8 @@ class _Loading:
             timeout_s=self._grade_s(part),
             collect=() if apart else tuple(one for one in (*verifier.collect, *step.collect) if one.service == "main"),
             workdir=self.workdir,
-            under=OWN_FIRST + NO_MONITOR + (NO_USER_SITE if self.user in ROOT else ""),
+            judged=self._artifacts(part) if apart else (),
+            under=NO_MONITOR + (NO_USER_SITE if self.user in ROOT else ""),
             fresh=not clean and not self.made.has_tests,
             more=not clean and part is not None and part is not self.toml.steps[-1],
         )

@@ -9,15 +9,17 @@ from __future__ import annotations
 import errno
 import json
 import math
+import posixpath
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 from agentrl import InfraError
 from agentrl.sandbox import Sandbox
 from agentrl_envs.coding.formats.harbor.config import Collect
-from agentrl_envs.coding.formats.surroundings import NO_MONITOR, OWN_FIRST, settle
+from agentrl_envs.coding.formats.surroundings import NO_MONITOR, own_first, removal, settle
 from agentrl_envs.coding.problem import Grade
 
 VERIFIER = "/logs/verifier"
@@ -28,11 +30,22 @@ _LARGEST = 1 << 20
 BOX = "/tmp/.box"
 """A file that is written into a box to see whether its commands see the box's own files."""
 IN_A_BOX = f"[ -f {BOX} ] || {{ echo 'commands here see the files of this machine: use docker' >&2; exit 1; }}"
-_CLEAR = f"""set -e
-for folder in /logs {VERIFIER}; do if [ -L "$folder" ] || [ ! -d "$folder" ]; then rm -rf "$folder"; fi; done
-mkdir -p {VERIFIER}
-chmod 777 {VERIFIER} 2>/dev/null || true
-rm -rf -- {VERIFIER}/reward.json {VERIFIER}/reward.txt {_STDOUT}"""
+_LINKS = r"""
+cd TESTS || exit 0
+find / \( -path /proc -o -path /sys \) -prune -o -type l \( ! -user root -o FOLDERS \) -exec sh -c '
+for link; do
+  to=$(readlink "$link")
+  case $to in /dev/null | /dev/stdout | /dev/stderr | /proc/self/fd/[12]) continue ;; esac
+  case $(readlink -f "$link" || readlink -m "$link" || echo "$to") in
+    TESTS | TESTS/* | VERIFIER | VERIFIER/* | /proc/*) echo "$link leads to $to" ;;
+  esac
+done' sh {} + 2>/dev/null
+true""".replace("TESTS", TESTS).replace("VERIFIER", VERIFIER)
+"""Names the links that lead to the tests, of those in FOLDERS and of those that root did not make.
+
+It runs in the folder of the tests, so links by way of a process's own folder lead there, too. Links to what a process
+has open or is are refused: tests have their files open."""
+_LINKS_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,9 @@ class HarborGrader:
     """Empty /tests first, so that nothing is left that the agent put there. False: the image has files there."""
     workdir: str = "/"
     """The folder whose modules do not replace those of the image."""
-    under: str = OWN_FIRST + NO_MONITOR
+    judged: tuple[str, ...] = ()
+    """Files and folders of the agent's that the tests look at; empty: the work folder."""
+    under: str = NO_MONITOR
     """In front of test.sh."""
     more: bool = False
     """The agent continues in this box: leave nothing of the tests for it to see."""
@@ -61,14 +76,23 @@ class HarborGrader:
             await box.exec(hook.command, user=hook.user, timeout=hook.timeout_sec)
         mark = f"/tmp/.{secrets.token_hex(8)}"  # a name that the agent cannot have taken
         await box.write_file(mark, "", user="root")
-        clear = [IN_A_BOX.replace(BOX, mark), f"rm {mark}", _CLEAR, f"rm -rf {TESTS}" if self.fresh else ""]
+        clear = [IN_A_BOX.replace(BOX, mark), f"rm {mark}", _cleared(), removal(TESTS) if self.fresh else ""]
         await box.exec("\n".join(filter(None, clear)), user="root", check=True)
         for folder in self.tests:
             await box.upload(folder, TESTS, user="root")
         await box.exec(f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh", user="root", check=True)
-        await settle(box, self.workdir, user="root")
+        folders = " -o ".join(
+            f"-path {quote(one)} -o -path {quote(one + '/*')}" for one in self.judged or (self.workdir,)
+        )
+        links = await box.exec(_LINKS.replace("FOLDERS", folders), user="root", timeout=_LINKS_S)
+        if links.stdout or links.timed_out:
+            return Grade(0.0, log=f"the work links to its tests, or has too many links: {links.stdout[-400:]}")
+        place = await settle(box, self.workdir, user="root")
         ran = await box.exec(
-            f"{self.under}({TESTS}/test.sh) > {_STDOUT} 2>&1", user=self.user, env=self.env, timeout=self.timeout_s
+            f"{own_first(place)}{self.under}({TESTS}/test.sh) > {_STDOUT} 2>&1",
+            user=self.user,
+            env=self.env,
+            timeout=self.timeout_s,
         )
         log = await self._text(box, _STDOUT) or ""
         if ran.timed_out:
@@ -88,6 +112,17 @@ class HarborGrader:
             return (await box.read_bytes(path, user="root", max_bytes=_LARGEST)).decode(errors="replace")
         except OSError as exc:
             return "" if exc.errno == errno.EFBIG else None
+
+
+def _cleared() -> str:
+    """Commands that make the verifier's folder anew."""
+    logs = posixpath.dirname(VERIFIER)
+    return f"""set -e
+[ -d {logs} ] && [ ! -L {logs} ] || {removal(logs)}
+mkdir -p {logs}
+{removal(VERIFIER)} || {removal(logs)}
+mkdir -p {VERIFIER}
+chmod 777 {VERIFIER}"""
 
 
 def read_rewards(as_json: str | None, as_text: str | None) -> dict[str, float]:

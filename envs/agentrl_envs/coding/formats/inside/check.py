@@ -107,8 +107,8 @@ class Candidate:
     def exception(self, names: list[str]) -> Any:
         """The exception class of a name, under the nearest built-in one that is an Exception.
 
-        The end of an iterator becomes a RuntimeError, as in generators. Else a test such as `all(map(f, ...))` would take
-        what the work raised for the end of its own loop.
+        The end of an iterator becomes a RuntimeError, as in generators. Else a test such as `all(map(f, ...))` would
+        take what the work raised for the end of its own loop.
         """
         known = [vars(builtins).get(name) for name in names]
         base = next((one for one in known if isinstance(one, type) and is_error(one)), Exception)

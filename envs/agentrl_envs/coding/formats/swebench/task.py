@@ -17,9 +17,9 @@ from agentrl_envs.coding.formats.surroundings import (
     NO_USER_SITE,
     NOTE_NAMES,
     NOTED_RESULTS,
-    OWN_FIRST,
-    RESULTS,
     SETTINGS,
+    own_first,
+    results_in,
     settle,
 )
 from agentrl_envs.coding.formats.swebench.grading import END, EXIT_CODE, START, Result, grade_log
@@ -32,7 +32,7 @@ _LOG_BYTES = 32 << 20
 _TESTS_S = 1800.0
 _ACTIVATE = "[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate testbed"
 
-_SURROUNDINGS = OWN_FIRST + NO_USER_SITE + NO_GIT_SETTINGS
+_SURROUNDINGS = NO_USER_SITE + NO_GIT_SETTINGS
 _SETTINGS = (
     *("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "setup.py", "pyproject.toml", "Makefile"),
     *SETTINGS,
@@ -82,9 +82,9 @@ class SwebenchGrader:
     async def grade(self, box: Sandbox) -> Grade:
         """1 if the instance is resolved, else 0; the parts are the shares of both lists. Raises InfraError if the tests
         never ran."""
-        await settle(box, TESTBED)
+        place = await settle(box, TESTBED)
         noted = self.instance.style == "pytest"
-        under = _SURROUNDINGS + (NOTED_RESULTS if noted else "")
+        under = own_first(place) + _SURROUNDINGS + (NOTED_RESULTS if noted else "")
         await box.write_file(_TEST_PATCH, self.instance.test_patch)
         ran = await box.exec(
             f"{under}bash -c {quote(evaluation(self.instance))} 2>&1",
@@ -96,16 +96,16 @@ class SwebenchGrader:
             return Grade(0.0, log=f"the tests printed more than {_LOG_BYTES >> 20} MiB")
         if ran.timed_out:
             return Grade(0.0, log=f"the tests took longer than {_TESTS_S:g} s")
-        report = grade_log(self.instance, ran.stdout, results=await _results(box) if noted else None)
+        report = grade_log(self.instance, ran.stdout, results=await _results(box, place) if noted else None)
         if report.broken:
             raise InfraError(f"{self.instance.instance_id}: {report.reason}: {' '.join(ran.stdout[-400:].split())}")
         return Grade(float(report.resolved), report.share(), f"{report.reason}\n{ran.stdout[-20_000:]}")
 
 
-async def _results(box: Sandbox) -> dict[str, Result]:
+async def _results(box: Sandbox, place: str) -> dict[str, Result]:
     """How each test ended, as pytest's plugin noted it."""
     try:
-        text = (await box.read_bytes(RESULTS, max_bytes=_LOG_BYTES)).decode(errors="replace")
+        text = (await box.read_bytes(results_in(place), max_bytes=_LOG_BYTES)).decode(errors="replace")
     except OSError:
         return {}
     found = {}
