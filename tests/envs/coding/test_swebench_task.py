@@ -7,7 +7,7 @@ import pytest
 from agentrl import ConfigError, InfraError, Task
 from agentrl.sandbox import ExecResult
 from agentrl_envs.coding.formats.swebench import grade_log, parse_instance
-from agentrl_envs.coding.formats.swebench.task import _TEST_PATCH, HIDE_HISTORY, evaluation
+from agentrl_envs.coding.formats.swebench.task import _TEST_PATCH, HIDE_HISTORY, evaluation, tests_own
 from agentrl_envs.coding.problem import load_problem
 from agentrl_sandbox import FakeSandbox
 
