@@ -253,12 +253,12 @@ def test_no_reader_of_json_makes_infinity(number):
     from agentrl.chat.request import RefusedError
     from agentrl.chat.wires.reading import arguments, read_body
     from agentrl.render.formats.arguments import by_schema, literal
-    from agentrl.render.read.json_value import Unread, json_at
+    from agentrl.render.read.json_value import ParseFailure, json_at
     from agentrl.render.read.schema import Schema
 
     text = f'{{"x": {number}}}'
-    assert isinstance(json_at(text, 0)[0], Unread)
-    assert isinstance(literal(number), Unread)
+    assert isinstance(json_at(text, 0)[0], ParseFailure)
+    assert isinstance(literal(number), ParseFailure)
     assert by_schema(number, Schema({"type": "number"})) == number
     assert arguments(text) == _arguments({"arguments": text}) == text, "kept as it came, not as infinity"
     with pytest.raises(RefusedError, match="not JSON"):

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl import Env, EnvFactory, InfraError, StepResult, StopReason, Task, run_episode
 from agentrl.chat.client import ChatModel, ScriptedSpeaker, SpeakerConfig
-from agentrl.chat.simulation import Heard, Judge, SimulatedUser, UserConfig
+from agentrl.chat.simulation import Judge, SimulatedUser, UserConfig, UserReply
 from agentrl.engine import ScriptedEngine
 from agentrl.testing import rollout
 from agentrl.testing.chat_server import Answer, chat_server
@@ -34,9 +34,9 @@ def user(say=lamp, config=CONFIG):
 async def test_the_user_talks_until_its_stop_mark():
     ada = user()
 
-    assert await ada.hear("Hello!") == Heard("I want to return my lamp.")
-    assert await ada.hear("Which order?") == Heard("It is order 7.")
-    assert await ada.hear("Done.") == Heard("Thanks!", "stop")
+    assert await ada.hear("Hello!") == UserReply("I want to return my lamp.")
+    assert await ada.hear("Which order?") == UserReply("It is order 7.")
+    assert await ada.hear("Done.") == UserReply("Thanks!", "stop")
     assert [message["content"] for message in ada.messages[::2]] == ["Hello!", "Which order?", "Done."]
     assert ada.info() == {"user": {"turns": 3, "requests": 3}}
 
@@ -45,14 +45,14 @@ async def test_the_first_of_several_stop_marks_ends_the_talk():
     config = UserConfig(speaker=CONFIG.speaker, stop=("###STOP###", "###TRANSFER###"))
     ada = user(lambda messages, tools: "Bye. ###TRANSFER### ###STOP###", config)
 
-    assert await ada.hear("Hello!") == Heard("Bye.", "stop")
+    assert await ada.hear("Hello!") == UserReply("Bye.", "stop")
 
 
 async def test_the_talk_is_bounded():
     ada = user(lambda messages, tools: "And another thing.", CONFIG.model_copy(update={"turns": 2}))
 
     assert not (await ada.hear("Hello!")).ended
-    assert await ada.hear("Yes?") == Heard("And another thing.", "turns")
+    assert await ada.hear("Yes?") == UserReply("And another thing.", "turns")
 
 
 async def test_a_user_goes_on_from_a_snapshot():
@@ -60,7 +60,7 @@ async def test_a_user_goes_on_from_a_snapshot():
     await ada.hear("Hello!")
     later.restore(pickle.loads(pickle.dumps(ada.snapshot())))
 
-    assert await later.hear("Which order?") == await ada.hear("Which order?") == Heard("It is order 7.")
+    assert await later.hear("Which order?") == await ada.hear("Which order?") == UserReply("It is order 7.")
     assert later.messages == ada.messages
     assert later.info() == ada.info()
 
@@ -84,7 +84,7 @@ async def test_an_endpoint_plays_the_user_and_its_tokens_are_counted():
         ada, bob = (SimulatedUser(model, "You want to return your lamp.", CONFIG) for _ in range(2))
         heard = await asyncio.gather(ada.hear("Hello!"), bob.hear("Hi!"))
 
-    assert heard == [Heard("I want to return my lamp.")] * 2
+    assert heard == [UserReply("I want to return my lamp.")] * 2
     assert server.requests[0]["temperature"] == 0
     assert ada.usage["requests"] == bob.usage["requests"] == 1
     assert ada.usage["prompt_tokens"] > 0
@@ -167,7 +167,7 @@ async def test_an_endpoints_own_deadline_counts_which_leaves_out_the_wait_for_ro
         model = ChatModel(base_url=server.url, model="m", seconds=30, concurrency=1)
         heard = await asyncio.gather(*(SimulatedUser(model, "", HASTY).hear("Hello!") for _ in range(3)))
 
-    assert heard == [Heard("Hi.")] * 3
+    assert heard == [UserReply("Hi.")] * 3
 
 
 async def test_a_judge_chooses_a_word():

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from agentrl.chat.client import ChatModel, Speaker
 from agentrl.chat.completions import Reply, wire_message
-from agentrl.engine.base import AsyncClosing, Generation, Said, SamplingParams
+from agentrl.engine.base import AsyncClosing, ChatReply, Generation, SamplingParams
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.errors import EngineError, RequestError, TemplateError
 from agentrl.types import JSON, Message, ToolSpec
@@ -26,7 +26,7 @@ class PlayerEngine(AsyncClosing):
     """Lets a speaker play the same episodes as a model. Its messages are encoded in the renderer's tokens.
 
     Answers are cut at stop strings here. The log-probs are made up, so the tokens can be imitated, but not trained by
-    reinforcement. `Said` keeps what the tokens cannot carry.
+    reinforcement. `ChatReply` keeps what the tokens cannot carry.
     """
 
     def __init__(self, speaker: Speaker, renderer: Renderer, *, by: Mapping[str, str] | None = None) -> None:
@@ -91,7 +91,7 @@ class PlayerEngine(AsyncClosing):
             [scripted_log_prob(token) for token in tokens],
             "length" if reply.finish == "length" else "stop",
             stop or (matched if closed else None),
-            said=Said(said, sent_back, self._by, _counts(reply)),
+            said=ChatReply(said, sent_back, self._by, _counts(reply)),
         )
 
     async def abort(self, rid: str | None = None) -> None:

@@ -149,7 +149,7 @@ class Exchange(Protocol):
         ...
 
 
-class Asked(Protocol):
+class SessionHandler(Protocol):
     """The part of a session that an HTTP server uses."""
 
     @property

@@ -53,7 +53,7 @@ class UserConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class UserReply:
     """A simulated user's answer to the agent."""
 
     text: str
@@ -88,7 +88,7 @@ class SimulatedUser:
         """How many messages the user has sent."""
         return sum(message["role"] == "assistant" for message in self.messages)
 
-    async def hear(self, said: str) -> Heard:
+    async def hear(self, said: str) -> UserReply:
         """Send the agent's message to the user, and return the answer. If that fails, the talk is unchanged.
 
         Raises InfraError if the speaker breaks, exceeds its `seconds`, or returns only empty answers.
@@ -98,7 +98,7 @@ class SimulatedUser:
         self.messages = [*asked, {"role": "assistant", "content": text}]
         end = min((at for mark in self.config.stop if (at := text.find(mark)) >= 0), default=None)
         ending: Ending = "stop" if end is not None else "turns" if self.turns >= self.config.turns else ""
-        return Heard(text[:end].strip(), ending)
+        return UserReply(text[:end].strip(), ending)
 
     async def _answer(self, asked: Sequence[Message]) -> str:
         system = self.rules.replace("{instruction}", self.instruction).replace("{stop}", self.config.stop[0])

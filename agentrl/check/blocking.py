@@ -22,7 +22,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from agentrl.check.findings import Report
-from agentrl.check.places import Own, Place, library_of
+from agentrl.check.places import AuthorCode, Place, library_of
 
 _BEAT_S, _LOOK_S, _LATE_S = 0.003, 0.004, 0.010
 _SLEPT_S, _WORKED_S = 0.03, 0.1
@@ -77,7 +77,7 @@ class _Stall:
 class Watchdog:
     """Watches the running event loop, within `with`. Findings are made by `report`."""
 
-    def __init__(self, own: Own, episode: Callable[[], int]) -> None:
+    def __init__(self, own: AuthorCode, episode: Callable[[], int]) -> None:
         self._own, self._loop, self._episode = own, asyncio.get_running_loop(), episode
         self._ident, self._native = threading.get_ident(), threading.get_native_id()
         self._beat = time.monotonic()
@@ -180,7 +180,7 @@ class Watchdog:
         return _Clock(time.monotonic(), worked, waited)
 
 
-def _renders(own: Own, frame: FrameType | None) -> bool:
+def _renders(own: AuthorCode, frame: FrameType | None) -> bool:
     """Whether agentrl's rendering runs, without the author's code inside it."""
     while frame is not None and not own.has(frame.f_code.co_filename):
         if _RENDERING in frame.f_code.co_filename:
@@ -189,7 +189,7 @@ def _renders(own: Own, frame: FrameType | None) -> bool:
     return False
 
 
-def sleeping_calls(own: Own, report: Report) -> None:
+def sleeping_calls(own: AuthorCode, report: Report) -> None:
     """Report calls that always block, in `async def` methods that perhaps no play has reached."""
     import ast
 

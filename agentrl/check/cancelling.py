@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.check.leaks import Ledger, Left
+from agentrl.check.leaks import Leak, Ledger
 from agentrl.check.places import Place, dotted
 from agentrl.check.playing import Speak, Subject, play, quiet_cancel
 from agentrl.check.repeating import report_left
@@ -92,7 +92,7 @@ async def _cancelled_at(subject: Subject, ledger: Ledger, task: Task, speak: Spe
             )
 
 
-async def _left(ledger: Ledger, there: Any) -> list[Left]:
+async def _left(ledger: Ledger, there: Any) -> list[Leak]:
     left = await ledger.left(there)
     await ledger.clear(left)
     return [one for one in left if one.same not in ledger.known]

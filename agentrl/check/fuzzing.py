@@ -10,8 +10,8 @@ from typing import Any
 
 from agentrl.blame import is_the_worlds
 from agentrl.check.arguments import LONG, Try, tries
-from agentrl.check.places import Own, Place
-from agentrl.check.playing import Played, Speech, Subject, play
+from agentrl.check.places import AuthorCode, Place
+from agentrl.check.playing import PlayedEpisode, Speech, Subject, play
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.engine.scripted import Turn
@@ -60,7 +60,7 @@ def _speech(waiting: deque[Turn]) -> Speech:
         yield "That is all."
 
 
-def _broke(subject: Subject, played: Played) -> None:
+def _broke(subject: Subject, played: PlayedEpisode) -> None:
     """Report a hook that raised because of the model's turn."""
     failure = played.failure
     if failure is None or failure.boundary in ("engine", "render"):
@@ -142,7 +142,7 @@ class _Watched:
         return place_of_tool(self._subject.own, call_.name)
 
 
-def place_of_tool(own: Own, name: str) -> Place:
+def place_of_tool(own: AuthorCode, name: str) -> Place:
     """The line of a tool's method, else of the hook that offers the tool."""
     tools: Mapping[str, Any] = own.cls._agentrl_tools  # type: ignore[attr-defined]
     return own.of_member(tools[name].attribute) if name in tools else own.of_member("tools", "exec_tool")

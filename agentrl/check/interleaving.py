@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from agentrl.check.playing import Played, Speak, Subject, play
+from agentrl.check.playing import PlayedEpisode, Speak, Subject, play
 from agentrl.check.repeating import difference, first_change, global_random
 from agentrl.engine.base import AsyncClosing, Engine, Generation, SamplingParams
 from agentrl.types import Task
@@ -38,14 +38,14 @@ async def interleaved(subject: Subject, tasks: Sequence[Task], speaks: Sequence[
     return "" if rounds.strict else "one episode had to wait for the other, so that they took no turns"
 
 
-async def _alone(subject: Subject, task: Task, speak: Speak) -> Played:
+async def _alone(subject: Subject, task: Task, speak: Speak) -> PlayedEpisode:
     with global_random(7):
         return await play(subject, task, speak)
 
 
-async def _taking_part(subject: Subject, task: Task, speak: Speak, rounds: _Rounds, number: int) -> Played:
+async def _taking_part(subject: Subject, task: Task, speak: Speak, rounds: _Rounds, number: int) -> PlayedEpisode:
     try:
-        return await play(subject, task, speak, around=lambda engine: _Paced(engine, rounds, number))
+        return await play(subject, task, speak, around=lambda engine: _PacedEngine(engine, rounds, number))
     finally:
         rounds.leave(number)
 
@@ -87,7 +87,7 @@ class _Rounds:
         self._events[number].set()
 
 
-class _Paced(AsyncClosing):
+class _PacedEngine(AsyncClosing):
     """An engine that waits for its turn."""
 
     def __init__(self, engine: Engine, rounds: _Rounds, number: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agentrl.check.places import Own, Place
+from agentrl.check.places import AuthorCode, Place
 
 _WAIT_S = 0.4
 """How long a thread, a process or an abandoned task may take to end by itself."""
@@ -25,7 +25,7 @@ _OF_HOST = ("asyncio_", "agentrl-check", "tqdm_monitor", "env-", "pydevd", "Thre
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Leak:
     """Something that an episode left open."""
 
     kind: str
@@ -52,7 +52,7 @@ class _There:
 class Ledger:
     """Within `with`: knows what existed before, and which line made what has come since."""
 
-    def __init__(self, own: Own, held: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, own: AuthorCode, held: Callable[[], int] = lambda: 0) -> None:
         self._own, self._held = own, held
         self._tasks: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
         self._threads: WeakKeyDictionary[threading.Thread, Place] = WeakKeyDictionary()
@@ -99,7 +99,7 @@ class Ledger:
             tasks, threads, _open_files(), _children(), {p for p in self._made if os.path.lexists(p)}, self._held()
         )
 
-    async def left(self, before: _There, *, patience: float = _WAIT_S) -> list[Left]:
+    async def left(self, before: _There, *, patience: float = _WAIT_S) -> list[Leak]:
         """What exists now, did not exist before, and does not end by itself."""
         until = time.monotonic() + patience
         while True:
@@ -110,7 +110,7 @@ class Ledger:
             gc.collect()
             await asyncio.sleep(0.02)
 
-    async def clear(self, left: list[Left]) -> None:
+    async def clear(self, left: list[Leak]) -> None:
         """End what was left, as far as possible, so that it does not disturb the next check."""
         for one in left:
             if one.kind == "task" and isinstance(one.key, asyncio.Task):
@@ -121,29 +121,29 @@ class Ledger:
         if tasks := [one.key for one in left if isinstance(one.key, asyncio.Task)]:
             await asyncio.wait(tasks, timeout=_WAIT_S)
 
-    def _since(self, before: _There) -> Iterator[Left]:
+    def _since(self, before: _There) -> Iterator[Leak]:
         now = self.look()
         for task in now.tasks - before.tasks:
             if (place := self._tasks.get(task)) is not None:
-                yield Left("task", task.get_coro().__qualname__, place, task)
+                yield Leak("task", task.get_coro().__qualname__, place, task)
         for thread in now.threads - before.threads:
             if (place := self._threads.get(thread)) is not None:
-                yield Left("thread", thread.name, place, thread)
+                yield Leak("thread", thread.name, place, thread)
         yield from self._outside(now, before)
 
-    def _outside(self, now: _There, before: _There) -> Iterator[Left]:
+    def _outside(self, now: _There, before: _There) -> Iterator[Leak]:
         """What is left outside of Python: processes, sandboxes and files."""
         for pid, command in now.processes.items():
             if before.processes.get(pid) is None:
-                yield Left("process", command, self._started.get(command), pid)
+                yield Leak("process", command, self._started.get(command), pid)
         if now.held > before.held:
             places = [place for place, name in self._own.calls(lambda name: name.endswith(".acquire"))]
-            yield Left("sandbox", f"{now.held - before.held} of the pool", next(iter(places), None), None)
+            yield Leak("sandbox", f"{now.held - before.held} of the pool", next(iter(places), None), None)
         for path in sorted(now.made - before.made):
-            yield Left("temporary file", path, self._made[path], path)
+            yield Leak("temporary file", path, self._made[path], path)
         for number, name in now.files.items():
             if before.files.get(number) != name:
-                yield Left("open file", name, self._opener(number, name), number)
+                yield Leak("open file", name, self._opener(number, name), number)
 
     def _opener(self, number: int, name: str) -> Place | None:
         if name.startswith("socket:"):

@@ -34,7 +34,7 @@ class Place:
         return f"{short(self.file)}:{self.line}"
 
 
-class Own:
+class AuthorCode:
     """The code of one Env: the files of its classes, and those beside them."""
 
     def __init__(self, cls: type) -> None:
@@ -234,7 +234,7 @@ def _is_agentrls(module: str) -> bool:
     return module == "agentrl" or module.startswith("agentrl.")
 
 
-def library_of(own: Own, frame: FrameType | None) -> str | None:
+def library_of(own: AuthorCode, frame: FrameType | None) -> str | None:
     """The installed package that the Env's own code has called and that is running. None if the Env's own line runs.
 
     The standard library does not count: a call such as `time.sleep` belongs to the Env's line.

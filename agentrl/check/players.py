@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from agentrl.check.places import Place, of_function
-from agentrl.check.playing import NOTHING, Played, Speak, Speech, Subject, by, play, recording
+from agentrl.check.playing import NOTHING, PlayedEpisode, Speak, Speech, Subject, by, play, recording
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.check.verdicts import TIMES, Play, judge
@@ -43,8 +43,8 @@ class _Both:
     """One task, played by the gold player and by doing nothing."""
 
     task: Task
-    gold: Sequence[Played]
-    noop: Sequence[Played]
+    gold: Sequence[PlayedEpisode]
+    noop: Sequence[PlayedEpisode]
 
     @property
     def broken(self) -> bool:
@@ -57,7 +57,7 @@ class _Both:
 
 
 async def _both(subject: Subject, task: Task) -> _Both:
-    gold: list[Played] = []
+    gold: list[PlayedEpisode] = []
     if subject.gold is not None:
         said: list[Turn] = []
         gold.append(await _played(subject, task, recording(by(subject.gold), said), _GOLD))
@@ -158,7 +158,7 @@ def _noop(subject: Subject) -> str:
     return "the no-op player" if subject.noop else "a player that says nothing of use"
 
 
-async def _played(subject: Subject, task: Task, speak: Speak, player: str, turns: int | None = None) -> Played:
+async def _played(subject: Subject, task: Task, speak: Speak, player: str, turns: int | None = None) -> PlayedEpisode:
     played = await play(subject, task, speak, turns=turns)
     sizes(subject, played)
     in_range(subject, played, player)
@@ -166,7 +166,7 @@ async def _played(subject: Subject, task: Task, speak: Speak, player: str, turns
     return played
 
 
-def failed(subject: Subject, played: Played) -> bool:
+def failed(subject: Subject, played: PlayedEpisode) -> bool:
     """Whether an ordinary play failed. A failure is reported."""
     failure = played.failure
     if failure is None:

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, TypeAlias
 
 from agentrl.check.findings import Report
-from agentrl.check.places import Own, Place
+from agentrl.check.places import AuthorCode, Place
 from agentrl.engine.base import Engine
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env.env import Env, EnvFactory, own_task, plays_itself, runtime
@@ -44,7 +44,7 @@ class Subject:
     tasks: Sequence[Task]
     renderer: Renderer
     limits: Limits
-    own: Own
+    own: AuthorCode
     report: Report
     gold: Player | None = None
     noop: Player | None = None
@@ -79,7 +79,7 @@ class Subject:
 
 
 @dataclass(slots=True)
-class Played:
+class PlayedEpisode:
     """One episode that was played."""
 
     env: Env
@@ -134,7 +134,7 @@ async def play(
     prepare: Prepare = lambda env: None,
     around: Around = lambda engine: engine,
     stop_after: int | None = None,
-) -> Played:
+) -> PlayedEpisode:
     """Play one episode. `prepare` gets the Env before it begins, `around` wraps the engine.
 
     `stop_after` aborts and parks the episode after that many turns.
@@ -142,7 +142,7 @@ async def play(
     subject.plays += 1
     env = subject.envs.make()
     trajectory = Trajectory(task, session_id=f"check-{time.monotonic_ns()}")
-    played = Played(env, trajectory, turn_limit=limits_of(subject, turns).turns)
+    played = PlayedEpisode(env, trajectory, turn_limit=limits_of(subject, turns).turns)
     prepare(env)
     keep_close_errors(env, played)
     given = await _episode(subject, played, speak, turns, around, stop_after)
@@ -156,9 +156,9 @@ async def play(
 
 
 async def _episode(
-    subject: Subject, played: Played, speak: Speak, turns: int | None, around: Around, stop_after: int | None
+    subject: Subject, played: PlayedEpisode, speak: Speak, turns: int | None, around: Around, stop_after: int | None
 ) -> Episode:
-    trajectory, heard = played.trajectory, _Heard(played.env)
+    trajectory, heard = played.trajectory, _LastAnswer(played.env)
 
     async def park(parked: Parked) -> None:
         played.parked = parked
@@ -179,12 +179,12 @@ async def _episode(
     )
 
 
-async def go_on(subject: Subject, parked: Parked, turns: Sequence[Turn]) -> Played:
+async def go_on(subject: Subject, parked: Parked, turns: Sequence[Turn]) -> PlayedEpisode:
     """Continue a parked episode in a fresh Env. Raises ResumeError if that Env does not reach the same state."""
     env = parked.env or subject.envs.make()
-    played = Played(env, parked.episode.trajectory)
+    played = PlayedEpisode(env, parked.episode.trajectory)
     keep_close_errors(env, played)
-    heard = _Heard(env)
+    heard = _LastAnswer(env)
     engine = ScriptedEngine(talk(turns), subject.renderer, reads=heard.read)
     options = EpisodeOptions(limits=limits_of(subject, None))
     await resume_episode(
@@ -199,7 +199,7 @@ def limits_of(subject: Subject, turns: int | None) -> Limits:
     return subject.limits if turns is None else replace(subject.limits, turns=turns)
 
 
-def keep_close_errors(env: Env, played: Played) -> None:
+def keep_close_errors(env: Env, played: PlayedEpisode) -> None:
     """Keep what closing the Env raises; an episode only logs it."""
     kept = runtime(env)
     original = kept.close
@@ -261,7 +261,7 @@ async def quiet_cancel(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-class _Heard:
+class _LastAnswer:
     """The Env's last answer as text, for a player."""
 
     def __init__(self, env: Env) -> None:

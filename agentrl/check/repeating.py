@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agentrl.check.leaks import Ledger, Left
-from agentrl.check.playing import Played, Speak, Subject, play, saying
+from agentrl.check.leaks import Leak, Ledger
+from agentrl.check.playing import PlayedEpisode, Speak, Subject, play, saying
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
-from agentrl.check.state import Culprit, Kept, Pictures, changed, pictures
+from agentrl.check.state import Culprit, Pictures, StateName, changed, pictures
 from agentrl.check.undetermined import undetermined_calls
 from agentrl.engine.scripted import Turn
 from agentrl.types import Task
@@ -28,8 +28,8 @@ _REMEDIES = {
 
 @dataclass(slots=True)
 class _Once:
-    played: Played
-    left: list[Left]
+    played: PlayedEpisode
+    left: list[Leak]
     before: Pictures
     after: Pictures
 
@@ -75,7 +75,7 @@ def _leaks(subject: Subject, ledger: Ledger, plays: Sequence[_Once]) -> None:
         report_left(subject, ledger, second[same], "an episode")
 
 
-def report_left(subject: Subject, ledger: Ledger, one: Left, when: str) -> None:
+def report_left(subject: Subject, ledger: Ledger, one: Leak, when: str) -> None:
     ledger.known.add(one.same)
     subject.report.error(
         "leaks",
@@ -109,7 +109,7 @@ async def _state(subject: Subject, task: Task, speak: Speak, plays: Sequence[_On
         tell("state", place, said, _REMEDIES[kept.kind])
 
 
-async def first_change(subject: Subject, tasks: Sequence[Task], speak: Speak) -> tuple[Culprit, set[Kept]]:
+async def first_change(subject: Subject, tasks: Sequence[Task], speak: Speak) -> tuple[Culprit, set[StateName]]:
     """Play two tasks, and find the first line that changes something which outlives the episode."""
     before = pictures(subject.own, subject.envs)
     with Culprit(subject.own, lambda: pictures(subject.own, subject.envs)) as culprit:
@@ -128,7 +128,7 @@ def difference(one: Sequence[str], other: Sequence[str]) -> str:
     return "" if len(one) == len(other) else f"{len(one)} and {len(other)} messages"
 
 
-def _determinism(subject: Subject, plays: Sequence[Played]) -> None:
+def _determinism(subject: Subject, plays: Sequence[PlayedEpisode]) -> None:
     report, first = subject.report, plays[0]
     answers = next((d for other in plays[1:] if (d := difference(first.answers(), other.answers()))), "")
     begins = any(first.first() != other.first() for other in plays[1:])

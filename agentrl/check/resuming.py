@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentrl.check.places import Place
-from agentrl.check.playing import Played, Subject, go_on, play, saying
+from agentrl.check.playing import PlayedEpisode, Subject, go_on, play, saying
 from agentrl.check.repeating import difference, global_random
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, runtime
@@ -36,7 +36,7 @@ async def resuming(subject: Subject, task: Task, script: Sequence[Turn]) -> str:
     return f"{how} after {'the first' if subject.slow else 'each'} of {turns - 1} turns"
 
 
-async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: Played, after: int) -> bool:
+async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: PlayedEpisode, after: int) -> bool:
     """Whether an episode that is aborted after that many turns ends as `whole` did."""
     first = await play(subject, task, saying(script), stop_after=after)
     if first.parked is None:
@@ -63,7 +63,7 @@ async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: 
     return not said
 
 
-def _where(subject: Subject, played: Played) -> Place:
+def _where(subject: Subject, played: PlayedEpisode) -> Place:
     """The line that broke after resuming, if any; else the snapshot's."""
     if played.failure is not None:
         return subject.place_of(played.failure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from agentrl.check.playing import Played, Speak, Subject, play
+from agentrl.check.playing import PlayedEpisode, Speak, Subject, play
 from agentrl.check.state import Culprit, picture
 from agentrl.env.env import Env, runtime
 from agentrl.types import JSON, Reward, Task
@@ -66,7 +66,7 @@ async def _changes(subject: Subject, task: Task, speak: Speak) -> None:
     subject.report.error(_CHECK, place, what, "work on a copy; notes belong into trajectory.info")
 
 
-def in_range(subject: Subject, played: Played, player: str) -> None:
+def in_range(subject: Subject, played: PlayedEpisode, player: str) -> None:
     """Report a reward outside the range that the Env declares, or else outside the usual one."""
     reward, declared = played.trajectory.reward, subject.cls.reward_range
     if reward is None:

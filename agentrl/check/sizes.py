@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from agentrl.check.playing import Played, Subject
+from agentrl.check.playing import PlayedEpisode, Subject
 
 _CHECK = "sizes"
 LARGE = 40_000
@@ -14,7 +14,7 @@ _REPEATS = 3
 _LEAST = 20
 
 
-def sizes(subject: Subject, played: Played) -> None:
+def sizes(subject: Subject, played: PlayedEpisode) -> None:
     """Findings about the observations of one play."""
     observed = _observed(played)
     if (largest := max(map(len, observed), default=0)) > LARGE:
@@ -41,7 +41,7 @@ def _tools(subject: Subject) -> list[str]:
     return [made.attribute for made in subject.cls._agentrl_tools.values()]
 
 
-def _observed(played: Played) -> list[str]:
+def _observed(played: PlayedEpisode) -> list[str]:
     """The prompt and each answer as text."""
     found, now = [""], 0
     for message in played.trajectory.messages:

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from agentrl.check.places import Own, Place
+from agentrl.check.places import AuthorCode, Place
 from agentrl.env.env import EnvFactory
 
 _DEEPEST, _MOST = 6, 3000
 _CODE = (type, ModuleType, FunctionType, MethodType, classmethod, staticmethod, property)
 
 
-class Kept(NamedTuple):
+class StateName(NamedTuple):
     """The name of one thing that outlives an episode."""
 
     kind: str
@@ -31,36 +31,36 @@ class Kept(NamedTuple):
         return f"{self.owner}.{self.name}" if self.owner else self.name
 
 
-Pictures = Mapping[Kept, Any]
+Pictures = Mapping[StateName, Any]
 
 
-def pictures(own: Own, envs: EnvFactory) -> Pictures:
+def pictures(own: AuthorCode, envs: EnvFactory) -> Pictures:
     """A picture of each thing that outlives an episode. Two pictures differ if the thing was changed."""
-    found = {Kept("shared", "", "self.shared"): envs.shared}
+    found = {StateName("shared", "", "self.shared"): envs.shared}
     for base in own.classes:
         for name, value in vars(base).items():
             if _is_data(name, value):
-                found[Kept("class", base.__name__, name)] = value
+                found[StateName("class", base.__name__, name)] = value
     for module in own.modules:
         for name, value in list(vars(module).items()):
             if _is_data(name, value):
-                found[Kept("module", "", name)] = value
+                found[StateName("module", "", name)] = value
     return {kept: picture(value, own) for kept, value in found.items()}
 
 
-def picture(value: Any, own: Own) -> Any:
+def picture(value: Any, own: AuthorCode) -> Any:
     """A value as nested tuples. Objects of foreign classes are compared by identity only."""
     return _Painter(own).paint(value, 0)
 
 
-def changed(before: Pictures, after: Pictures) -> set[Kept]:
+def changed(before: Pictures, after: Pictures) -> set[StateName]:
     return {kept for kept, seen in after.items() if kept in before and before[kept] != seen}
 
 
 class Culprit:
     """Within `with`: finds the line of the author's code that changes something."""
 
-    def __init__(self, own: Own, look: Callable[[], Any]) -> None:
+    def __init__(self, own: AuthorCode, look: Callable[[], Any]) -> None:
         self._own, self._look = own, look
         self.place: Place | None = None
         self._last: dict[int, Place] = {}
@@ -96,7 +96,7 @@ class Culprit:
 
 
 class _Painter:
-    def __init__(self, own: Own) -> None:
+    def __init__(self, own: AuthorCode) -> None:
         self._own, self._left, self._inside = own, _MOST, set[int]()
 
     def paint(self, value: Any, depth: int) -> Any:

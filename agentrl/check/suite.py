@@ -20,15 +20,15 @@ from agentrl.check.interleaving import interleaved
 from agentrl.check.leaks import Ledger, sandboxes_held
 from agentrl.check.lifecycle import lifecycle
 from agentrl.check.own_tasks import own_tasks
-from agentrl.check.places import Own
+from agentrl.check.places import AuthorCode
 from agentrl.check.players import failed, players
-from agentrl.check.playing import Played, Player, Subject, play, saying
+from agentrl.check.playing import PlayedEpisode, Player, Subject, play, saying
 from agentrl.check.prompts import ResetReads, prompts, watched
 from agentrl.check.repeating import repeat
 from agentrl.check.resuming import resuming
 from agentrl.check.schemas import schemas
 from agentrl.check.scoring import scoring
-from agentrl.check.warned import Warned
+from agentrl.check.warned import WarningCollector
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, EnvFactory
 from agentrl.render.base import Renderer
@@ -56,7 +56,7 @@ _SHARE_OF_EPISODE = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class CheckInputs:
     """What to check, and with what."""
 
     env: str | type[Env]
@@ -78,16 +78,16 @@ class Given:
     """Called with the name of each check when it begins."""
 
 
-async def check(given: Given) -> Report:
+async def check(given: CheckInputs) -> Report:
     """Check an Env. Raises ConfigError if it cannot be made, InfraError if `share` raises one."""
     envs = EnvFactory(given.env, given.config)
-    report, own = Report(), Own(envs.cls)
+    report, own = Report(), AuthorCode(envs.cls)
     path = given.env if isinstance(given.env, str) else ""
     limits = replace(given.limits, turns=min(given.limits.turns, _TURNS))
     subject = Subject(path, envs, given.tasks, given.renderer, limits, own, report, given.gold, given.noop)
     subject.patience_s = given.seconds
     ledger = Ledger(own, held=lambda: sandboxes_held(envs.shared))
-    with _quiet(), Warned(subject) as warned, Watchdog(own, lambda: subject.plays) as dog, ledger.watching():
+    with _quiet(), WarningCollector(subject) as warned, Watchdog(own, lambda: subject.plays) as dog, ledger.watching():
         there, began = ledger.look(), time.monotonic()
         given.begins("share")
         async with envs:
@@ -108,7 +108,7 @@ async def check(given: Given) -> Report:
 class _Suite:
     """One Env, with what watches it."""
 
-    def __init__(self, subject: Subject, ledger: Ledger, given: Given) -> None:
+    def __init__(self, subject: Subject, ledger: Ledger, given: CheckInputs) -> None:
         self.subject, self.ledger, self.given = subject, ledger, given
         self._scripts: list[list[Turn]] = []
 
@@ -154,9 +154,9 @@ class _Suite:
             self.given.begins("cancellation")
             await self._cancelled(task, scripts)
 
-    async def _first_plays(self) -> list[Played] | None:
+    async def _first_plays(self) -> list[PlayedEpisode] | None:
         """Play each task once. None if none can be played."""
-        subject, plays, reads = self.subject, list[Played](), ResetReads()
+        subject, plays, reads = self.subject, list[PlayedEpisode](), ResetReads()
         self.given.begins("prompt")
         for task in subject.tasks:
             plays.append(await play(subject, watched(task), saying(()), turns=2, prepare=reads.attach))

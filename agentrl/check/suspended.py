@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
-from agentrl.check.places import Own, Place
+from agentrl.check.places import AuthorCode, Place
 from agentrl.env.env import Env, plays_itself
 
 _HOOKS = ("tools", "reset", "step", "exec_tool", "last_turn", "score", "run")
@@ -25,7 +25,7 @@ class Wait(NamedTuple):
 class Suspensions:
     """All waits of one episode, in order. `cancel` is called at the one with index `at`."""
 
-    def __init__(self, own: Own, at: int | None = None, cancel: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, own: AuthorCode, at: int | None = None, cancel: Callable[[], object] = lambda: None) -> None:
         self._own, self._at, self._cancel = own, at, cancel
         self.waits: list[Wait] = []
         self.cancelled: Wait | None = None
@@ -48,7 +48,7 @@ class Suspensions:
 
             @wraps(hook)
             async def counted(*args: Any, **given: Any) -> Any:
-                return await Counted(self, name, hook(*args, **given))
+                return await CountedCoroutine(self, name, hook(*args, **given))
 
             return counted
 
@@ -79,7 +79,7 @@ class Suspensions:
         return True
 
 
-class Counted:
+class CountedCoroutine:
     """A coroutine whose waits are counted. At the chosen wait it stays until it is cancelled."""
 
     def __init__(self, counter: Suspensions, name: str, coroutine: Coroutine[Any, Any, Any], seen: Any = None) -> None:
@@ -88,7 +88,7 @@ class Counted:
         self._chosen = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        counted_coroutine = self._coroutine  # `Own.of_awaited` continues there
+        counted_coroutine = self._coroutine  # `AuthorCode.of_awaited` continues there
         step: Callable[[], Any] = partial(counted_coroutine.send, None)
         try:
             while True:
@@ -133,7 +133,7 @@ class _Resource:
         opening = self._resource.__aenter__()
         if not inspect.iscoroutine(opening):
             return await opening
-        return await Counted(self._counter, "a resource", opening, getattr(self._resource, "gen", None))
+        return await CountedCoroutine(self._counter, "a resource", opening, getattr(self._resource, "gen", None))
 
     async def __aexit__(self, *exc: Any) -> Any:
         return await self._resource.__aexit__(*exc)

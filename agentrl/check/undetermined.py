@@ -12,7 +12,7 @@ from datetime import date, datetime
 from types import ModuleType
 from typing import Any
 
-from agentrl.check.places import Own, Place
+from agentrl.check.places import AuthorCode, Place
 
 _CLOCKS = (time.time, time.monotonic, time.perf_counter, time.time_ns, time.monotonic_ns, time.perf_counter_ns)
 _NAMED = (
@@ -27,7 +27,7 @@ _NAMED = (
 _NOW = ("now", "utcnow", "today")
 
 
-def undetermined_calls(own: Own) -> list[tuple[Place, str]]:
+def undetermined_calls(own: AuthorCode) -> list[tuple[Place, str]]:
     """The calls, with their names as written: global random numbers first, then names, clocks and hashes."""
     found = [
         (rank, place, name)

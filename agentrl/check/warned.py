@@ -14,13 +14,13 @@ from agentrl.check.playing import Subject
 from agentrl.errors import told
 
 
-class Warned:
+class WarningCollector:
     """Collects these warnings within `with`."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject, self._said = subject, list[tuple[str, Place | None]]()
 
-    def __enter__(self) -> Warned:
+    def __enter__(self) -> WarningCollector:
         self._loop = asyncio.get_running_loop()
         self._before = self._loop.get_exception_handler()
         self._loop.set_exception_handler(self._handle)

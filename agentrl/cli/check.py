@@ -84,14 +84,14 @@ def _checked(
     seconds: float,
     config: EpisodeConfig,
 ) -> Report:
-    from agentrl.check import Given
+    from agentrl.check import CheckInputs
     from agentrl.check import check as check_env
 
     tasks, of = _tasks(EnvFactory(env, config.env_config), data, limit)
     knows, does_nothing = _player(gold), _player(noop)
     renderer, _ = open_renderer(model)
     limits = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
-    given = Given(
+    given = CheckInputs(
         env=env,
         tasks=tasks,
         renderer=renderer,

@@ -30,7 +30,7 @@ from agentrl.cli.api import (
     refuse_silence,
 )
 from agentrl.cli.episodes import EpisodeConfig, check_out, progress, refuse_all_failed, write_trajectories
-from agentrl.cli.figures import Told, report
+from agentrl.cli.figures import ReportOptions, report
 from agentrl.cli.models import check_model, import_slow, open_model, run_config, weights_digest
 from agentrl.cli.options import (
     Device,
@@ -109,7 +109,7 @@ def evaluate(
     with one_line_errors(lambda: out_file(out) if api else how_to_resume(out)):
         check_samples(samples, temperature)
         title = f"{model} in {env} on {data or 'its own tasks'}"
-        told = Told(title=title, by=by, least=min_reward, prices=read_prices(prices), as_json=as_json)
+        told = ReportOptions(title=title, by=by, least=min_reward, prices=read_prices(prices), as_json=as_json)
         trained_with = _trained_with(model, env) if api is None else {}
         thinking = trained_with.pop("thinking", "keep")
         job = _Job(

@@ -30,7 +30,7 @@ _NO_PLAYER = "An API's turns come without log-probs: nothing here can be trained
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportOptions:
     """How figures are reported."""
 
     title: str
@@ -41,7 +41,7 @@ class Told:
     as_json: bool = False
 
 
-def report(groups: Sequence[Sequence[Trajectory]], told: Told) -> None:
+def report(groups: Sequence[Sequence[Trajectory]], told: ReportOptions) -> None:
     """Print the figures of episodes by task."""
     groups = [group for group in groups if group]
     figures = figures_of(groups, told)
@@ -58,7 +58,7 @@ def report(groups: Sequence[Sequence[Trajectory]], told: Told) -> None:
     typer.echo(json.dumps(figures))
 
 
-def figures_of(groups: Sequence[Sequence[Trajectory]], told: Told) -> dict[str, Any]:
+def figures_of(groups: Sequence[Sequence[Trajectory]], told: ReportOptions) -> dict[str, Any]:
     from agentrl.rollout import Evaluation
 
     samples, played = max(map(len, groups)), [trajectory for group in groups for trajectory in group]

@@ -335,7 +335,7 @@ def _play_api(job: _Job, api: Api) -> list[Trajectory]:
 
 def _play_script(job: _Job, path: str, model: str) -> list[Trajectory]:
     """All episodes, including those that a killed command has left. Those to keep are written."""
-    from agentrl.rollout.groups import Scored, settle_rewards
+    from agentrl.rollout.groups import RewardSeen, settle_rewards
 
     play_one = _player(path, job.config)
     envs, tasks = job.prepare()
@@ -344,7 +344,7 @@ def _play_script(job: _Job, path: str, model: str) -> list[Trajectory]:
         results.load_same()
         results.tell()
         trajectories = run(_play(job, envs, play_one, results, model))
-        settle_rewards(envs, Scored(), trajectories)
+        settle_rewards(envs, RewardSeen(), trajectories)
         results.finish(job.out, job.keep(trajectories))
     return trajectories
 

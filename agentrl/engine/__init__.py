@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrl.engine.base import Engine, Generation, MessageEngine, Said, SamplingParams, TrainedEngine
+from agentrl.engine.base import ChatReply, Engine, Generation, MessageEngine, SamplingParams, TrainedEngine
 from agentrl.engine.scripted import ScriptedEngine, Turn
 
 if TYPE_CHECKING:
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from agentrl.engine.sglang import SGLangEngine
 
 __all__ = [
+    "ChatReply",
     "Engine",
     "Generation",
     "LocalEngine",
     "MessageEngine",
     "PlayerEngine",
     "SGLangEngine",
-    "Said",
     "SamplingParams",
     "ScriptedEngine",
     "TrainedEngine",

@@ -29,7 +29,7 @@ class SamplingParams(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ChatReply:
     """The original chat message of a turn, if a chat API produced it. The token ids are only an encoding of it."""
 
     message: Message
@@ -61,7 +61,7 @@ class Generation:
     earlier_versions: Sequence[tuple[str, int]] = ()
     """If the weights changed meanwhile: each version before `weight_version`, and the number of tokens that were
     sampled when it ended, in order."""
-    said: Said | None = None
+    said: ChatReply | None = None
     """The turn in messages, from a MessageEngine."""
 
     def versions(self) -> Iterator[tuple[str | None, int, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from agentrl.engine.base import Generation, Said
+from agentrl.engine.base import ChatReply, Generation
 from agentrl.types import JSON, Action, Message, ToolCall
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ _NOT_ANSWERED = "(This call was not executed.)"
 
 
 @dataclass(slots=True)
-class Spoken:
+class ChatTranscript:
     """The messages of one conversation, and what is reported about them in `Trajectory.info["player"]`."""
 
-    _last: Said | None = None
+    _last: ChatReply | None = None
     _at: dict[int, tuple[Message, Action]] = field(default_factory=dict)
     """The messages that the speaker wrote, in the form it wants to read them, and their actions."""
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from agentrl._util.boundary import at_boundary
 from agentrl.engine.base import Engine, Generation, MessageEngine, SamplingParams
 from agentrl.episode.bad_calls import messages_of
-from agentrl.episode.chat_transcript import Spoken, as_user, cut_to
+from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
 from agentrl.episode.options import EpisodeOptions
 from agentrl.episode.reasoning import Thoughts
 from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
@@ -72,7 +72,7 @@ class Conversation:
     """Tokens sampled after a stop string that the engine failed to detect. They were discarded."""
     speaker: MessageEngine | None = field(init=False)
     """The engine, if it is asked with messages. Checked once, because checking a protocol is slow."""
-    spoken: Spoken = field(default_factory=Spoken)
+    spoken: ChatTranscript = field(default_factory=ChatTranscript)
     """The messages of a MessageEngine, in its own form."""
 
     def __post_init__(self) -> None:

@@ -7,11 +7,12 @@ Each name's module is imported when it is asked for. No module here may have the
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentrl.rewards.grader import Grader, grader
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 
 if TYPE_CHECKING:
     from agentrl.rewards.code import UnitTests
@@ -68,6 +69,11 @@ def __getattr__(name: str) -> Any:
     if name in _READY:
         module, kind, settings = _READY[name]
         value = getattr(import_module(f"agentrl.rewards.{module}"), kind)(**settings)
+    elif name == "Written":
+        warnings.warn(
+            "agentrl.rewards.Written is ModelOutput now; the old name works in this version only", DeprecationWarning, 2
+        )
+        return ModelOutput
     elif name in _MADE:
         value = getattr(import_module(f"agentrl.rewards.{_MADE[name]}"), name)
     else:
@@ -80,10 +86,10 @@ __all__ = [
     "Dapo",
     "Grader",
     "LLMJudge",
+    "ModelOutput",
     "RemoteReward",
     "SearchR1",
     "UnitTests",
-    "Written",
     "dapo",
     "deepscaler",
     "em",

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.rewards.answers import boxed, short_answer, targets
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.text import is_match, is_within, normalise
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON
 
 _LETTER = r"[\(\[\*\"'{$]*(?:\\text\{)?\(?\b([A-Za-z])\b(?!['’]\w)"
@@ -71,7 +71,7 @@ class Gpqa(Grader):
     The label is a letter, an index or the text of a choice. `metadata` may hold choices, valid_letters, correct_letter.
     """
 
-    async def grade(self, written: Written) -> float:
+    async def grade(self, written: ModelOutput) -> float:
         answer, metadata = short_answer(written.answer), written.metadata
         choices = _choices(metadata)
         valid = [
@@ -101,7 +101,7 @@ def _right_letter(label: JSON, metadata: Mapping[str, JSON], choices: list[str],
     return next((at for one, at in zip(choices, valid, strict=False) if is_match(one, [text])), None)
 
 
-def _right_texts(written: Written, choices: list[str], valid: list[str], right: str | None) -> list[str]:
+def _right_texts(written: ModelOutput, choices: list[str], valid: list[str], right: str | None) -> list[str]:
     found = [one for one, at in zip(choices, valid, strict=False) if at == right]
     found += [str(written.metadata[key]) for key in ("correct_answer", "answer_text") if written.metadata.get(key)]
     return found + [one for one in targets(written.label) if len(one) > 1] if written.label is not None else found

@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError, InfraError
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.suites import FILE, Suite, code_block, suite
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
 
 _BESIDE_S = 60.0
@@ -47,7 +47,7 @@ class UnitTests(Grader):
         self.concurrency, self._fields = concurrency, dict(spec or {})
         self._pools = _PoolOfLoop(self._pool)
 
-    async def grade(self, written: Written) -> Reward:
+    async def grade(self, written: ModelOutput) -> Reward:
         """See `Grader.grade`. Raises ConfigError for a label without tests, InfraError if the sandbox broke."""
         tests = suite(written.label)
         code = code_block(written.answer) if len(written.answer) <= LONGEST else None

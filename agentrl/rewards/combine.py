@@ -14,13 +14,13 @@ from agentrl.plain import number
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grade, Grader, TurnReward, as_reward
 from agentrl.rewards.workers import shared
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, Reward
 
 TurnFn: TypeAlias = "Callable[[str, str], MaybeAwait[float]]"
 """(what the model wrote in a turn, what followed it) -> the turn's reward."""
-GroupFn: TypeAlias = "Callable[[Sequence[Written]], MaybeAwait[Sequence[float | Reward]]]"
+GroupFn: TypeAlias = "Callable[[Sequence[ModelOutput]], MaybeAwait[Sequence[float | Reward]]]"
 
 
 def weighted(**graders: tuple[Grader, float]) -> Grader:
@@ -44,7 +44,7 @@ class _Weighted(Grader):
     def __init__(self, graders: Mapping[str, tuple[Grader, float]]) -> None:
         self.graders = graders
 
-    async def grade(self, written: Written) -> Reward:
+    async def grade(self, written: ModelOutput) -> Reward:
         grades = await gather([grader.grade(written) for grader, _ in self.graders.values()])
         parts: dict[str, float] = {}
         turns = [0.0] * len(written.turns)
@@ -70,7 +70,7 @@ class _PerTurn(Grader):
     def __init__(self, function: TurnFn) -> None:
         self.function = function
 
-    async def grade(self, written: Written) -> TurnReward:
+    async def grade(self, written: ModelOutput) -> TurnReward:
         rewards = [await self._of(turn, after) for turn, after in _pairs(written)]
         return TurnReward(sum(rewards), turns=tuple(rewards))
 
@@ -79,10 +79,10 @@ class _PerTurn(Grader):
         return number(await found if inspect.isawaitable(found) else found, "the reward of a turn")
 
 
-def shaped(potential: Callable[[Written], float], *, discount: float = 1.0) -> Grader:
+def shaped(potential: Callable[[ModelOutput], float], *, discount: float = 1.0) -> Grader:
     """Potential-based shaping: a turn earns `discount` * the potential after it, less the one before it.
 
-    The potential is a function of `Written` as it was after that turn; before the first turn it is called with no
+    The potential is a function of `ModelOutput` as it was after that turn; before the first turn it is called with no
     turns. It counts as 0 at the end, so the sum over an episode is the same for all policies (Ng et al. 1999), and only
     the credit of the turns changes.
     """
@@ -90,18 +90,18 @@ def shaped(potential: Callable[[Written], float], *, discount: float = 1.0) -> G
 
 
 class _Shaped(Grader):
-    def __init__(self, potential: Callable[[Written], float], discount: float) -> None:
+    def __init__(self, potential: Callable[[ModelOutput], float], discount: float) -> None:
         self.potential, self.discount = potential, discount
 
-    async def grade(self, written: Written) -> TurnReward:
+    async def grade(self, written: ModelOutput) -> TurnReward:
         at = [number(self.potential(_after(written, turns)), "the potential") for turns in range(len(written.turns))]
         rewards = [self.discount * after - before for before, after in zip(at, [*at[1:], 0.0][: len(at)], strict=True)]
         return TurnReward(sum(rewards), turns=tuple(rewards))
 
 
-def _after(written: Written, turns: int) -> Written:
+def _after(written: ModelOutput, turns: int) -> ModelOutput:
     """What was written and observed up to a turn."""
-    return Written.of_turns(
+    return ModelOutput.of_turns(
         written.turns[:turns],
         observed=written.observed[:turns],
         prompt=written.prompt,
@@ -110,7 +110,7 @@ def _after(written: Written, turns: int) -> Written:
     )
 
 
-def _pairs(written: Written) -> list[tuple[str, str]]:
+def _pairs(written: ModelOutput) -> list[tuple[str, str]]:
     """Each turn with what followed it, "" for nothing."""
     return list(zip_longest(written.turns, written.observed[: len(written.turns)], fillvalue=""))
 
@@ -129,7 +129,7 @@ class GroupGrader(Grader):
     def __init__(self, function: GroupFn) -> None:
         self.function = function
 
-    async def grade_group(self, group: Sequence[Written]) -> list[Grade]:
+    async def grade_group(self, group: Sequence[ModelOutput]) -> list[Grade]:
         """A reward for each. Raises ConfigError if the function returns another number of them."""
         found = self.function(group)
         rewards = list(await found if inspect.isawaitable(found) else found)
@@ -141,7 +141,7 @@ class GroupGrader(Grader):
 
     async def of_group(self, trajectories: Sequence[Trajectory]) -> list[Grade]:
         """As `grade_group`, for trajectories. agentrl's own rollout calls it."""
-        return await self.grade_group([Written.of(one) for one in trajectories])
+        return await self.grade_group([ModelOutput.of(one) for one in trajectories])
 
     def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
         if len(given) == 1 and isinstance(given[0], Trajectory):
@@ -173,7 +173,7 @@ class _InProcess(Grader):
     def __init__(self, path: str, seconds: float) -> None:
         self.path, self.seconds = path, seconds
 
-    async def grade(self, written: Written) -> float:
+    async def grade(self, written: ModelOutput) -> float:
         answer = written.answer if len(written.answer) <= LONGEST else ""
         found = await shared().run(self.path, answer, written.label, seconds=self.seconds)
         return number(found, f"the reward of {self.path}")

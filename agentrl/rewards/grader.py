@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from agentrl.plain import number
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, Reward
 
 Grade: TypeAlias = "float | Reward"
-GradeFn: TypeAlias = "Callable[[Written], MaybeAwait[float | Reward]]"
+GradeFn: TypeAlias = "Callable[[ModelOutput], MaybeAwait[float | Reward]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Grader:
     slime's arguments and a Sample, or a list of them.
     """
 
-    async def grade(self, written: Written) -> Grade:
+    async def grade(self, written: ModelOutput) -> Grade:
         """The reward. Raises InfraError or TimeoutError where the world broke: such an episode is not trained."""
         raise NotImplementedError
 
@@ -46,7 +46,7 @@ class Grader:
         )
 
     async def _of_trajectory(self, trajectory: Trajectory) -> Grade:
-        grade = await self.grade(Written.of(trajectory))
+        grade = await self.grade(ModelOutput.of(trajectory))
         if isinstance(grade, TurnReward):
             for turn, reward in zip(trajectory.turns, grade.turns, strict=True):
                 turn.reward = (turn.reward or 0.0) + reward
@@ -54,18 +54,18 @@ class Grader:
 
 
 class FunctionGrader(Grader):
-    """A Grader made of a function of `Written`, `def` or `async def`. A plain `def` must not block."""
+    """A Grader made of a function of `ModelOutput`, `def` or `async def`. A plain `def` must not block."""
 
     def __init__(self, function: GradeFn) -> None:
         self.function = function
 
-    async def grade(self, written: Written) -> Grade:
+    async def grade(self, written: ModelOutput) -> Grade:
         found = self.function(written)
         return await found if inspect.isawaitable(found) else found
 
 
 def grader(function: GradeFn) -> Grader:
-    """Decorate a function of `Written`: `reward:`, `--custom-rm-path` and `weighted` then take it."""
+    """Decorate a function of `ModelOutput`: `reward:`, `--custom-rm-path` and `weighted` then take it."""
     return FunctionGrader(function)
 
 

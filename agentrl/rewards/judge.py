@@ -10,7 +10,7 @@ from agentrl.chat.client import ChatModel
 from agentrl.errors import InfraError
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON
 
 _MOST = 10
@@ -64,7 +64,7 @@ class LLMJudge(Grader):
             options={"temperature": 0, **(options or {})},
         )
 
-    async def grade(self, written: Written) -> float:
+    async def grade(self, written: ModelOutput) -> float:
         if not written.answer or len(written.answer) > LONGEST:
             return 0.0
         for _ in range(_TWICE):
@@ -73,7 +73,7 @@ class LLMJudge(Grader):
                 return score
         raise InfraError(f"the judge {self.model.model} gave no line SCORE: 0 to {_MOST}, but {said[-100:]!r}")
 
-    def prompt(self, written: Written) -> str:
+    def prompt(self, written: ModelOutput) -> str:
         """What the judge reads. The marks around the answer depend on it, so the answer cannot hold them."""
         mark = f"answer-{hashlib.sha256(written.answer.encode()).hexdigest()[:12]}"
         label = written.label

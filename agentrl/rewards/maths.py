@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST, boxed, targets
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.workers import shared
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
 
 SECONDS = 10.0
@@ -44,7 +44,7 @@ def right_answers(label: JSON) -> list[str]:
 class Math(Grader):
     r"""1 if the last \boxed{} of the answer equals the label, else 0."""
 
-    async def grade(self, written: Written) -> float:
+    async def grade(self, written: ModelOutput) -> float:
         given = boxed(written.answer)
         return float(given is not None and await is_same(given, right_answers(written.label)))
 
@@ -52,7 +52,7 @@ class Math(Grader):
 class Deepscaler(Math):
     r"""As Math, but 0 without a finished thought. "###Response" ends a thought, too."""
 
-    async def grade(self, written: Written) -> float:
+    async def grade(self, written: ModelOutput) -> float:
         if not (written.thought or "###Response" in written.answer):
             return 0.0
         return await super().grade(written)
@@ -64,7 +64,7 @@ class Dapo(Grader):
     def __init__(self, *, box: bool = False) -> None:
         self.box = box
 
-    async def grade(self, written: Written) -> Reward:
+    async def grade(self, written: ModelOutput) -> Reward:
         given = boxed(written.answer) if self.box else stated(written.answer)
         right = given is not None and await is_same(given, right_answers(written.label))
         return Reward(1.0 if right else -1.0, {"acc": float(right)})

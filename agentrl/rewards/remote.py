@@ -10,7 +10,7 @@ from typing import Any
 from agentrl._util.http import Service
 from agentrl.errors import ConfigError, InfraError
 from agentrl.rewards.grader import Grade, Grader
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
 
 _LINGER_S = 0.01
@@ -50,7 +50,7 @@ class RemoteReward(Grader):
             self._service = Service(url=given[0].rm_url, **self._settings)
         return super().__call__(*given, **kwargs)
 
-    async def grade(self, written: Written) -> Grade:
+    async def grade(self, written: ModelOutput) -> Grade:
         if self._service is None:
             raise ConfigError(
                 "remote_rm has no server; give slime --rm-url, or name a RemoteReward(url) of your own file in `reward`"

@@ -9,7 +9,7 @@ from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST, tagged, targets
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.text import is_match, is_within
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import Reward
 
 _TEXT = r"(?:(?!</?(?:think|search|information|answer)>).)*"
@@ -45,7 +45,7 @@ class SearchR1(Grader):
                 "good one; keep 0 <= final <= structure + retrieval < 1"
             )
 
-    async def grade(self, written: Written) -> Reward:
+    async def grade(self, written: ModelOutput) -> Reward:
         rights, given = targets(written.label), tagged(written.answer)
         right = given is not None and is_match(given, rights)
         formed = has_format(written)
@@ -59,7 +59,7 @@ class SearchR1(Grader):
         return Reward(value, {"em": float(right), "format": float(formed), "retrieved": float(found)})
 
 
-def has_format(written: Written) -> bool:
+def has_format(written: ModelOutput) -> bool:
     """Whether every turn and every observation has Search-R1's form."""
     *searches, last = written.turns or ("",)
     found = written.observed[: len(searches)]
@@ -69,6 +69,6 @@ def has_format(written: Written) -> bool:
     return turns and all(_FOUND.fullmatch(text) for text in found)
 
 
-def passages(written: Written) -> list[str]:
+def passages(written: ModelOutput) -> list[str]:
     """The text in the <information> tags of the observations. Tags that the model wrote itself do not count."""
     return [found for text in written.observed for found in _PASSAGES.findall(text)]

@@ -9,7 +9,7 @@ from collections import Counter
 
 from agentrl.rewards.answers import LONGEST, short_answer, targets
 from agentrl.rewards.grader import Grader
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
@@ -66,20 +66,20 @@ def f1_of(answer: str, right: str) -> float:
 class Em(Grader):
     """1 if the answer equals a right one, else 0."""
 
-    async def grade(self, written: Written) -> float:
+    async def grade(self, written: ModelOutput) -> float:
         return float(is_match(short_answer(written.answer), targets(written.label)))
 
 
 class SubEm(Grader):
     """1 if a right answer occurs in the answer as whole words, else 0. It rewards long answers: prefer `em`."""
 
-    async def grade(self, written: Written) -> float:
+    async def grade(self, written: ModelOutput) -> float:
         return float(is_within(short_answer(written.answer), targets(written.label)))
 
 
 class F1(Grader):
     """The best F1 over the right answers."""
 
-    async def grade(self, written: Written) -> float:
+    async def grade(self, written: ModelOutput) -> float:
         answer = short_answer(written.answer)
         return max((f1_of(answer, right) for right in targets(written.label)), default=0.0)

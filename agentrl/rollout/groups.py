@@ -62,7 +62,7 @@ class GroupReward(Protocol):
 
 
 @dataclass(slots=True)
-class Scored:
+class RewardSeen:
     """Whether the episodes of a run get rewards."""
 
     any: bool = False
@@ -80,7 +80,7 @@ class Rollout:
     reward: RewardFn | None = None
     concurrency: int = 128
     """Episodes in flight at once."""
-    scored: Scored = field(default_factory=Scored)
+    scored: RewardSeen = field(default_factory=RewardSeen)
 
 
 async def run_groups(
@@ -183,7 +183,7 @@ class _NoLockstep:
         pass
 
 
-def settle_rewards(envs: EnvFactory, scored: Scored, played: Sequence[Trajectory]) -> list[Trajectory]:
+def settle_rewards(envs: EnvFactory, scored: RewardSeen, played: Sequence[Trajectory]) -> list[Trajectory]:
     """Apply the rule for episodes without a reward, and return those that stay unscored.
 
     The default `Env.score` is a sum. If any episode of the run was rewarded, a sum of nothing is 0. It is also 0 if the

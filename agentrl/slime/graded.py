@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, Failure
 from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import WRITTEN_KEY, episode_metadata, write_account
 from agentrl.slime.task import without_arrays
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
 
 log = logging.getLogger("agentrl")
@@ -22,13 +22,13 @@ log = logging.getLogger("agentrl")
 class Grades(Protocol):
     """What a grader gives this host."""
 
-    async def grade(self, written: Written) -> float | Reward: ...
+    async def grade(self, written: ModelOutput) -> float | Reward: ...
 
 
 class GradesGroups(Protocol):
     """What a grader of groups gives it, which slime calls under --group-rm."""
 
-    async def grade_group(self, group: Sequence[Written]) -> Sequence[float | Reward]: ...
+    async def grade_group(self, group: Sequence[ModelOutput]) -> Sequence[float | Reward]: ...
 
 
 async def graded(grader: Any, args: Any, given: Any) -> JSON:
@@ -75,15 +75,15 @@ def _finished(sample: Any) -> bool:
     return sample.status not in (type(sample).Status.ABORTED, type(sample).Status.FAILED)
 
 
-async def read(args: Any, sample: Any) -> Written:
+async def read(args: Any, sample: Any) -> ModelOutput:
     """What the model wrote: as `adapt` noted it, else the tokens that were sampled."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     task = {"prompt": sample.prompt, "label": without_arrays(sample.label), "metadata": metadata}
     if noted := episode_metadata(sample).get(WRITTEN_KEY):
-        return Written.from_json(noted, **task)
+        return ModelOutput.from_json(noted, **task)
     opened = isinstance(sample.prompt, str) and sample.prompt.rstrip().endswith("<think>")
     if not sample.loss_mask or all(sample.loss_mask):
-        return Written.of_turns([sample.response or ""], thinking=opened, **task)
+        return ModelOutput.of_turns([sample.response or ""], thinking=opened, **task)
     decode = await asyncio.to_thread(_decoder, HostArgs.of(args).hf_checkpoint)
     mine, others = list[str](), list[str]()
     response = sample.tokens[-len(sample.loss_mask) :]
@@ -93,7 +93,7 @@ async def read(args: Any, sample: Any) -> Written:
             mine.append(text)
         elif mine:
             others.append(text)
-    return Written.of_turns(mine, thinking=opened and len(mine) < 2, observed=tuple(others), **task)
+    return ModelOutput.of_turns(mine, thinking=opened and len(mine) < 2, observed=tuple(others), **task)
 
 
 def _sampled(sample: Any) -> list[bool]:

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.monitor.metrics import failed_at
 from agentrl.plain import shown
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory, Turn, total_ledger
 from agentrl.types import JSON, StopReason
@@ -183,7 +183,7 @@ def _outcome(trajectory: Trajectory) -> dict[str, JSON]:
     """How the episode ended. All of its samples hold this."""
     outcome: dict[str, JSON] = {"stop": str(trajectory.stop or StopReason.FAILED), "session_id": trajectory.session_id}
     if trajectory.reward is None and trajectory.is_valid:
-        outcome[WRITTEN_KEY] = Written.of(trajectory).to_json()
+        outcome[WRITTEN_KEY] = ModelOutput.of(trajectory).to_json()
     if failure := trajectory.failure:
         told = {"kind": failure.kind, "boundary": failure.boundary, "error": failure.error, "at": failed_at(failure)}
         outcome["failure"] = told

@@ -27,13 +27,13 @@ def traced(sample: Any, engine: Engine) -> Iterator[Engine]:
         return
     token = watcher.set(lambda name: span(sample, _HOOKS[name]) if name in _HOOKS else nullcontext())
     try:
-        yield _Traced(engine, sample, span, attributes)
+        yield _TracedEngine(engine, sample, span, attributes)
     finally:
         watcher.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
-class _Traced:
+class _TracedEngine:
     """An engine whose requests are spans."""
 
     engine: Engine

@@ -49,7 +49,7 @@ async def rollout(
         name = turns.__name__
         raise TypeError(f"rollout: {name} is a function; call it with the task: {name}(task)")
     renderer = renderer or tiny_renderer()
-    answered = _Answered()
+    answered = _LastAnswer()
     reads = env._agentrl_read if plays_itself(type(env)) else answered.read
     engine = ScriptedEngine(turns, renderer, reads=reads)
     options = EpisodeOptions(limits=limits or Limits(), special_tokens=special_tokens)
@@ -66,7 +66,7 @@ async def rollout(
     return trajectory
 
 
-class _Answered:
+class _LastAnswer:
     """The Env's last answer, without the template's markup."""
 
     def __init__(self) -> None:

@@ -153,7 +153,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryEstimate:
     """Bytes on the device, part by part."""
 
     weights: int

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl._util.memory import free_ram
 from agentrl.models import load_config
 from agentrl.train.config import LoRAConfig, TrainConfig
-from agentrl.train.memory import Need, Plan, Shape
+from agentrl.train.memory import MemoryEstimate, Plan, Shape
 
 log = logging.getLogger("agentrl")
 
@@ -45,7 +45,7 @@ def memory_lines(config: TrainConfig, model: str, device: str) -> list[str]:
 def lines_about(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> Iterator[str]:
     """The lines of `memory_lines` about a model of this shape, where so many bytes are free."""
     plan = Plan.of(config, shape, on_gpu=on_gpu)
-    need = Need.of(shape, plan)
+    need = MemoryEstimate.of(shape, plan)
     if need.peak - need.fixed < _WORTH_SAYING:
         return
     where = "on this GPU" if on_gpu else "in RAM"
@@ -71,7 +71,7 @@ def ways_to_fit(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -
         changed = config
         for option in options:
             changed = option.apply(changed)
-        return Need.of(shape, Plan.of(changed, shape, on_gpu=on_gpu)).fits(free)
+        return MemoryEstimate.of(shape, Plan.of(changed, shape, on_gpu=on_gpu)).fits(free)
 
     options = list(_options(config, shape, on_gpu=on_gpu))
     for option in options:
@@ -120,7 +120,7 @@ def _setting(words: str, **values: Any) -> _Option:
     return _Option(words, lambda config: config.model_copy(update=values))
 
 
-def _parts(need: Need) -> str:
+def _parts(need: MemoryEstimate) -> str:
     """The largest parts of learning first."""
     backward = need.backward >= need.stepping
     parts = {

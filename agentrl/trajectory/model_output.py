@@ -14,7 +14,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class ModelOutput:
     """The turns of one episode as text, and the task's label. Nothing in `turns` was observed."""
 
     turns: tuple[str, ...] = ()

@@ -4,7 +4,7 @@
 plain subprocess; FakeSandbox runs nothing and answers from a script, for tests. SandboxPool keeps sandboxes ready.
 """
 
-from agentrl_sandbox.backend import Backend, Found, open_backend
+from agentrl_sandbox.backend import Backend, FoundSandbox, open_backend
 from agentrl_sandbox.fake.sandbox import ExecCall, FakeSandbox, Script
 from agentrl_sandbox.local.sandbox import LocalSandbox
 from agentrl_sandbox.pool import SandboxPool
@@ -14,7 +14,7 @@ __all__ = [
     "Backend",
     "ExecCall",
     "FakeSandbox",
-    "Found",
+    "FoundSandbox",
     "LocalSandbox",
     "SandboxPool",
     "SandboxSpec",

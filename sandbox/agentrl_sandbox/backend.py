@@ -16,7 +16,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundSandbox:
     """A sandbox that a back end found on this machine or engine, whichever process made it."""
 
     sandbox_id: str
@@ -51,7 +51,7 @@ class Backend(Protocol):
         """Have an image ready, so that opening a sandbox need not wait for it. Raises SandboxError if there is none."""
         ...
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundSandbox]:
         """All sandboxes of agentrl, those of other processes too."""
         ...
 
@@ -72,7 +72,7 @@ class Leftover:
 
 
 @runtime_checkable
-class Tidied(Protocol):
+class HasLeftovers(Protocol):
     """A back end with leftovers other than sandboxes."""
 
     async def leftovers(self) -> Sequence[Leftover]: ...
@@ -83,7 +83,7 @@ class Tidied(Protocol):
 
 
 @runtime_checkable
-class Placed(Protocol):
+class HasMachine(Protocol):
     """A back end that, once entered, knows the machine where its sandboxes run. For other back ends it is this one."""
 
     @property
@@ -92,7 +92,7 @@ class Placed(Protocol):
 
 def machine_of(backend: Backend) -> Machine:
     """The machine on which a back end's sandboxes run, as far as it is known. The back end is entered."""
-    return backend.machine if isinstance(backend, Placed) else machine.here()
+    return backend.machine if isinstance(backend, HasMachine) else machine.here()
 
 
 BACKENDS = {
@@ -162,7 +162,7 @@ class AutoBackend:
         """See `Backend.prepare`."""
         await self._entered.prepare(image)
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundSandbox]:
         """See `Backend.list`."""
         return await self._entered.list()
 
@@ -172,7 +172,7 @@ class AutoBackend:
 
     @property
     def machine(self) -> Machine:
-        """See `Placed.machine`."""
+        """See `HasMachine.machine`."""
         return machine_of(self._entered)
 
     @property

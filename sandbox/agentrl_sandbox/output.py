@@ -9,7 +9,7 @@ from agentrl.sandbox import TIMED_OUT, ExecResult, OnOutput
 Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
-class Kept:
+class HeadTailBuffer:
     """At most `limit` bytes of one stream. Memory stays of that order, however much output there is."""
 
     def __init__(self, limit: int) -> None:
@@ -51,7 +51,10 @@ class Output:
     """The two streams of a command. Each piece is also handed to `on_output`; what that raises is kept in `error`."""
 
     def __init__(self, max_output: int, on_output: OnOutput | None = None) -> None:
-        self._kept: dict[Stream, Kept] = {"stdout": Kept(max_output), "stderr": Kept(max_output)}
+        self._kept: dict[Stream, HeadTailBuffer] = {
+            "stdout": HeadTailBuffer(max_output),
+            "stderr": HeadTailBuffer(max_output),
+        }
         self._on_output = on_output
         self.error: Exception | None = None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import Sandbox
-from agentrl_sandbox.backend import Found, Leftover, Tidied, open_backend
+from agentrl_sandbox.backend import FoundSandbox, HasLeftovers, Leftover, open_backend
 from agentrl_sandbox.reaper import paused
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -68,7 +68,7 @@ async def _holds(box: Sandbox, what: str) -> bool:
     return (result.exit_code != 0) if what == "processes" else (result.exit_code == 0)
 
 
-async def found(name: str = "") -> Sequence[Found]:
+async def found(name: str = "") -> Sequence[FoundSandbox]:
     """The sandboxes of a back end, or of all that work here. Nothing is removed."""
     with paused():
         return [one for backend in await _working(name) for one in await _listed(backend)]
@@ -98,17 +98,17 @@ async def tidy(name: str = "") -> Sequence[Leftover]:
         return [one async for tidied in _tidied(name) for one in await tidied.clear(await tidied.leftovers())]
 
 
-async def _tidied(name: str) -> AsyncIterator[Tidied]:
+async def _tidied(name: str) -> AsyncIterator[HasLeftovers]:
     for one in await _working(name):
         async with open_backend(one) as backend:
-            if isinstance(backend, Tidied):
+            if isinstance(backend, HasLeftovers):
                 yield backend
     if name in ("", "docker"):
         with contextlib.suppress(ConfigError):  # without docker's client, none of its sandboxes were made here
             yield load_object("agentrl_sandbox.docker.orphans:Orphans")()
 
 
-async def _listed(name: str) -> Sequence[Found]:
+async def _listed(name: str) -> Sequence[FoundSandbox]:
     async with open_backend(name) as backend:
         return await backend.list()
 

@@ -9,7 +9,7 @@ from time import sleep
 import pytest
 
 from agentrl import Env, Task, tool
-from agentrl.check import Given, check
+from agentrl.check import CheckInputs, check
 from agentrl.check.blocking import _Clock, _Line, _Stall
 from agentrl.check.places import Place
 
@@ -72,7 +72,7 @@ class Hiccup(Env):
 
 
 def findings(renderer, env):
-    report = asyncio.run(check(Given(env=env, tasks=TASKS, renderer=renderer, only=["blocking", "leaks"])))
+    report = asyncio.run(check(CheckInputs(env=env, tasks=TASKS, renderer=renderer, only=["blocking", "leaks"])))
     return [finding for finding in report.findings if finding.check == "blocking"]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agentrl._util.loading import load_object
-from agentrl.check import Given, cancelling, check
+from agentrl.check import CheckInputs, cancelling, check
 from agentrl.env.env import Env, EnvFactory
 from agentrl.types import Task
 
@@ -92,7 +92,9 @@ def checked(file: Path, renderer, only=()):
     tasks = [Task(**{**fields(task), "id": f"{n}"}) for n, task in made]
     gold = getattr(load_module(file), "gold", None)
     process = ALL or file.stem in OTHER_PROCESS
-    given = Given(env=f"{file}:{cls.__name__}", tasks=tasks, renderer=renderer, gold=gold, only=only, process=process)
+    given = CheckInputs(
+        env=f"{file}:{cls.__name__}", tasks=tasks, renderer=renderer, gold=gold, only=only, process=process
+    )
     with warnings.catch_warnings():  # what a defect leaves open must not end a later test
         warnings.simplefilter("ignore", ResourceWarning)
         report = asyncio.run(check(given))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agentrl import Env, Limits, Task, tool
-from agentrl.check import Given, check, fresh
+from agentrl.check import CheckInputs, check, fresh
 from agentrl.env.env import EnvFactory
 
 TASKS = (Task(id="one", prompt="Look."),)
@@ -42,7 +42,7 @@ class Blocks(Waits):
 
 
 def report_of(renderer, env, tasks=TASKS, **given):
-    return asyncio.run(check(Given(env=env, tasks=tasks, renderer=renderer, **given)))
+    return asyncio.run(check(CheckInputs(env=env, tasks=tasks, renderer=renderer, **given)))
 
 
 def test_a_registered_name_is_checked_in_a_process_of_its_own():

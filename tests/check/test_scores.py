@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentrl import Env, StepResult, Task, tool
-from agentrl.check import Given, check
+from agentrl.check import CheckInputs, check
 
 
 class Scored(Env):
@@ -57,7 +57,7 @@ def gold(task):
 def found(renderer, cls, *labels, gold=gold):
     tasks = [Task(id=label, prompt=f"Say {label}.", label=label) for label in labels or ("one", "two")]
     return asyncio.run(
-        check(Given(env=cls, tasks=tasks, renderer=renderer, gold=gold, only=["players"], process=False))
+        check(CheckInputs(env=cls, tasks=tasks, renderer=renderer, gold=gold, only=["players"], process=False))
     )
 
 
@@ -142,7 +142,7 @@ def test_a_label_that_is_no_text_is_compared_with_the_answer(renderer):
         yield str(task.label)
 
     report = asyncio.run(
-        check(Given(env=Sums, tasks=tasks, renderer=renderer, gold=say, only=["players"], process=False))
+        check(CheckInputs(env=Sums, tasks=tasks, renderer=renderer, gold=say, only=["players"], process=False))
     )
     error = next(one for one in report.findings if one.severity == "error")
     assert "the solution scored 0 and 0 (" in error.what

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl._util.loading import load_object
-from agentrl.check import Given, check
+from agentrl.check import CheckInputs, check
 from agentrl.env.env import EnvFactory
 from agentrl.rollout.own_tasks import makes_tasks, own_tasks
 from agentrl.rollout.tasks import load_tasks
@@ -48,7 +48,9 @@ def test_a_shipped_environment_passes(renderer, tmp_path, name) -> None:
     tasks = tasks_of(name, envs, tmp_path)
     kinds = ("gold", "noop") if players and name != "mcp_tools" else ("gold",) if players else ()
     known = {kind: load_object(f"{players}:{kind}") for kind in kinds}
-    report = asyncio.run(check(Given(env=env, tasks=tasks, renderer=renderer, config=config, process=ALL, **known)))
+    report = asyncio.run(
+        check(CheckInputs(env=env, tasks=tasks, renderer=renderer, config=config, process=ALL, **known))
+    )
     assert report.findings == []
     assert {"players", "leaks", "cancellation"} <= report.checked.keys()
 

@@ -11,7 +11,7 @@ from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Call, Entry
 from agentrl.models import load_tokenizer
 from agentrl.testing import call
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from tests.gateway.client import ASK, FIND, SYSTEM, Talk, results, told
 
 MORE = {**FIND, "function": {**FIND["function"], "name": "more"}}
@@ -60,7 +60,7 @@ async def test_a_window_over_old_results_ends_with_the_last_reply(renderer, wind
         past += [(told(reply), *results(reply, "It is not there. " * 9))] if reply.calls else []
     t = talk.end()
     assert t.answer == t.segment.said[-1].content == "It is Paris."
-    assert Written.of(t).answer == "It is Paris."
+    assert ModelOutput.of(t).answer == "It is Paris."
     assert sum(segment.ledger.masked.get("side", 0) for segment in t.segments) == 0
     assert [action.content or dict(action.calls[0].arguments)["what"] for action in t.said] == [
         *(f"place {i}" for i in range(39)),
@@ -105,7 +105,7 @@ async def test_a_sub_agent_that_ends_last_is_no_main_line(renderer):
         assert t.answer == "It is Paris.", (system, tools)
         assert [action.content for action in t.said] == ["", "Helping.", "It is Paris.", "I helped.", "Helped again."]
         assert kinds(t) == ["main", "side", "main", "side", "side"]
-        assert Written.of(t).answer == "It is Paris."
+        assert ModelOutput.of(t).answer == "It is Paris."
 
 
 async def test_a_sub_agent_that_outlives_the_session_is_no_main_line(renderer):
@@ -165,7 +165,7 @@ async def test_the_answer_is_a_reply_that_the_client_got(renderer):
     await talk.replies(exchange)
     exchange.lost()
     t = talk.end()
-    assert (t.answer, Written.of(t).answer, len(t.segments)) == ("It is Paris.", "It is Paris.", 1)
+    assert (t.answer, ModelOutput.of(t).answer, len(t.segments)) == ("It is Paris.", "It is Paris.", 1)
 
 
 async def test_turns_are_in_order_of_time_and_so_is_what_belongs_to_them(renderer):
@@ -178,14 +178,14 @@ async def test_turns_are_in_order_of_time_and_so_is_what_belongs_to_them(rendere
     assert [len(segment.turns) for segment in t.segments] == [2, 2]
     assert list(t.order) == [1, 3, 0, 2]
     assert [list(values) for _, values in t.by_segment("abcd")] == [["b", "d"], ["a", "c"]]
-    written = Written.of(t)
+    written = ModelOutput.of(t)
     assert written.observed == ("The result.", "Go on.")
     assert [turn.sampled_tokens for turn in t.turns] == [len(action.tokens) for action in t.actions]
     t.mask("malformed", turn=1)
     assert t.segments[0].ledger.masked == {"malformed": t.turns[1].sampled_tokens}
     again = Trajectory.from_json(t.to_json())
     assert [action.text for action in again.actions] == [action.text for action in t.actions]
-    assert (again.answer, Written.of(again).observed) == ("It is Paris.", written.observed)
+    assert (again.answer, ModelOutput.of(again).observed) == ("It is Paris.", written.observed)
 
 
 # What the client tells

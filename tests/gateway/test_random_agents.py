@@ -28,7 +28,7 @@ import pytest
 
 from agentrl import EpisodeOptions, Limits, SessionOptions, Task, Trajectory, run_episode
 from agentrl.testing import tiny_renderer
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.trajectory.trajectory import total_ledger
 from tests.gateway.agents import doing
 from tests.gateway.random_agent import MARK, TOKENIZER, Agent, Model
@@ -43,12 +43,12 @@ def own_mark(text: str) -> str:
 def check_answer(agent: Agent, trajectory: Trajectory) -> None:
     """The answer is the agent's last on its main conversation, for graders and in the file, too."""
     again = Trajectory.from_json(trajectory.to_json())
-    for answer in (trajectory.answer, Written.of(trajectory).answer, again.answer, Written.of(again).answer):
+    for answer in (trajectory.answer, ModelOutput.of(trajectory).answer, again.answer, ModelOutput.of(again).answer):
         assert answer.strip() == agent.answer.strip()
 
 
 def check_order(agent: Agent, trajectory: Trajectory) -> None:
-    in_order(agent, [own_mark(text) for text in Written.of(trajectory).turns])
+    in_order(agent, [own_mark(text) for text in ModelOutput.of(trajectory).turns])
     for each in (trajectory, Trajectory.from_json(trajectory.to_json())):
         in_order(agent, [own_mark(action.text) for action in each.actions])
         called = [[call.name for call in action.calls] for action in each.actions]

@@ -11,7 +11,7 @@ from agentrl.render.formats import named_calls, pairs
 from agentrl.render.formats.arguments import literal
 from agentrl.render.formats.json_calls import JsonCalls
 from agentrl.render.prove import proof
-from agentrl.render.read.json_value import Unread
+from agentrl.render.read.json_value import ParseFailure
 from agentrl.render.read.lexer import loose
 from agentrl.render.template import Template
 from agentrl.types import Action, Raw
@@ -262,7 +262,7 @@ def proved(name: str) -> proof.Proof:
 def json_first(text: str, schema: Any, null: str = "") -> Any:
     """How values without quotes were once read."""
     value = literal(text)
-    return text if schema.kinds == {"string"} or isinstance(value, Unread) else value
+    return text if schema.kinds == {"string"} or isinstance(value, ParseFailure) else value
 
 
 def test_certification_sees_unions_read_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from agentrl import rewards
 from agentrl.rewards.answers import boxed
 from agentrl.rewards.maths import Dapo, is_same
 from agentrl.rewards.text import f1_of
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from tests.rewards.others import calls_of, importable, load_file, need, rows, source
 
 SLIME = {
@@ -36,7 +36,7 @@ SLIME = {
 async def _value(grader, text, label, **given) -> float:
     if text is None:
         return 0.0
-    grade = await grader.grade(Written.of_turns([text], label=label, **given))
+    grade = await grader.grade(ModelOutput.of_turns([text], label=label, **given))
     return getattr(grade, "value", grade)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import rewards
 from agentrl.rewards.answers import LONGEST, boxed
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 
 LONG = 10 * 2**20
 FOUND = "\n\n<information>Doc 1(Title: France) The capital is Paris.</information>\n\n"
@@ -160,7 +160,7 @@ CASES = {
 
 
 def written(text, label, **given):
-    return Written.of_turns([text], label=label, **given)
+    return ModelOutput.of_turns([text], label=label, **given)
 
 
 async def value(name, wrote):

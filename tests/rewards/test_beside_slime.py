@@ -15,7 +15,7 @@ import pytest
 
 from agentrl import rewards
 from agentrl.rewards.searching import has_format
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from tests.rewards.others import importable, load_file, need, source
 
 PROMPT = "<|im_start|>user\nFor example, <answer> Beijing </answer>. Question: {}<|im_end|>\n<|im_start|>assistant\n"
@@ -24,11 +24,11 @@ CAPITAL = "\n\n<information>Doc 1(Title: France) Paris</information>\n\n"
 ANSWERED = "\n\n<information>Doc 1(Title: Quiz) <answer>Paris</answer></information>\n\n"
 
 
-def episode(*turns: str, label: Any = "Paris", observed: tuple[str, ...] = (), prompt: str = PROMPT) -> Written:
-    return Written.of_turns(turns, observed=observed, label=label, prompt=prompt.format("?"))
+def episode(*turns: str, label: Any = "Paris", observed: tuple[str, ...] = (), prompt: str = PROMPT) -> ModelOutput:
+    return ModelOutput.of_turns(turns, observed=observed, label=label, prompt=prompt.format("?"))
 
 
-def joined(written: Written) -> str:
+def joined(written: ModelOutput) -> str:
     """What slime's example grades: prompt and response, whoever wrote it."""
     observed = [*written.observed, *[""] * len(written.turns)]
     return written.prompt + "".join(turn + after for turn, after in zip(written.turns, observed, strict=False))
@@ -142,7 +142,7 @@ def hub():
 @pytest.mark.parametrize("case", HUB)
 async def test_the_hub_beside_slimes(case, hub, capsys):
     rm_type, text, label, right, slime_errs = HUB[case]
-    grade = await getattr(rewards, rm_type).grade(Written.of_turns([text], label=label))
+    grade = await getattr(rewards, rm_type).grade(ModelOutput.of_turns([text], label=label))
     ours = getattr(grade, "value", grade)
     sample = SimpleNamespace(prompt="", response=text, label=label, metadata={}, custom_rm_path=None)
     theirs = await _slimes(hub.async_rm, SimpleNamespace(custom_rm_path=None, rm_type=rm_type), sample)

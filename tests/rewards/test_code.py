@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl import ConfigError, InfraError, Reward, SandboxError
-from agentrl.rewards import UnitTests, Written
+from agentrl.rewards import ModelOutput, UnitTests
 from agentrl.rewards.suites import code_block, suite
 from agentrl.sandbox import ExecResult, SandboxKilledError
 from agentrl_envs.coding.attacks import ON_THE_VERDICT
@@ -32,7 +32,7 @@ def fenced(code):
 
 
 def wrote(code, label, **given):
-    return Written.of_turns([fenced(code)], label=label, **given)
+    return ModelOutput.of_turns([fenced(code)], label=label, **given)
 
 
 @pytest.fixture
@@ -366,8 +366,8 @@ async def test_without_a_block_there_is_nothing_to_run_and_no_sandbox_is_made():
         f"```bash\n{ADD}\n```",
         fenced(ADD + "#" * 20_000),
     ):
-        assert await tests.grade(Written.of_turns([turn], label=ASSERTS)) == WRONG
-    observed = Written.of_turns(["no code"], observed=(fenced(ADD),), prompt=fenced(ADD), label=ASSERTS)
+        assert await tests.grade(ModelOutput.of_turns([turn], label=ASSERTS)) == WRONG
+    observed = ModelOutput.of_turns(["no code"], observed=(fenced(ADD),), prompt=fenced(ADD), label=ASSERTS)
     assert await tests.grade(observed) == WRONG
 
 

@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.rewards import em, grader, group, in_process, per_turn, shaped, weighted
 from agentrl.rewards.grader import TurnReward
 from agentrl.rewards.maths import is_same
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import Reward
 
 SLOW = __file__.replace("test_combine", "slow_graders")
@@ -30,7 +30,7 @@ def searched(turn, observed):
 
 
 async def test_a_weighted_sum_logs_its_parts():
-    wrote = Written.of_turns(["Paris"], label="Paris")
+    wrote = ModelOutput.of_turns(["Paris"], label="Paris")
     grade = await weighted(em=(em, 2.0), length=(length, -0.1)).grade(wrote)
     assert grade.value == pytest.approx(1.5)
     assert grade.parts == pytest.approx({"em": 2.0, "length": -0.5, "length.turns": 1})
@@ -43,7 +43,7 @@ def test_a_wrong_sum_is_refused_when_it_is_made(wrong):
 
 
 async def test_turns_earn_their_share_of_a_sum():
-    wrote = Written.of_turns(["search a", "b", "search c"], observed=("found", "hm"))
+    wrote = ModelOutput.of_turns(["search a", "b", "search c"], observed=("found", "hm"))
     assert await searched.grade(wrote) == TurnReward(0.5, turns=(0.5, 0.0, 0.0))
     twice = await weighted(searched=(searched, 2.0), again=(searched, 1.0)).grade(wrote)
     assert (twice.value, twice.turns) == (1.5, (1.5, 0.0, 0.0))
@@ -52,9 +52,9 @@ async def test_turns_earn_their_share_of_a_sum():
 async def test_shaping_moves_credit_and_not_the_sum():
     found = shaped(lambda written: float(len(written.observed)))
     for observed in (("a", "b"), ("a",), ()):
-        grade = await found.grade(Written.of_turns(["x", "y", "z"], observed=observed))
+        grade = await found.grade(ModelOutput.of_turns(["x", "y", "z"], observed=observed))
         assert grade.value == 0.0
-    grade = await found.grade(Written.of_turns(["x", "y", "z"], observed=("a", "b")))
+    grade = await found.grade(ModelOutput.of_turns(["x", "y", "z"], observed=("a", "b")))
     assert grade.turns == (1.0, 1.0, -2.0)
 
 
@@ -74,15 +74,15 @@ async def test_the_turns_of_a_trajectory_hold_their_rewards(renderer):
 
 async def test_a_group_reward_gives_one_each():
     with pytest.raises(ConfigError, match="returned 1 rewards for 2 episodes"):
-        await group(lambda episodes: [1.0]).grade_group([Written(), Written()])
+        await group(lambda episodes: [1.0]).grade_group([ModelOutput(), ModelOutput()])
 
 
 async def test_a_blocking_function_costs_one_episode_its_deadline():
     asked = time.monotonic()
     with pytest.raises(TimeoutError, match=r"slow_graders\.py:sleeps took longer than 0\.3 s"):
-        await in_process(f"{SLOW}:sleeps", seconds=0.3).grade(Written(answer="x"))
+        await in_process(f"{SLOW}:sleeps", seconds=0.3).grade(ModelOutput(answer="x"))
     assert time.monotonic() - asked < 30
-    assert await in_process(f"{SLOW}:equal").grade(Written(answer="x", label="x")) == 1.0
+    assert await in_process(f"{SLOW}:equal").grade(ModelOutput(answer="x", label="x")) == 1.0
     with pytest.raises(ConfigError, match="no such file"):
         in_process("nowhere.py:grade")
     with pytest.raises(ConfigError, match="names no function"):
@@ -103,4 +103,4 @@ async def test_text_is_no_reward_of_a_part():
     texts = grader(lambda written: "0.5")
     for made in (per_turn(lambda turn, after: "0.5"), shaped(lambda written: "0.5"), weighted(part=(texts, 1.0))):
         with pytest.raises(ValueError, match=r"is '0.5'; it must be a finite number"):
-            await made.grade(Written(turns=("a",), observed=("b",)))
+            await made.grade(ModelOutput(turns=("a",), observed=("b",)))

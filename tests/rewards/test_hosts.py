@@ -20,7 +20,7 @@ from agentrl.rewards import Grader, em, grader, group, search_r1_retrieval
 from agentrl.rollout import BugError, Rollout, run_groups
 from agentrl.slime.rollouts import is_valid
 from agentrl.slime.sample import clear, to_sample
-from agentrl.trajectory.model_output import Written
+from agentrl.trajectory.model_output import ModelOutput
 from tests.rollout.test_groups import Fake
 from tests.slime.conftest import Sample
 
@@ -231,7 +231,7 @@ async def test_a_group_under_slime_needs_the_flag_and_leaves_failed_members_out(
 
 async def test_a_subclass_is_a_grader_too(renderer):
     class Length(Grader):
-        async def grade(self, written: Written) -> float:
+        async def grade(self, written: ModelOutput) -> float:
             await asyncio.sleep(0)
             return float(len(written.answer))
 

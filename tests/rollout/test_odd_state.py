@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, StopReason
-from agentrl.check import Given, check
+from agentrl.check import CheckInputs, check
 from agentrl.engine import ScriptedEngine
 from agentrl.episode.options import EpisodeOptions, Host
 from agentrl.episode.parking import Parking
@@ -303,7 +303,7 @@ async def test_state_of_the_authors_own_is_isolated_or_reported(renderer, env, c
         [group] = await run_groups(rollout, [row()], 4)
     if [one.reward for one in group] == [1.0] * 4:
         return
-    given = Given(
+    given = CheckInputs(
         env=env,
         tasks=[row()],
         renderer=renderer,

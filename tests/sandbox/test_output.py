@@ -4,11 +4,11 @@ import tracemalloc
 
 import pytest
 
-from agentrl_sandbox.output import Kept
+from agentrl_sandbox.output import HeadTailBuffer
 
 
 def kept(limit, *pieces):
-    made = Kept(limit)
+    made = HeadTailBuffer(limit)
     for piece in pieces:
         made.add(piece)
     return made
@@ -55,7 +55,7 @@ def test_memory_is_bounded():
     piece = b"x" * (64 << 10)
     tracemalloc.start()
     try:
-        made = Kept(100_000)
+        made = HeadTailBuffer(100_000)
         for _ in range(2000):
             made.add(piece)
         peak = tracemalloc.get_traced_memory()[1]

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.errors import SandboxError
 from agentrl_sandbox import reaper
-from agentrl_sandbox.backend import Found
+from agentrl_sandbox.backend import FoundSandbox
 from agentrl_sandbox.reaper import reaping, sweep
 
 
@@ -25,7 +25,7 @@ class Shelf:
     async def list(self):
         if self.broken:
             raise self.broken
-        return [Found(name, "", "owner", "run", 0.0, gone) for name, gone in self.boxes.items()]
+        return [FoundSandbox(name, "", "owner", "run", 0.0, gone) for name, gone in self.boxes.items()]
 
     async def remove(self, sandbox_ids):
         for name in sandbox_ids:

@@ -50,14 +50,14 @@ def told(
     `ids` maps a call's id on the wire to its id in the tokens. `calls` maps the ids of the previous turn's calls to
     their names. `root`: the conversation begins here.
     """
-    making = _Told(forms, ids, root, dict(calls or {}))
+    making = _MessageBuilder(forms, ids, root, dict(calls or {}))
     for entry in entries:
         making.add(entry)
     return list(making.messages)
 
 
 @dataclass(slots=True)
-class _Told:
+class _MessageBuilder:
     """Builds messages from entries."""
 
     forms: Forms

@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from agentrl.chat.request import Asked, Exchange, RefusedError
+from agentrl.chat.request import Exchange, RefusedError, SessionHandler
 from agentrl.chat.wires import reading
 from agentrl.chat.wires.base import Answer, Wire
 from agentrl.chat.wires.chat import Chat
@@ -40,7 +40,7 @@ class WireServer:
     RefusedError or DeniedError. `model` is the name under which the model is listed. A request may use any name.
     """
 
-    def __init__(self, find: Callable[[str, web.BaseRequest], Asked], model: str) -> None:
+    def __init__(self, find: Callable[[str, web.BaseRequest], SessionHandler], model: str) -> None:
         self._find = find
         self._model = model
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -127,7 +127,7 @@ class WireServer:
         kind = {} if wire is _MESSAGES else {"object": "response.input_tokens"}
         return json_response({"input_tokens": tokens, **kind})
 
-    def _found(self, key: str, request: web.BaseRequest) -> Asked:
+    def _found(self, key: str, request: web.BaseRequest) -> SessionHandler:
         if self._closing.done():
             raise RefusedError("unavailable", "the gateway is closing; ask again later")
         return self._find(key, request)
@@ -157,7 +157,7 @@ def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: async
 
 
 @contextmanager
-def _noting(session: Asked, what: str) -> Iterator[None]:
+def _noting(session: SessionHandler, what: str) -> Iterator[None]:
     """Log refusals within this context in the session, because they never become requests of it."""
     try:
         yield
@@ -174,7 +174,7 @@ def _noting(session: Asked, what: str) -> Iterator[None]:
         raise
 
 
-async def _read(request: web.BaseRequest, path: str, wire: Wire, session: Asked) -> Answer:
+async def _read(request: web.BaseRequest, path: str, wire: Wire, session: SessionHandler) -> Answer:
     """Read a request. The returned Answer writes the answer. Raises RefusedError and DeniedError."""
     raw = await body_of(request)
     return wire.read(reading.read_body(raw), request.headers, _digest(path, raw), session.options)

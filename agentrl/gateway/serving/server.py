@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 from aiohttp import web
 
-from agentrl.chat.request import Asked, RefusedError
+from agentrl.chat.request import RefusedError, SessionHandler
 from agentrl.episode.shared import loop_resources
 from agentrl.gateway.serving.http import WireServer, keys
 
@@ -17,7 +17,7 @@ MODEL = "agentrl"
 """The name under which the model is listed. A request may use any name."""
 
 
-class Keyed(Asked, Protocol):
+class KeyedSession(SessionHandler, Protocol):
     """A session that a server finds by its key."""
 
     @property
@@ -38,7 +38,7 @@ class Gateway:
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host = host
         self._port = port
-        self._sessions: dict[str, Asked] = {}
+        self._sessions: dict[str, SessionHandler] = {}
 
     async def __aenter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="agentrl-gateway-"))
@@ -68,15 +68,15 @@ class Gateway:
         """The Unix socket. Any user who can see it may connect."""
         return self._folder / "gateway.sock"
 
-    def add(self, session: Keyed) -> None:
+    def add(self, session: KeyedSession) -> None:
         """Serve a session from now on."""
         self._sessions[session.key] = session
 
-    def remove(self, session: Keyed) -> None:
+    def remove(self, session: KeyedSession) -> None:
         """End a session: from now on its key is refused with 400."""
         self._sessions.pop(session.key, None)
 
-    def _session(self, key: str, request: web.BaseRequest) -> Asked:
+    def _session(self, key: str, request: web.BaseRequest) -> SessionHandler:
         """Raises RefusedError with status 400 for an unknown key, because all clients stop on that status alone."""
         for given in keys(key, request):
             if given in self._sessions:

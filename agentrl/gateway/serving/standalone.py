@@ -19,7 +19,7 @@ from agentrl.engine.sglang.access import Access, exposure
 from agentrl.episode.options import EpisodeOptions, SpecialTokens
 from agentrl.gateway.serving.bodies import DeniedError
 from agentrl.gateway.serving.http import WireServer, keys
-from agentrl.gateway.session.exchange import Refused
+from agentrl.gateway.session.exchange import RefusedExchange
 from agentrl.gateway.session.session import Session
 from agentrl.render.base import Renderer
 from agentrl.types import JSON, Limits
@@ -52,7 +52,7 @@ class Standalone:
         try:
             session = self._session(request)
         except RefusedError as refused:
-            return Refused(refused)
+            return RefusedExchange(refused)
         # Without the digest, so that the same request again is a new one.
         return _Alone(session.ask(replace(request, digest="", retried=False)), session)
 

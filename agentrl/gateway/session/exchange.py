@@ -144,7 +144,7 @@ class Waiting:
         self._note("lost", answer)
 
 
-class Refused:
+class RefusedExchange:
     """The Exchange of a refused request."""
 
     def __init__(self, refused: RefusedError) -> None:

@@ -190,7 +190,7 @@ class Sampler:
         while True:
             await self.ready()
             assert self._engine is not None
-            talk.engine = _Counted(self._engine, self)
+            talk.engine = _CountingEngine(self._engine, self)
             self._start(node, talk)
             try:
                 sampled = await talk.sample(wishes)
@@ -215,7 +215,7 @@ class Sampler:
         scratch.segments = [node.turn]
         scratch.append_prompt(Rendered(prompt.ids(), (), prompt.rendered.thinking))
         return Conversation(
-            _Counted(self._engine, self),
+            _CountingEngine(self._engine, self),
             self.bind(prompt.head),
             scratch,
             options,
@@ -251,7 +251,7 @@ class Sampler:
         return self._renderers[head.digest]
 
 
-class _Counted:
+class _CountingEngine:
     """An engine whose tokens are counted as it returns them."""
 
     def __init__(self, engine: Engine, sampler: Sampler) -> None:

@@ -30,7 +30,7 @@ from agentrl.engine.base import Engine
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, Failure, TemplateError
 from agentrl.gateway.session import replaying
-from agentrl.gateway.session.exchange import Answer, Answers, Refused, Waiting
+from agentrl.gateway.session.exchange import Answer, Answers, RefusedExchange, Waiting
 from agentrl.gateway.session.log import SessionLog
 from agentrl.gateway.session.matching import START, Digest, entry_digest, tools_digest
 from agentrl.gateway.session.replying import reply_of, shown
@@ -154,7 +154,7 @@ class Session:
             answer = self._attach(request)
         except RefusedError as refused:
             self.log.note("refused", kind=refused.kind, message=str(refused), wire=request.wire)
-            return Refused(refused)
+            return RefusedExchange(refused)
         return Waiting(answer, self._refusal, self._left)
 
     def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:

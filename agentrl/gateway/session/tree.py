@@ -243,7 +243,7 @@ class _Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _RequestEntries:
     """The entries of a request, as the tree reads them."""
 
     entries: list[Entry]
@@ -290,9 +290,9 @@ class Tree:
         node = self.nodes[number] if number < len(self.nodes) else None
         return node if node is not None and node.sent is not None else None
 
-    def _read(self, entries: Sequence[Entry]) -> _Read:
+    def _read(self, entries: Sequence[Entry]) -> _RequestEntries:
         """The entries, and the replies that they name. A reply that is echoed in several messages becomes one entry."""
-        read = _Read([], [], {})
+        read = _RequestEntries([], [], {})
         for entry in entries:
             node = self._name(entry) if entry.role == "assistant" else None
             if node is not None and read.named[-1:] == [node]:
@@ -416,7 +416,7 @@ class Tree:
         prompt = self._prompt(cursor, tools)
         return () if prompt is None else prompt.replies
 
-    def _place(self, cursor: _Cursor, read: _Read, tools: Digest) -> Place:
+    def _place(self, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> Place:
         start, node = cursor.start, cursor.node
         known, tells, told = dict[int, Node](), list[tuple[Node, Entry]](), cursor.told
         for i, entry in enumerate(read.entries[start:], start):
@@ -444,7 +444,7 @@ class Tree:
             rest,
         )
 
-    def _told_here(self, at: int, cursor: _Cursor, read: _Read, tools: Digest) -> Node | None:
+    def _told_here(self, at: int, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> Node | None:
         """The reply that an assistant entry among the new entries echoes: by its ids, or in the same words.
 
         Of several with the same words, one in a conversation that begins like this one is preferred, then the latest.

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from agentrl.errors import TemplateError
 from agentrl.render.formats.spelled import Span, Spelled
-from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.json_value import ParseFailure, json_at
 from agentrl.render.read.lexer import Lexed, loose
 from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
@@ -61,15 +61,15 @@ def by_schema(text: str, schema: Schema, null: str = NULL) -> JSON:
         return _without_quotes(text, value, kinds, schema)
     if isinstance(value, dict | list):
         return value if schema.allows(value) else text
-    listed = not schema.allows(text) and not isinstance(value, Unread) and schema.allows(value)
+    listed = not schema.allows(text) and not isinstance(value, ParseFailure) and schema.allows(value)
     return value if listed else text
 
 
 def _without_quotes(text: str, value: Any, kinds: frozenset[str], schema: Schema) -> JSON:
     """The value of a text that cannot be a string."""
-    if isinstance(value, str) and not isinstance(inner := literal(value), Unread) and schema.allows(inner):
+    if isinstance(value, str) and not isinstance(inner := literal(value), ParseFailure) and schema.allows(inner):
         return inner  # "5", with its quotes
-    if not isinstance(value, Unread):
+    if not isinstance(value, ParseFailure):
         return value
     if not text.strip() and (empty := next((kind for kind in _EMPTY if kind in kinds), None)):
         return _EMPTY[empty]()
@@ -111,14 +111,14 @@ def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]
 def literal(text: str) -> Any:
     """The JSON or Python value of the text, or an Unread. JSON's words may occur within Python."""
     value, end = json_at(text.strip(), 0)
-    if not isinstance(value, Unread) and end == len(text.strip()):
+    if not isinstance(value, ParseFailure) and end == len(text.strip()):
         return value
     try:
         tree = ast.parse(_QUOTED.sub(_on_one_line, text.strip()), mode="eval")
         value = ast.literal_eval(_Words().visit(tree))
         return json.loads(json.dumps(value, allow_nan=False))  # a tuple is a list
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return Unread("neither JSON nor a Python literal")
+        return ParseFailure("neither JSON nor a Python literal")
 
 
 def _on_one_line(quoted: re.Match[str]) -> str:

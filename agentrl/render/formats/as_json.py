@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.render.formats import spelled
 from agentrl.render.formats.arguments import Learned, Regions
 from agentrl.render.formats.spelled import Spelled
-from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.json_value import ParseFailure, json_at
 from agentrl.render.read.lexer import Lexed
 from agentrl.render.read.schema import Schema
 
@@ -32,7 +32,9 @@ class AsJson:
         value, end = json_at(lexed.text, space.end() if space else at)
         if self.as_text and isinstance(value, str):
             value, _ = json_at(value, 0)
-        return (Unread(f"the call is not valid JSON: {value.reason}") if isinstance(value, Unread) else value), end
+        return (
+            ParseFailure(f"the call is not valid JSON: {value.reason}") if isinstance(value, ParseFailure) else value
+        ), end
 
 
 def learn(probes: Spelled) -> Learned | None:

@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.render.formats import spelled
 from agentrl.render.formats.arguments import Learned, Regions
 from agentrl.render.formats.spelled import Spelled
-from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.json_value import ParseFailure, json_at
 from agentrl.render.read.lexer import Lexed
 from agentrl.render.read.schema import Schema
 
@@ -31,7 +31,7 @@ class AsBareKeys:
         try:
             return self._value(lexed, space.end() if space else at)
         except (ValueError, RecursionError) as exc:
-            return Unread(f"the call's arguments cannot be read: {exc}"), at
+            return ParseFailure(f"the call's arguments cannot be read: {exc}"), at
 
     def _value(self, lexed: Lexed, at: int) -> tuple[Any, int]:
         syntax = lexed.syntax
@@ -46,7 +46,7 @@ class AsBareKeys:
             return self._list(lexed, at + 1)
         if syntax.startswith('"', at):
             value, end = json_at(lexed.text, at)
-            if isinstance(value, Unread):
+            if isinstance(value, ParseFailure):
                 raise ValueError(value.reason)
             return value, end
         return _word(lexed, at)
@@ -104,7 +104,7 @@ def _word(lexed: Lexed, at: int) -> tuple[Any, int]:
     if word.group() in _WORDS:
         return _WORDS[word.group()], word.end()
     value, end = json_at(lexed.text, at)
-    if not isinstance(value, Unread) and end == word.end():
+    if not isinstance(value, ParseFailure) and end == word.end():
         return value, end
     bare = _BARE.match(lexed.syntax, at)  # a string whose quotes were left out
     if bare is None:

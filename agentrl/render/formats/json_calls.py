@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.render.formats import spelled
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.calls import Attempt, Block, Types, broken
-from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.json_value import ParseFailure, json_at
 from agentrl.render.read.lexer import Lexed, is_distinct, loose
 
 PYTHON_TAG = "<|python_tag|>"
@@ -77,7 +77,7 @@ class JsonCalls:
         One that is not valid JSON is a call that went wrong if it shows the same.
         """
         value, _ = json_at(text, at)
-        if isinstance(value, Unread):
+        if isinstance(value, ParseFailure):
             return self._shows_a_call(text, at)
         name, arguments = self._name_and_arguments(value)
         if not isinstance(name, str) or not name:
@@ -102,7 +102,7 @@ class JsonCalls:
         space = _BETWEEN.match(lexed.text, begin)
         start = space.end() if space else begin
         value, end = json_at(lexed.text, start)
-        if isinstance(value, Unread):
+        if isinstance(value, ParseFailure):
             return self._broken(lexed, at, begin, begin, f"the call is not valid JSON: {value.reason}")
         if not self.close:
             return self._check(value, at, end, lexed.text[start:end], types)

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.render.formats import spelled
 from agentrl.render.formats.arguments import CDATA, NULL, Learned, Regions, by_schema, null_in, runs_on, section
 from agentrl.render.formats.spelled import Spelled
-from agentrl.render.read.json_value import Unread
+from agentrl.render.read.json_value import ParseFailure
 from agentrl.render.read.lexer import Lexed, loose
 from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
@@ -44,7 +44,7 @@ class AsKeyTags:
 
     def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
         found, stop, error = self._elements(lexed, at, len(lexed.syntax), schema, 0, close)
-        return (Unread(error), at) if error else (dict(found), stop)
+        return (ParseFailure(error), at) if error else (dict(found), stop)
 
     def _elements(
         self, lexed: Lexed, at: int, stop: int, schema: Schema, depth: int, call_close: str = ""

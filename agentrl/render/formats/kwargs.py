@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.render.formats import spelled
 from agentrl.render.formats.arguments import Learned, Regions, literal
 from agentrl.render.formats.spelled import Spelled
-from agentrl.render.read.json_value import Unread, json_at
+from agentrl.render.read.json_value import ParseFailure, json_at
 from agentrl.render.read.lexer import Lexed, loose
 from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
@@ -40,12 +40,12 @@ class AsKwargs:
         while (key := _KEY.match(lexed.text, at)) is not None:
             name = key["key"]
             if name in values:
-                return Unread(f"the argument {name!r} is given twice"), key.end()
+                return ParseFailure(f"the argument {name!r} is given twice"), key.end()
             value, end = self._value(lexed, key.end())
-            if isinstance(value, Unread) and _PADDED.fullmatch(padded := lexed.text[key.end() : end].strip()):
+            if isinstance(value, ParseFailure) and _PADDED.fullmatch(padded := lexed.text[key.end() : end].strip()):
                 value = padded if schema.within(name).allows(padded) else int(padded)
-            if isinstance(value, Unread):
-                return Unread(f"the argument {name!r} cannot be read: {value.reason}"), key.end()
+            if isinstance(value, ParseFailure):
+                return ParseFailure(f"the argument {name!r} cannot be read: {value.reason}"), key.end()
             values[name], at = value, end
         last = re.compile(rf"\s*,(?=\s*{loose(close)})").match(lexed.text, at) if values and close else None
         return values, last.end() if last else at
@@ -53,13 +53,13 @@ class AsKwargs:
     def _value(self, lexed: Lexed, at: int) -> tuple[Any, int]:
         if self.unescaped and lexed.text.startswith(self.unescaped, at):
             closing = re.compile(re.escape(self.unescaped) + f"(?={_ENDS.pattern})").search(lexed.text, at + 1)
-            return (lexed.text[at + 1 : closing.start()], closing.end()) if closing else (Unread("no end"), at)
+            return (lexed.text[at + 1 : closing.start()], closing.end()) if closing else (ParseFailure("no end"), at)
         value, end = json_at(lexed.text, at)
-        if not isinstance(value, Unread) and _ENDS.match(lexed.text, end):
+        if not isinstance(value, ParseFailure) and _ENDS.match(lexed.text, end):
             return value, end
         end = _end_of_value(lexed.text, at)
         value = literal(lexed.text[at:end])
-        return _with_quotes_within(lexed.text, at) or (value, end) if isinstance(value, Unread) else (value, end)
+        return _with_quotes_within(lexed.text, at) or (value, end) if isinstance(value, ParseFailure) else (value, end)
 
 
 def _with_quotes_within(text: str, at: int) -> tuple[str, int] | None:

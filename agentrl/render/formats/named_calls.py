@@ -11,7 +11,7 @@ from agentrl.render.formats import as_json, bare_keys, key_tags, kwargs, pairs, 
 from agentrl.render.formats.arguments import Arguments, Learned
 from agentrl.render.formats.spelled import Spelled
 from agentrl.render.read.calls import Attempt, Block, Types, broken, trigger
-from agentrl.render.read.json_value import Unread
+from agentrl.render.read.json_value import ParseFailure
 from agentrl.render.read.lexer import ID, NAME, NUMBER, Lexed, has_tag, is_distinct, is_tag, loose, pieces
 from agentrl.render.read.schema import ANY, Schema
 
@@ -86,7 +86,7 @@ class NamedCalls:
             return self._broken(lexed, at, begin, begin, "the call's name cannot be read")
         name, call_id = header["name"], header.groupdict().get("id") or ""
         value, end = self._arguments(lexed, header.end(), types.get(name))
-        if isinstance(value, Unread):
+        if isinstance(value, ParseFailure):
             return self._broken(lexed, at, header.start("name"), header.end(), value.reason, name)
         close = _or_without(self.close, "" if ID in self.open + self.between else ID)
         mark = re.compile(r"\s*" + close).match(lexed.syntax, end)
@@ -100,7 +100,7 @@ class NamedCalls:
 
     def _arguments(self, lexed: Lexed, at: int, schema: Schema | None) -> tuple[Any, int]:
         value, end = self.arguments.read(lexed, at, self.close, ANY if schema is None else schema)
-        nothing = self._nothing(lexed, at, schema) if isinstance(value, Unread) else None
+        nothing = self._nothing(lexed, at, schema) if isinstance(value, ParseFailure) else None
         return nothing or (value, end)
 
     def _goes_on(self, lexed: Lexed, at: int) -> bool:

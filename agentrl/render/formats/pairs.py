@@ -22,7 +22,7 @@ from agentrl.render.formats.arguments import (
     section,
 )
 from agentrl.render.formats.spelled import Spelled
-from agentrl.render.read.json_value import Unread
+from agentrl.render.read.json_value import ParseFailure
 from agentrl.render.read.lexer import TYPE, Lexed, has_tag, is_tag, loose, pieces
 from agentrl.render.read.schema import Schema
 from agentrl.types import JSON
@@ -63,7 +63,7 @@ class AsPairs:
             name, at = opened["key"], opened.end()
             missing = schema.keys.difference(values, (name,))
             found = self._text(lexed, at, name, close, "|".join(map(re.escape, sorted(missing))) or _KEY)
-            if isinstance(found, Unread):
+            if isinstance(found, ParseFailure):
                 return found, at
             text, at = found
             values[name] = self._value(text, opened.groupdict().get("type"), schema.within(name))
@@ -77,7 +77,7 @@ class AsPairs:
         tags = [re.escape(tag) for tag in pieces(self.between) if is_tag(tag)]
         return re.compile("|".join([self._opening(_KEY), *tags] if self.open else tags) or r"(?!)")
 
-    def _text(self, lexed: Lexed, at: int, name: str, close: str, missing: str) -> tuple[str, int] | Unread:
+    def _text(self, lexed: Lexed, at: int, name: str, close: str, missing: str) -> tuple[str, int] | ParseFailure:
         """The text of a value from `at` on, and the end of its close. `missing` are keys of arguments to come."""
         follows = "|".join(filter(None, (loose(self.open), loose(close), r"\Z")))
         end = rf"{loose(self.close)}(?=\s*(?:{follows}))"
@@ -88,16 +88,16 @@ class AsPairs:
             closed = lexed.search(end, at)
             text = lexed.text[at : closed.start() if closed else at]
         if closed is None or (not protected and runs_on(lexed, at, closed.start(), close, self._opening(_KEY))):
-            return Unread(f"the argument {name!r} is not closed")
+            return ParseFailure(f"the argument {name!r} is not closed")
         following = None if protected else self._swallowed(lexed, at, closed.start(), missing)
         if following is not None:
             text = lexed.text[at:following]
             value, line, before = text.rpartition("\n")
             ends = line and not before.strip() and not has_tag(self.between)  # <arg_key> ends no <arg_value>
-            return (value, following) if ends else Unread(f"the argument {name!r} is not closed")
+            return (value, following) if ends else ParseFailure(f"the argument {name!r} is not closed")
         first = lexed.search(loose(self.close), closed.start() if protected else at)
         if first and self._another().search(lexed.syntax, first.end(), closed.start()):
-            return Unread(f"text behind the argument {name!r}")
+            return ParseFailure(f"text behind the argument {name!r}")
         return text, closed.end()
 
     def _swallowed(self, lexed: Lexed, at: int, stop: int, missing: str) -> int | None:
@@ -113,7 +113,7 @@ class AsPairs:
             text = html.unescape(text)
         if self.quoted or (kind is not None and self.string_type):
             value = text if kind == self.string_type else literal(text)
-            return text if isinstance(value, Unread) else value
+            return text if isinstance(value, ParseFailure) else value
         return by_schema(text, schema, self.null)
 
 

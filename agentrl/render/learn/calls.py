@@ -26,7 +26,7 @@ _LEADS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTurn:
     """A turn whose calls are known in advance."""
 
     message: Mapping[str, JSON]
@@ -34,7 +34,7 @@ class Known:
     """Id, name and arguments."""
 
 
-def known_calls(count: int, content: str, forms: Forms) -> list[Known]:
+def known_calls(count: int, content: str, forms: Forms) -> list[KnownTurn]:
     """Turns with one call and, if `count` is 2, with two: hard arguments, plain ones, and none."""
     hard: list[Mapping[str, JSON]] = [{**KNOWN, "i": i} for i in range(count)]
     turns: list[list[Mapping[str, JSON]]] = [hard[:1], hard, [_PLAIN, {}][:count], [{}]]
@@ -72,7 +72,9 @@ def derive(
     return None
 
 
-def _written(turns: Sequence[Known], sampled: Callable[[Mapping[str, Any]], str]) -> Iterator[tuple[Known, str]]:
+def _written(
+    turns: Sequence[KnownTurn], sampled: Callable[[Mapping[str, Any]], str]
+) -> Iterator[tuple[KnownTurn, str]]:
     for i, known in enumerate(turns):
         try:
             yield known, sampled(known.message)
@@ -81,10 +83,10 @@ def _written(turns: Sequence[Known], sampled: Callable[[Mapping[str, Any]], str]
                 raise
 
 
-def _known(content: str, arguments: Sequence[Mapping[str, JSON]], name_in_id: bool) -> Known:
+def _known(content: str, arguments: Sequence[Mapping[str, JSON]], name_in_id: bool) -> KnownTurn:
     ids = [named_id(_NAME, i) if name_in_id else f"k7{i}m2x9q{i}" for i in range(len(arguments))]
     calls = tuple((call_id, _NAME, given) for call_id, given in zip(ids, arguments, strict=True))
-    return Known(_turn(content, calls), calls)
+    return KnownTurn(_turn(content, calls), calls)
 
 
 def _words(i: int, name_in_id: bool) -> tuple[str, str, Mapping[str, JSON]]:
@@ -126,7 +128,7 @@ def schemas(arguments: Mapping[str, JSON]) -> Mapping[str, Mapping[str, Any]]:
     return {key: spelled.schema(value) for key, value in arguments.items()}
 
 
-def _reads_back(block: Block, lexer: Lexer, tokens: Sequence[int], known: Known) -> bool:
+def _reads_back(block: Block, lexer: Lexer, tokens: Sequence[int], known: KnownTurn) -> bool:
     lexed, at, read = lexer(tokens, block.lead), 0, list[Attempt]()
     parameters = {"type": "object", "properties": schemas({**KNOWN, **_PLAIN, "i": 0})}
     types = types_of([{"name": name, "parameters": parameters} for _, name, _ in known.calls])

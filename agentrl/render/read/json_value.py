@@ -10,7 +10,7 @@ from agentrl.plain import finite, no_constant
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class ParseFailure:
     """Why text is no value."""
 
     reason: str
@@ -22,7 +22,9 @@ def json_at(text: str, at: int) -> tuple[Any, int]:
         value, end = NUMBERS.raw_decode(text, at)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as exc:
-        return Unread(getattr(exc, "msg", None) or (str(exc) if type(exc) is ValueError else type(exc).__name__)), at
+        return ParseFailure(
+            getattr(exc, "msg", None) or (str(exc) if type(exc) is ValueError else type(exc).__name__)
+        ), at
     return value, end
 
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Held(Generic[T]):
+class HeldResource(Generic[T]):
     """Opened at the first `get`, in a separate task: a task group must be left by the task that entered it."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:

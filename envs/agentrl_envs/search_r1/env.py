@@ -50,7 +50,7 @@ class SearchR1Config(BaseModel):
     """Seconds that a search may take, retries included."""
 
 
-class Asked(NamedTuple):
+class TurnRequest(NamedTuple):
     """What a turn asks for."""
 
     kind: Literal["search", "answer"]
@@ -137,10 +137,10 @@ class SearchR1(Env):
         self.searches, self.final = state
 
 
-def read_action(action: Action) -> Asked | None:
+def read_action(action: Action) -> TurnRequest | None:
     """The first search or answer of a turn. None if there is none outside of its thought.
 
     A thought that never ended contains no action. The paper executes actions in it.
     """
     found = _ACTION.search(without_thought(action.content)[0])
-    return Asked(cast(Literal["search", "answer"], found[1]), found[2].strip()) if found else None
+    return TurnRequest(cast(Literal["search", "answer"], found[1]), found[2].strip()) if found else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from agentrl.errors import SandboxError
-from agentrl_sandbox.backend import Found, Leftover
+from agentrl_sandbox.backend import FoundSandbox, Leftover
 from agentrl_sandbox.bubblewrap import cgroups, registry, root, seccomp
 from agentrl_sandbox.bubblewrap.box import Box
 from agentrl_sandbox.bubblewrap.cgroups import Cgroups
@@ -60,7 +60,7 @@ class BubblewrapBackend:
         if image:
             await asyncio.to_thread(root.resolve, image)
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundSandbox]:
         """See `Backend.list`."""
         return [entry.found() for entry in await asyncio.to_thread(registry.entries)]
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentrl_sandbox import owners
-from agentrl_sandbox.backend import Found
+from agentrl_sandbox.backend import FoundSandbox
 from agentrl_sandbox.bubblewrap import cgroups
 
 
@@ -31,9 +31,9 @@ class Entry:
     """Its start time, as a process id may be reused."""
     cgroups: tuple[str, ...]
 
-    def found(self) -> Found:
+    def found(self) -> FoundSandbox:
         gone = not self.runs or owners.is_gone(self.owner, self.deadline)
-        return Found(self.sandbox_id, self.image, self.owner, self.run, self.deadline, gone)
+        return FoundSandbox(self.sandbox_id, self.image, self.owner, self.run, self.deadline, gone)
 
     @property
     def runs(self) -> bool:

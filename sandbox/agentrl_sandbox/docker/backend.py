@@ -13,7 +13,7 @@ from aiodocker import DockerError
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox import machine, owners
-from agentrl_sandbox.backend import Found, Leftover
+from agentrl_sandbox.backend import FoundSandbox, Leftover
 from agentrl_sandbox.docker.container import DEADLINE, IMAGE, OWNER, RUN, SANDBOX
 from agentrl_sandbox.docker.disk import DiskWatch
 from agentrl_sandbox.docker.engine import Engine
@@ -78,7 +78,7 @@ class DockerBackend:
             return Machine(min(host.cores, own.cores), own.memory_mb)
         return Machine(host.cores, host.memory_mb)
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundSandbox]:
         """See `Backend.list`."""
         engine, _ = self._opened()
         with engine.telling("the list of sandboxes"):
@@ -132,9 +132,9 @@ class DockerBackend:
         return self._engine, self._images
 
 
-def _found(labels: dict[str, str]) -> Found:
+def _found(labels: dict[str, str]) -> FoundSandbox:
     owner, deadline = labels.get(OWNER, ""), float(labels.get(DEADLINE) or "inf")
-    return Found(
+    return FoundSandbox(
         sandbox_id=labels[SANDBOX],
         image=labels.get(IMAGE, ""),
         owner=owner,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
-from agentrl_sandbox.backend import Found
+from agentrl_sandbox.backend import FoundSandbox
 from agentrl_sandbox.fake.sandbox import FakeSandbox, Script
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -36,11 +36,11 @@ class FakeBackend:
     async def prepare(self, image: str) -> None:
         """Nothing: there are no images."""
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundSandbox]:
         """Those of this object that are open."""
         now = time.time()
         return [
-            Found(box.sandbox_id, spec.image, "", "", deadline, gone=now > deadline)
+            FoundSandbox(box.sandbox_id, spec.image, "", "", deadline, gone=now > deadline)
             for box, (spec, deadline) in zip(self.made, self._specs.values(), strict=True)
             if box.is_open
         ]

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError
-from agentrl_sandbox.backend import Found
+from agentrl_sandbox.backend import FoundSandbox
 from agentrl_sandbox.hosted.sandbox import HostedSandbox, Service
 from agentrl_sandbox.owners import current, run_name
 from agentrl_sandbox.spec import SandboxSpec
@@ -53,11 +53,11 @@ class HostedBackend:
     async def prepare(self, image: str) -> None:
         """Nothing: the service has its images, and `sandbox` reports a missing one."""
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundSandbox]:
         """Those of this process: the protocol has no list of others'."""
         now = time.time()
         return [
-            Found(box.sandbox_id, box.spec.image, current(), run_name(), until, gone=now > until)
+            FoundSandbox(box.sandbox_id, box.spec.image, current(), run_name(), until, gone=now > until)
             for box, until in self._made
             if box.is_open
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from agentrl_sandbox.backend import Found
+from agentrl_sandbox.backend import FoundSandbox
 from agentrl_sandbox.local.sandbox import LocalSandbox
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -27,7 +27,7 @@ class LocalBackend:
     async def prepare(self, image: str) -> None:
         """Nothing: commands run on this machine."""
 
-    async def list(self) -> Sequence[Found]:
+    async def list(self) -> Sequence[FoundSandbox]:
         """None: a local sandbox ends with its owner, and nothing is kept of it."""
         return []
 

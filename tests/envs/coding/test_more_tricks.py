@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from agentrl import InfraError, Task
-from agentrl.rewards import UnitTests, Written
+from agentrl.rewards import ModelOutput, UnitTests
 from tests.envs.coding.tricks import HONEST, ISOLATED, SPEC, earned, played, put, told
 from tests.sandbox.engine import entered
 
@@ -321,7 +321,7 @@ async def test_an_answer_earns_nothing_by_a_trick(name):
     code, label = ANSWERS[name]
     tests = UnitTests("bubblewrap", seconds=8, concurrency=1, spec=SPEC)
     try:
-        found = (await tests.grade(Written.of_turns([f"```python\n{code}\n```"], label=label))).value
+        found = (await tests.grade(ModelOutput.of_turns([f"```python\n{code}\n```"], label=label))).value
     except InfraError:  # masked
         found = 0.0
     finally:

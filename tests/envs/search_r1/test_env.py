@@ -23,7 +23,7 @@ from agentrl.engine import ScriptedEngine
 from agentrl.rewards import search_r1_format, search_r1_retrieval
 from agentrl.testing import call, rollout, tiny_renderer
 from agentrl_envs.search_r1 import SearchR1, noop, searcher, tool_searcher
-from agentrl_envs.search_r1.env import Asked, SearchR1Config, read_action
+from agentrl_envs.search_r1.env import SearchR1Config, TurnRequest, read_action
 from agentrl_envs.search_r1.prompts import INVALID, prompt_of
 from agentrl_envs.search_r1.retrieval import Document, HTTPRetriever
 
@@ -122,7 +122,7 @@ class TestRead:
         ],
     )
     def test_the_first_finished_tag_counts(self, text, asked):
-        assert wrote(text) == (asked and Asked(*asked))
+        assert wrote(text) == (asked and TurnRequest(*asked))
 
     @pytest.mark.parametrize(
         ("text", "asked"),
@@ -134,7 +134,7 @@ class TestRead:
         ],
     )
     def test_a_tag_in_a_thought_is_no_action(self, text, asked):
-        assert wrote(text) == (asked and Asked(*asked))
+        assert wrote(text) == (asked and TurnRequest(*asked))
 
     def test_a_thought_that_the_template_holds_apart_is_no_action(self):
         text = "<think><search>a</search></think>Well."

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from agentrl import EnvFactory, StopReason, Task
-from agentrl.rewards import UnitTests, Written
+from agentrl.rewards import ModelOutput, UnitTests
 from agentrl.testing import rollout
 from agentrl_envs.coding import CodingEnv, gold
 from agentrl_envs.coding.attacks import ON_THE_REPORTER
@@ -78,7 +78,7 @@ async def test_nothing_that_the_work_reaches_reports_its_verdict(backend, kind, 
     tests = UnitTests(backend.name, seconds=3, concurrency=4, spec=spec)
 
     def graded(code):
-        return tests.grade(Written.of_turns([f"```python\n{code}\n```"], label=KINDS[kind]))
+        return tests.grade(ModelOutput.of_turns([f"```python\n{code}\n```"], label=KINDS[kind]))
 
     right = await graded("print(2 * int(input()))" if kind == "programs" else WORK.replace("None", "a + b"))
     assert right.value == 1.0

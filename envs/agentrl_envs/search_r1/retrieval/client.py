@@ -49,7 +49,7 @@ class WrongAnswerError(InfraError):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingQuery:
     query: str
     future: asyncio.Future[list[Document]]
     error: str = "no answer yet"
@@ -66,8 +66,8 @@ class HTTPRetriever:
         """`timeout` is the deadline of one search in seconds; `batch` bounds the queries of one request."""
         self.url, self.timeout, self.batch = _endpoint(url), timeout, batch
         self._service = Service(url=self.url, seconds=timeout, retries=0, concurrency=_MOST_REQUESTS, trip=0)
-        self._waiting: dict[int, list[_Asked]] = {}
-        self._sending: dict[asyncio.Task[None], list[_Asked]] = {}
+        self._waiting: dict[int, list[_PendingQuery]] = {}
+        self._sending: dict[asyncio.Task[None], list[_PendingQuery]] = {}
         self._under_way = 0
         self._connections = AsyncExitStack()
 
@@ -96,7 +96,7 @@ class HTTPRetriever:
         if topk < 1:
             raise ConfigError(f"topk is {topk}; ask for at least one passage")
         future: asyncio.Future[list[Document]] = asyncio.get_running_loop().create_future()
-        asked = _Asked(whole_characters(query[:QUERY_CHARACTERS]), future)
+        asked = _PendingQuery(whole_characters(query[:QUERY_CHARACTERS]), future)
         self._queue(asked, topk)
         try:
             async with asyncio.timeout(self.timeout):
@@ -104,7 +104,7 @@ class HTTPRetriever:
         except TimeoutError:
             raise InfraError(f"{self.url} did not answer within {self.timeout:g} s; {asked.error}") from None
 
-    def _queue(self, asked: _Asked, topk: int) -> None:
+    def _queue(self, asked: _PendingQuery, topk: int) -> None:
         queue = self._waiting.setdefault(topk, [])
         queue.append(asked)
         if len(queue) >= self.batch:
@@ -116,7 +116,7 @@ class HTTPRetriever:
             else:  # no request is under way: no need to wait
                 loop.call_soon(self._send, topk, queue)
 
-    def _send(self, topk: int, queue: list[_Asked]) -> None:
+    def _send(self, topk: int, queue: list[_PendingQuery]) -> None:
         if self._waiting.get(topk) is not queue:
             return  # it was full before its time
         del self._waiting[topk]
@@ -130,7 +130,7 @@ class HTTPRetriever:
             for asked in queue:
                 _fail(asked, exc)
 
-    async def _answer(self, batch: list[_Asked], topk: int) -> None:
+    async def _answer(self, batch: list[_PendingQuery], topk: int) -> None:
         """Settle each query of the batch, or leave it to its own deadline."""
         attempt = 0
         while batch := [asked for asked in batch if not asked.future.done()]:
@@ -198,7 +198,7 @@ def _score(found: Any) -> float | None:
         return None
 
 
-def _fail(asked: _Asked, exc: BaseException) -> None:
+def _fail(asked: _PendingQuery, exc: BaseException) -> None:
     if not asked.future.done():
         asked.future.set_exception(exc)
 

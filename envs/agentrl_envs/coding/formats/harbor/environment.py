@@ -34,7 +34,7 @@ class CannotRunError(ConfigError):
 
 
 @dataclass(slots=True)
-class Made:
+class ImageSource:
     """What an environment is made of."""
 
     image: str
@@ -55,7 +55,7 @@ def named(image: str, bases: Mapping[str, str]) -> str:
     return bases.get(image, bases.get(plain, image))
 
 
-def made_from(folder: Path, *, bases: Mapping[str, str], installed: bool) -> Made:
+def made_from(folder: Path, *, bases: Mapping[str, str], installed: bool) -> ImageSource:
     """The image of a folder with a Dockerfile.
 
     With `installed`, its base image is taken to have the packages that it installs: those commands are left out, and
@@ -70,7 +70,7 @@ def made_from(folder: Path, *, bases: Mapping[str, str], installed: bool) -> Mad
         raise ConfigError(f"{folder / 'Dockerfile'}: {exc}") from exc
     reading = _Reading(bases, installed)
     edited = reading.read(text)
-    return Made(
+    return ImageSource(
         image=str(folder if edited == text and context == folder else _copy(context, edited)),
         workdir=reading.workdir,
         user=reading.user,

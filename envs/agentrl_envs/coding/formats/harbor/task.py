@@ -27,7 +27,7 @@ from agentrl_envs.coding.formats.harbor.config import (
     read_task_toml,
     resolved,
 )
-from agentrl_envs.coding.formats.harbor.environment import CannotRunError, Made, made_from, named
+from agentrl_envs.coding.formats.harbor.environment import CannotRunError, ImageSource, made_from, named
 from agentrl_envs.coding.formats.harbor.verify import BOX, IN_A_BOX, TESTS, VERIFIER, HarborGrader
 from agentrl_envs.coding.formats.surroundings import NO_MONITOR, NO_USER_SITE, NOTE_NAMES, SETTINGS
 from agentrl_envs.coding.problem import Grader, OwnSandbox, Problem, Solution, Step
@@ -118,10 +118,10 @@ class _Loading:
         if wanted := next((what for what, asks in asked.items() if asks), None):
             raise CannotRunError(f"{self.folder.name} asks for {wanted}, which a box here does not have")
 
-    def _made(self, environment: Environment, folder: Path) -> Made:
+    def _made(self, environment: Environment, folder: Path) -> ImageSource:
         bases = self.settings.base
         if environment.docker_image:
-            return Made(image=named(environment.docker_image, bases), has_tests=True)
+            return ImageSource(image=named(environment.docker_image, bases), has_tests=True)
         return made_from(folder, bases=bases, installed=self.settings.installed)
 
     def _spec(self, environment: Environment, workdir: str, user: str) -> dict[str, JSON]:
