@@ -11,7 +11,7 @@ BACKEND = """
 from pathlib import Path
 
 from agentrl.errors import SandboxError
-from agentrl_sandbox.backend import Found, Leftover
+from agentrl_sandbox.backend import FoundSandbox, Leftover
 from agentrl_sandbox.local.backend import LocalBackend
 from agentrl_sandbox.reaper import reaping
 
@@ -31,7 +31,7 @@ class Remembering(LocalBackend):
 
     async def list(self):
         rows = [line.split() for line in LIST.read_text().splitlines()]
-        return [Found(name, "an-image", "owner", "a-run", float(end), gone == "gone") for name, end, gone in rows]
+        return [FoundSandbox(name, "an-image", "owner", "a-run", float(end), gone == "gone") for name, end, gone in rows]
 
     async def remove(self, sandbox_ids):
         kept = [line for line in LIST.read_text().splitlines() if line.split()[0] not in sandbox_ids]

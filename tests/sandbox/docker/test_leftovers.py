@@ -71,7 +71,7 @@ async def test_a_container_whose_engine_is_gone_is_found_and_ended(orphan, monke
     (found,) = [one for one in await Orphans().leftovers() if one.name == name]
     assert (found.kind, str(pid) in found.note) == ("process", True)
     assert await Orphans().clear([found]) == [found]
-    assert await asyncio.to_thread(shim.wait, 10) == -signal.SIGKILL
+    assert await asyncio.to_thread(shim.wait, 10) in (0, -signal.SIGKILL), "it may end with its child"
     deadline = time.monotonic() + 10
     while any(one.name == name for one in await Orphans().leftovers()):
         assert time.monotonic() < deadline
