@@ -65,11 +65,11 @@ class AuthorCode:
         return None
 
     def here(self) -> Place | None:
-        """The line of the Env's own code that has called the caller."""
+        """The innermost line of the Env's own code that led to this call. None if the Env is not running."""
         return self.of_frame(sys._getframe(1))
 
     def of_traceback(self, traceback: TracebackType | None) -> Place | None:
-        """The innermost own line of an exception's traceback."""
+        """The innermost line of the Env's own code in an exception's traceback, or None."""
         found = None
         while traceback is not None:
             if self.has(traceback.tb_frame.f_code.co_filename):
@@ -78,14 +78,14 @@ class AuthorCode:
         return found
 
     def of_error(self, exc: BaseException) -> Place | None:
-        """The same for an error that may be inside a group or have another error as its cause."""
+        """Like `of_traceback`, for an error that may be a group of errors or have another error as its cause."""
         if (found := self.of_traceback(exc.__traceback__)) is not None:
             return found
         inner = [*getattr(exc, "exceptions", ()), exc.__cause__, exc.__context__]
         return next((place for one in inner if one is not None and (place := self.of_error(one))), None)
 
     def of_text(self, traceback: str) -> Place | None:
-        """The same, from the text of a traceback."""
+        """Like `of_traceback`, for the text of a traceback."""
         found = re.findall(r'^\s*File "(.+)", line (\d+)', traceback, re.MULTILINE)
         own = [Place(file, int(line)) for file, line in found if self.has(file)]
         return own[-1] if own else None

@@ -49,7 +49,7 @@ def pictures(own: AuthorCode, envs: EnvFactory) -> Pictures:
 
 
 def picture(value: Any, own: AuthorCode) -> Any:
-    """A value as nested tuples. Objects of foreign classes are compared by identity only."""
+    """A value as nested tuples. Objects of classes that the author did not write are compared by identity only."""
     return _Painter(own).paint(value, 0)
 
 
@@ -58,7 +58,7 @@ def changed(before: Pictures, after: Pictures) -> set[StateName]:
 
 
 class Culprit:
-    """Within `with`: finds the line of the author's code that changes something."""
+    """Watches a `with` block. `place` is the line of the author's code that changed what `look` returns, or None."""
 
     def __init__(self, own: AuthorCode, look: Callable[[], Any]) -> None:
         self._own, self._look = own, look

@@ -29,9 +29,10 @@ class Play:
 def judge(
     noop: Sequence[Play], oracle: Sequence[Play], *, least: float = 0.0, most: float = 1.0
 ) -> tuple[Verdict, str]:
-    """The verdict on a task, from its plays, and the reason if it is not good.
+    """The verdict on a task, and the reason if the verdict is not "good".
 
-    `oracle` are the plays of the solution. Doing nothing should score `least`, the solution `most`.
+    `noop` are the plays that do nothing; they should score `least` or lower. `oracle` are the plays of the solution;
+    they should score exactly `most`.
     """
     nothing, solved = [play.score for play in noop], [play.score for play in oracle]
     if any(score is not None and score > least for score in nothing):
@@ -49,7 +50,7 @@ def judge(
 def _broken(
     nothing: Sequence[float | None], solved: Sequence[float | None], plays: Sequence[Play]
 ) -> tuple[Verdict, str] | None:
-    """The verdict if two plays of a kind differ, or one gave no score."""
+    """The verdict if two no-ops score differently, or two solutions do, or a play has no score. Else None."""
     if len(set(nothing)) > 1 or len(set(solved)) > 1:
         broke = next((f": {play.error}" for play in plays if play.error), "")
         return "flaky", f"doing nothing scored {_shown(nothing)}, the solution {_shown(solved)}{broke}"

@@ -82,7 +82,7 @@ class Api:
         )
 
     def about(self, env: str) -> Mapping[str, object]:
-        """What makes two episodes of a task comparable."""
+        """The settings that two episodes of a task must share to be comparable."""
         limits = {name: getattr(self.config.limits, name) for name in self.config.limits.__slots__}
         settings = {"env_config": self.config.env_config, "limits": limits, "engine_config": self.config.engine_config}
         reward = {} if self.config.reward is None else {"reward": self.config.reward}
@@ -104,7 +104,7 @@ def api_of(
     temperature: float | None,
     config: EpisodeConfig,
 ) -> Api:
-    """The settings of the flags. Raises ConfigError for one that is missing."""
+    """The Api that the flags describe. Raises ConfigError if the URL or the model is missing, or the URL is wrong."""
     if url is None:
         raise ConfigError("--player api needs --api http://host/v1, and --model with the model's name there")
     if model is None:
@@ -132,7 +132,7 @@ def refuse_agents(envs: EnvFactory) -> None:
 
 
 def check_samples(samples: int, temperature: float | None) -> None:
-    """Raises ConfigError for several samples by greedy decoding."""
+    """Raises ConfigError for several samples at temperature 0: they would all be equal."""
     if samples > 1 and temperature == 0:
         raise ConfigError(f"--samples {samples}: all samples are equal at --temperature 0; add --temperature 1")
 

@@ -22,10 +22,10 @@ _ONE_WORD = ("yes", "no", "noanswer")
 
 
 def normalise(text: str) -> str:
-    """Lower case, without punctuation, articles and extra spaces, as SQuAD's; but numbers keep what they mean.
+    """The text in lower case, without punctuation, articles and extra spaces, as SQuAD compares answers.
 
-    "1.5" stays apart from "15", "-5" from "5", "50%" from "50". "1,234" becomes "1234". Decimal digits of any script
-    become ASCII's.
+    Unlike in SQuAD, numbers keep their meaning: "1.5" is not "15", "-5" is not "5", "50%" is not "50". "1,234" becomes
+    "1234". Decimal digits of any script become ASCII digits.
     """
     text = unicodedata.normalize("NFC", text[:LONGEST]).lower().translate(_DASHES)
     if not text.isascii():
@@ -42,7 +42,7 @@ def _is_mark(sign: str) -> bool:
 
 
 def is_match(answer: str, rights: list[str]) -> bool:
-    """Whether the answer equals a right one. An answer of nothing but punctuation equals none."""
+    """Whether the answer equals a right one. An answer of only punctuation equals no right answer."""
     given = normalise(answer)
     return bool(given) and any(given == normalise(right) for right in rights)
 
@@ -54,7 +54,7 @@ def is_within(text: str, rights: list[str]) -> bool:
 
 
 def f1_of(answer: str, right: str) -> float:
-    """The harmonic mean of precision and recall over words. Yes and no match as a whole only."""
+    """The harmonic mean of precision and recall over words. "yes", "no", "noanswer" match only as the whole answer."""
     given, wanted = normalise(answer), normalise(right)
     if given != wanted and (given in _ONE_WORD or wanted in _ONE_WORD):
         return 0.0

@@ -46,7 +46,7 @@ def own_tasks(envs: EnvFactory, split: Split, *, most: int | None = None, check:
 
 
 def row_of(task: Task) -> dict[str, JSON]:
-    """A task as a row of a data file. Raises ConfigError, naming the task, for what a data file cannot hold."""
+    """A task as a row of a data file. Raises ConfigError, which names the task, if a data file cannot hold it."""
     if isinstance(task.prompt, Raw) or not task.prompt:
         what = "is raw text" if isinstance(task.prompt, Raw) else "is empty"
         raise ConfigError(f"task {task.id}: its prompt {what}, which no data file holds; give it text or messages")
@@ -111,9 +111,10 @@ def _kind(value: object) -> str:
 
 
 def _refuse_the_same(envs: EnvFactory) -> None:
-    """Raises ConfigError if every held-out task is also a training task. Some of them may be so by chance.
+    """Raises ConfigError if every held-out task is also a training task. A few may be the same by chance.
 
-    If many tasks are equal, the seeds that we assign give each a different world.
+    It is no error if half of the held-out tasks or more repeat others. Only seeds tell those tasks apart: agentrl
+    assigns each task a seed, and each seed gives a different world.
     """
     held_out, train = ([_content(task) for task in _given(envs, split, None)] for split in ("eval", "train"))
     differ = len(set(held_out)) > len(held_out) / 2

@@ -62,9 +62,9 @@ class Writer:
     def prompt(self, entries: Sequence[Entry], known: Known = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
         """The prompt of a new root.
 
-        Without `known`, it is the template's own render of all messages. With it, everything from the first known reply
-        on is added piece by piece, so that each known reply keeps its sampled tokens. The same is done from the first
-        assistant entry on that the template cannot carry.
+        Without `known`, the template renders all messages at once. With `known`, everything from the first known reply
+        on is added piece by piece, so that each known reply keeps its sampled tokens. If the template cannot carry an
+        assistant entry, everything from that entry on is also added piece by piece.
         """
         entries, known = self._apart(entries, known)
         first = min([*known, *self._moved(entries)], default=len(entries))
@@ -87,9 +87,10 @@ class Writer:
         *,
         budget: int | None = None,
     ) -> Rendered:
-        """What follows the sampled turn `action`, the last of `history`: its close, the entries, a generation prompt.
+        """The tokens after the sampled turn `action`: the rest of its close, the entries, and a generation prompt.
 
-        `budget` bounds the tokens of the messages before the next assistant message.
+        `history` ends with that turn. `budget` is the most tokens that the messages up to the next assistant message
+        may have. Longer ones are cut.
         """
         entries, known = self._apart(entries, known)
         first = _assistant(entries)
@@ -114,7 +115,7 @@ class Writer:
         return Forms(capabilities=self.renderer.certificate.capabilities, deferred=self.deferred, careful=careful)
 
     def _apart(self, entries: Sequence[Entry], known: Known) -> tuple[Sequence[Entry], Known]:
-        """Split parallel calls that the model did not sample into one call per turn, if the template takes only one."""
+        """Give parallel calls a turn each if the template takes one call per turn. Sampled calls stay together."""
         if self.renderer.certificate.capabilities.get("parallel_calls", False):
             return entries, known
         apart = list(one_by_one(entries, known))

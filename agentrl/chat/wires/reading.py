@@ -54,14 +54,14 @@ def _mended(value: JSON) -> JSON:
 
 
 def mapping(value: JSON, where: str) -> Mapping[str, JSON]:
-    """Raises RefusedError unless it is a JSON object."""
+    """The value as a JSON object. Raises RefusedError for anything else."""
     if not isinstance(value, dict):
         raise refuse(f"{where} must be an object, not {value!r:.80}")
     return value
 
 
 def sequence(value: JSON, where: str) -> Sequence[JSON]:
-    """The list. Raises RefusedError unless it is one; None is an empty one."""
+    """The value as a list. None is an empty list. Raises RefusedError for anything else."""
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -70,7 +70,7 @@ def sequence(value: JSON, where: str) -> Sequence[JSON]:
 
 
 def string(value: JSON, where: str) -> str:
-    """The string; None is the empty one. Raises RefusedError for anything else."""
+    """The value as a string. None is the empty string. Raises RefusedError for anything else."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -79,7 +79,7 @@ def string(value: JSON, where: str) -> str:
 
 
 def bound(value: JSON, where: str) -> int | None:
-    """A positive whole number, or None. Raises RefusedError."""
+    """The value as a positive whole number. None stays None. Raises RefusedError for anything else."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -88,7 +88,7 @@ def bound(value: JSON, where: str) -> int | None:
 
 
 def strings(value: JSON, where: str) -> tuple[str, ...]:
-    """One string or a list of them, none of them empty."""
+    """The strings of a value that is one string or a list of strings. Empty strings are left out."""
     if isinstance(value, str):
         value = [value]
     return tuple(one for one in (string(one, where) for one in sequence(value, where)) if one)

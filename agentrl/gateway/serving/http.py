@@ -56,7 +56,7 @@ class WireServer:
         return int(self._runner.addresses[-1][1])
 
     async def listen_at(self, socket: Path) -> None:
-        """Listen at a Unix socket, after `listen`. Raises OSError."""
+        """Listen at a Unix socket as well. Call `listen` first. Raises OSError."""
         await web.UnixSite(self._runner, socket).start()
 
     async def close(self) -> None:
@@ -158,7 +158,7 @@ def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: async
 
 @contextmanager
 def _noting(session: SessionHandler, what: str) -> Iterator[None]:
-    """Log refusals within this context in the session, because they never become requests of it."""
+    """Log what is refused or fails within this context in the session. It never becomes a request of the session."""
     try:
         yield
     except RefusedError as refused:

@@ -25,7 +25,7 @@ class Arguments(Protocol):
         ...
 
     def read(self, lexed: Lexed, at: int, close: str, schema: Schema) -> tuple[Any, int]:
-        """A mapping (or an Unread) and its end. `close` is what follows, `schema` describes the tool's parameters."""
+        """A mapping or a ParseFailure, and its end. `close` follows it. `schema` describes the tool's parameters."""
         ...
 
 
@@ -87,7 +87,7 @@ def null_in(probes: Spelled) -> str:
 
 
 def runs_on(lexed: Lexed, at: int, stop: int, close: str, opening: str) -> bool:
-    """Whether a value at `text[at:stop]` lacks its own close, and so runs past its call's end into the next one."""
+    """Whether the value at `text[at:stop]` runs past its call's end into the next call: its own close is missing."""
     ended = lexed.search(loose(close), at) if close else None
     if ended is None or ended.end() > stop:
         return False
@@ -98,7 +98,7 @@ def runs_on(lexed: Lexed, at: int, stop: int, close: str, opening: str) -> bool:
 def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]:
     """The end of the CDATA section that opens at `at` (its close plus the marker `end`), and the text within it.
 
-    If another section opens before this one is closed, this one has lost its close and does not count.
+    If another section opens first, this section has lost its close. Without a close, the result is None and no text.
     """
     start = at + len(CDATA[0])
     closed = lexed.search(re.escape(CDATA[1]) + end, start)
@@ -109,7 +109,7 @@ def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]
 
 
 def literal(text: str) -> Any:
-    """The JSON or Python value of the text, or an Unread. JSON's words may occur within Python."""
+    """The JSON or Python value of the text, or a ParseFailure. Python may contain JSON's words, such as `null`."""
     value, end = json_at(text.strip(), 0)
     if not isinstance(value, ParseFailure) and end == len(text.strip()):
         return value
@@ -122,7 +122,7 @@ def literal(text: str) -> Any:
 
 
 def _on_one_line(quoted: re.Match[str]) -> str:
-    """A string in which models write line breaks literally."""
+    """The quoted string with its line breaks and tabs escaped. Python refuses the line breaks that models write."""
     return quoted.group().replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 

@@ -81,7 +81,7 @@ def _writes(turns: Turns, message: Message) -> bool:
 
 
 def _carried(message: Message, forms: Forms) -> Message:
-    """The message, its calls with the arguments that the template can write."""
+    """The message. Its calls keep only the arguments that the template can write."""
     if not (forms.no_nulls and message.get("tool_calls")):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
@@ -91,7 +91,7 @@ def _carried(message: Message, forms: Forms) -> Message:
 
 
 def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> str | None:
-    """How a turn is changed by reading it back; None if it is not changed, or cannot be written at all."""
+    """What changes when a turn is written and read back. None if nothing does, or if it cannot be written."""
     try:
         text = turns.sampled(message)
     except TemplateError:
@@ -135,7 +135,7 @@ def _misread_thought(message: Message, action: Action, text: str) -> str | None:
 
 
 def _misread_ids(message: Message, action: Action, text: str) -> str | None:
-    """An id that the template writes is read back unchanged; every call has its own id."""
+    """Which ids are read wrongly. An id that the template writes must not change, and no two calls may share one."""
     ids = [call["id"] for call in message.get("tool_calls", ())]
     made = [call.id for call in action.calls]
     misplaced = any(ours in ids and ours != theirs for ours, theirs in zip(made, ids, strict=False))

@@ -17,7 +17,7 @@ class ParseFailure:
 
 
 def json_at(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins at `at` and its end, or an Unread."""
+    """The JSON value that begins at `at` and its end. If there is none: a ParseFailure, and `at`."""
     try:
         value, end = NUMBERS.raw_decode(text, at)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair is no text
