@@ -31,7 +31,9 @@ class Remembering(LocalBackend):
 
     async def list(self):
         rows = [line.split() for line in LIST.read_text().splitlines()]
-        return [FoundSandbox(name, "an-image", "owner", "a-run", float(end), gone == "gone") for name, end, gone in rows]
+        return [
+            FoundSandbox(name, "an-image", "owner", "a-run", float(end), gone == "gone") for name, end, gone in rows
+        ]
 
     async def remove(self, sandbox_ids):
         kept = [line for line in LIST.read_text().splitlines() if line.split()[0] not in sandbox_ids]
