@@ -31,6 +31,7 @@ from agentrl.check.scoring import scoring
 from agentrl.check.warned import WarningCollector
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, EnvFactory
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.render.base import Renderer
 from agentrl.types import JSON, Limits, Task
 
@@ -80,6 +81,9 @@ class CheckInputs:
 
 async def check(given: CheckInputs) -> Report:
     """Check an Env. Raises ConfigError if it cannot be made, InfraError if `share` raises one."""
+    for name in given.only:
+        if name not in CHECKS:
+            raise ConfigError(f"only: there is no check {name!r}{did_you_mean(name, CHECKS)}")
     envs = EnvFactory(given.env, given.config)
     report, own = Report(), AuthorCode(envs.cls)
     path = given.env if isinstance(given.env, str) else ""

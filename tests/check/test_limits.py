@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl import Env, Limits, Task, tool
+from agentrl import ConfigError, Env, Limits, Task, tool
 from agentrl.check import CheckInputs, check, fresh
 from agentrl.env.env import EnvFactory
 
@@ -43,6 +43,11 @@ class Blocks(Waits):
 
 def report_of(renderer, env, tasks=TASKS, **given):
     return asyncio.run(check(CheckInputs(env=env, tasks=tasks, renderer=renderer, **given)))
+
+
+def test_a_misspelt_check_is_refused(renderer):
+    with pytest.raises(ConfigError, match=r"there is no check 'leak'; did you mean leaks\?"):
+        report_of(renderer, Waits, only=["leak"])
 
 
 def test_a_registered_name_is_checked_in_a_process_of_its_own():
