@@ -55,7 +55,7 @@ def orphan(tmp_path):
         words, executable=shutil.which("bash"), stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     pid = int(shim.stdout.readline())
-    while name not in Path(f"/proc/{pid}/cmdline").read_text():  # it is written before the program is in place
+    while not Path(f"/proc/{pid}/cmdline").read_text().startswith(init):  # until then it is a copy of the shim
         time.sleep(0.01)
     yield name, address, shim, pid
     for one in (pid, shim.pid):
