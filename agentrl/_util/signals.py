@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -51,7 +51,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         return await main
 
-    with _handled_by(end):
+    free = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with _handled_by(end, [signal.SIGTERM, *([signal.SIGINT] if free else ())]):
         try:
             return asyncio.run(supervised())
         except asyncio.CancelledError:
@@ -63,11 +64,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """SIGTERM goes to the handler, and so does SIGINT unless it has a handler already."""
-    taken = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        taken.append(signal.SIGINT)
+def _handled_by(handler: Callable[[int, FrameType | None], None], taken: Sequence[signal.Signals]) -> Iterator[None]:
+    """In here, the signals in `taken` go to the handler."""
     before = [signal.signal(number, handler) for number in taken]
     try:
         yield
@@ -90,12 +88,8 @@ def raising_at_once() -> Iterator[None]:
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
     taken = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
-    before = [signal.signal(number, end) for number in taken]
-    try:
+    with _handled_by(end, taken):
         yield
-    finally:
-        for number, handler in zip(taken, before, strict=True):
-            signal.signal(number, handler)
 
 
 @contextmanager
