@@ -9,21 +9,31 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
+    "agentrl.boundary": "agentrl._util.boundary",
     "agentrl.completions": "agentrl.chat.completions",
     "agentrl.conversation": "agentrl.episode.conversation",
-    "agentrl.hosting.config": "agentrl.episode.host_config",
+    "agentrl.engine.player": "agentrl.chat.engine",
+    "agentrl.env_config": "agentrl.env.config",
+    "agentrl.episode_keys": "agentrl.episode.config",
+    "agentrl.gateway.options": "agentrl.chat.options",
+    "agentrl.gateway.request": "agentrl.chat.request",
     "agentrl.http": "agentrl._util.http",
     "agentrl.loading": "agentrl._util.loading",
     "agentrl.options": "agentrl.episode.options",
     "agentrl.parking": "agentrl.episode.parking",
     "agentrl.registry": "agentrl.env.registry",
+    "agentrl.replies": "agentrl.episode.bad_calls",
     "agentrl.resume": "agentrl.episode.resume",
     "agentrl.runtime": "agentrl.env.runtime",
+    "agentrl.scoring": "agentrl.episode.scoring",
     "agentrl.segment": "agentrl.trajectory.segment",
     "agentrl.simulation": "agentrl.chat.simulation",
     "agentrl.spans": "agentrl.trajectory.spans",
+    "agentrl.spoken": "agentrl.episode.chat_transcript",
+    "agentrl.thoughts": "agentrl.episode.reasoning",
     "agentrl.tool_calls": "agentrl.env.tool_calls",
     "agentrl.tools": "agentrl.env.tools",
     "agentrl.written": "agentrl.trajectory.model_output",
@@ -55,3 +65,15 @@ def answer_old_paths() -> None:
     """Let imports of moved modules succeed."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
+
+
+def old_name(module: str, name: str) -> Any:
+    """What `name` was in the module that is a package now: its main module `module` has it. Raises AttributeError."""
+    package = module.rpartition(".")[0]
+    found = None if name.startswith("_") else getattr(importlib.import_module(module), name, None)
+    if found is None:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    warnings.warn(
+        f"{package}.{name} is {module}.{name} now; the old path works in this version only", DeprecationWarning, 3
+    )
+    return found
