@@ -14,6 +14,10 @@ from tests.sandbox.hosted.vendor import machine, vendor_module
 
 REQUIRED = os.environ.get("AGENTRL_REQUIRE", "").split(",")
 """`.ci/docker.sh` names docker and bubblewrap here: their tests fail where they would skip."""
+ALONE = pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" in os.environ, reason="needs the engine for itself: .ci/run plays it in one process"
+)
+"""For tests that count what a killed owner leaves: the reaper of any other process removes it, too."""
 
 
 @asynccontextmanager

@@ -82,7 +82,7 @@ async def test_kill_9_of_the_owner_leaves_nothing(backend, tmp_path, monkeypatch
     assert not any(map(registry.start_of, pids))
     names = {entry.sandbox_id for entry in left}
     assert names <= {found.sandbox_id for found in await survey.found("bubblewrap") if found.gone}
-    assert await survey.collect("bubblewrap") == len(names) == 4
+    assert await survey.collect("bubblewrap") == len(names)
     assert not names & {found.sandbox_id for found in await backend.list()}
     assert not any(map(os.path.exists, [folder for entry in left for folder in entry.cgroups]))
     assert not any((registry.folder() / f"{entry.sandbox_id}.json").exists() for entry in left)

@@ -16,14 +16,9 @@ from agentrl_sandbox import survey
 from agentrl_sandbox.docker.container import FIRST
 from agentrl_sandbox.docker.orphans import Orphans
 from tests.sandbox.docker.conftest import SMALL
-from tests.sandbox.engine import REQUIRED
+from tests.sandbox.engine import ALONE, REQUIRED
 
 SHIM = 'shift; "$@" & echo $!; wait'
-
-
-ALONE = pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ, reason="needs the engine for itself: .ci/docker.sh runs it in one process"
-)
 
 
 @ALONE
