@@ -5,7 +5,8 @@
 #   .ci/docker.sh -- command             (any command, beside the engine; docker_engine.py says what it finds)
 #
 # Needs Debian or Ubuntu, root, and a package registry for what is not installed yet. Nothing is left behind but those
-# packages, and the base image's tar file in .cache/docker. It fails if the engine does not start.
+# packages, and the base image's tar file in .cache/docker. It fails if the engine does not start. A test that fails is
+# run once more, alone (again.py): both runs are printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || set -- tests/sandbox tests/envs/coding -n 2
@@ -25,6 +26,6 @@ python=${VENV:-.venv}/bin/python
 if [ "$1" = -- ]; then
     shift
 else
-    set -- "$python" -m pytest "$@"
+    set -- "$python" .ci/again.py "$@"
 fi
 exec "$python" .ci/docker_engine.py "$@"

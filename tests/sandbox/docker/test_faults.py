@@ -10,6 +10,7 @@ from aiodocker import DockerError
 from agentrl.errors import SandboxError
 from agentrl.sandbox import SandboxKilledError
 from agentrl_sandbox import SandboxPool
+from agentrl_sandbox.docker import sandbox
 from agentrl_sandbox.docker.engine import Host
 from agentrl_sandbox.docker.process import DockerProcess
 from tests.sandbox.docker.conftest import SMALL
@@ -64,7 +65,13 @@ async def test_a_kill_that_hangs_ends_with_the_whole_sandbox(docker, box, monkey
     async def hangs(*args, **kwargs):
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr("agentrl_sandbox.docker.sandbox._KILL_S", 0.3)
+    async def kills(why):  # a busy engine takes more than 0.3 s to kill a container
+        monkeypatch.setattr(sandbox, "_KILL_S", patience)
+        await kill_all(why)
+
+    patience, kill_all = sandbox._KILL_S, box.kill_all
+    monkeypatch.setattr(sandbox, "_KILL_S", 0.3)
+    monkeypatch.setattr(box, "kill_all", kills)
     process = await box.start("sleep 60")
     monkeypatch.setattr(box, "_small", hangs)
     with pytest.raises(SandboxKilledError, match="could not be killed"):

@@ -1,0 +1,30 @@
+"""pytest with the arguments given. A few tests that fail beside others are run once more, alone: again.py ARGUMENTS...
+
+The tests of the engine ask for answers in seconds, and a machine that a stranger loads does not give them. Both runs
+are printed, with the names of what failed first. More failures than `_FEW`, or one that repeats, fail the command.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+_FEW = 3
+_FAILED = Path(".pytest_cache/v/cache/lastfailed")
+
+
+def main() -> int:
+    pytest = [sys.executable, "-m", "pytest"]
+    _FAILED.unlink(missing_ok=True)
+    first = subprocess.run([*pytest, *sys.argv[1:]], check=False).returncode
+    failed = sorted(json.loads(_FAILED.read_text())) if first == 1 and _FAILED.exists() else []
+    if not 0 < len(failed) <= _FEW:
+        return first
+    print("\nagain: these failed beside others, and are run once more, alone:", *failed, sep="\n  ", flush=True)
+    return subprocess.run([*pytest, *failed, "-n", "0"], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
