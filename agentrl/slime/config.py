@@ -126,9 +126,9 @@ def fan_out_problems(args: Any) -> list[str]:
         problems.append("remove --rollout-function-path: slime's fully-async rollout trains aborted lists")
     if flags.own_filter:
         problems.append("replace --dynamic-sampling-filter-path by a filter of agentrl.slime, which takes lists")
-    if flags.centred and not flags.custom_reward_post_process_path:
+    if (flags.centred or flags.batch_centred) and not flags.custom_reward_post_process_path:
         problems.append(
-            "add --custom-reward-post-process-path agentrl.slime.post_process_rewards: slime takes the mean reward "
-            "over the whole batch where prompts have unequal numbers of samples"
+            "add --custom-reward-post-process-path agentrl.slime.post_process_rewards: slime counts each sample of an "
+            "episode in the mean reward, and where prompts have unequal numbers of samples it takes the whole batch's"
         )
     return problems

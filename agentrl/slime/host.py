@@ -13,10 +13,12 @@ from typing import Any, Self
 
 SCALED = ("grpo", "gspo", "cispo")
 """The advantage estimators whose rewards slime divides by their standard deviation."""
-ESTIMATORS = (*SCALED, "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
-"""All advantage estimators that slime has."""
 CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
-"""The advantage estimators from whose rewards slime subtracts the mean."""
+"""The advantage estimators from whose rewards slime subtracts the mean of their prompt."""
+BATCH_CENTRED = ("flash_reinforce",)
+"""The advantage estimators from whose rewards slime (0.4, data/batch_builder.py) subtracts the mean of the batch."""
+ESTIMATORS = (*CENTRED, *BATCH_CENTRED, "reinforce_plus_plus", "ppo")
+"""All advantage estimators of the versions of slime that agentrl supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class HostArgs:
     def centred(self) -> bool:
         """Whether the mean reward of the prompt is subtracted from its rewards."""
         return self.rewards_normalization and self.advantage_estimator in CENTRED
+
+    @property
+    def batch_centred(self) -> bool:
+        """Whether the mean reward of the whole batch is subtracted from its rewards."""
+        return self.rewards_normalization and self.advantage_estimator in BATCH_CENTRED
 
     @property
     def scaled(self) -> bool:

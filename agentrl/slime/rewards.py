@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.slime.host import HostArgs
+from agentrl.slime.host import ESTIMATORS, HostArgs
 from agentrl.slime.rollouts import by_prompt, by_rollout, is_valid, reward_of
 from agentrl.slime.sample import episode_metadata
 from agentrl.types import JSON
@@ -49,45 +49,61 @@ def _warn_unscored() -> None:
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """--custom-reward-post-process-path: raw rewards, and rewards relative to the baseline of their prompt.
+    """--custom-reward-post-process-path: raw rewards, and rewards relative to their baseline.
 
-    Both lists have one number for each sample. With groups of equal size and no failures the result is slime's own
-    (ray/rollout.py:608). For GRPO and related estimators the mean of the prompt's rewards is subtracted. The rest is
-    divided by their standard deviation (n - 1) + 1e-6, if the flags ask for it.
+    Both lists have one number for each sample. slime calls this hook in place of its own baseline, for every estimator
+    (ray/rollout.py:608; data/batch_builder.py in 0.4). With groups of equal size and no failures the result is slime's
+    own. GRPO, GSPO, CISPO and REINFORCE++ with a baseline subtract the mean of the prompt's rewards; the first three
+    divide the rest by their standard deviation (n - 1) + 1e-6, if the flags ask for it. FlashREINFORCE subtracts the
+    mean of the batch. PPO and REINFORCE++ take the rewards as they are.
 
     Two things differ from slime. Prompts are identified by `group_index`, and each rollout counts once, however many
     samples it has; slime treats uneven groups as a single one. And an episode that was aborted, or failed by the
     environment or a bug, neither counts nor gets an advantage: the policy did not cause its 0.0.
 
-    Raises ConfigError for a reward that is not a finite number, and for a sample without a group_index.
+    Raises ConfigError for an estimator that this hook does not know, for a reward that is not a finite number, and for
+    a sample without a group_index, where prompts have baselines.
     """
     flags = HostArgs.of(args)
-    raw = [reward_of(flags, sample) for sample in samples]
-    if not flags.centred:
-        return raw, list(raw)
-    prompts = by_prompt(samples)
-    if None in prompts:
+    if flags.advantage_estimator not in ESTIMATORS:
         raise ConfigError(
-            f"sample {prompts[None][0].index} has no group_index, and agentrl.slime.post_process_rewards needs it to "
-            "tell prompts apart; your --data-source-path or --rollout-function-path must set it"
+            f"--advantage-estimator {flags.advantage_estimator!r} is unknown to agentrl.slime.post_process_rewards, "
+            f"which knows {', '.join(ESTIMATORS)}; remove --custom-reward-post-process-path, and slime computes the "
+            "baseline"
         )
-    baselines = {index: _Baseline.of(flags, group) for index, group in prompts.items()}
+    raw = [reward_of(flags, sample) for sample in samples]
+    if not flags.centred and not flags.batch_centred:
+        return raw, list(raw)
+    baselines = _baselines(flags, samples)
     return raw, [
         baselines[sample.group_index].advantage(value) if is_valid(sample) else 0.0
         for sample, value in zip(samples, raw, strict=True)
     ]
 
 
+def _baselines(flags: HostArgs, samples: Sequence[Any]) -> dict[int | None, _Baseline]:
+    """The baseline of each prompt, by `group_index`."""
+    prompts = by_prompt(samples)
+    if flags.batch_centred:
+        batch = _Baseline.of(flags, [reward for group in prompts.values() for reward in rollout_rewards(flags, group)])
+        return dict.fromkeys(prompts, batch)
+    if None in prompts:
+        raise ConfigError(
+            f"sample {prompts[None][0].index} has no group_index, and agentrl.slime.post_process_rewards needs it to "
+            "tell prompts apart; your --data-source-path or --rollout-function-path must set it"
+        )
+    return {index: _Baseline.of(flags, rollout_rewards(flags, group)) for index, group in prompts.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Baseline:
-    """The mean and the scale of one prompt's rewards."""
+    """The mean and the scale of the rewards of a prompt, or of a batch."""
 
     mean: float = 0.0
     scale: float = 1.0
 
     @classmethod
-    def of(cls, flags: HostArgs, group: Sequence[Any]) -> _Baseline:
-        values = rollout_rewards(flags, group)
+    def of(cls, flags: HostArgs, values: Sequence[float]) -> _Baseline:
         if not values:
             return cls()
         # `statistics` is exact: equal rewards have a deviation of exactly 0, so rounding errors are not amplified.

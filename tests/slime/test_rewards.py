@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import random
@@ -13,7 +14,9 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.slime import post_process_rewards, reward
+from agentrl.slime.host import ESTIMATORS
 from agentrl.slime.rewards import _warn_unscored
+from agentrl.slime.rollouts import is_valid
 from tests.slime.hook_samples import Segment, args, failed, fan_out, played
 
 
@@ -85,6 +88,8 @@ def test_each_prompt_has_its_own_baseline():
         ({"advantage_estimator": "reinforce_plus_plus"}, [1.0, 0.0]),
         ({"advantage_estimator": "gspo"}, [0.5 / (0.5**0.5 + 1e-6), -0.5 / (0.5**0.5 + 1e-6)]),
         ({"advantage_estimator": "cispo"}, [0.5 / (0.5**0.5 + 1e-6), -0.5 / (0.5**0.5 + 1e-6)]),
+        ({"advantage_estimator": "flash_reinforce"}, [0.5, -0.5]),
+        ({"advantage_estimator": "flash_reinforce", "rewards_normalization": False}, [1.0, 0.0]),
     ],
 )
 def test_slimes_flags_are_honoured(flags, expected):
@@ -92,6 +97,67 @@ def test_slimes_flags_are_honoured(flags, expected):
     assert raw == [1.0, 0.0]
     assert rewards == pytest.approx(expected, abs=1e-12)
     assert raw is not rewards, "whoever edits one must not edit the other"
+
+
+def test_flash_reinforce_subtracts_the_mean_of_the_batch():
+    """Each rollout counts once, a failure not at all: the mean is that of 1, 0, 0 and 1."""
+    split = fan_out(2, 1.0, 3)
+    samples = [played(0, 1.0), played(0, 0.0), played(1, 0.0), failed(1), *split]
+    raw, rewards = post_process_rewards(args(advantage_estimator="flash_reinforce"), samples)
+    assert raw == [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    assert rewards == [0.5, -0.5, -0.5, 0.0, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("estimator", ["rloo", ""])
+def test_an_unknown_estimator_is_refused(estimator):
+    with pytest.raises(
+        ConfigError, match=rf"--advantage-estimator '{estimator}' is unknown .* remove --custom-reward-post"
+    ):
+        post_process_rewards(args(advantage_estimator=estimator), [played(0, 1.0)])
+
+
+def _slime_baseline(estimator, values, size):
+    """slime's own rule, for samples without fan-outs and failures, written apart from the hook."""
+    if estimator in ("ppo", "reinforce_plus_plus"):
+        return values
+    if estimator == "flash_reinforce":
+        mean = math.fsum(values) / len(values)
+        return [value - mean for value in values]
+    advantages = []
+    for start in range(0, len(values), size):
+        group = values[start : start + size]
+        mean = math.fsum(group) / size
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in group) / (size - 1)) + 1e-6
+        scale = deviation if estimator in ("grpo", "gspo", "cispo") else 1.0
+        advantages += [(value - mean) / scale for value in group]
+    return advantages
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_thousand_groups_have_slimes_own_advantages(estimator):
+    rng = random.Random(15)
+    for _ in range(100):
+        size = rng.randint(2, 8)
+        values = [rng.choice([0.0, 1.0, rng.random()]) for _ in range(10 * size)]
+        samples = [played(place // size, value) for place, value in enumerate(values)]
+        rewards = post_process_rewards(args(advantage_estimator=estimator), samples)[1]
+        assert rewards == pytest.approx(_slime_baseline(estimator, values, size), abs=1e-12, rel=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ["flash_reinforce", "grpo", "reinforce_plus_plus_baseline"])
+def test_the_mean_advantage_of_the_policys_rollouts_is_zero(estimator):
+    rng = random.Random(16)
+    for _ in range(100):
+        rollouts = []
+        for group, _member in itertools.product(range(10), range(rng.randint(1, 6))):
+            kind = rng.randrange(4)
+            rollouts.append([failed(group)] if kind == 0 else fan_out(group, rng.random(), kind))
+        samples = [sample for siblings in rollouts for sample in siblings]
+        rewards = dict(
+            zip(map(id, samples), post_process_rewards(args(advantage_estimator=estimator), samples)[1], strict=True)
+        )
+        assert abs(math.fsum(rewards[id(siblings[0])] for siblings in rollouts)) < 1e-9
+        assert all(rewards[id(one)] == 0.0 for siblings in rollouts for one in siblings if not is_valid(one))
 
 
 def test_what_the_policy_did_not_cause_is_no_baseline():

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.slime.host import ESTIMATORS
 from agentrl.slime.logs import _canaries
 from tests.slime.contract.conftest import starting
 from tests.slime.hook_samples import args, failed, fan_out, played
@@ -76,7 +77,7 @@ def test_prompts_are_centred_under_uneven_fan_out(host, manager):
     assert data["rollout_mask_sums"] == [sum(masks[sample.rollout_id]) for sample in samples]
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo", "reinforce_plus_plus_baseline", "ppo"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize(
     "flags", [{}, {"grpo_std_normalization": False}, {"rewards_normalization": False}], ids=["", "no-std", "raw"]
 )
@@ -85,7 +86,8 @@ def test_where_nothing_is_wrong_nothing_differs(host, manager, estimator, flags)
     samples = [played(g, rng.choice([0.0, 0.3, 1.0]), host.Sample) for g in range(8) for _ in range(4)]
     given = {"advantage_estimator": estimator, "n_samples_per_prompt": 4, "rollout_batch_size": 8, **flags}
     known = Path(host.source, host.name, "ray/rollout.py").read_text()
-    host.need(f'"{estimator}"' in known or estimator == "ppo", f"estimator {estimator}")
+    uncentred = estimator in ("ppo", "reinforce_plus_plus")
+    host.need(f'"{estimator}"' in known or uncentred, f"estimator {estimator}")
     stock = manager(**given)._post_process_rewards(samples)
     ours = manager(OURS, **given)._post_process_rewards(samples)
     assert ours[0] == stock[0]
