@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli._errors import USAGE_ERROR, one_line_errors
-from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.slime.check import Finding
@@ -50,40 +49,28 @@ def _print(finding: Finding) -> None:
 
 @slime.command()
 def init(
-    model: Annotated[str, typer.Option(help="A model's name or folder, such as Qwen/Qwen3-4B.")],
+    env: Annotated[str, typer.Option(help="The environment: my_env.py:MyEnv or package.module:MyEnv.")],
+    model: Annotated[
+        str, typer.Option(help="A model of slime's scripts/models, by its published name or folder: Qwen/Qwen3-4B.")
+    ],
+    slime: Annotated[
+        Path, typer.Option(envvar="SLIME", help="The root of slime's source. Its scripts know the models' layouts.")
+    ],
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where run.sh and agentrl.yaml go.")] = Path(),
-    env: Annotated[
-        str | None,
-        typer.Option(help="The environment: my_env.py:MyEnv or package.module:MyEnv. A recipe brings its own."),
-    ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Settings of a published training: search-r1.")] = None,
-    estimator: Annotated[str, typer.Option(help="Of the recipe's settings: grpo or ppo.")] = "grpo",
-    gpus: Annotated[int, typer.Option(help="GPUs of each node.")] = 8,
-    nodes: Annotated[int, typer.Option(help="Nodes of the Ray cluster.")] = 1,
-    fp8: Annotated[bool, typer.Option("--fp8", help="Generate with FP8 weights; training stays BF16.")] = False,
-    fully_async: Annotated[
-        bool, typer.Option("--fully-async", help="Generate while training, on half of the GPUs.")
-    ] = False,
 ) -> None:
-    """Write a launch script and agentrl.yaml for a model size and a number of GPUs."""
+    """Write a launch script and agentrl.yaml. GPUs, nodes and paths are variables of the script."""
     with one_line_errors():
         from agentrl.env.env import EnvFactory
-        from agentrl.slime.launch import launch_of, next_steps, recipe_of, write_launch
+        from agentrl.slime.init import model_file, next_steps, write
 
-        settings = recipe_of(recipe, estimator)
-        if settings is None and env is None:
-            raise ConfigError("no environment: add --env my_env.py:MyEnv, or --recipe search-r1")
-        env = env or (settings.env if settings else "")
         EnvFactory(env)
         file, colon, name = env.rpartition(":")
         if file.endswith(".py"):  # slime runs elsewhere
             env = f"{Path(file).resolve()}{colon}{name}"
-        launch = launch_of(
-            model, env, gpus=gpus, nodes=nodes, fp8=fp8, fully_async=fully_async, recipe=settings, estimator=estimator
-        )
-        for path in write_launch(launch, folder):
+        found = model_file(model, slime)
+        for path in write(env, found, slime, folder):
             typer.echo(f"wrote {path}")
-        for step in next_steps(launch, folder):
+        for step in next_steps(folder, found, slime):
             typer.echo(f"next: {step}")
 
 

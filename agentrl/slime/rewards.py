@@ -65,7 +65,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     a sample without a group_index, where prompts have baselines.
     """
     flags = HostArgs.of(args)
-    if flags.advantage_estimator not in ESTIMATORS:
+    if flags.rewards_normalization and flags.advantage_estimator not in ESTIMATORS:
         raise ConfigError(
             f"--advantage-estimator {flags.advantage_estimator!r} is unknown to agentrl.slime.post_process_rewards, "
             f"which knows {', '.join(ESTIMATORS)}; remove --custom-reward-post-process-path, and slime computes the "

@@ -13,10 +13,7 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.models import tiny_tokenizer
 from agentrl.slime.check import Level, arguments, check, read_argument, read_command, verdict
-from agentrl.slime.check.arguments import read
 from agentrl.slime.check.memory import kv_bytes
-from agentrl.slime.check.placement import architecture, fp8
-from agentrl.slime.check.setup import Setup
 
 ENVS = '''
 from agentrl import Env, tool
@@ -139,25 +136,33 @@ def only(found: list[tuple[str, str]]) -> tuple[str, str]:
         ({"rollout-temperature": 0}, "error", "--rollout-temperature 0: slime divides the logits by it"),
         ({"rollout-temperature": -0.5}, "error", "--rollout-temperature -0.5: "),
         (
-            {"advantage-estimator": "gpro"},
+            {"advantage-estimator": "rloo"},
             "error",
-            "--advantage-estimator gpro: slime has no such estimator; did you mean",
+            "--advantage-estimator rloo: agentrl.slime.post_process_rewards does not know it",
         ),
-        ({"advantage-estimator": "best"}, "error", "slime has no such estimator; write one of grpo, gspo, "),
         (
-            {"use-rollout-routing-replay": True, "num-layers": 2, "hidden-size": 8, "ffn-hidden-size": 8}
-            | {"num-attention-heads": 2, "vocab-size": 9},
+            {"advantage-estimator": "flash_reinforce", "custom-reward-post-process-path": None},
+            "warning",
+            "add --custom-reward",
+        ),
+        (
+            {"use-rollout-routing-replay": True, "num-layers": 2},
             "error",
             "remove --use-rollout-routing-replay: the model has no experts",
         ),
         ({"save": None}, "warning", "add --save FOLDER and --save-interval 20"),
-        ({"save": None, "save-interval": 5}, "error", "--save-interval 5 without --save, which slime refuses"),
     ],
 )
 def test_what_slime_would_refuse_or_lose(changes, level, said):
     found = only(serious(**changes))
     assert found[0] == level
     assert said in found[1]
+
+
+def test_flash_reinforce_needs_no_groups():
+    assert (
+        serious(**{"advantage-estimator": "flash_reinforce", "n-samples-per-prompt": 1, "global-batch-size": 4}) == []
+    )
 
 
 def test_nothing_is_kept_of_a_run_that_only_plays():
@@ -291,7 +296,10 @@ STOCK = "slime.rollout.sglang_rollout.generate_rollout"
     ("program", "changes", "expected"),
     [
         ("train_async.py", {}, []),
-        ("train.py", {}, ["fully-async rollout under train.py waits"]),
+        ("slime/train.py", {}, ["fully-async rollout under train.py waits"]),
+        ("slime4/train.py", {}, []),
+        ("slime4/train.py", HELD_OUT, []),
+        ("slime4/train.py", {**HELD_OUT, "eval_function_path": STOCK}, ["remove --eval-function-path slime.rollout"]),
         ("train_async.py", {"colocate": True}, ["remove --colocate"]),
         ("train_async.py", HELD_OUT, ["which cannot evaluate; remove it"]),
         (
@@ -301,7 +309,11 @@ STOCK = "slime.rollout.sglang_rollout.generate_rollout"
         ),
     ],
 )
-def test_fully_async(program, changes, expected):
+def test_fully_async(program, changes, expected, folder):
+    """In slime4 there is one program, as in slime 0.4."""
+    for name in ("slime/train.py", "slime/train_async.py", "slime4/train.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("")
     flags = {**GOOD, **{k.replace("_", "-"): v for k, v in {**FULLY, **changes}.items()}}
     found = [f.text for f in check(read_command([program, *words(flags)])) if f.level in ("error", "warning")]
     assert len(found) == len(expected), found
@@ -589,55 +601,6 @@ def test_a_script_is_not_read(name):
     assert done.stderr.startswith(f"error: {name}: only bash can read a script; write `agentrl slime check --`")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
-
-
-FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-GLM = {"num_hidden_layers": 40, "hidden_size": 4096, "intermediate_size": 13696, "num_attention_heads": 32}
-NARROW = {**MODEL, "intermediate_size": 9728, "head_dim": 64, "num_key_value_heads": 2}
-QWEN_MOE = {**MODEL, "num_experts": 128, "moe_intermediate_size": 768, "num_key_value_heads": 4}
-
-
-@pytest.mark.parametrize(
-    ("config", "changes", "message"),
-    [
-        (GLM, {"rollout_num_gpus_per_engine": 2}, "13696 / 2 = 6848, which is no multiple of 128"),
-        (GLM, {"rollout_num_gpus_per_engine": 1}, None),
-        (QWEN_MOE, {"rollout_num_gpus_per_engine": 8}, "768 / 8 = 96"),
-        (QWEN_MOE, {"rollout_num_gpus_per_engine": 8, "sglang_ep_size": 8}, None),
-        (QWEN_MOE, {"rollout_num_gpus_per_engine": 8, "sglang_pp_size": 4}, None),
-        ({**GLM, "quantization_config": None}, {"rollout_num_gpus_per_engine": 2}, None),
-        (NARROW, {"rollout_num_gpus_per_engine": 2}, "the keys' heads x channels 128 / 2 = 64"),
-    ],
-)  # fmt: skip
-def test_fp8_blocks_are_not_cut(folder, config, changes, message):
-    (folder / "model").mkdir()
-    (folder / "model/config.json").write_text(json.dumps({**FP8, **config}))
-    setup = Setup(read(read_command(words(underlined(changes))), {}).args, read_command([]), None, None)
-    found = [finding.text for finding in fp8(setup)]
-    assert [message in text for text in found] == ([True] if message else []), found
-
-
-def underlined(changes: dict[str, Any]) -> dict[str, Any]:
-    return {**GOOD, **{name.replace("_", "-"): value for name, value in changes.items()}}
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"num_layers": 36, "rotary_base": 1000000}, None),
-        ({"num_layers": 32}, "another model than Megatron is told (--num-layers 32 for 36); source its model file"),
-        ({"num_layers": 36, "rotary_base": 10000}, "not the model's rope_theta: add --rotary-base 1000000"),
-    ],
-)  # fmt: skip
-def test_megatron_is_told_the_models_own_sizes(folder, flags, message):
-    (folder / "model").mkdir()
-    config = {**MODEL, "intermediate_size": 9728, "rope_parameters": {"rope_theta": 1000000}}
-    (folder / "model/config.json").write_text(json.dumps(config))
-    sizes = {"hidden_size": 2560, "ffn_hidden_size": 9728, "num_attention_heads": 32, "num_query_groups": 8}
-    given = underlined({**sizes, **flags, "group_query_attention": True})
-    setup = Setup(read(read_command(words(given)), {}).args, read_command([]), None, None)
-    found = [finding.text for finding in architecture(setup)]
-    assert [message in text for text in found] == ([True] if message else []), found
 
 
 SFT = {

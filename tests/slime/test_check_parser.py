@@ -12,8 +12,7 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.slime.check import arguments, check, read_command, verdict
 from agentrl.slime.check.arguments import read
-from agentrl.slime.launch import write_launch
-from agentrl.slime.layouts import Launch
+from agentrl.slime.init import write
 
 SLIME = """
 import argparse, dataclasses, logging, os, sys
@@ -220,7 +219,7 @@ def test_slimes_and_megatrons_own_parsers_read_what_init_writes(folder, monkeypa
     (folder / "model/config.json").write_text(json.dumps(MODEL))
     path = [str(folder / "stand_ins"), MILES_SRC, os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    write_launch(Launch("qwen3-4B", "my_env.py:E"), folder / "run")
+    write("my_env.py:E", "qwen3-4B", Path(SLIME_SRC), folder / "run")
     record = "agentrl() { printf '%s\\0' \"${@:4}\" > record; }; export -f agentrl; bash run/run.sh"
     variables = {"SLIME": SLIME_SRC, "MEGATRON": MILES_SRC, "MODEL": "model", "DATA": ".", "CHECK": "1"}
     subprocess.run(["bash", "-c", record], check=True, env={**os.environ, **variables})

@@ -25,24 +25,18 @@ _WHOLE: Mapping[str, int | None] = {
     "actor_num_gpus_per_node": 8,
     "actor_num_nodes": 1,
     "context_parallel_size": 1,
-    "expert_model_parallel_size": 1,
-    "expert_tensor_parallel_size": None,
     "n_samples_per_eval_prompt": 1,
     "n_samples_per_prompt": 1,
-    "num_gpus_per_node": 8,
-    "pipeline_model_parallel_size": 1,
     "rollout_num_gpus_per_engine": 1,
     "sglang_router_port": None,
     "sglang_server_concurrency": 512,
     "tensor_model_parallel_size": 1,
 } | dict.fromkeys(
     _names("""
-    eval_interval eval_max_context_len eval_max_prompt_len eval_max_response_len ffn_hidden_size global_batch_size
-    hidden_size kv_channels kv_lora_rank max_tokens_per_gpu moe_ffn_hidden_size moe_shared_expert_intermediate_size
-    num_attention_heads num_epoch num_experts num_layers num_query_groups num_rollout num_steps_per_rollout
-    over_sampling_batch_size rollout_batch_size rollout_max_context_len rollout_max_prompt_len rollout_max_response_len
-    rollout_num_gpus save_interval sglang_context_length sglang_data_parallel_size sglang_dp_size sglang_ep_size
-    sglang_expert_parallel_size sglang_pipeline_parallel_size sglang_pp_size vocab_size""")
+    eval_interval eval_max_context_len eval_max_prompt_len eval_max_response_len global_batch_size
+    max_tokens_per_gpu num_epoch num_experts num_layers num_rollout num_steps_per_rollout over_sampling_batch_size
+    rollout_batch_size rollout_max_context_len rollout_max_prompt_len rollout_max_response_len rollout_num_gpus
+    sglang_context_length""")
 )
 _NUMBERS: Mapping[str, float | None] = {
     "eval_temperature": None,
@@ -51,7 +45,6 @@ _NUMBERS: Mapping[str, float | None] = {
     "kl_loss_coef": 0.0,
     "rollout_temperature": 1.0,
     "rollout_top_p": 1.0,
-    "rotary_base": None,
 }
 _TEXTS: Mapping[str, str | None] = {
     "advantage_estimator": "grpo",
@@ -62,20 +55,19 @@ _TEXTS: Mapping[str, str | None] = {
     _names("""
     buffer_filter_path custom_advantage_function_path custom_config_path custom_convert_samples_to_train_data_path
     custom_eval_rollout_log_function_path custom_generate_function_path custom_loss_function_path
-    custom_pg_loss_reducer_function_path custom_reward_post_process_path custom_rm_path custom_rollout_log_function_path
-    custom_tis_function_path data_source_path dynamic_sampling_filter_path eval_config eval_function_path eval_input_key
-    eval_label_key eval_reward_key eval_tool_key hf_checkpoint label_key load opd_type prompt_data
-    recompute_granularity ref_load rm_type rollout_all_samples_process_path rollout_data_postprocess_path
-    rollout_function_path rollout_sample_filter_path router_policy save sglang_kv_cache_dtype sglang_reasoning_parser
-    sglang_router_ip sglang_tool_call_parser""")
+    custom_pg_loss_reducer_function_path custom_reward_post_process_path custom_rm_path
+    custom_rollout_log_function_path custom_tis_function_path data_source_path dynamic_sampling_filter_path
+    eval_config eval_function_path eval_input_key eval_label_key eval_reward_key eval_tool_key hf_checkpoint
+    label_key load opd_type prompt_data recompute_granularity rm_type rollout_all_samples_process_path
+    rollout_data_postprocess_path rollout_function_path rollout_sample_filter_path router_policy save
+    sglang_kv_cache_dtype sglang_reasoning_parser sglang_router_ip sglang_tool_call_parser""")
 )
-_LISTS = ("eval_prompt_data", "rollout_external_engine_addrs", "rollout_stop")
+_LISTS = ("eval_prompt_data", "rollout_stop")
 _OBJECTS = ("apply_chat_template_kwargs", "multimodal_keys")
 _SWITCHES: Mapping[str, tuple[str, bool]] = {
     name: (name, True)
     for name in _names("""
-    apply_chat_template colocate debug_rollout_only debug_train_only group_query_attention group_rm
-    mask_offpolicy_in_partial_rollout multi_latent_attention partial_rollout untie_embeddings_and_output_weights
+    apply_chat_template colocate debug_rollout_only group_rm mask_offpolicy_in_partial_rollout partial_rollout
     use_dynamic_batch_size use_kl_loss use_opd use_rollout_routing_replay use_tis""")
 } | {
     "disable_rewards_normalization": ("rewards_normalization", False),

@@ -1,7 +1,6 @@
 """Rules for flags that contradict each other or agentrl, one function for each subject.
 
-There is no rule for errors that slime itself reports at its start, unless they are common: slime's parser is seldom
-where the command is written.
+There is no rule for what slime's own parser refuses: where slime is installed, `arguments.read` runs that parser.
 
 Sources: slime/utils/arguments.py, rollout/sglang_rollout.py, rollout/fully_async_rollout.py, ray/rollout.py and
 utils/dp_schedule.py at 624b824a8.
@@ -10,16 +9,14 @@ utils/dp_schedule.py at 624b824a8.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 
 from agentrl.episode.parking import resume_method
 from agentrl.slime.check.evaluation import evaluation
 from agentrl.slime.check.finding import Finding, error, note, warning
 from agentrl.slime.check.functions import functions
-from agentrl.slime.check.placement import architecture, engines, folders, fp8, parallel
 from agentrl.slime.check.setup import GENERATE, Setup
 from agentrl.slime.config import fan_out_problems
-from agentrl.slime.host import CENTRED, ESTIMATORS, is_fully_async
+from agentrl.slime.host import BATCH_CENTRED, CENTRED, ESTIMATORS, is_fully_async
 
 POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
@@ -73,7 +70,14 @@ def routing(setup: Setup) -> Iterator[Finding]:
 def baseline(setup: Setup) -> Iterator[Finding]:
     args = setup.args
     estimator = args.advantage_estimator
-    if estimator not in CENTRED or args.rewards_normalization is False:
+    if args.rewards_normalization is False:
+        return
+    if args.custom_reward_post_process_path == POST_PROCESS and estimator not in ESTIMATORS:
+        yield error(
+            f"--advantage-estimator {estimator}: {POST_PROCESS} does not know it and ends the first rollout; it knows "
+            f"{', '.join(ESTIMATORS)}; remove --custom-reward-post-process-path, and slime computes the baseline"
+        )
+    if estimator not in (*CENTRED, *BATCH_CENTRED):
         return
     strip = setup.config is not None and setup.config.thinking == "strip"
     reported = strip or setup.agent  # by the rule `fan_out`
@@ -82,7 +86,7 @@ def baseline(setup: Setup) -> Iterator[Finding]:
             f"add --custom-reward-post-process-path {POST_PROCESS}: without it the 0.0 of failed episodes counts in "
             "the baseline of their prompts"
         )
-    if args.n_samples_per_prompt == 1:
+    if args.n_samples_per_prompt == 1 and estimator in CENTRED:
         yield error(
             f"--n-samples-per-prompt 1 with --advantage-estimator {estimator}: a group of one has no advantage, so "
             "nothing is learned; write --n-samples-per-prompt 8"
@@ -171,13 +175,25 @@ def filters(setup: Setup) -> Iterator[Finding]:
 
 
 def fully_async(setup: Setup) -> Iterator[Finding]:
+    """slime 0.4 has one program, train.py, which evaluates beside fully-async rollout; train_async.py cannot."""
     args, program = setup.args, setup.command.program
     if program == "train_async.py" and args.colocate:
         yield error("remove --colocate: train_async.py trains and generates at once, on different GPUs")
     if not setup.fully_async:
         return
-    if program == "train.py":
-        yield warning("fully-async rollout under train.py waits for every training step; start train_async.py")
+    if setup.has_train_async:
+        if program == "train.py":
+            yield warning("fully-async rollout under train.py waits for every training step; start train_async.py")
+        yield from _evaluation_before_0_4(setup)
+    elif args.eval_interval and args.eval_function_path:
+        yield error(
+            f"remove --eval-function-path {args.eval_function_path}: this slime evaluates on the event loop of its "
+            "fully-async rollout, and a second loop cannot use the same engines"
+        )
+
+
+def _evaluation_before_0_4(setup: Setup) -> Iterator[Finding]:
+    args = setup.args
     if not args.eval_interval:
         return
     if is_fully_async(args.eval_function_path or args.rollout_function_path):
@@ -255,27 +271,16 @@ def engine_url(setup: Setup) -> Iterator[Finding]:
 
 
 def sampling(setup: Setup) -> Iterator[Finding]:
-    """What slime's parser refuses, or accepts and cannot train on. If slime is not here, only this rule reports it."""
     args = setup.args
     if args.rollout_temperature is not None and args.rollout_temperature <= 0:
         yield error(
             f"--rollout-temperature {args.rollout_temperature:g}: slime divides the logits by it, and without chance "
             "all episodes of a prompt are equal; write 1"
         )
-    estimator = args.advantage_estimator
-    if estimator and estimator not in ESTIMATORS:
-        close = get_close_matches(estimator, ESTIMATORS, n=1)
-        meant = f"did you mean {close[0]}?" if close else f"write one of {', '.join(ESTIMATORS)}"
-        yield error(f"--advantage-estimator {estimator}: slime has no such estimator; {meant}")
 
 
 def saving(setup: Setup) -> Iterator[Finding]:
-    args = setup.args
-    if args.save or args.debug_rollout_only:
-        return
-    if args.save_interval:
-        yield error(f"--save-interval {args.save_interval} without --save, which slime refuses; add --save FOLDER")
-    else:
+    if not (setup.args.save or setup.args.debug_rollout_only):
         yield warning("add --save FOLDER and --save-interval 20: without them nothing of the training is kept")
 
 
@@ -289,7 +294,7 @@ def turns(setup: Setup) -> Iterator[Finding]:
 
 
 def replay(setup: Setup) -> Iterator[Finding]:
-    if setup.args.use_rollout_routing_replay and setup.sizes is not None and not setup.sizes.experts:
+    if setup.args.use_rollout_routing_replay and setup.experts == 0:
         yield error(
             "remove --use-rollout-routing-replay: the model has no experts, so there are no routes to replay and the "
             "first batch is refused"
@@ -324,11 +329,6 @@ RULES: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     fully_async,
     batches,
     lengths,
-    engines,
-    parallel,
-    folders,
-    architecture,
-    fp8,
     routing,
     engine_url,
     sampling,

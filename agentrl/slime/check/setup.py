@@ -17,12 +17,10 @@ import yaml
 from agentrl.env.env import Env, plays_itself
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
-from agentrl.slime.check.command import Command
+from agentrl.slime.check.command import TRAIN_PROGRAMS, Command
 from agentrl.slime.config import CONFIG_FILE_VARIABLE, SlimeConfig
 from agentrl.slime.host import is_fully_async
-from agentrl.slime.sizes import Sizes
 
-FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 GENERATE = "agentrl.adapt"
 
 
@@ -84,8 +82,18 @@ class Setup:
         return read_model(self.model_folder) if self.model_folder else {}
 
     @property
-    def sizes(self) -> Sizes | None:
-        return Sizes.of_config(self.model) or Sizes.of_args(self.args)
+    def experts(self) -> int | None:
+        """The number of experts in a layer. None if neither config.json nor Megatron's flags are known."""
+        names = ("num_experts", "n_routed_experts", "num_local_experts")
+        if self.model:
+            return next((self.model[name] for name in names if self.model.get(name)), 0)
+        return (self.args.num_experts or 0) if self.args.num_layers else None
+
+    @property
+    def has_train_async(self) -> bool:
+        """Whether slime has a second program for asynchronous training, as before 0.4."""
+        beside = any(Path(folder, TRAIN_PROGRAMS[1]).is_file() for folder in self.command.path)
+        return self.command.program == TRAIN_PROGRAMS[1] or beside
 
     @property
     def context(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Search-R1 under a host: its published rows, and the files that `agentrl slime init --recipe search-r1` writes."""
+"""Search-R1 under a host: its published rows, and the files of examples/slime/search_r1."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ import pytest
 import yaml
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
-from agentrl.cli import app
 from agentrl.errors import InfraError
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
@@ -32,6 +30,7 @@ from tests.slime.contract.search_r1 import CASES, PROMPT, Case, Searcher, answer
 from tests.slime.contract.test_aborts import PARTIAL, until
 
 ROOT = Path(__file__).parents[3]
+EXAMPLE = Path(__file__).parents[3] / "examples/slime/search_r1"
 DUMP = '#!/bin/sh\n[ "$1" = job ] && printf "%s\\0" "$@" > "$WORDS"\nexit 0\n'
 TAKEN = ("input_key", "label_key", "metadata_key", "n_samples_per_prompt", "rollout_temperature", "rollout_top_p")
 TAKEN += ("rollout_max_response_len", "rollout_max_context_len", "advantage_estimator")
@@ -67,11 +66,7 @@ def renderer(model: Path) -> Any:
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `init --recipe search-r1` writes: the YAML's `agentrl`, and the flags as bash makes them."""
-    done = CliRunner().invoke(
-        app, ["slime", "init", str(tmp_path / "run"), "--recipe", "search-r1", "--model", "Qwen/Qwen2.5-3B"]
-    )
-    assert done.exit_code == 0, done.output
+    """What examples/slime/search_r1 holds: the YAML's `agentrl`, and the flags as bash makes them."""
     for program, text in (("ray", DUMP), ("agentrl", "#!/bin/sh\n")):
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / program).write_text(text)
@@ -81,11 +76,11 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, A
     (models / "qwen2.5-3B.sh").write_text("MODEL_ARGS=(--num-layers 2)\n")
     given = {"SLIME": f"{tmp_path}/slime", "MEGATRON": "/m", "MODEL": "/model", "DATA": str(tmp_path)}
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "WORDS": f"{tmp_path}/words", **given}
-    subprocess.run(["bash", str(tmp_path / "run/run.sh")], check=True, capture_output=True, env=environment)
+    subprocess.run(["bash", str(EXAMPLE / "run.sh")], check=True, capture_output=True, env=environment)
     words = (tmp_path / "words").read_text().split("\0")[:-1]
     flags, found = plain(Words(words[words.index("--") + 3 :]))
     assert [finding for finding in found if finding.level == "error"] == []
-    settings = yaml.safe_load((tmp_path / "run/agentrl.yaml").read_text())["agentrl"]
+    settings = yaml.safe_load((EXAMPLE / "agentrl.yaml").read_text())["agentrl"]
     return settings, {name: flags[name] for name in TAKEN}
 
 

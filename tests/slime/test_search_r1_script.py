@@ -1,10 +1,11 @@
-"""`agentrl slime init --recipe`: the settings, and that bash and the check take the script."""
+"""examples/slime/search_r1: its settings, and that bash and the check take it. And `agentrl slime slices`."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from agentrl.cli import app
 from agentrl.errors import ConfigError
-from agentrl.slime.launch import recipe_of
-from agentrl.slime.layouts import Launch
-from agentrl.slime.recipes import RECIPES, changed
-from agentrl.slime.script import CONFIG, SCRIPT, config, script
 from agentrl.slime.slices import slices
 
 ROOT = Path(__file__).parents[2]
-MODELS = ["Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"]
+EXAMPLE = ROOT / "examples/slime/search_r1"
 SOURCES = ("nq", "nq", "nq", "triviaqa", "bamboogle", "bamboogle")
 RAY = f"""#!{sys.executable}
 import json, os, sys
@@ -75,8 +70,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     models, bin_ = tmp_path / "slime/scripts/models", tmp_path / "bin"
     models.mkdir(parents=True)
     bin_.mkdir()
-    for name in ("qwen2.5-3B", "qwen2.5-7B"):
-        (models / f"{name}.sh").write_text("MODEL_ARGS=(\n   --num-layers 2\n)\n")
+    (models / "qwen2.5-3B.sh").write_text("MODEL_ARGS=(\n   --num-layers 2\n)\n")
+    shutil.copytree(EXAMPLE, tmp_path / "run")
     for name, text in (("ray", RAY), ("agentrl", AGENTRL)):
         (bin_ / name).write_text(text)
         (bin_ / name).chmod(0o755)
@@ -90,19 +85,27 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "envs", "sandbox")),
     }.items():
         monkeypatch.setenv(name, str(value))
-    for name in ("CHECK", "SAVE", "TRAIN", "TEST", "WANDB_PROJECT", "TENSORBOARD_DIR", "AGENTRL_CONFIG"):
+    for name in (
+        "CHECK",
+        "SAVE",
+        "TRAIN",
+        "TEST",
+        "NODES",
+        "FULLY_ASYNC",
+        "MODEL_FILE",
+        "WANDB_PROJECT",
+        "TENSORBOARD_DIR",
+        "AGENTRL_CONFIG",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def init(*args: Any) -> Any:
-    return CliRunner().invoke(app, ["slime", "init", *map(str, args)])
-
-
-def started(world: Path, said: str = "") -> list[str]:
-    """Run the script, whose check says this; the command that `ray job submit` gets."""
-    done = subprocess.run(["bash", f"run/{SCRIPT}"], capture_output=True, text=True, check=False)
+def started(world: Path, said: str = "", **variables: str) -> list[str]:
+    """Run the script, whose check prints this; the command that `ray job submit` gets."""
+    environment = {**os.environ, **variables}
+    done = subprocess.run(["bash", "run/run.sh"], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert said in done.stdout
     stop, start, submit = (json.loads(line) for line in (world / "record").read_text().splitlines()[-3:])
@@ -116,10 +119,8 @@ def values(command: list[str], flag: str) -> list[str]:
     return behind[: next((i for i, word in enumerate(behind) if word.startswith("--")), None)]
 
 
-@pytest.mark.parametrize(("model", "estimator"), [(MODELS[0], "grpo"), (MODELS[3], "ppo")])
-def test_bash_runs_it_with_the_papers_settings(world, model, estimator):
-    done = init("run", "--recipe", "search-r1", "--model", model, "--estimator", estimator)
-    assert done.exit_code == 0, done.output
+@pytest.mark.parametrize("estimator", ["grpo", "ppo"])
+def test_bash_runs_it_with_the_papers_settings(world, estimator):
     test = world / "test.parquet"
     sets = ["nq", f"{test}@[0:3]", "triviaqa", f"{test}@[3:4]", "bamboogle", f"{test}@[4:6]"]
     said = "incomplete: 0 errors, 0 warnings; not checked: slime's own parser"
@@ -127,7 +128,7 @@ def test_bash_runs_it_with_the_papers_settings(world, model, estimator):
         said = ""
         agentrl = f'[ "$2" = check ] || printf "%s\\n" {shlex.join(sets)}'
         (world / "bin/agentrl").write_text(f"#!/bin/sh\n{agentrl}\n")
-    command = started(world, said)
+    command = started(world, said, ESTIMATOR=estimator)
     for flag, value in {**PAPER, **OF_ESTIMATOR[estimator]}.items():
         assert values(command, flag) == [value], flag
     flags = [word for word in command if word.startswith("--")]
@@ -135,7 +136,7 @@ def test_bash_runs_it_with_the_papers_settings(world, model, estimator):
     assert values(command, "--eval-prompt-data") == sets
     assert "--use-kl-loss" in command
     assert "--kl-coef" not in command
-    settings = yaml.safe_load((world / "run" / CONFIG).read_text())["agentrl"]
+    settings = yaml.safe_load((world / "run/agentrl.yaml").read_text())["agentrl"]
     assert settings["env"] == "agentrl_envs.search_r1:SearchR1"
     assert settings["limits"] == {"turns": 4, "observation_tokens": 500}
     assert (settings["env_config"]["topk"], settings["env_config"]["response_tokens"]) == (3, 500)
@@ -143,12 +144,11 @@ def test_bash_runs_it_with_the_papers_settings(world, model, estimator):
 
 def test_the_critic_has_settings_and_checkpoints_of_its_own(world):
     """Else it would save into the actor's folder, and go on from the actor's weights."""
-    init("run", "--recipe", "search-r1", "--model", MODELS[0], "--estimator", "ppo")
     saved = world / "run/checkpoints"
     (world / "bin/agentrl").write_text("#!/bin/sh\n")  # says nothing, and finds nothing wrong
 
     def critic() -> dict[str, Any]:
-        (file,) = values(started(world), "--megatron-config-path")
+        (file,) = values(started(world, ESTIMATOR="ppo"), "--megatron-config-path")
         (role,) = yaml.safe_load(Path(file).read_text())["megatron"]
         assert role["role"] == "critic"
         return role["overrides"]
@@ -161,62 +161,26 @@ def test_the_critic_has_settings_and_checkpoints_of_its_own(world):
 
 
 def test_a_data_set_that_cannot_be_split_ends_the_script(world):
-    init("run", "--recipe", "search-r1", "--model", MODELS[0])
     (world / "test.parquet").unlink()
-    done = subprocess.run(["bash", f"run/{SCRIPT}"], capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", "run/run.sh"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "test.parquet: no such data file" in done.stderr
 
 
-@pytest.mark.parametrize("model", ["qwen2.5-3B", "qwen2.5-7B", "qwen3-30B-A3B"])
-@pytest.mark.parametrize("more", [{}, {"gpus": 4}, {"nodes": 2}, {"fp8": True, "fully_async": True}])
-@pytest.mark.parametrize(("name", "estimator"), [(n, e) for n, recipe in RECIPES.items() for e in recipe.estimators])
-def test_it_fits_every_launch(name, estimator, model, more):
-    recipe = RECIPES[name]
-    launch = Launch(model, recipe.env, recipe=recipe, estimator=estimator, **more)
-    text = script(launch)
-    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    lines = [line.split()[0] for line in text.splitlines() if line.startswith("   --")]
-    assert len(lines) == len(set(lines))
-    assert ("--eval-prompt-data" in lines) != launch.fully_async
-    assert ("EVAL_DATA" in text) != launch.fully_async
-    assert all(len(line) <= 120 for line in text.splitlines() if line.startswith("#   "))
-    assert yaml.safe_load(config(launch))["agentrl"]["env"] == recipe.env
+def test_an_unknown_estimator_ends_the_script(world):
+    environment = {**os.environ, "ESTIMATOR": "gspo"}
+    done = subprocess.run(["bash", "run/run.sh"], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "ESTIMATOR gspo: write grpo or ppo")
 
 
-def test_an_environment_of_ones_own_replaces_the_recipes(tmp_path):
-    (tmp_path / "my_env.py").write_text("from agentrl import Env\n\n\nclass E(Env):\n    def step(self, action): ...\n")
-    args = ("--recipe", "search-r1", "--model", MODELS[0], "--env", f"{tmp_path}/my_env.py:E")
-    assert init(tmp_path / "run", *args).exit_code == 0
-    assert yaml.safe_load((tmp_path / "run" / CONFIG).read_text())["agentrl"]["env"] == f"{tmp_path}/my_env.py:E"
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ((), "no environment: add --env my_env.py:MyEnv, or --recipe search-r1"),
-        (("--recipe", "search-r2"), "--recipe search-r2: there is no such recipe; the recipes are: search-r1"),
-        (("--recipe", "search-r1", "--estimator", "gspo"), "the recipe search-r1 has settings for grpo and ppo only"),
-        (("--env", "my_env.py:E", "--estimator", "ppo"), "only a recipe has settings for it; add --recipe search-r1"),
-    ],
-)
-def test_init_refuses(tmp_path, args, message):
-    done = init(tmp_path / "run", "--model", MODELS[0], *args)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_examples_yaml_is_what_init_writes():
-    recipe = RECIPES["search-r1"]
-    text = config(Launch("qwen2.5-3B", recipe.env, recipe=recipe))
-    assert (ROOT / "examples/search_r1/slime.yaml").read_text() == text
-
-
-def test_a_change_stands_in_the_place_of_its_flag():
-    lines = ["--lr 1e-6", '--save "${SAVE}"   # here', "--use-tis"]
-    assert changed(lines, ["--lr 2e-6   # so", "--new"]) == ["--lr 2e-6   # so", *lines[1:], "--new"]
-    assert recipe_of(None, "grpo") is None
+def test_it_starts_and_ends_as_what_init_writes():
+    """What is not of the recipe is init's: the same lines in the same order."""
+    own = (EXAMPLE / "run.sh").read_text().splitlines()
+    common = (ROOT / "examples/slime/fact_search/run.sh").read_text().splitlines()
+    place = [line.startswith("PROGRAM=train.py") for line in common].index(True)
+    rest = iter(own)
+    missing = [line for line in common[place:] if line not in rest]
+    assert missing == []
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -1,0 +1,118 @@
+"""Writes a launch script for slime and its YAML file. What is known of models comes from slime's own scripts.
+
+The script is `run.sh` beside this module. It sources slime's file of the model (scripts/models/NAME.sh). The flags that
+split the model over GPUs are copied from slime's own script of that name (scripts/run-NAME.sh), if there is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+SCRIPT, CONFIG = "run.sh", "agentrl.yaml"
+_TEMPLATE = Path(__file__).with_name(SCRIPT)
+_CONFIG = """\
+# Read through slime's --custom-config-path. One key: every other would become an argument of slime.
+agentrl:
+  env: {env}   # a row's metadata["env"] wins
+  limits: {{turns: 8}}
+"""
+_SMALL = """\
+--tensor-model-parallel-size 1
+--pipeline-model-parallel-size 1
+--context-parallel-size 1
+--use-dynamic-batch-size
+--max-tokens-per-gpu 9216
+--balance-data
+--rollout-num-gpus-per-engine 1
+--sglang-mem-fraction-static 0.7
+--attention-dropout 0.0
+--hidden-dropout 0.0
+--accumulate-allreduce-grads-in-fp32
+--attention-softmax-in-fp32
+--attention-backend flash"""
+_SMALL_NOTE = "The model over the GPUs: for a small one. slime's scripts/run-*.sh show what larger ones need."
+_COPIED = ("PERF_ARGS", "SGLANG_ARGS", "OPTIMIZER_ARGS", "MISC_ARGS")
+"""Arrays of slime's scripts with the flags that depend on the model's size."""
+_KIND = re.compile(r"-(instruct|base|chat|it)$")
+
+
+def model_file(model: str, slime: Path) -> str:
+    """The name of slime's file for a model, given by its published name or its folder.
+
+    Raises ConfigError if slime has no such file.
+    """
+    name = Path(model).name
+    known = {file.stem.lower(): file.stem for file in sorted((slime / "scripts/models").glob("*.sh"))}
+    if not known:
+        raise ConfigError(f"--slime {slime}: it has no scripts/models/*.sh; give the root of slime's source")
+    for wanted in (name.lower(), _KIND.sub("", name.lower())):
+        for kind in ("", "-instruct"):
+            if found := known.get(wanted + kind):
+                return found
+    close = get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    meant = " or ".join(known[one] for one in close) or "one of " + ", ".join(known.values())
+    raise ConfigError(f"--model {model}: slime has no scripts/models/{name}.sh; write --model {meant}")
+
+
+def script(env: str, model: str, slime: Path) -> str:
+    """The launch script of an Env, given by its path, for a file of slime's scripts/models."""
+    text = _TEMPLATE.read_text(encoding="utf-8")
+    source = slime / f"scripts/run-{model}.sh"
+    if source.is_file():
+        note, lines = f"The model over the GPUs, as in slime's scripts/{source.name}.", [*_copied(source, text)]
+    else:
+        note, lines = _SMALL_NOTE, _SMALL.splitlines()
+    for name, value in {"ENV": env, "MODEL_FILE": model, "NOTE": note, "LAYOUT": "\n   ".join(lines)}.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _copied(source: Path, text: str) -> Iterator[str]:
+    """The flags of slime's script that `text` lacks. Lines with variables of that script are left out."""
+    given = set(re.findall(r"^ +(--[\w-]+)", text, re.MULTILINE))
+    for name in _COPIED:
+        for block in re.findall(rf"^{name}=\(\n(.*?)^\)", source.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            for line in map(str.strip, block.splitlines()):
+                flag = line.partition(" ")[0]
+                if flag.startswith("--") and flag not in given and not re.search(r"\$\{|\$[A-Za-z]", line):
+                    given.add(flag)
+                    yield line
+
+
+def write(env: str, model: str, slime: Path, folder: Path) -> tuple[Path, Path]:
+    """Write the script and the YAML file, and return their paths. Raises ConfigError, also where one of them exists."""
+    texts = {folder / SCRIPT: script(env, model, slime), folder / CONFIG: _CONFIG.format(env=env)}
+    for file in texts:
+        if file.exists():
+            raise ConfigError(f"{file} exists; name another folder, or remove it first")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in texts.items():
+            file.write_text(text, encoding="utf-8")
+    except (FileExistsError, NotADirectoryError, PermissionError) as exc:
+        raise ConfigError(f"{folder} cannot be written to: {exc.strerror}; name another folder") from exc
+    (folder / SCRIPT).chmod(0o755)
+    return folder / SCRIPT, folder / CONFIG
+
+
+def next_steps(folder: Path, model: str, slime: Path) -> list[str]:
+    """What to do once the script is written."""
+    script = folder / SCRIPT
+    steps = [
+        f"export SLIME=... MEGATRON=... MODEL=... DATA=..., and make REF as {script} describes",
+        f"CHECK=1 bash {script}   # what would go wrong, before a GPU is taken",
+        f"bash {script}",
+    ]
+    if (slime / f"scripts/run-{model}.sh").is_file():
+        return steps
+    files = sorted((slime / "scripts").glob("run-*.sh"))
+    near = [file.name for file in files if f"models/{model}.sh" in file.read_text(encoding="utf-8")]
+    return [
+        f"fit LAYOUT_ARGS in {script} to your GPUs, as slime's {' or '.join(near) or 'scripts/run-*.sh'} does",
+        *steps,
+    ]
