@@ -23,8 +23,9 @@ from agentrl import (
 from agentrl.engine import ScriptedEngine
 from agentrl.episode.options import EpisodeOptions
 from agentrl.episode.options import Host as EpisodeHost
-from agentrl.episode.parking import Parked, resume_method
+from agentrl.episode.parking import resume_method
 from agentrl.episode.resume import resume_episode
+from agentrl.episode.state import Parked
 from agentrl.models import load_tokenizer
 from agentrl.render import load_renderer
 from agentrl.testing import call

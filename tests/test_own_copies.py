@@ -12,9 +12,9 @@ from agentrl import Env, EnvFactory, InfraError, Limits, Task, tool
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.env import own_task
 from agentrl.episode.options import EpisodeOptions, Host
-from agentrl.episode.parking import Parked
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
+from agentrl.episode.state import Parked
 from agentrl.errors import ConfigError
 from agentrl.rollout import Rollout, TaskStream, run_groups
 from agentrl.testing import call, rollout

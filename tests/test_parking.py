@@ -17,7 +17,8 @@ import pytest
 
 from agentrl import ConfigError, Env, Task, Trajectory
 from agentrl.engine import Generation
-from agentrl.episode.parking import EpisodeState, Parked, Parking, _private_folder
+from agentrl.episode.parking import Parking, _private_folder
+from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ResumeError
 from agentrl.render import Rendered, RenderedSpan
 
@@ -58,7 +59,7 @@ async def test_a_file_is_written_whole_and_read_once(tmp_path):
     before = parked(saved={"files": b"x" * 1000})
     ticket = await place.park(before, 60)
     assert ticket == {
-        "version": 5,
+        "version": 6,
         "how": "snapshot",
         "key": ticket["key"],
         "until": pytest.approx(time.time() + 60, 2),
@@ -162,8 +163,8 @@ async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkey
     [
         (b"agentrl parked 1\n", "written by another version"),
         (b"", "written by another version"),
-        (b"agentrl parked 5\n\x80garbage", "cannot be read: "),
-        (b"agentrl parked 5\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
+        (b"agentrl parked 6\n\x80garbage", "cannot be read: "),
+        (b"agentrl parked 6\ncno_such_module\nThing\n.", "cannot be read: ModuleNotFoundError"),
     ],
 )
 async def test_a_file_that_is_not_ours(tmp_path, written, reason):
@@ -179,13 +180,13 @@ async def test_a_file_that_is_not_ours(tmp_path, written, reason):
 @pytest.mark.parametrize(
     ("ticket", "reason"),
     [
-        ({}, "version None; this agentrl reads 5"),
+        ({}, "version None; this agentrl reads 6"),
         ({"version": 1, "key": "0" * 32}, "version 1"),
-        ({"version": 5}, "names nothing: None"),
-        ({"version": 5, "key": 7}, "names nothing: 7"),
-        ({"version": 5, "key": "../secret"}, "names nothing: '../secret'"),
-        ({"version": 5, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
-        ({"version": 5, "key": "0" * 32, "how": "alive"}, "not open here"),
+        ({"version": 6}, "names nothing: None"),
+        ({"version": 6, "key": 7}, "names nothing: 7"),
+        ({"version": 6, "key": "../secret"}, "names nothing: '../secret'"),
+        ({"version": 6, "key": "0" * 32, "how": "replay"}, "gone: expired, or used before"),
+        ({"version": 6, "key": "0" * 32, "how": "alive"}, "not open here"),
     ],
 )
 async def test_a_ticket_that_is_none(tmp_path, ticket, reason):

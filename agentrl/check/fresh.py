@@ -21,7 +21,8 @@ from agentrl.check.playing import Subject, play, saying
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, EnvFactory, begin_env, close_env, load_env, offered_tools, own_task, runtime
 from agentrl.episode.bad_calls import messages_of, observed
-from agentrl.episode.parking import Parked, resume_method
+from agentrl.episode.parking import resume_method
+from agentrl.episode.state import Parked
 from agentrl.errors import told
 from agentrl.plain import plain
 from agentrl.types import JSON, Action, Limits, Raw, Task

@@ -15,9 +15,9 @@ from agentrl.engine.base import Engine
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env.env import Env, EnvFactory, own_task, plays_itself, runtime
 from agentrl.episode.options import EpisodeOptions, Host
-from agentrl.episode.parking import EpisodeState, Parked
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import Episode
+from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import Failure
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory

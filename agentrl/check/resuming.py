@@ -11,7 +11,8 @@ from agentrl.check.playing import PlayedEpisode, Subject, go_on, play, saying
 from agentrl.check.repeating import difference, global_random
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, runtime
-from agentrl.episode.parking import Parked, resume_method
+from agentrl.episode.parking import resume_method
+from agentrl.episode.state import Parked
 from agentrl.errors import ResumeError, told
 from agentrl.types import Task
 

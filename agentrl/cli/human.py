@@ -114,8 +114,8 @@ async def _episode(
 ) -> Trajectory:
     """Raises _QuitError."""
     from agentrl.chat.engine import PlayerEngine
-    from agentrl.episode.parking import EpisodeState
     from agentrl.episode.run import Episode
+    from agentrl.episode.state import EpisodeState
     from agentrl.trajectory.trajectory import Trajectory
 
     trajectory = Trajectory(task, session_id=f"you-{task.id}")

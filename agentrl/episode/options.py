@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Limits, MaybeAwait, Reward
 
 if TYPE_CHECKING:
-    from agentrl.episode.parking import Parked
+    from agentrl.episode.state import Parked
     from agentrl.render.base import Renderer
     from agentrl.trajectory.trajectory import Trajectory
 

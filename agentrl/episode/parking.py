@@ -21,29 +21,25 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 from agentrl._util.boundary import at_boundary
 from agentrl.env.env import Env, close_env, runtime
 from agentrl.episode.options import ParkFn
-from agentrl.episode.reasoning import Thoughts
+from agentrl.episode.state import EpisodeState, Parked, ResumeMethod
 from agentrl.errors import ConfigError, ResumeError
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import JSON, StopReason, Task, TurnOptions
+from agentrl.types import JSON
 
 log = logging.getLogger("agentrl")
 
 _unparked: set[tuple[type[Env], type[Exception]]] = set()
 """Env classes and errors for which a warning was logged."""
 
-ResumeMethod: TypeAlias = Literal["alive", "snapshot", "replay"]
-Next: TypeAlias = Literal["generate", "step"]
-
-VERSION = 5
+VERSION = 6
 """Version of tickets and files. An episode of another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION
@@ -51,40 +47,6 @@ _PARKED, _UNFINISHED = ".parked", ".unfinished"
 _SWEEP_S = 60.0
 _WRITING_S = 3600.0
 """Writing a file always takes less time than this."""
-
-
-@dataclass(slots=True)
-class EpisodeState:
-    """The state of an episode: all it needs to continue, except the Env, the engine and the like. Picklable."""
-
-    trajectory: Trajectory
-    thoughts: Thoughts | None = None
-    given: Task | None = None
-    """The task as it was given. The Env may have changed its own copy, which the trajectory holds."""
-    turn_options: TurnOptions = field(default_factory=TurnOptions)
-    """The Env's options for the next turn."""
-    next: Next = "generate"
-    """The next thing to do: a generation (or the rest of one), or the Env's step for the last action."""
-    stop: StopReason | None = None
-    """Why it ended, once it has. It may not be scored yet."""
-    steps: int = 0
-    """How many actions the Env has answered."""
-    played_s: float = 0.0
-    """Seconds that count towards `Limits.episode_s`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """An aborted episode, which `resume_episode` continues where it stopped. Picklable unless it is "alive"."""
-
-    how: ResumeMethod
-    episode: EpisodeState
-    rng: Any
-    """State of `Env.rng`."""
-    env: Env | None = None
-    """The open Env if it is "alive", else None. The owner of this object must close it."""
-    saved: Any = None
-    """The result of `Env.snapshot`."""
 
 
 def resume_method(cls: type[Env]) -> ResumeMethod:

@@ -9,9 +9,9 @@ from agentrl.engine.base import Engine, Generation
 from agentrl.env.env import Env, begin_env, plays_itself, runtime
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import EpisodeOptions, Host, RewardFn
-from agentrl.episode.parking import EpisodeState, Parked
 from agentrl.episode.reasoning import Thoughts
 from agentrl.episode.run import Episode
+from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ResumeError, told
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory

@@ -16,9 +16,10 @@ from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, 
 from agentrl.episode.bad_calls import in_call_order, joined, messages_of, observed, replies
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions, Host, ParkFn, RewardFn
-from agentrl.episode.parking import EpisodeState, Parked, hand_over
+from agentrl.episode.parking import hand_over
 from agentrl.episode.reasoning import Thoughts
 from agentrl.episode.scoring import score
+from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import BadCallPolicy, told
 from agentrl.plain import copied, number, plain, shown
 from agentrl.render.base import Renderer

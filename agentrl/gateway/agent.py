@@ -77,7 +77,10 @@ class AgentEnv(Env):
         if self._playing is None:
             with at_boundary("run"):
                 self._playing = await self._begin()
-        return await self._playing.go_on(episode, left)
+        try:
+            return await self._playing.go_on(episode, left)
+        finally:
+            self.result = self._playing.result
 
     def _agentrl_read(self) -> str | None:
         return None if self._playing is None else self._playing.read
@@ -91,7 +94,7 @@ class AgentEnv(Env):
         gateway = await loop_gateway()
         session = Session(f"sk-{secrets.token_hex(20)}", options=self.session)
         endpoint = Endpoint(key=session.key, url=gateway.url, socket=str(gateway.socket_path))
-        playing = Playing(self, session, endpoint, leave=lambda: gateway.remove(session))
+        playing = Playing(self, self.run, session, endpoint, leave=lambda: gateway.remove(session))
         gateway.add(session)
         runtime(self).ends_first = playing.end
         return playing

@@ -7,24 +7,25 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl.chat.request import RefusedError
-from agentrl.env.env import runtime
+from agentrl.env.env import Env, runtime
 from agentrl.errors import AgentRLError, Failure, InfraError, ResumeError, told
 from agentrl.gateway.endpoint import Endpoint
 from agentrl.gateway.session.session import Session
 from agentrl.plain import plain
 from agentrl.trajectory.spans import MaskReason
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import JSON, StopReason
+from agentrl.types import JSON, MaybeAwait, StopReason, Task
 
 if TYPE_CHECKING:
     from agentrl.episode.run import Episode
-    from agentrl.gateway.agent import AgentEnv
 
 log = logging.getLogger("agentrl")
+
+_Run: TypeAlias = Callable[[Task, Endpoint], MaybeAwait[JSON]]
 
 _LOOK_S = 0.1
 """Seconds between two checks of the host's abort flag."""
@@ -39,8 +40,11 @@ _LAST_WORDS_S = 1.0
 class Playing:
     """The run of an agent and its session, from the first request to the end of the Env. An abort only pauses it."""
 
-    def __init__(self, env: AgentEnv, session: Session, endpoint: Endpoint, *, leave: Callable[[], None]) -> None:
-        self._env, self._session, self._endpoint, self._leave = env, session, endpoint, leave
+    result: JSON = None
+    """What `run` returned."""
+
+    def __init__(self, env: Env, run: _Run, session: Session, endpoint: Endpoint, *, leave: Callable[[], None]) -> None:
+        self._env, self._run, self._session, self._endpoint, self._leave = env, run, session, endpoint, leave
         self._running: asyncio.Task[JSON] | None = None
         self._paused = False
 
@@ -111,7 +115,7 @@ class Playing:
             on_turn=episode.host.on_turn,
         )
         if self._running is None:
-            run = runtime(env).hook(env.run, trajectory.task, self._endpoint)
+            run = runtime(env).hook(self._run, trajectory.task, self._endpoint)
             self._running = asyncio.create_task(run, name=f"agent {type(env).__name__}")
         return self._running
 
@@ -149,7 +153,7 @@ class Playing:
         if session.failure is not None:
             raise FailedError(session.failure)
         try:
-            with at_boundary("run", hook=self._env.run):
+            with at_boundary("run", hook=self._run):
                 self._keep_result(running, trajectory, stop)
         except FailedError as failed:
             refusal = self._refusal()
@@ -174,9 +178,9 @@ class Playing:
         """Keep what `run` returned, or raise what it raised. Do nothing if the episode's end has cancelled it."""
         if running.cancelled() and stop is not None:
             return
-        self._env.result = plain(running.result(), f"{type(self._env).__name__}.run")
-        if self._env.result is not None:
-            trajectory.info["result"] = self._env.result
+        self.result = plain(running.result(), f"{type(self._env).__name__}.run")
+        if self.result is not None:
+            trajectory.info["result"] = self.result
 
     def _warn_of_refusals(self) -> None:
         """Warn of refused requests, once per agent class. They may have ended the agent, which is still scored."""

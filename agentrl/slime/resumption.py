@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from agentrl.env.env import close_env
-from agentrl.episode.parking import Parked, Parking
+from agentrl.episode.parking import Parking
+from agentrl.episode.state import Parked
 from agentrl.errors import ResumeError
 from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import episode_metadata

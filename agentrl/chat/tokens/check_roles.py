@@ -9,17 +9,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from agentrl.chat.request import Call, Entry
 from agentrl.chat.tokens.messages import spoken
 from agentrl.errors import TemplateError
 from agentrl.render.base import Rendered, Renderer
 from agentrl.render.cache import Cache
-from agentrl.types import Action
-
-if TYPE_CHECKING:
-    from agentrl.chat.tokens.writer import Writer
+from agentrl.types import Action, Message
 
 _WORD = re.compile(r"zqplace\d+")
 _CALL = Call("call00000", "lookup", {"query": "what"})
@@ -44,13 +41,26 @@ _PROVED: Cache[object] = Cache(64)
 """Proved certificates by their id(). They are kept, so that no other object gets the same id."""
 
 
-def prove_places(writer: Writer) -> None:
+class EntryWriter(Protocol):
+    """What is proved here: `agentrl.chat.tokens.writer.Writer`."""
+
+    @property
+    def renderer(self) -> Renderer: ...
+
+    def messages(self, entries: Sequence[Entry], *, root: bool) -> list[Message]: ...
+
+    def prompt(self, entries: Sequence[Entry], /) -> Rendered: ...
+
+    def bridge(self, history: Sequence[Message], action: Action, entries: Sequence[Entry], /) -> Rendered: ...
+
+
+def prove_places(writer: EntryWriter) -> None:
     """Raises TemplateError, which names the role, the place and the template, if a client's text would be lost."""
     certificate = writer.renderer.certificate
     _PROVED.get(f"{id(certificate)}", lambda: _proved(writer))
 
 
-def _proved(writer: Writer) -> object:
+def _proved(writer: EntryWriter) -> object:
     for role in _ROLES:
         for place, (before, behind) in _ROOTS.items():
             entries = _numbered([*before, role, *behind])
@@ -64,7 +74,9 @@ def _proved(writer: Writer) -> object:
     return writer.renderer.certificate
 
 
-def _check(writer: Writer, role: Entry, place: str, entries: Sequence[Entry], write: Callable[[], Rendered]) -> None:
+def _check(
+    writer: EntryWriter, role: Entry, place: str, entries: Sequence[Entry], write: Callable[[], Rendered]
+) -> None:
     try:
         found = _WORD.findall(writer.renderer.decode(write().tokens))
     except TemplateError as exc:
@@ -73,7 +85,7 @@ def _check(writer: Writer, role: Entry, place: str, entries: Sequence[Entry], wr
         raise TemplateError(f"{_told(writer, role, place)}: the tokens hold {found}")
 
 
-def _told(writer: Writer, role: Entry, place: str) -> str:
+def _told(writer: EntryWriter, role: Entry, place: str) -> str:
     name = writer.renderer.certificate.template
     return f"the chat template of {name} is not for agents of others: what a {role.role} says {place} would be lost"
 
