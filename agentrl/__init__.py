@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl._util.moved import answer_old_paths
 from agentrl.engine.base import Engine, Generation, SamplingParams
-from agentrl.env.env import Env, EnvFactory
+from agentrl.env.env import Env
+from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import tool
 from agentrl.episode.options import EpisodeOptions, Host
 from agentrl.episode.resume import resume_episode

@@ -26,7 +26,8 @@ from agentrl import (
     ToolResult,
     tool,
 )
-from agentrl.env.env import begin_env, load_env, runtime
+from agentrl.env.env import begin_env, runtime
+from agentrl.env.factory import load_env
 from agentrl.testing import rollout
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import ConfigError, Env, EnvFactory, InfraError, StepResult
 from agentrl._util.loading import load_object
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 
 BAD = {
     "os.environ": ("import os\n\nos.environ['MISSING_KEY']\n", r"bad\.py:3: KeyError: 'MISSING_KEY'$"),

@@ -14,7 +14,7 @@ import pytest
 from agentrl import EnvFactory, Limits, StopReason, Task
 from agentrl.cli import app
 from agentrl.engine import ScriptedEngine
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 from agentrl.episode.options import EpisodeOptions
 from agentrl.rollout import Rollout, run_groups
 from agentrl.testing import call, rollout

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from agentrl import ConfigError, EnvFactory
 from agentrl.cli import app
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 from agentrl.env.registry import GROUP, entries, is_name, path_of
 
 MODULE = '''

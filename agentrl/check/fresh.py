@@ -19,7 +19,8 @@ from typing import Any
 from agentrl.check.places import Place
 from agentrl.check.playing import Subject, play, saying
 from agentrl.engine.scripted import Turn
-from agentrl.env.env import Env, EnvFactory, begin_env, close_env, load_env, offered_tools, own_task, runtime
+from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
+from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.bad_calls import messages_of, observed
 from agentrl.episode.parking import resume_method
 from agentrl.episode.state import Parked

@@ -13,7 +13,8 @@ from agentrl.check.findings import Report
 from agentrl.check.places import AuthorCode, Place
 from agentrl.engine.base import Engine
 from agentrl.engine.scripted import ScriptedEngine, Turn
-from agentrl.env.env import Env, EnvFactory, own_task, plays_itself, runtime
+from agentrl.env.env import Env, own_task, plays_itself, runtime
+from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeOptions, Host
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import Episode

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from agentrl.check.places import AuthorCode, Place
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 
 _DEEPEST, _MOST = 6, 3000
 _CODE = (type, ModuleType, FunctionType, MethodType, classmethod, staticmethod, property)

@@ -30,7 +30,8 @@ from agentrl.check.schemas import schemas
 from agentrl.check.scoring import scoring
 from agentrl.check.warned import WarningCollector
 from agentrl.engine.scripted import Turn
-from agentrl.env.env import Env, EnvFactory
+from agentrl.env.env import Env
+from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.render.base import Renderer
 from agentrl.types import JSON, Limits, Task

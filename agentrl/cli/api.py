@@ -16,7 +16,8 @@ from agentrl._util.concurrency import gather
 from agentrl.cli.episodes import EpisodeConfig, progress
 from agentrl.cli.models import open_renderer
 from agentrl.cli.results import Results, Seat
-from agentrl.env.env import EnvFactory, plays_itself
+from agentrl.env.env import plays_itself
+from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import RewardFn
 from agentrl.errors import ConfigError
 

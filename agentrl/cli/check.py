@@ -20,7 +20,7 @@ from agentrl.cli.episodes import EpisodeConfig
 from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, EpisodeSettings, ModelName
 from agentrl.cli.play import Player, load_player
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.train.files import write_atomically
 

@@ -13,7 +13,7 @@ from agentrl._util.loading import load_object
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.episodes import EpisodeConfig
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
 
 data = typer.Typer(help="Write rows for training: from other formats, or an Env's own tasks.", no_args_is_help=True)

@@ -12,7 +12,8 @@ import typer
 from agentrl._util.loading import cause
 from agentrl.cli._errors import one_line_errors
 from agentrl.env.config import required
-from agentrl.env.env import Env, EnvFactory, load_env, plays_itself
+from agentrl.env.env import Env, plays_itself
+from agentrl.env.factory import EnvFactory, load_env
 from agentrl.env.registry import Entry, entries
 from agentrl.errors import ConfigError
 

@@ -45,7 +45,7 @@ from agentrl.cli.options import (
     Out,
 )
 from agentrl.cli.results import Results, how_to_resume, source_of, unfinished
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.monitor.by_key import value_of
 from agentrl.train.files import only_writer

@@ -23,7 +23,7 @@ from agentrl.cli.api import mask, own_reward, refuse_agents
 from agentrl.cli.episodes import EpisodeConfig, write_trajectories
 from agentrl.cli.models import open_renderer
 from agentrl.cli.show import render_trajectory
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import Host
 from agentrl.errors import ConfigError

@@ -55,7 +55,8 @@ from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
 from agentrl.cli.results import Results, Seat, how_to_resume, source_of, unfinished
 from agentrl.engine.scripted import Turn
-from agentrl.env.env import Env, EnvFactory, own_task, plays_itself, runtime
+from agentrl.env.env import Env, own_task, plays_itself, runtime
+from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import RewardFn
 from agentrl.episode.run import run_episode

@@ -60,7 +60,7 @@ def init(
 ) -> None:
     """Write a launch script and agentrl.yaml. GPUs, nodes and paths are variables of the script."""
     with one_line_errors():
-        from agentrl.env.env import EnvFactory
+        from agentrl.env.factory import EnvFactory
         from agentrl.slime.init import model_file, next_steps, write
 
         EnvFactory(env)

@@ -1,4 +1,4 @@
-"""Env, a multi-turn environment, and EnvFactory, which finds, configures and makes one."""
+"""Env: a multi-turn environment, as a user writes it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import logging
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random
 from types import UnionType
@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel
 
-from agentrl._util.concurrency import is_cancelled
 from agentrl._util.content import content
-from agentrl._util.loading import cause, load_object
-from agentrl._util.resources import Resources
-from agentrl.blame import is_the_worlds
-from agentrl.env.config import own_config, validated_config
-from agentrl.env.registry import is_name, path_of
+from agentrl.env.config import validated_config
 from agentrl.env.runtime import Runtime
 from agentrl.env.tool_calls import exec_own_tool, run_calls
 from agentrl.env.tools import Tool, collect_tools, is_tool, normal_spec, tool_name
-from agentrl.errors import AgentRLError, BadCallPolicy, ConfigError, InfraError, leaves
+from agentrl.errors import BadCallPolicy, ConfigError
 from agentrl.plain import copied
 from agentrl.types import (
     JSON,
@@ -293,12 +288,13 @@ async def offered_tools(env: Env) -> tuple[ToolSpec, ...]:
     """The tools that the model may call. Raises ConfigError for a tool that nothing would execute."""
     given = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
     offered = tuple(map(normal_spec, given))
-    _refuse_unknown(type(env), offered)
+    refuse_unknown(type(env), offered)
     env._agentrl.offered = tuple(map(tool_name, offered))
     return offered
 
 
-def _refuse_unknown(cls: type[Env], offered: Iterable[ToolSpec]) -> None:
+def refuse_unknown(cls: type[Env], offered: Iterable[ToolSpec]) -> None:
+    """Raises ConfigError for a tool that nothing would execute."""
     unknown = [name for name in map(tool_name, offered) if name not in cls._agentrl_tools]
     if unknown and cls.exec_tool is Env.exec_tool and cls.step is Env.step:
         raise ConfigError(
@@ -323,110 +319,6 @@ async def close_env(env: Env) -> Exception | None:
     if error is not None and not isinstance(error, Exception):
         raise error
     return error
-
-
-class EnvFactory:
-    """An Env class, its configuration, and the object that `share` made.
-
-        async with EnvFactory("my_env.py:Capitals", {"corpus": "facts.jsonl"}) as envs:
-            trajectory = await run_episode(envs.make(), task, engine=engine, renderer=renderer)
-
-    `env` is a class, `file.py:Class`, `package.module:Class`, or a name that `agentrl envs` lists. Raises ConfigError
-    if it is not found, if it has neither tools nor a step nor a score, if it has only one of `snapshot` and `restore`,
-    or if it refuses its configuration.
-    """
-
-    def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
-        self.cls = load_env(env) if isinstance(env, str) else env
-        own = self.cls.step, self.cls.tools, self.cls.exec_tool, self.cls.score
-        nothing = not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool, Env.score)
-        if nothing and not plays_itself(self.cls):
-            raise ConfigError(
-                f"{self.cls.__name__} has neither tools nor a step nor a score: nothing could happen; "
-                "add a method with @tool, override step(action), or score the model's only turn"
-            )
-        if plays_itself(self.cls):
-            self.cls._agentrl_check()
-        if (self.cls.snapshot is Env.snapshot) != (self.cls.restore is Env.restore):
-            raise ConfigError(f"{self.cls.__name__} writes one of snapshot and restore without the other; write both")
-        try:
-            signature = inspect.signature(self.cls.__init__)
-            signature.bind(None, config, shared=None)
-        except TypeError:
-            raise ConfigError(
-                f"{self.cls.__name__}.__init__{signature} does not take (config, shared=...); "
-                "remove __init__ and begin in reset, or pass both to super().__init__(config, shared=shared)"
-            ) from None
-        self.config = validated_config(self.cls, config)
-        self.shared: Any = None
-        self._resources = Resources(patience=60.0)  # parked Envs are closed first
-
-    async def __aenter__(self) -> Self:
-        try:
-            self.shared = await self._enter()
-        except AgentRLError:
-            raise
-        except (Exception, asyncio.CancelledError) as exc:  # the boundary of `share`: no episode is played without it
-            if isinstance(exc, asyncio.CancelledError) and is_cancelled():
-                raise
-            if isinstance(exc, asyncio.CancelledError) or all(map(is_the_worlds, leaves(exc))):
-                raise InfraError(f"{self.cls.__name__}.share: {cause(exc)}") from exc
-            raise ConfigError(f"{self.cls.__name__}.share failed: {cause(exc)}") from exc
-        return self
-
-    async def _enter(self) -> Any:
-        """The result of `share`. A cancelled caller never gets to `__aexit__`, so what is open is closed here."""
-        try:
-            return await self._resources.enter(_sharing(self.cls, self.config))
-        except asyncio.CancelledError:
-            for error in await self._resources.close():
-                log.warning("closing what %s.share opened failed", self.cls.__name__, exc_info=error)
-            raise
-
-    async def __aexit__(self, *exc: object) -> None:
-        errors = await self._resources.close()
-        if errors:
-            raise errors[0]
-
-    def check(self, task: Task) -> None:
-        """Raises ConfigError if nothing would execute the task's own tools."""
-        if self.cls.tools is Env.tools and not plays_itself(self.cls):
-            _refuse_unknown(self.cls, map(normal_spec, task.tools))
-
-    def prove(self, renderer: Renderer) -> None:
-        """Raises TemplateError if the template cannot carry the Env's own tools, or, for an agent, every role."""
-        self.cls._agentrl_prove(renderer)
-
-    def make(self) -> Env:
-        """An Env for one episode. Raises ConfigError if its `__init__` does not call Env's own."""
-        env = self.cls(own_config(self.cls, self.config), shared=self.shared)
-        if not hasattr(env, "config"):
-            raise ConfigError(f"{self.cls.__name__}.__init__ has to call super().__init__(config, shared=shared)")
-        return env
-
-
-@asynccontextmanager
-async def _sharing(cls: type[Env], config: Any) -> AsyncIterator[Any]:
-    """The result of `share`. One task enters and exits it."""
-    shared = cls.share(config)
-    if inspect.isawaitable(shared):
-        shared = await shared
-    if isinstance(shared, AbstractAsyncContextManager):
-        async with shared as entered:
-            yield entered
-    else:
-        yield shared
-
-
-def load_env(path: str) -> type[Env]:
-    """The Env class at `file.py:Class` or `package.module:Class`, or of an installed environment's name.
-
-    Raises ConfigError naming what is missing.
-    """
-    found = load_object(path_of(path) if is_name(path) else path, Env)
-    if not (isinstance(found, type) and issubclass(found, Env)):
-        raise ConfigError(f"{path} is {found!r}, not a subclass of agentrl.Env")
-    return found
 
 
 def _refuse_names(cls: type[Env]) -> None:

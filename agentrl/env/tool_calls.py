@@ -7,16 +7,14 @@ import json
 import logging
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import ClassVar, Protocol
 
 from agentrl._util.concurrency import Deadline, gather
-from agentrl.env.tools import normal_spec, tool_name
+from agentrl.env.runtime import Runtime
+from agentrl.env.tools import Tool, normal_spec, tool_name
 from agentrl.errors import BadCall, CallError, InfraError, ToolError, leaves, told
 from agentrl.plain import number
-from agentrl.types import JSON, Message, StepResult, ToolCall, ToolResult
-
-if TYPE_CHECKING:
-    from agentrl.env.env import Env
+from agentrl.types import JSON, MaybeAwait, Message, StepResult, Task, ToolCall, ToolResult
 
 log = logging.getLogger("agentrl")
 
@@ -34,7 +32,17 @@ _MEDIA: Mapping[str, Set[str]] = {
 _logged: set[tuple[type, str]] = set()
 
 
-async def run_calls(env: Env, calls: Sequence[ToolCall]) -> StepResult:
+class ToolOwner(Protocol):
+    """What is needed of an Env here."""
+
+    task: Task
+    _agentrl: Runtime
+    _agentrl_tools: ClassVar[Mapping[str, Tool]]
+
+    def exec_tool(self, call: ToolCall, /) -> MaybeAwait[ToolResult | JSON]: ...
+
+
+async def run_calls(env: ToolOwner, calls: Sequence[ToolCall]) -> StepResult:
     """Execute calls concurrently. A tool with `parallel=False` waits for the calls before it, and later calls wait for
     it."""
     tools = env._agentrl_tools
@@ -51,7 +59,7 @@ async def run_calls(env: Env, calls: Sequence[ToolCall]) -> StepResult:
     return StepResult(messages, reward=sum(rewards) if rewards else None, done=done)
 
 
-async def exec_own_tool(env: Env, call: ToolCall) -> ToolResult | JSON:
+async def exec_own_tool(env: ToolOwner, call: ToolCall) -> ToolResult | JSON:
     """Execute the @tool method that a call names. Raises CallError if there is none, or if its arguments do not fit."""
     tool = env._agentrl_tools.get(call.name)
     if tool is None:
@@ -65,7 +73,7 @@ async def exec_own_tool(env: Env, call: ToolCall) -> ToolResult | JSON:
     return await env._agentrl.call(method)
 
 
-async def _answer(env: Env, call: ToolCall) -> tuple[Message, ToolResult]:
+async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
     """A call's result, or its error as text for the model. InfraError is not caught: the world broke."""
     runtime, own = env._agentrl, env._agentrl_tools.get(call.name)
     if call.error is not None:
@@ -112,7 +120,7 @@ def _refuse_media(name: str, content: JSON) -> None:
             raise ValueError(f"tool {name} returned {kind!r}, but a model gets text only: turn it into text")
 
 
-def _count(env: Env, call: ToolCall, exc: Exception) -> None:
+def _count(env: ToolOwner, call: ToolCall, exc: Exception) -> None:
     runtime, kind = env._agentrl, f"{call.name}:{type(exc).__name__}"
     runtime.tool_errors[kind] = runtime.tool_errors.get(kind, 0) + 1
     runtime.first_tool_error = runtime.first_tool_error or exc

@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from agentrl.engine.base import RETRY_S
-from agentrl.env.env import EnvFactory, load_env
+from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.config import EpisodeKeys
 from agentrl.errors import ConfigError
 

@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from agentrl.engine.base import RETRY_S, Engine
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.episode.host_config import HostedConfig
 from agentrl.episode.options import EpisodeOptions, SpecialTokens
 from agentrl.episode.parking import Parking

@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import gather
 from agentrl.engine.base import Engine, SamplingParams
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeOptions, RewardFn
 from agentrl.episode.run import run_episode
 from agentrl.episode.scoring import nothing_earned

@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Literal, TypeAlias
 
 from agentrl._util.loading import cause, definition
-from agentrl.env.env import Env, EnvFactory
+from agentrl.env.env import Env
+from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.plain import plain
 from agentrl.types import JSON, Raw, Task

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from agentrl._util.content import content
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError
 from agentrl.rollout.own_tasks import Check, Split, makes_tasks, own_tasks

@@ -11,7 +11,8 @@ from uuid import uuid4
 
 from agentrl._util.concurrency import is_cancelled
 from agentrl.engine.base import Engine
-from agentrl.env.env import Env, EnvFactory, load_env, plays_itself
+from agentrl.env.env import Env, plays_itself
+from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.options import EpisodeOptions, Host, RewardFn
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode

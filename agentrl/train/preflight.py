@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.models.hub import check_name
 from agentrl.train.config import TrainConfig

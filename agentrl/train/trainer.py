@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentrl._util.signals import run
 from agentrl.engine.base import TrainedEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError, EngineError
 from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics

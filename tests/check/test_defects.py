@@ -18,7 +18,8 @@ import pytest
 
 from agentrl._util.loading import load_object
 from agentrl.check import CheckInputs, cancelling, check
-from agentrl.env.env import Env, EnvFactory
+from agentrl.env.env import Env
+from agentrl.env.factory import EnvFactory
 from agentrl.types import Task
 
 HERE = Path(__file__).parent

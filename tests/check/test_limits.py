@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import ConfigError, Env, Limits, Task, tool
 from agentrl.check import CheckInputs, check, fresh
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 
 TASKS = (Task(id="one", prompt="Look."),)
 SLOW = "import time\ndef render(): time.sleep(0.06)\n"

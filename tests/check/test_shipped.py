@@ -12,7 +12,7 @@ import pytest
 
 from agentrl._util.loading import load_object
 from agentrl.check import CheckInputs, check
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl.rollout.own_tasks import makes_tasks, own_tasks
 from agentrl.rollout.tasks import load_tasks
 

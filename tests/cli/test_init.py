@@ -14,7 +14,7 @@ import pytest
 
 from agentrl.cli.init import Template
 from agentrl.cli.settings import read_yaml
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 from agentrl.errors import ConfigError
 from agentrl.init import _FOLDER, TEMPLATES, template_files, write_project
 from agentrl.train import TrainConfig

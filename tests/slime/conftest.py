@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.engine.sglang.server import running_server
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 from agentrl.testing import tiny_renderer
 from tests.slime.player import Player
 

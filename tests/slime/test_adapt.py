@@ -17,7 +17,7 @@ from agentrl import ConfigError, TemplateError, adapt
 from agentrl.engine import ScriptedEngine
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.engine.sglang.server import running_server
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 from agentrl.episode import shared as _loop_resources
 from agentrl.slime.ship import _warn_unscored
 from agentrl.testing import call

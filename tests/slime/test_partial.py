@@ -22,7 +22,7 @@ import pytest
 
 from agentrl import ConfigError, adapt
 from agentrl.engine import ScriptedEngine
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 from agentrl.episode import shared as _loop_resources
 from agentrl.slime.resumption import _warn_of_lost_ticket
 from agentrl.slime.task import from_sample

@@ -23,7 +23,7 @@ import pytest
 
 from agentrl import adapt
 from agentrl.engine import SGLangEngine
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 from agentrl.models import load_model, save_model, tiny_model, tiny_tokenizer
 from tests.slime.contract import hosts
 

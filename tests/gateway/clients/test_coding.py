@@ -11,7 +11,7 @@ from shlex import quote
 import pytest
 
 from agentrl import StopReason, Task
-from agentrl.env.env import EnvFactory
+from agentrl.env.factory import EnvFactory
 from agentrl_envs.agents.claude_code import ClaudeCode
 from agentrl_envs.agents.codex import Codex
 from agentrl_envs.agents.mini_swe_agent import MiniSweAgent

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.contract.test_aborts import PARTIAL, Held, until
 

@@ -39,7 +39,7 @@ def test_a_host_that_aborts_leaves_no_server(host, start, rows, tmp_path):
 
 SLOW = f"""
 import asyncio
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 
 
 class Slow(load_env({ENV!r})):

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agentrl import SandboxError
-from agentrl.env.env import load_env
+from agentrl.env.factory import load_env
 from agentrl.testing import call
 from agentrl_sandbox import open_backend
 from agentrl_sandbox.owners import current
