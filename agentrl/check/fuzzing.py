@@ -15,7 +15,7 @@ from agentrl.check.playing import PlayedEpisode, Speech, Subject, play
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.engine.scripted import Turn
-from agentrl.env.env import Env, plays_itself, runtime
+from agentrl.env.env import Env, runtime
 from agentrl.errors import BadCallPolicy, InfraError, ToolError, leaves, told
 from agentrl.testing import call
 from agentrl.trajectory.trajectory import Trajectory
@@ -87,8 +87,6 @@ class _Watched:
     def attach(self, env: Env) -> None:
         if env.bad_calls is not None:
             env.bad_calls = BadCallPolicy(in_a_row=10**6)  # type: ignore[misc]  # for this Env only
-        if plays_itself(type(env)):
-            return
         original, kept = env.exec_tool, runtime(env)
 
         async def exec_tool(call: ToolCall) -> ToolResult | JSON:

@@ -13,7 +13,7 @@ from agentrl.check.findings import Report
 from agentrl.check.places import AuthorCode, Place
 from agentrl.engine.base import Engine
 from agentrl.engine.scripted import ScriptedEngine, Turn
-from agentrl.env.env import Env, own_task, plays_itself, runtime
+from agentrl.env.env import Env, is_agent, own_task, runtime
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeOptions, Host
 from agentrl.episode.resume import resume_episode
@@ -21,6 +21,7 @@ from agentrl.episode.run import Episode
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import Failure
 from agentrl.render.base import Renderer
+from agentrl.testing.playing import LastAnswer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Limits, Task
 
@@ -68,7 +69,7 @@ class Subject:
 
     @property
     def is_agent(self) -> bool:
-        return plays_itself(self.cls)
+        return is_agent(self.cls)
 
     def script(self, task: Task) -> Sequence[Turn]:
         return self.scripts.get(task.id) or next(iter(self.scripts.values()), [])
@@ -159,7 +160,7 @@ async def play(
 async def _episode(
     subject: Subject, played: PlayedEpisode, speak: Speak, turns: int | None, around: Around, stop_after: int | None
 ) -> Episode:
-    trajectory, heard = played.trajectory, _LastAnswer(played.env)
+    trajectory, heard = played.trajectory, LastAnswer(played.env)
 
     async def park(parked: Parked) -> None:
         played.parked = parked
@@ -185,7 +186,7 @@ async def go_on(subject: Subject, parked: Parked, turns: Sequence[Turn]) -> Play
     env = parked.env or subject.envs.make()
     played = PlayedEpisode(env, parked.episode.trajectory)
     keep_close_errors(env, played)
-    heard = _LastAnswer(env)
+    heard = LastAnswer(env)
     engine = ScriptedEngine(talk(turns), subject.renderer, reads=heard.read)
     options = EpisodeOptions(limits=limits_of(subject, None))
     await resume_episode(
@@ -260,17 +261,3 @@ async def quiet_cancel(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
     if not task.cancelled():
         task.exception()
-
-
-class _LastAnswer:
-    """The Env's last answer as text, for a player."""
-
-    def __init__(self, env: Env) -> None:
-        self._env, self._text = env, None if plays_itself(type(env)) else ""
-
-    def note(self, trajectory: Trajectory) -> None:
-        answer = [*takewhile(lambda message: message["role"] != "assistant", reversed(trajectory.messages))]
-        self._text = "\n".join(str(message["content"]) for message in reversed(answer)) if answer else None
-
-    def read(self) -> str | None:
-        return self._env._agentrl_read() if plays_itself(type(self._env)) else self._text or None

@@ -16,7 +16,7 @@ from agentrl._util.concurrency import gather
 from agentrl.cli.episodes import EpisodeConfig, progress
 from agentrl.cli.models import open_renderer
 from agentrl.cli.results import Results, Seat
-from agentrl.env.env import plays_itself
+from agentrl.env.env import is_agent
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import RewardFn
 from agentrl.errors import ConfigError
@@ -125,7 +125,7 @@ def api_of(
 
 def refuse_agents(envs: EnvFactory) -> None:
     """Raises ConfigError for an Env that is an agent."""
-    if plays_itself(envs.cls):
+    if is_agent(envs.cls):
         raise ConfigError(
             f"{envs.cls.__name__} is an agent that asks its model itself: give its own client the API's address, "
             "or evaluate an environment that is played turn by turn"

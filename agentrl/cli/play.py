@@ -55,7 +55,7 @@ from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings, Limit, MaybeData, Out
 from agentrl.cli.results import Results, Seat, how_to_resume, source_of, unfinished
 from agentrl.engine.scripted import Turn
-from agentrl.env.env import Env, own_task, plays_itself, runtime
+from agentrl.env.env import Env, is_agent, own_task, runtime
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import RewardFn
@@ -271,7 +271,7 @@ async def _play_speaker(
     from agentrl.chat.client import ScriptedSpeaker
     from agentrl.chat.engine import PlayerEngine
 
-    if plays_itself(type(env)):
+    if is_agent(type(env)):
         name = type(env).__name__
         raise ConfigError(f"--player {path} reads messages, but {name} is an agent; write a generator of its turns")
     found = load_object(path)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random
@@ -213,17 +213,25 @@ class Env:
         """
         raise NotImplementedError(f"{type(self).__name__} restores no snapshot")
 
-    def _agentrl_play(self, episode: Any, left: float | None, /) -> Awaitable[StopReason]:
-        """Play the whole episode within `left` seconds. Only agents implement this: see `agentrl.gateway`."""
-        raise NotImplementedError
+    # What an agent does in another way: see `agentrl.gateway.agent`
 
-    def _agentrl_read(self) -> str | None:
-        """The text that an agent last sent to its model, for a player that takes the model's place."""
-        return None
+    async def _agentrl_play(self, episode: Any, left: float | None, /) -> StopReason:
+        """Play the rest of an `agentrl.episode.run.Episode` within `left` seconds."""
+        stop: StopReason = await episode.take_turns(left)
+        return stop
+
+    def _agentrl_read(self, answer: str | None, /) -> str | None:
+        """What a player reads before its next turn. `answer` is the Env's last observation as text."""
+        return answer
 
     @classmethod
     def _agentrl_check(cls) -> None:
-        """Raises ConfigError if the class cannot play an episode. For Envs that are agents."""
+        """Raises ConfigError if the class cannot play an episode."""
+        if not cls._agentrl_tools and (cls.step, cls.tools, cls.exec_tool, cls.score) == _DEFAULTS:
+            raise ConfigError(
+                f"{cls.__name__} has neither tools nor a step nor a score: nothing could happen; "
+                "add a method with @tool, override step(action), or score the model's only turn"
+            )
 
     @classmethod
     def _agentrl_prove(cls, renderer: Renderer, /) -> None:
@@ -252,6 +260,7 @@ class Env:
 
 _OWN = frozenset(member for member in vars(Env).values() if inspect.isfunction(member))
 """The default hooks never block and open nothing."""
+_DEFAULTS = (Env.step, Env.tools, Env.exec_tool, Env.score)
 
 
 def runtime(env: Env) -> Runtime:
@@ -259,7 +268,7 @@ def runtime(env: Env) -> Runtime:
     return env._agentrl
 
 
-def plays_itself(cls: type[Env]) -> bool:
+def is_agent(cls: type[Env]) -> bool:
     """Whether the Env is an agent, which asks for its turns and executes its tools by itself."""
     return cls._agentrl_play is not Env._agentrl_play
 

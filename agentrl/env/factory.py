@@ -14,7 +14,7 @@ from agentrl._util.loading import cause, load_object
 from agentrl._util.resources import Resources
 from agentrl.blame import is_the_worlds
 from agentrl.env.config import own_config, validated_config
-from agentrl.env.env import Env, plays_itself, refuse_unknown
+from agentrl.env.env import Env, is_agent, refuse_unknown
 from agentrl.env.registry import is_name, path_of
 from agentrl.env.tools import normal_spec
 from agentrl.errors import AgentRLError, ConfigError, InfraError, leaves
@@ -39,15 +39,7 @@ class EnvFactory:
 
     def __init__(self, env: str | type[Env], config: Mapping[str, JSON] | None = None) -> None:
         self.cls = load_env(env) if isinstance(env, str) else env
-        own = self.cls.step, self.cls.tools, self.cls.exec_tool, self.cls.score
-        nothing = not self.cls._agentrl_tools and own == (Env.step, Env.tools, Env.exec_tool, Env.score)
-        if nothing and not plays_itself(self.cls):
-            raise ConfigError(
-                f"{self.cls.__name__} has neither tools nor a step nor a score: nothing could happen; "
-                "add a method with @tool, override step(action), or score the model's only turn"
-            )
-        if plays_itself(self.cls):
-            self.cls._agentrl_check()
+        self.cls._agentrl_check()
         if (self.cls.snapshot is Env.snapshot) != (self.cls.restore is Env.restore):
             raise ConfigError(f"{self.cls.__name__} writes one of snapshot and restore without the other; write both")
         try:
@@ -91,7 +83,7 @@ class EnvFactory:
 
     def check(self, task: Task) -> None:
         """Raises ConfigError if nothing would execute the task's own tools."""
-        if self.cls.tools is Env.tools and not plays_itself(self.cls):
+        if self.cls.tools is Env.tools and not is_agent(self.cls):
             refuse_unknown(self.cls, map(normal_spec, task.tools))
 
     def prove(self, renderer: Renderer) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine, Generation
-from agentrl.env.env import Env, begin_env, plays_itself, runtime
+from agentrl.env.env import Env, begin_env, is_agent, runtime
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import EpisodeOptions, Host, RewardFn
 from agentrl.episode.reasoning import Thoughts
@@ -46,7 +46,7 @@ async def _return(episode: Episode, parked: Parked) -> None:
         with at_boundary("reset"):
             back = await (_replay if parked.how == "replay" else _restore)(episode, parked)
             if back:
-                if not plays_itself(type(episode.env)):
+                if not is_agent(type(episode.env)):
                     await episode.talk.open()
                     episode.talk.use_tools(parked.episode.trajectory.tools)
                 episode.returning = None

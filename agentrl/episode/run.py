@@ -12,7 +12,7 @@ from typing import Self
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import Deadline
 from agentrl.engine.base import Engine
-from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, plays_itself, runtime
+from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
 from agentrl.episode.bad_calls import in_call_order, joined, messages_of, observed, replies
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions, Host, ParkFn, RewardFn
@@ -137,13 +137,11 @@ class Episode:
         try:
             if self.talk.is_aborted():
                 return StopReason.ABORTED
-            if plays_itself(type(self.env)):
-                return await self.env._agentrl_play(self, left)
-            return await self._take_turns(left)
+            return await self.env._agentrl_play(self, left)
         finally:
             self.state.played_s += time.monotonic() - started
 
-    async def _take_turns(self, left: float | None) -> StopReason:
+    async def take_turns(self, left: float | None) -> StopReason:
         """Reset and take turns until there is a reason to stop, for at most `left` seconds. Raises FailedError."""
         deadline = Deadline(left)
         try:

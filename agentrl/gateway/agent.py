@@ -82,7 +82,7 @@ class AgentEnv(Env):
         finally:
             self.result = self._playing.result
 
-    def _agentrl_read(self) -> str | None:
+    def _agentrl_read(self, answer: str | None, /) -> str | None:
         return None if self._playing is None else self._playing.read
 
     async def _begin(self) -> Playing:

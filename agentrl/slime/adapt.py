@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from agentrl._util.concurrency import is_cancelled
 from agentrl.engine.base import Engine
-from agentrl.env.env import Env, plays_itself
+from agentrl.env.env import Env, is_agent
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.options import EpisodeOptions, Host, RewardFn
 from agentrl.episode.resume import resume_episode
@@ -124,7 +124,7 @@ class _Call:
 
     def _agent_fans_out(self, task: Task) -> bool:
         """Whether the Env is an agent and each of its segments becomes a sample. Else its main line is the sample."""
-        agent = plays_itself(load_env(self.config.env_path(task.metadata)))
+        agent = is_agent(load_env(self.config.env_path(task.metadata)))
         return agent and hasattr(self.sample, "rollout_id") and not fan_out_problems(self.flags)
 
     async def _renderer(self, here: LoopResources) -> Renderer:
@@ -198,7 +198,7 @@ class _Call:
 
 def _check_prompt(task: Task, envs: EnvFactory) -> None:
     has_tools = bool(envs.cls._agentrl_tools) or envs.cls.tools is not Env.tools
-    if (has_tools or plays_itself(envs.cls)) and isinstance(task.prompt, Raw):
+    if (has_tools or is_agent(envs.cls)) and isinstance(task.prompt, Raw):
         raise ConfigError(
             f"remove --apply-chat-template: it renders prompts before the tools of {envs.cls.__name__} are known, "
             "so the model would never see them; agentrl renders prompts itself"

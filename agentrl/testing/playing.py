@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from agentrl._util.loading import cause
 from agentrl.engine.scripted import ScriptedEngine, Turn
-from agentrl.env.env import Env, plays_itself, runtime
+from agentrl.env.env import Env, runtime
 from agentrl.episode.options import EpisodeOptions, Host, RewardFn, SpecialTokens
 from agentrl.episode.run import run_episode
 from agentrl.render.base import Renderer
@@ -49,9 +49,8 @@ async def rollout(
         name = turns.__name__
         raise TypeError(f"rollout: {name} is a function; call it with the task: {name}(task)")
     renderer = renderer or tiny_renderer()
-    answered = _LastAnswer()
-    reads = env._agentrl_read if plays_itself(type(env)) else answered.read
-    engine = ScriptedEngine(turns, renderer, reads=reads)
+    answered = LastAnswer(env)
+    engine = ScriptedEngine(turns, renderer, reads=answered.read)
     options = EpisodeOptions(limits=limits or Limits(), special_tokens=special_tokens)
     host = Host(on_turn=answered.note)
     trajectory = await run_episode(
@@ -66,10 +65,11 @@ async def rollout(
     return trajectory
 
 
-class _LastAnswer:
+class LastAnswer:
     """The Env's last answer, without the template's markup."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: Env) -> None:
+        self._env = env
         self._text: str | None = None
 
     def note(self, trajectory: Trajectory) -> None:
@@ -78,7 +78,7 @@ class _LastAnswer:
 
     def read(self) -> str | None:
         """The answer; None if the model's turn continues as raw text."""
-        return self._text
+        return self._env._agentrl_read(self._text)
 
 
 def tiny_renderer() -> Renderer:

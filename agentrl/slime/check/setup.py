@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.env.env import Env, plays_itself
+from agentrl.env.env import Env, is_agent
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.command import TRAIN_PROGRAMS, Command
@@ -54,7 +54,7 @@ class Setup:
     @property
     def agent(self) -> type[Env] | None:
         """The Env if it is an agent, which plays by itself."""
-        return self.env if self.env is not None and plays_itself(self.env) else None
+        return self.env if self.env is not None and is_agent(self.env) else None
 
     @property
     def has_tools(self) -> bool:
