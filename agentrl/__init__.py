@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl._util.moved import answer_old_paths
 from agentrl.engine.base import Engine, Generation, SamplingParams
-from agentrl.env.env import Env
+from agentrl.env.env import Env, tools_of
 from agentrl.env.factory import EnvFactory
+from agentrl.env.runtime import uncounted
 from agentrl.env.tools import tool
 from agentrl.episode.options import EpisodeOptions, Host
 from agentrl.episode.resume import resume_episode
@@ -130,6 +131,8 @@ __all__ = [
     "resume_episode",
     "run_episode",
     "tool",
+    "tools_of",
+    "uncounted",
 ]
 
 

@@ -22,6 +22,7 @@ from agentrl import (
 from agentrl.chat.client import ScriptedSpeaker
 from agentrl.chat.completions import read_reply
 from agentrl.engine import PlayerEngine, ScriptedEngine
+from agentrl.env.env import tools_of
 from agentrl.episode.options import EpisodeOptions
 from agentrl.render import Renderer, load_renderer
 from agentrl.testing import call
@@ -68,7 +69,7 @@ def renderer(request) -> Renderer:
 
 def spoiled(renderer: Renderer) -> Generation:
     """A call with one token left out, so that it cannot be read."""
-    tokens = renderer.bind([made.spec for made in Capitals._agentrl_tools.values()]).encode(SEARCH)
+    tokens = renderer.bind([made.spec for made in tools_of(Capitals).values()]).encode(SEARCH)
     for place in reversed(range(1, len(tokens) - 1)):
         without = [*tokens[:place], *tokens[place + 1 :]]
         action = renderer.parse(without, "stop", without[-1])

@@ -24,7 +24,7 @@ from agentrl import (
     ToolResult,
     tool,
 )
-from agentrl.env.env import begin_env, close_env, runtime
+from agentrl.env.env import begin_env, close_env, runtime, tools_of
 from agentrl.rollout import load_tasks
 from agentrl.testing import call, rollout
 
@@ -160,7 +160,7 @@ class Odd(Env):
 
 
 async def test_static_and_class_methods_on_either_side_of_tool():
-    assert [made.spec["function"]["parameters"] for made in list(Odd._agentrl_tools.values())[:4]] == [
+    assert [made.spec["function"]["parameters"] for made in list(tools_of(Odd).values())[:4]] == [
         {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     ] * 4
     named = [(name, {"x": 1}) for name in ("above", "below", "over", "under")]
@@ -170,7 +170,7 @@ async def test_static_and_class_methods_on_either_side_of_tool():
 
 
 async def test_arguments_may_be_called_anything():
-    made = Odd._agentrl_tools["names"]
+    made = tools_of(Odd)["names"]
     properties = made.spec["function"]["parameters"]["properties"]
     assert list(properties) == ["_q", "model_config", "model_dump", "schema"]
     assert properties["_q"] == {"type": "string", "description": "The question."}
@@ -196,11 +196,11 @@ async def test_a_tool_that_is_overridden_stays_a_tool():
     class Silent(Base):
         search = None
 
-    made = Louder._agentrl_tools["find"]
+    made = tools_of(Louder)["find"]
     assert (made.spec["function"]["description"], made.timeout) == ("Search the web.", 3.0)
     assert list(made.spec["function"]["parameters"]["properties"]) == ["query", "times"]
     assert await contents(begun(Louder), ("find", {"query": "x", "times": 2})) == ["BASE XBASE X"]
-    assert Silent._agentrl_tools == {}
+    assert tools_of(Silent) == {}
 
 
 def generator(self):
@@ -243,7 +243,7 @@ def test_what_a_tool_returns_may_be_known_to_the_type_checker_alone():
             """Take."""
             return [n]
 
-    assert list(Typed._agentrl_tools) == ["take"]
+    assert list(tools_of(Typed)) == ["take"]
 
 
 class Returns(Env):

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from agentrl import ConfigError, Env, ToolError, tool
+from agentrl.env.env import tools_of
 from agentrl.errors import CallError
 
 
@@ -45,11 +46,11 @@ class Toolbox(Env):
 
 
 def parameters(name: str) -> dict:
-    return Toolbox._agentrl_tools[name].spec["function"]["parameters"]
+    return tools_of(Toolbox)[name].spec["function"]["parameters"]
 
 
 def test_schema_from_hints_and_docstring():
-    assert Toolbox._agentrl_tools["search"].spec == {
+    assert tools_of(Toolbox)["search"].spec == {
         "type": "function",
         "function": {
             "name": "search",
@@ -67,18 +68,18 @@ def test_schema_from_hints_and_docstring():
 
 
 def test_options_literals_and_nested_models():
-    shut = Toolbox._agentrl_tools["close"]
+    shut = tools_of(Toolbox)["close"]
     assert (shut.attribute, shut.timeout, shut.parallel) == ("shut", 5.0, False)
     assert parameters("close")["properties"]["door"] == {"enum": ["front", "back"], "type": "string"}
     assert parameters("close")["properties"]["note"]["description"] == "Why."
     assert parameters("travel")["$defs"]["Place"]["required"] == ["city"]
-    assert list(Toolbox._agentrl_tools) == ["search", "close", "travel"]
+    assert list(tools_of(Toolbox)) == ["search", "close", "travel"]
 
 
 def test_arguments_are_validated_and_converted():
-    found = Toolbox._agentrl_tools["travel"].validate({"to": {"city": "Lyon"}, "stops": ["Dijon"]})
+    found = tools_of(Toolbox)["travel"].validate({"to": {"city": "Lyon"}, "stops": ["Dijon"]})
     assert found == {"to": Place(city="Lyon"), "stops": ["Dijon"]}
-    assert Toolbox._agentrl_tools["search"].validate({"query": "x"}) == {"query": "x", "limit": 3}
+    assert tools_of(Toolbox)["search"].validate({"query": "x"}) == {"query": "x", "limit": 3}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_arguments_are_validated_and_converted():
 )
 def test_wrong_arguments_say_what_is_wrong_and_what_is_known(arguments, says):
     with pytest.raises(ToolError, match=r"invalid arguments for search: .*\(it takes: query, limit\)") as caught:
-        Toolbox._agentrl_tools["search"].validate(arguments)
+        tools_of(Toolbox)["search"].validate(arguments)
     assert says in str(caught.value)
 
 
@@ -105,8 +106,8 @@ def test_tools_are_inherited_and_overridden():
 
         travel = None  # type: ignore[assignment]
 
-    assert list(More._agentrl_tools) == ["search", "close"]
-    assert "words" in More._agentrl_tools["search"].spec["function"]["parameters"]["properties"]
+    assert list(tools_of(More)) == ["search", "close"]
+    assert "words" in tools_of(More)["search"].spec["function"]["parameters"]["properties"]
 
 
 def test_an_argument_without_a_hint_is_refused_when_the_class_is_made():
@@ -173,7 +174,7 @@ def test_titles_cost_nothing_at_any_depth():
             """
             return title
 
-    parameters = Places._agentrl_tools["go"].spec["function"]["parameters"]
+    parameters = tools_of(Places)["go"].spec["function"]["parameters"]
     assert list(parameters["properties"]) == ["title", "to", "by", "at"]
     assert parameters["properties"]["title"] == {"type": "string", "description": "What it is called."}
     assert list(parameters["$defs"]["Titled"]["properties"]) == ["title", "inner"]
@@ -201,4 +202,4 @@ def test_infinity_is_no_argument(given):
 
     for arguments in ({"most": given}, {"most": 1, "more": [given]}):
         with pytest.raises(CallError, match="finite number"):
-            Numbers._agentrl_tools["pick"].validate(arguments)
+            tools_of(Numbers)["pick"].validate(arguments)

@@ -12,6 +12,7 @@ import docstring_parser
 from agentrl.check.fuzzing import place_of_tool
 from agentrl.check.places import Place
 from agentrl.check.playing import Subject
+from agentrl.env.env import tools_of
 from agentrl.errors import TemplateError
 from agentrl.types import JSON, ToolSpec
 
@@ -32,7 +33,7 @@ def schemas(subject: Subject, tools: Sequence[ToolSpec]) -> None:
     for name in sorted({name for name in names if names.count(name) > 1}):
         place = place_of_tool(subject.own, name)
         subject.report.error(_CHECK, place, f"two tools are named {name!r}", "rename one")
-    for made in subject.cls._agentrl_tools.values():
+    for made in tools_of(subject.cls).values():
         _documented(subject, made.name, getattr(subject.cls, made.attribute))
     _rendered(subject, tools)
     subject.report.checked[_CHECK] = f"{len(tools)} tools"
@@ -132,7 +133,7 @@ def _line_in_docstring(method: Any, word: str, otherwise: Place) -> Place:
 
 def _rendered(subject: Subject, tools: Sequence[ToolSpec]) -> None:
     """Report tools that the model's template does not show."""
-    place = subject.own.of_member("tools", *(made.attribute for made in subject.cls._agentrl_tools.values()))
+    place = subject.own.of_member("tools", *(made.attribute for made in tools_of(subject.cls).values()))
     try:
         subject.envs.prove(subject.renderer)
         rendered = subject.renderer.bind(tools).prompt("Hello.")

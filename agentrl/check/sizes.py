@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from agentrl.check.playing import PlayedEpisode, Subject
+from agentrl.env.env import tools_of
 
 _CHECK = "sizes"
 LARGE = 40_000
@@ -38,7 +39,7 @@ def _hooks(subject: Subject, observed: Sequence[str]) -> Sequence[str]:
 
 
 def _tools(subject: Subject) -> list[str]:
-    return [made.attribute for made in subject.cls._agentrl_tools.values()]
+    return [made.attribute for made in tools_of(subject.cls).values()]
 
 
 def _observed(played: PlayedEpisode) -> list[str]:

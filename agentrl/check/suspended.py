@@ -10,7 +10,7 @@ from functools import partial, wraps
 from typing import Any, NamedTuple
 
 from agentrl.check.places import AuthorCode, Place
-from agentrl.env.env import Env
+from agentrl.env.env import Env, tools_of
 
 _HOOKS = ("tools", "reset", "step", "exec_tool", "last_turn", "score", "run")
 
@@ -36,7 +36,7 @@ class Suspensions:
     def attach(self, env: Env) -> None:
         """Count in the hooks, tools and resources of an Env whose episode has not begun."""
         names = [name for name in _HOOKS if self._own.wrote(name) and hasattr(env, name)]
-        names += [made.attribute for made in env._agentrl_tools.values()]
+        names += [made.attribute for made in tools_of(env).values()]
         for name in names:
             setattr(env, name, self._counted(name, getattr(env, name)))
         enter = env.enter

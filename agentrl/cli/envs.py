@@ -12,7 +12,7 @@ import typer
 from agentrl._util.loading import cause
 from agentrl.cli._errors import one_line_errors
 from agentrl.env.config import required
-from agentrl.env.env import Env, is_agent
+from agentrl.env.env import Env, is_agent, tools_of
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.env.registry import Entry, entries
 from agentrl.errors import ConfigError
@@ -82,5 +82,5 @@ def described(entry: Entry) -> Described:
         return Described(entry.name, entry.path, entry.package, broken=str(exc))
     except Exception as exc:  # noqa: BLE001 - the boundary of `needs`
         return Described(entry.name, entry.path, entry.package, broken=f"needs failed: {cause(exc)}")
-    tools, later = [*cls._agentrl_tools], cls.tools is not Env.tools
+    tools, later = [*tools_of(cls)], cls.tools is not Env.tools
     return Described(entry.name, entry.path, entry.package, about, tools, is_agent(cls), later, needs)

@@ -268,6 +268,14 @@ def runtime(env: Env) -> Runtime:
     return env._agentrl
 
 
+def tools_of(env: type[Env] | Env) -> Mapping[str, Tool]:
+    """The @tool methods of an Env, by the name that the model calls. Each `Tool` has a `spec` and an `attribute`.
+
+    An Env can offer others in `tools`, and a task can bring its own.
+    """
+    return env._agentrl_tools
+
+
 def is_agent(cls: type[Env]) -> bool:
     """Whether the Env is an agent, which asks for its turns and executes its tools by itself."""
     return cls._agentrl_play is not Env._agentrl_play

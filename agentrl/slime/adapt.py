@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from agentrl._util.concurrency import is_cancelled
 from agentrl.engine.base import Engine
-from agentrl.env.env import Env, is_agent
+from agentrl.env.env import Env, is_agent, tools_of
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.options import EpisodeOptions, Host, RewardFn
 from agentrl.episode.resume import resume_episode
@@ -197,7 +197,7 @@ class _Call:
 
 
 def _check_prompt(task: Task, envs: EnvFactory) -> None:
-    has_tools = bool(envs.cls._agentrl_tools) or envs.cls.tools is not Env.tools
+    has_tools = bool(tools_of(envs.cls)) or envs.cls.tools is not Env.tools
     if (has_tools or is_agent(envs.cls)) and isinstance(task.prompt, Raw):
         raise ConfigError(
             f"remove --apply-chat-template: it renders prompts before the tools of {envs.cls.__name__} are known, "

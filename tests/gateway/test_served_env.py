@@ -11,6 +11,7 @@ import openai
 
 from agentrl import EnvFactory, EpisodeOptions, Limits, Task, run_episode
 from agentrl.engine import Engine, ScriptedEngine
+from agentrl.env.env import tools_of
 from agentrl.gateway.serving.standalone import Standalone, running_server
 from agentrl.testing import call
 from agentrl_envs.fact_search import FactSearch
@@ -18,7 +19,7 @@ from agentrl_envs.fact_search.facts import Index, load_facts
 
 GREEDY = 0.0
 LIMITS = Limits(turns=5, turn_tokens=48, context=400)
-TOOLS = [made.spec for made in FactSearch._agentrl_tools.values()]
+TOOLS = [made.spec for made in tools_of(FactSearch).values()]
 
 
 ONE, TWO = "What country is {} in?", "What is the capital of the country that {} is in?"

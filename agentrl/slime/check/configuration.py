@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl._util.loading import load_object
+from agentrl.env.env import tools_of
 from agentrl.errors import ConfigError
 from agentrl.slime.check.finding import Finding, error, note, unchecked, warning
 from agentrl.slime.check.setup import Setup
@@ -68,6 +69,6 @@ def _certificate(setup: Setup, config: SlimeConfig, folder: Path) -> Certificate
     renderer = config.options().renderer(renderer)
     if setup.env is not None:
         setup.env._agentrl_prove(renderer)
-        if setup.has_tools and not setup.env._agentrl_tools:
+        if setup.has_tools and not tools_of(setup.env):
             renderer.bind([PROBE_TOOL])
     return renderer.certificate

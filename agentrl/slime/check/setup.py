@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.env.env import Env, is_agent
+from agentrl.env.env import Env, is_agent, tools_of
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.command import TRAIN_PROGRAMS, Command
@@ -58,7 +58,7 @@ class Setup:
 
     @property
     def has_tools(self) -> bool:
-        own = self.env is not None and (bool(self.env._agentrl_tools) or self.env.tools is not Env.tools)
+        own = self.env is not None and (bool(tools_of(self.env)) or self.env.tools is not Env.tools)
         return own or self.agent is not None
 
     @property

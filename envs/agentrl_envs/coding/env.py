@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentrl import Action, StepResult, Task, ToolResult, tool
+from agentrl.env.env import tools_of
 from agentrl.env.tool_calls import exec_own_tool
 from agentrl.errors import CallError, leaves
 from agentrl.sandbox import SandboxKilledError, Snapshot
@@ -44,7 +45,7 @@ class CodingEnv(GradedWork):
     config: CodingConfig
 
     def tools(self) -> Sequence[ToolSpec]:
-        own = [made.spec for name, made in self._agentrl_tools.items() if self.config.tools == "full" or name == "bash"]
+        own = [made.spec for name, made in tools_of(self).items() if self.config.tools == "full" or name == "bash"]
         return [*own, *self.task.tools]
 
     async def reset(self, task: Task) -> str:
@@ -56,7 +57,7 @@ class CodingEnv(GradedWork):
         return self.problem.steps[0].instruction
 
     async def exec_tool(self, call: ToolCall) -> ToolResult | JSON:
-        if self.config.tools == "bash" and call.name != "bash" and call.name in self._agentrl_tools:
+        if self.config.tools == "bash" and call.name != "bash" and call.name in tools_of(self):
             raise CallError(f"there is no tool {call.name!r}; the tools are: bash")
         return await exec_own_tool(self, call)
 
