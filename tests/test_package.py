@@ -31,7 +31,8 @@ def test_the_public_names_are_these():
         "EngineError Env EnvFactory EpisodeOptions Failure Generation Host InfraError Ledger LedgerError Limits "
         "LocalEngine Message Observation Raw Renderer RequestError ResumeError Reward SGLangEngine SamplingParams "
         "SandboxError SessionOptions Span StepResult StopReason Task TemplateError ToolCall "
-        "ToolError ToolResult ToolSpec Trajectory TurnOptions adapt load_renderer resume_episode run_episode tool"
+        "ToolError ToolResult ToolSpec Trajectory TurnOptions adapt load_renderer resume_episode run_episode "
+        "tool tools_of uncounted"
     )
     assert all(hasattr(agentrl, name) for name in agentrl.__all__)
 
