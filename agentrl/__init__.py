@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentrl._util.moved import answer_old_paths
-from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.engine.base import Engine
 from agentrl.env.env import Env, tools_of
 from agentrl.env.factory import EnvFactory
 from agentrl.env.runtime import uncounted
@@ -38,11 +38,13 @@ from agentrl.errors import (
 from agentrl.trajectory.trajectory import Ledger, Span, Trajectory
 from agentrl.types import (
     Action,
+    Generation,
     Limits,
     Message,
     Observation,
     Raw,
     Reward,
+    SamplingParams,
     StepResult,
     StopReason,
     Task,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import StrEnum
 from numbers import Real
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar
 
 from agentrl.errors import BadCall, ConfigError, unknown_key
 from agentrl.plain import JSON as JSON
@@ -96,6 +96,95 @@ class Action:
     def error(self) -> BadCall | None:
         """The error of the first call that could not be read, if there is one. It is always structural."""
         return next((BadCall("structural", call.error) for call in self.calls if call.error is not None), None)
+
+
+SpanKind: TypeAlias = Literal["close", "observation", "prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedSpan:
+    """`tokens[start:stop]` of a Rendered: the close of the model's turn, the observation, or the generation prompt."""
+
+    kind: SpanKind
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """New tokens, none of them sampled. `spans` partition `tokens`; empty spans are left out."""
+
+    tokens: Sequence[int]
+    spans: tuple[RenderedSpan, ...]
+    thinking: bool = False
+    """The generation prompt left a thinking block open; `parse` needs to know this."""
+    cut: int = 0
+    """Observation tokens dropped to fit the budget."""
+    special: int = 0
+    """Special tokens in users' text, tools and documents. They are encoded as such, unless `as_text` was called."""
+
+
+class SamplingParams(TypedDict, total=False):
+    """The sampling parameters that agentrl itself reads, with SGLang's names."""
+
+    temperature: float
+    """0 is greedy."""
+    top_p: float
+    top_k: int
+    """-1 is unlimited."""
+    max_new_tokens: int
+    min_new_tokens: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    sampling_seed: int
+    """With a seed, the only randomness of a token is a function of (seed, its position in the sequence)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """The original chat message of a turn, if a chat API produced it. The token ids are only an encoding of it."""
+
+    message: Message
+    """content, reasoning_content and tool_calls; see `agentrl.chat.client.Speaker`."""
+    sent_back: Message
+    """The same message, in the form that the speaker wants to read in its next turn."""
+    by: Mapping[str, str] = field(default_factory=dict)
+    """The model and its host."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """The answer's usage: tokens by the speaker's own count, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The answer of an engine. `log_probs[i]` is the natural log-prob of `tokens[i]` when it was sampled."""
+
+    tokens: Sequence[int]
+    log_probs: Sequence[float]
+    finish_reason: FinishReason
+    matched: int | str | None = None
+    """The stop token or stop string that ended the generation. A stop token is the last of `tokens`."""
+    weight_version: str | None = None
+    """The weights that sampled the last token."""
+    cached_tokens: int = 0
+    """Prompt tokens that the engine found in its prefix cache."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Other data from the engine: SGLang's `meta_info` without the log-probs (routed experts, top-p ids, ...). It is
+    never serialised."""
+    earlier_versions: Sequence[tuple[str, int]] = ()
+    """If the weights changed meanwhile: each version before `weight_version`, and the number of tokens that were
+    sampled when it ended, in order."""
+    said: ChatReply | None = None
+    """The turn in messages, from a MessageEngine."""
+
+    def versions(self) -> Iterator[tuple[str | None, int, int]]:
+        """Each version with the range of the tokens that it sampled, in order; at least one, which may be empty."""
+        at, end, any_yet = 0, len(self.tokens), False
+        for version, stop in (*self.earlier_versions, (self.weight_version, end)):
+            if at < (stop := min(stop, end)):
+                yield version, at, stop
+                at, any_yet = stop, True
+        if not any_yet:
+            yield self.weight_version, 0, end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from agentrl.engine.base import Generation
 from agentrl.render import Renderer, load_renderer
 from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import Generation
 from benchmarks.peers import (
     TOOLS,
     Outcome,

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from agentrl.engine.base import Generation
 from agentrl.engine.sglang.client import _body
 from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.render import Rendered, Renderer, load_renderer
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Action, Message
+from agentrl.types import Action, Generation, Message
 from benchmarks.peers import TOOLS, load_tokenizer, make_renderers, renderers_missing, save
 
 SIZES = {"7k": 7_000, "36k": 36_000, "73k": 73_000}

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from agentrl import types
 from agentrl._util.moved import MOVED
 
 
@@ -28,6 +29,19 @@ def test_a_module_that_is_a_package_now_gives_its_old_names(package, name):
     ran = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout.startswith(f"agentrl.{package}."), ran.stderr
     assert f"agentrl.{package}.{name} is agentrl.{package}." in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "names"),
+    [
+        ("agentrl.engine.base", ["ChatReply", "Generation", "SamplingParams"]),
+        ("agentrl.render.base", ["Rendered", "RenderedSpan", "SpanKind"]),
+    ],
+)
+def test_classes_that_moved_to_types_keep_their_old_paths(old, names):
+    module = importlib.import_module(old)
+    assert all(getattr(module, name) is getattr(types, name) for name in names)
+    assert set(names) <= set(module.__all__)
 
 
 def test_a_name_that_never_was_is_none():

@@ -15,21 +15,15 @@ ORDER = (
     ("slime", "check", "init"),
     ("train", "rewards"),
     ("rollout", "gateway", "testing"),
-    ("chat",),
-    ("episode",),
-    ("env",),
-    ("monitor",),
-    ("trajectory",),
-    ("engine",),
-    ("render",),
-    ("models",),
+    ("chat", "episode"),
+    ("engine", "env", "monitor"),
+    ("render", "models", "trajectory"),
     ("_util",),
-    ("sandbox",),
-    ("types",),
+    ("types", "sandbox"),
     ("errors",),
     ("plain", "blame"),
 )
-"""From the top down. A room imports only what stands below it."""
+"""From the top down. A room imports only what is below its line."""
 REACHES_UP = {
     ("rewards", "slime"): "a grader that slime calls reads slime's samples; imported when it is called",
 }

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl import Action, Generation, Ledger, LedgerError, Raw, StopReason, Task, ToolCall, Trajectory
 from agentrl.errors import Failure
-from agentrl.render.base import Rendered, RenderedSpan
 from agentrl.trajectory.trajectory import total_ledger
+from agentrl.types import Rendered, RenderedSpan
 
 
 def rendered(close: int = 0, observation: int = 0, prompt: int = 0, **kwargs) -> Rendered:

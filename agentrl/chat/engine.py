@@ -10,10 +10,10 @@ from zlib import crc32
 
 from agentrl.chat.client import ChatModel, Speaker
 from agentrl.chat.completions import Reply, wire_message
-from agentrl.engine.base import AsyncClosing, ChatReply, Generation, SamplingParams
+from agentrl.engine.base import AsyncClosing
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.errors import EngineError, RequestError, TemplateError
-from agentrl.types import JSON, Message, ToolSpec
+from agentrl.types import JSON, ChatReply, Generation, Message, SamplingParams, ToolSpec
 
 if TYPE_CHECKING:
     from agentrl.render.base import Renderer

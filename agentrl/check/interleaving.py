@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from agentrl.check.playing import PlayedEpisode, Speak, Subject, play
 from agentrl.check.repeating import difference, first_change, global_random
-from agentrl.engine.base import AsyncClosing, Engine, Generation, SamplingParams
-from agentrl.types import Task
+from agentrl.engine.base import AsyncClosing, Engine
+from agentrl.types import Generation, SamplingParams, Task
 
 _CHECK = "state"
 _PATIENCE_S = 2.0

@@ -23,10 +23,9 @@ from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.chat.client import ChatModel
-    from agentrl.engine.base import SamplingParams
     from agentrl.rollout.groups import Rollout
     from agentrl.trajectory.trajectory import Trajectory
-    from agentrl.types import Task
+    from agentrl.types import SamplingParams, Task
 
 ApiUrl: TypeAlias = Annotated[
     str | None,

@@ -51,9 +51,8 @@ from agentrl.monitor.by_key import value_of
 from agentrl.train.files import only_writer
 
 if TYPE_CHECKING:
-    from agentrl.engine.base import SamplingParams
     from agentrl.trajectory.trajectory import Trajectory
-    from agentrl.types import Task
+    from agentrl.types import SamplingParams, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

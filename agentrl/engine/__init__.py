@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrl.engine.base import ChatReply, Engine, Generation, MessageEngine, SamplingParams, TrainedEngine
+from agentrl.engine.base import Engine, MessageEngine, TrainedEngine
 from agentrl.engine.scripted import ScriptedEngine, Turn
+from agentrl.types import ChatReply, Generation, SamplingParams
 
 if TYPE_CHECKING:
     from agentrl.chat.engine import PlayerEngine

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
-from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
-from agentrl.types import Message
+from agentrl.engine.base import AsyncClosing
+from agentrl.types import Generation, Message, SamplingParams
 
 if TYPE_CHECKING:
     from agentrl.render.base import Renderer

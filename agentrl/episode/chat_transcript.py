@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from agentrl.engine.base import ChatReply, Generation
-from agentrl.types import JSON, Action, Message, ToolCall
+from agentrl.types import JSON, Action, ChatReply, Generation, Message, ToolCall
 
 if TYPE_CHECKING:
     from agentrl.render.base import Renderer

@@ -7,10 +7,9 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agentrl._util.loading import load_object
-from agentrl.engine.base import SamplingParams
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.errors import ConfigError
-from agentrl.types import JSON, Limits
+from agentrl.types import JSON, Limits, SamplingParams
 
 
 class EpisodeKeys(BaseModel):

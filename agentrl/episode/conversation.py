@@ -20,19 +20,30 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agentrl._util.boundary import at_boundary
-from agentrl.engine.base import Engine, Generation, MessageEngine, SamplingParams
+from agentrl.engine.base import Engine, MessageEngine
 from agentrl.episode.bad_calls import messages_of
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
 from agentrl.episode.options import EpisodeOptions
 from agentrl.episode.reasoning import Thoughts
 from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
 from agentrl.plain import plain, text
-from agentrl.render.base import Rendered, Renderer
+from agentrl.render.base import Renderer
 from agentrl.render.long_text import aside, size_of, texts_of, too_long
 from agentrl.render.markers import warn
 from agentrl.trajectory.segment import checked
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Action, Observed, Raw, StopReason, ToolCall, ToolSpec, TurnOptions
+from agentrl.types import (
+    Action,
+    Generation,
+    Observed,
+    Raw,
+    Rendered,
+    SamplingParams,
+    StopReason,
+    ToolCall,
+    ToolSpec,
+    TurnOptions,
+)
 
 _ABORT_PAUSE_S = 0.05
 """First wait after the engine aborted a request by itself, for example to update weights. It doubles each time."""

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from agentrl.engine.base import SamplingParams
 from agentrl.errors import ConfigError
-from agentrl.types import Limits, MaybeAwait, Reward
+from agentrl.types import Limits, MaybeAwait, Reward, SamplingParams
 
 if TYPE_CHECKING:
     from agentrl.episode.state import Parked

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from agentrl.episode.bad_calls import messages_of
 from agentrl.errors import TemplateError
-from agentrl.render.base import Rendered, Renderer
+from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Message, Observed, Raw
+from agentrl.types import Message, Observed, Raw, Rendered
 
 
 @dataclass(slots=True)

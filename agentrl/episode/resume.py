@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from agentrl._util.boundary import FailedError, at_boundary
-from agentrl.engine.base import Engine, Generation
+from agentrl.engine.base import Engine
 from agentrl.env.env import Env, begin_env, is_agent, runtime
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import EpisodeOptions, Host, RewardFn
@@ -15,6 +15,7 @@ from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ResumeError, told
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import Generation
 
 
 async def resume_episode(

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol
 
-from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, ToolSpec
+from agentrl.types import (
+    JSON,
+    Action,
+    FinishReason,
+    Message,
+    Observation,
+    Raw,
+    Rendered,
+    RenderedSpan,
+    SpanKind,
+    ToolSpec,
+)
 
-SpanKind: TypeAlias = Literal["close", "observation", "prompt"]
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedSpan:
-    """`tokens[start:stop]` of a Rendered: the close of the model's turn, the observation, or the generation prompt."""
-
-    kind: SpanKind
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """New tokens, none of them sampled. `spans` partition `tokens`; empty spans are left out."""
-
-    tokens: Sequence[int]
-    spans: tuple[RenderedSpan, ...]
-    thinking: bool = False
-    """The generation prompt left a thinking block open; `parse` needs to know this."""
-    cut: int = 0
-    """Observation tokens dropped to fit the budget."""
-    special: int = 0
-    """Special tokens in users' text, tools and documents. They are encoded as such, unless `as_text` was called."""
+__all__ = ["Certificate", "Rendered", "RenderedSpan", "Renderer", "SpanKind"]
 
 
 @dataclass(frozen=True, slots=True)

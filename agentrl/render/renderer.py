@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import TemplateError
-from agentrl.render.base import Rendered, Renderer
+from agentrl.render.base import Renderer
 from agentrl.render.cache import Cache, fingerprint, key_of
 from agentrl.render.learn.probe import QUESTION
 from agentrl.render.prove.proof import Proof, hint_of, proof_of
@@ -15,7 +15,7 @@ from agentrl.render.prove.spelled_out import spelling_out
 from agentrl.render.read.parse import Parser, ended_thinking
 from agentrl.render.template import Template, with_named_ids
 from agentrl.render.turns import spans
-from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, ToolSpec
+from agentrl.types import JSON, Action, FinishReason, Message, Observation, Raw, Rendered, ToolSpec
 
 
 def load_renderer(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl.errors import TemplateError
-from agentrl.render.base import Rendered, RenderedSpan, SpanKind
 from agentrl.render.content import text_of
 from agentrl.render.formats.conventions import convention_of
 from agentrl.render.learn.close import Close
@@ -18,7 +17,7 @@ from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail
 from agentrl.render.template import Template, with_named_ids
-from agentrl.types import Action, Message, Raw, ToolCall
+from agentrl.types import Action, Message, Raw, Rendered, RenderedSpan, SpanKind, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

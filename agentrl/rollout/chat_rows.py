@@ -19,7 +19,6 @@ from agentrl.chat.request import Entry, RefusedError
 from agentrl.chat.tokens.messages import Forms, plain_id, spoken, told
 from agentrl.chat.tokens.missing_words import lost
 from agentrl.chat.wires.chat import Chat
-from agentrl.engine.base import Generation
 from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions, Thinking
@@ -27,7 +26,7 @@ from agentrl.episode.reasoning import Thoughts
 from agentrl.errors import AgentRLError, ConfigError, TemplateError
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import JSON, Action, Message, Task, ToolSpec
+from agentrl.types import JSON, Action, Generation, Message, Task, ToolSpec
 
 _INLINE = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 """Reasoning inside the content, as in data sets of reasoning models."""

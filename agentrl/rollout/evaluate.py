@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.engine.base import SamplingParams
 from agentrl.monitor.metrics import RolloutMetrics
 from agentrl.rollout.groups import Rollout, run_groups
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Task
+from agentrl.types import SamplingParams, Task
 
 
 @dataclass(frozen=True, slots=True)

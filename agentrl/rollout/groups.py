@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import gather
-from agentrl.engine.base import Engine, SamplingParams
+from agentrl.engine.base import Engine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeOptions, RewardFn
 from agentrl.episode.run import run_episode
@@ -21,7 +21,7 @@ from agentrl.errors import AgentRLError, ConfigError, Failure
 from agentrl.plain import number
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Reward, StopReason, Task
+from agentrl.types import Reward, SamplingParams, StopReason, Task
 
 T = TypeVar("T")
 

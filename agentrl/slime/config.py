@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, Self, cast
 
-from agentrl.engine.base import SamplingParams
 from agentrl.episode.host_config import CONFIG_FILE_VARIABLE, HostedConfig, from_environment
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError
 from agentrl.monitor.numerics import NumericsConfig
 from agentrl.slime.host import HostArgs
-from agentrl.types import JSON
+from agentrl.types import JSON, SamplingParams
 
 __all__ = ["CONFIG_FILE_VARIABLE", "SlimeConfig", "fan_out_problems"]
 

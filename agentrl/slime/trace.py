@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl._util.boundary import watcher
-from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.engine.base import Engine
 from agentrl.errors import Boundary
 from agentrl.slime.host import tracing
+from agentrl.types import Generation, SamplingParams
 
 _HOOKS: Mapping[Boundary, str] = {"reset": "env_reset", "step": "env_step", "score": "env_score"}
 

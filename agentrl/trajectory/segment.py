@@ -23,11 +23,9 @@ from itertools import groupby, repeat
 from typing import Self, TypeVar, get_args
 from zlib import crc32
 
-from agentrl.engine.base import Generation
 from agentrl.errors import LedgerError
-from agentrl.render.base import Rendered
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, SpanType, Turn
-from agentrl.types import JSON, Action, ToolCall
+from agentrl.types import JSON, Action, Generation, Rendered, ToolCall
 
 T = TypeVar("T")
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from agentrl.engine.base import Generation
 from agentrl.plain import shown, text
-from agentrl.types import JSON, FinishReason
+from agentrl.types import JSON, FinishReason, Generation
 
 Source: TypeAlias = Literal["sampled", "observation", "scaffold"]
 Author: TypeAlias = Literal["model", "env", "template"]

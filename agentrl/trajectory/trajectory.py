@@ -17,13 +17,11 @@ from itertools import chain, takewhile
 from operator import itemgetter
 from typing import Self, TypeVar
 
-from agentrl.engine.base import Generation
 from agentrl.errors import Failure
 from agentrl.plain import shown
-from agentrl.render.base import Rendered
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Turn
-from agentrl.types import JSON, Action, Message, Observed, Raw, StopReason, Task, ToolSpec
+from agentrl.types import JSON, Action, Generation, Message, Observed, Raw, Rendered, StopReason, Task, ToolSpec
 
 __all__ = [
     "Ledger",

@@ -10,9 +10,8 @@ from rich.console import Console
 from agentrl import Env, Generation, StepResult, Task, Trajectory
 from agentrl.cli.show import load_trajectory, render_trajectory
 from agentrl.errors import ConfigError, Failure
-from agentrl.render.base import Rendered, RenderedSpan
 from agentrl.testing import call, rollout
-from agentrl.types import Action
+from agentrl.types import Action, Rendered, RenderedSpan
 
 GREEN, YELLOW, BLUE, RED = 32, 33, 34, 31
 

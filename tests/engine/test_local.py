@@ -14,11 +14,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
 
-from agentrl.engine.base import Generation  # noqa: E402
 from agentrl.engine.local import LocalEngine  # noqa: E402
 from agentrl.engine.local import lockstep as lockstep_module  # noqa: E402
 from agentrl.errors import ConfigError, EngineError, RequestError  # noqa: E402
 from agentrl.models import tiny_model, tiny_tokenizer  # noqa: E402
+from agentrl.types import Generation  # noqa: E402
 
 TOKENIZER = tiny_tokenizer()
 MODEL = tiny_model()

@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the embedded engine needs the extra `train`")
 
-from agentrl.engine.base import Generation  # noqa: E402
 from agentrl.engine.local import LocalEngine  # noqa: E402
 from agentrl.models import tiny_model, tiny_tokenizer  # noqa: E402
+from agentrl.types import Generation  # noqa: E402
 
 TOKENIZER, MODEL = tiny_tokenizer(), tiny_model()
 TOKEN_BYTES = 2 * 2 * 128 * 4

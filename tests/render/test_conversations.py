@@ -9,11 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.engine.base import Generation
 from agentrl.errors import TemplateError
 from agentrl.render import Renderer, load_renderer
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Action, Message
+from agentrl.types import Action, Generation, Message
 from tests.render.markers import small_tokenizer, template_files, tokenizer_of
 from tests.render.mutants import CHATML, LLAMA
 from tests.render.probes import TOOLS

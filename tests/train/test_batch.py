@@ -3,10 +3,9 @@ import torch
 
 from agentrl import Generation, Trajectory
 from agentrl.models import tiny_model
-from agentrl.render.base import Rendered, RenderedSpan
 from agentrl.train.batch import MicroBatch, Row, episode_rows, micro_batches
 from agentrl.train.loss import policy_loss
-from agentrl.types import Action
+from agentrl.types import Action, Rendered, RenderedSpan
 
 CPU = torch.device("cpu")
 

@@ -16,10 +16,10 @@ from rich.console import Console
 from agentrl import Action, Generation, StopReason
 from agentrl.errors import CanaryError, ConfigError
 from agentrl.models import load_model
-from agentrl.render.base import Rendered, RenderedSpan
 from agentrl.rollout import BugError
 from agentrl.train import DivergedError, Trainer, model_folder, train
 from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import Rendered, RenderedSpan
 from tests.train.conftest import LIMITS
 
 TOY = __file__.replace("test_trainer.py", "toy_env.py")

@@ -14,7 +14,7 @@ from typing import Protocol
 from agentrl.chat.request import Call, Entry
 from agentrl.chat.tokens.messages import spoken
 from agentrl.errors import TemplateError
-from agentrl.render.base import Rendered, Renderer
+from agentrl.render.base import Renderer
 from agentrl.render.cache import Cache
 from agentrl.types import Action, Message
 

@@ -17,10 +17,10 @@ from agentrl.chat.tokens.check_roles import prove_places
 from agentrl.chat.tokens.messages import Forms, one_by_one, plain_id, spoken, told
 from agentrl.chat.tokens.missing_words import lost
 from agentrl.errors import TemplateError
-from agentrl.render.base import Rendered, RenderedSpan, Renderer
+from agentrl.render.base import Renderer
 from agentrl.render.learn.probe import TOOL as PROBE_TOOL
 from agentrl.trajectory.trajectory import assistant_message
-from agentrl.types import Action, Message, Raw, ToolCall, ToolSpec
+from agentrl.types import Action, Message, Raw, Rendered, RenderedSpan, ToolCall, ToolSpec
 
 Known = Mapping[int, tuple[Action, Sequence[int]]]
 """Index of an assistant entry -> the action and the tokens of that reply, as sampled."""

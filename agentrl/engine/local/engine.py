@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
+from agentrl.engine.base import AsyncClosing
 from agentrl.engine.local.batch import Batch
 from agentrl.engine.local.fitness import check_attention, context_length, measure
 from agentrl.engine.local.lockstep import Lockstep
@@ -19,6 +19,7 @@ from agentrl.engine.local.request import Request
 from agentrl.engine.local.sampling import Sampling
 from agentrl.engine.local.worker import Worker
 from agentrl.errors import ConfigError, EngineError, RequestError
+from agentrl.types import Generation, SamplingParams
 
 
 class LocalEngine(AsyncClosing):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from agentrl.engine.base import Generation
+from agentrl.types import Generation
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from agentrl.engine.base import Generation
 from agentrl.engine.local.sampling import Sampling
 from agentrl.errors import EngineError
-from agentrl.types import FinishReason
+from agentrl.types import FinishReason, Generation
 
 
 @dataclass(slots=True, eq=False)

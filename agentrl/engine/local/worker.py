@@ -13,11 +13,11 @@ from concurrent.futures import InvalidStateError
 from contextlib import contextmanager
 from weakref import WeakSet
 
-from agentrl.engine.base import Generation
 from agentrl.engine.local.batch import Batch
 from agentrl.engine.local.lockstep import Lockstep
 from agentrl.engine.local.request import Failed, Finished, Outcome, Request
 from agentrl.errors import EngineError
+from agentrl.types import Generation
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
-from agentrl.engine.base import Generation
 from agentrl.errors import EngineError
-from agentrl.types import FinishReason
+from agentrl.types import FinishReason, Generation
 
 _TOKEN_IDS = 2**31
 """The bound of token ids: tokenizers and tensors hold them in 32 bits."""

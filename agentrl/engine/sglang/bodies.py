@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self, cast
 
-from agentrl.engine.base import SamplingParams
 from agentrl.errors import RequestError
+from agentrl.types import SamplingParams
 
 _MAX_NEW_TOKENS = 128  # SGLang's default
 _TOKEN_IDS = 2**31

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from agentrl._util.concurrency import uncounted
-from agentrl.engine.base import RETRY_S, AsyncClosing, Generation, SamplingParams
+from agentrl.engine.base import RETRY_S, AsyncClosing
 from agentrl.engine.sglang import workers
 from agentrl.engine.sglang.answers import read_generation
 from agentrl.engine.sglang.bodies import check_sampling_params
@@ -28,6 +28,7 @@ from agentrl.engine.sglang.connections import Address, Connections, UnavailableE
 from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.engine.sglang.workers import Workers
 from agentrl.errors import ConfigError, EngineError
+from agentrl.types import Generation, SamplingParams
 
 _log = logging.getLogger(__name__)
 

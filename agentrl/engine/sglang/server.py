@@ -19,10 +19,11 @@ from uuid import uuid4
 from aiohttp import web
 
 from agentrl._util.signals import stopping
-from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.engine.base import Engine
 from agentrl.engine.sglang.access import Access, Handler, exposure, guard
 from agentrl.engine.sglang.bodies import GenerateBody, UpdateBody, read_json
 from agentrl.errors import ConfigError, EngineError, RequestError
+from agentrl.types import Generation, SamplingParams
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from agentrl.chat.options import SessionOptions
 from agentrl.chat.request import Exchange, RefusalKind, RefusedError, Reply, Request
-from agentrl.engine.base import Engine, SamplingParams
+from agentrl.engine.base import Engine
 from agentrl.engine.sglang.access import Access, exposure
 from agentrl.episode.options import EpisodeOptions, SpecialTokens
 from agentrl.gateway.serving.bodies import DeniedError
@@ -22,7 +22,7 @@ from agentrl.gateway.serving.http import WireServer, keys
 from agentrl.gateway.session.exchange import RefusedExchange
 from agentrl.gateway.session.session import Session
 from agentrl.render.base import Renderer
-from agentrl.types import JSON, Limits
+from agentrl.types import JSON, Limits, SamplingParams
 
 _log = logging.getLogger(__name__)
 

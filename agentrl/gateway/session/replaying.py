@@ -11,9 +11,8 @@ from dataclasses import asdict
 from agentrl.chat.request import Call, Entry, Reply, ReplyCall, Usage
 from agentrl.gateway.session.matching import tools_digest
 from agentrl.gateway.session.tree import Head, Node, Prompt, Tree
-from agentrl.render.base import Rendered, RenderedSpan
 from agentrl.trajectory.segment import Segment
-from agentrl.types import JSON
+from agentrl.types import JSON, Rendered, RenderedSpan
 
 
 def of_prompt(prompt: Prompt) -> dict[str, JSON]:

@@ -11,16 +11,16 @@ from dataclasses import replace
 from agentrl._util.boundary import at_boundary
 from agentrl.chat.request import RefusedError, Request
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
-from agentrl.engine.base import Engine, Generation, SamplingParams
+from agentrl.engine.base import Engine
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, EngineError
 from agentrl.gateway.session.tree import Head, Node, Prompt
-from agentrl.render.base import Rendered, Renderer
+from agentrl.render.base import Renderer
 from agentrl.render.long_text import aside, too_long
 from agentrl.render.markers import warn
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Action, Message, Raw, StopReason, TurnOptions
+from agentrl.types import Action, Generation, Message, Raw, Rendered, SamplingParams, StopReason, TurnOptions
 
 _LOOK_S = 0.05
 """Seconds between two checks of the host's abort flag, while it is set."""

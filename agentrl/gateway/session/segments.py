@@ -10,11 +10,10 @@ from agentrl.chat.options import SessionOptions
 from agentrl.gateway.session.matching import START
 from agentrl.gateway.session.threads import Thread, main_thread
 from agentrl.gateway.session.tree import Node, Prompt, Tree
-from agentrl.render.base import Rendered
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import MaskReason
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
-from agentrl.types import JSON, Message
+from agentrl.types import JSON, Message, Rendered
 
 
 @dataclass(frozen=True, slots=True)

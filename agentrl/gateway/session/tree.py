@@ -23,10 +23,9 @@ from agentrl.gateway.session.matching import (
     telling,
     thoughtless,
 )
-from agentrl.render.base import Rendered
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import assistant_message
-from agentrl.types import Action, Message, ToolSpec
+from agentrl.types import Action, Message, Rendered, ToolSpec
 
 _NOTHING = Rendered((), ())
 _COMPARED, _LIKE = 1000, 0.5

@@ -12,7 +12,6 @@ from typing import Any
 
 from agentrl import Endpoint
 from agentrl.chat.options import SessionOptions
-from agentrl.engine.base import Generation
 from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
 from agentrl.episode.options import EpisodeOptions
 from agentrl.gateway.serving.server import Gateway
@@ -21,7 +20,7 @@ from agentrl.render import load_renderer
 from agentrl.sandbox import ExecResult
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
-from agentrl.types import Limits
+from agentrl.types import Generation, Limits
 from agentrl_envs.agents.start import Start
 from agentrl_sandbox.local.sandbox import LocalSandbox
 from agentrl_sandbox.spec import SandboxSpec

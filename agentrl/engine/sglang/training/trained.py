@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from agentrl.engine.base import AsyncClosing, Generation, SamplingParams
+from agentrl.engine.base import AsyncClosing
 from agentrl.engine.sglang.client import SGLangEngine
 from agentrl.engine.sglang.training import weights
 from agentrl.engine.sglang.training.control import Control
@@ -25,6 +25,7 @@ from agentrl.engine.sglang.training.suitable import check_suitable
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
 from agentrl.models import save_adapter
+from agentrl.types import Generation, SamplingParams
 
 _log = logging.getLogger("agentrl")
 
