@@ -2,6 +2,7 @@
 
     python .ci/house.py                  boxes, storeys, arrows, circles
     python .ci/house.py --root FOLDER    the same of another checkout, such as one of an older commit
+    python .ci/house.py --episode        the rooms that one episode under slime enters
 
 A box is a folder or a module directly below agentrl/. A storey is one step of the longest chain of imports between
 boxes. Imports at module level and in functions count as imports; those under TYPE_CHECKING count for circles, too.
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import asyncio
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
 PACKAGE = "agentrl"
 
@@ -114,12 +118,50 @@ def circles(found: list[Import]) -> list[list[str]]:
     return [sorted(group) for group in circles_first(below)[0] if len(group) > 1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
-    given = parser.parse_args()
-    found = imports(given.root)
-    names = {box(module) for module in modules(given.root)} - {"__init__", "__main__"}
+async def rooms_of_an_episode(root: Path) -> list[str]:
+    """The room of each call of a function in agentrl, while `agentrl.adapt` plays two turns against a scripted engine.
+
+    Coroutines and generators count each time they continue. An episode played before it has filled the caches: what a
+    worker does once is no part of an episode.
+    """
+    from agentrl import adapt
+    from agentrl.engine.sglang.server import running_server
+    from agentrl.testing import tiny_renderer
+    from tests.slime.conftest import Sample, slime_args
+    from tests.slime.player import Player
+
+    prefix, rooms = f"{root / PACKAGE}/", []
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(prefix):
+            rooms.append(name.removeprefix(prefix).split("/")[0].removesuffix(".py"))
+
+    renderer = tiny_renderer()
+    async with running_server(Player(renderer), decode=renderer.decode) as url:
+        args = slime_args(url)
+        await adapt(args, Sample(prompt="the capital of France?", label="Paris"), {})
+        sys.setprofile(note)
+        try:
+            sample = await adapt(args, Sample(prompt="the capital of France?", label="Paris"), {})
+        finally:
+            sys.setprofile(None)
+    if sample.reward != 1.0:
+        raise SystemExit(f"the episode failed: {sample.metadata}")
+    return [room for room in rooms if room not in ("__init__", "testing")]
+
+
+def _show_episode(root: Path) -> None:
+    sys.path[0] = str(root)  # it was this folder, whose packaging.py hides the library of that name
+    rooms = asyncio.run(rooms_of_an_episode(root))
+    calls = Counter(rooms)
+    print(f"rooms entered {len(calls)}: {', '.join(f'{room} {calls[room]}' for room in sorted(calls))} (calls)")
+    print(f"calls {len(rooms)}; changes of room {sum(a != b for a, b in pairwise(rooms))}")
+
+
+def _show_house(root: Path) -> None:
+    found = imports(root)
+    names = {box(module) for module in modules(root)} - {"__init__", "__main__"}
     arrows = {(box(i.importer), box(i.imported)) for i in found if not i.typing_only}
     arrows = {(a, b) for a, b in arrows if a != b and {a, b} <= names}
     print(f"boxes {len(names)}: {', '.join(sorted(names))}")
@@ -133,6 +175,15 @@ def main() -> None:
     rooms_in_circles = [group for group in circles_first(below)[0] if len(group) > 1]
     print(f"circles of boxes {len(rooms_in_circles)}: {rooms_in_circles}")
     print(f"circles of modules, TYPE_CHECKING included {len(circles(found))}: {circles(found)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
+    parser.add_argument("--episode", action="store_true")
+    given = parser.parse_args()
+    show = _show_episode if given.episode else _show_house
+    show(given.root.resolve())
 
 
 if __name__ == "__main__":

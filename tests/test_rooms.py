@@ -29,7 +29,7 @@ REACHES_UP = {
 }
 
 
-def _house():
+def load_house():
     spec = importlib.util.spec_from_file_location("house", ROOT / ".ci" / "house.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["house"] = module
@@ -39,7 +39,7 @@ def _house():
 
 @pytest.fixture(scope="module")
 def house():
-    return _house()
+    return load_house()
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,25 @@ class Sample:
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
 
 
+def slime_args(
+    url: str = "http://127.0.0.1:1", *, args: dict[str, Any] | None = None, **config: Any
+) -> SimpleNamespace:
+    """slime's args, as far as adapt reads them: `slime_args(url, limits={...})`; `args={...}` overrides args' own."""
+    ip, port = url.removeprefix("http://").split(":")
+    given = {
+        "hf_checkpoint": "tiny",
+        "sglang_router_ip": ip,
+        "sglang_router_port": int(port),
+        "rollout_max_context_len": None,
+        "apply_chat_template": False,
+        "rollout_top_p": 1.0,
+        "rm_type": None,
+        "custom_rm_path": None,
+        "agentrl": {"env": f"{ENV_FILE}:Lookup", **config},
+    }
+    return SimpleNamespace(**{**given, **(args or {})})
+
+
 @pytest.fixture(name="Sample")
 def sample_class() -> type[Sample]:
     return Sample
@@ -119,25 +138,8 @@ def serve(player: Any, renderer: Any) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def make_args(env_path) -> Callable[..., SimpleNamespace]:
-    """slime's args, as far as adapt reads them: `make_args(url, limits={...})`; `args={...}` overrides args' own."""
-
-    def make(url: str = "http://127.0.0.1:1", *, args: dict[str, Any] | None = None, **config: Any) -> SimpleNamespace:
-        ip, port = url.removeprefix("http://").split(":")
-        given = {
-            "hf_checkpoint": "tiny",
-            "sglang_router_ip": ip,
-            "sglang_router_port": int(port),
-            "rollout_max_context_len": None,
-            "apply_chat_template": False,
-            "rollout_top_p": 1.0,
-            "rm_type": None,
-            "custom_rm_path": None,
-            "agentrl": {"env": env_path("Lookup"), **config},
-        }
-        return SimpleNamespace(**{**given, **(args or {})})
-
-    return make
+def make_args() -> Callable[..., SimpleNamespace]:
+    return slime_args
 
 
 @pytest.fixture

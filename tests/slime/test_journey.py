@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-import agentrl
-from agentrl import adapt
+from tests.test_rooms import ROOT, load_house
 
 MOST = 10
-"""It was 27 boxes before the loose modules had rooms; 9 now."""
+"""It was 27 boxes before the loose modules had rooms; `python .ci/house.py --episode` prints them."""
 
 
-async def test_one_episode_enters_few_rooms(Sample, serve, make_args):
-    prefix, entered = str(Path(agentrl.__file__).parent) + "/", set()
-
-    def note(frame, event, argument):
-        name = frame.f_code.co_filename
-        if event == "call" and name.startswith(prefix):
-            entered.add(name.removeprefix(prefix).split("/")[0].removesuffix(".py"))
-
-    def question():
-        return Sample(prompt="the capital of France?", label="Paris")
-
-    async with serve() as (_, url):
-        args = make_args(url)
-        await adapt(args, question(), {})  # fills the caches: what a worker does once is no part of an episode
-        sys.setprofile(note)
-        try:
-            await adapt(args, question(), {})
-        finally:
-            sys.setprofile(None)
-    rooms = entered - {"__init__", "testing"}
-    assert len(rooms) <= MOST, sorted(rooms)
+async def test_one_episode_enters_few_rooms():
+    rooms = await load_house().rooms_of_an_episode(ROOT)
+    assert {"slime", "episode", "trajectory"} <= set(rooms)
+    assert len(set(rooms)) <= MOST, sorted(set(rooms))
