@@ -109,7 +109,7 @@ class AuthorCode:
         """Where the first of these members that the author wrote is defined; else where the class is."""
         for name in names:
             for base in self.classes:
-                if name in vars(base) and (found := _definition(base, vars(base)[name])) is not None:
+                if name in vars(base) and (found := _definition(vars(base)[name])) is not None:
                     return found
                 if (found := self._assignment(base, name)) is not None:
                     return found
@@ -190,7 +190,7 @@ def of_function(function: Any) -> Place:
     return Place(code.co_filename, code.co_firstlineno) if code is not None else Place("?", 0)
 
 
-def _definition(base: type, member: Any) -> Place | None:
+def _definition(member: Any) -> Place | None:
     inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     inner = inspect.unwrap(inner) if callable(inner) else inner
     code = getattr(inner, "__code__", None)

@@ -22,7 +22,7 @@ def learn_frames(
     found = {
         literal.strip()
         for text in _turns(profile, sampled)
-        for literal in _around(template, profile, block, lead + profile.thinking.behind(text))
+        for literal in _around(template, block, lead + profile.thinking.behind(text))
     }
     bare, thinking = template.render([QUESTION]), profile.thinking
     prompt = template.render([QUESTION], generation_prompt=True).removeprefix(bare).strip()
@@ -57,7 +57,7 @@ def _turns(profile: Profile, sampled: Callable[[Mapping[str, Any]], str]) -> Ite
                 continue
 
 
-def _around(template: Template, profile: Profile, block: Block | None, text: str) -> Iterator[str]:
+def _around(template: Template, block: Block | None, text: str) -> Iterator[str]:
     calls_at = len(text)
     if ASKED in text and block is not None:
         # the lead is part of the text here, and the lexer is given all of it

@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 
 _UNSET: Any = object()
 _UNIONS = ("anyOf", "oneOf")
-_PARTS = (*_UNIONS, "allOf")
 _NAMES = {
     "str": "string",
     "text": "string",
