@@ -13,7 +13,7 @@ from agentrl.cli._errors import one_line_errors
 from agentrl.errors import ConfigError, TemplateError
 
 if TYPE_CHECKING:
-    from agentrl.types import Certificate
+    from agentrl.render.base import Certificate
 
 REFUSED, NO_TOOLS = 1, 3
 """Exit codes; 2 is a wrong command. exact and keeps-history are 0."""

@@ -19,9 +19,9 @@ Who may import whom, from the top down: renderer, prove, turns, tail, learn, for
 docs/templates.md describes what is proved, for which templates, and why it is done this way.
 """
 
-from agentrl.render.base import Renderer
+from agentrl.render.base import Certificate, Renderer
 from agentrl.render.learn.probe import TOOL as PROBE_TOOL
 from agentrl.render.renderer import load_renderer
-from agentrl.types import Certificate, Rendered, RenderedSpan, SpanKind
+from agentrl.types import Rendered, RenderedSpan, SpanKind
 
 __all__ = ["PROBE_TOOL", "Certificate", "Rendered", "RenderedSpan", "Renderer", "SpanKind", "load_renderer"]

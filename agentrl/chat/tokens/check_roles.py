@@ -16,7 +16,7 @@ from agentrl.chat.tokens.messages import spoken
 from agentrl.errors import TemplateError
 from agentrl.render.base import Renderer
 from agentrl.render.cache import Cache
-from agentrl.types import Action, Message
+from agentrl.types import Action, Message, Rendered
 
 _WORD = re.compile(r"zqplace\d+")
 _CALL = Call("call00000", "lookup", {"query": "what"})

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.errors import TemplateError
+from agentrl.render.base import Certificate
 from agentrl.render.formats.conventions import convention_of
 from agentrl.render.prove.cases import CASES, SAYS, THOUGHT, Case
 from agentrl.render.prove.reading import Reading
@@ -16,7 +17,7 @@ from agentrl.render.prove.roles import roles_carried
 from agentrl.render.read.thinking import shared
 from agentrl.render.template import Template, with_named_ids
 from agentrl.render.turns import CONTEXTS, Turns
-from agentrl.types import Action, Certificate, Message, ToolCall
+from agentrl.types import Action, Message, ToolCall
 
 
 class _WrongError(TemplateError):

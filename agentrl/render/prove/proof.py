@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from agentrl.errors import TemplateError
+from agentrl.render.base import Certificate
 from agentrl.render.cache import Cache, key_of
 from agentrl.render.formats.conventions import conventional
 from agentrl.render.learn.calls import derive, known_calls
@@ -22,7 +23,7 @@ from agentrl.render.read.lexer import Lexer
 from agentrl.render.read.parse import Parser
 from agentrl.render.template import Template
 from agentrl.render.turns import Context, Turns
-from agentrl.types import Certificate, Message
+from agentrl.types import Message
 
 _KEPT = 64
 
