@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from agentrl._util.per_loop import PerLoop
 from agentrl.errors import ConfigError, InfraError, told
 from agentrl.types import JSON
 
@@ -84,7 +85,7 @@ class Service:
     open_s: float = 30.0
     always_json: bool = False
     """A web page or a stream means that the address is wrong, not that a proxy answers for a server that is down."""
-    _loops: dict[asyncio.AbstractEventLoop, _OfLoop] = field(default_factory=dict, repr=False)
+    _loops: PerLoop[_OfLoop] = field(default_factory=PerLoop, repr=False)
     _breaker: Breaker = field(default_factory=lambda: Breaker(), repr=False)
     _pause: Pause = field(default_factory=lambda: Pause(), repr=False)
 
@@ -213,13 +214,7 @@ class Service:
                 await session.close()
 
     def _of_loop(self) -> _OfLoop:
-        loop = asyncio.get_running_loop()
-        if loop not in self._loops:
-            for other in list(self._loops):
-                if other.is_closed():
-                    self._loops.pop(other, None)
-            self._loops[loop] = _OfLoop(asyncio.Semaphore(self.concurrency))
-        return self._loops[loop]
+        return self._loops.here(lambda: _OfLoop(asyncio.Semaphore(self.concurrency)))
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
 
 from agentrl._util.concurrency import safe_to_raise
+from agentrl.errors import InfraError, told
 
 T = TypeVar("T")
+log = logging.getLogger("agentrl")
 
 _abandoned: set[asyncio.Task[Any]] = set()
 """Abandoned tasks. They are kept here because the event loop holds tasks only weakly."""
@@ -162,6 +165,43 @@ class Resources:
         return _errors_of_release(held, seconds)
 
 
+class SharedResource(Generic[T]):
+    """What an async context manager gives, for all users on one event loop. It is opened on first use, and again after
+    it was closed or broke. If nobody closes it, the loop does when it ends and cancels its tasks."""
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        self._make = make
+        self._lock = asyncio.Lock()
+        self._held: _HeldResource[T] | None = None
+
+    async def get(self) -> T:
+        """Raises what opening it raises; the next call tries again. A cancelled user does not end the opening."""
+        async with self._lock:
+            if self._held is None or self._held.task.done():
+                # In an empty context: it outlives the episode of its first user.
+                self._held = Context().run(_HeldResource, self._make(), asyncio.Event(), 0.0)
+            held = self._held
+        await asyncio.wait([held.entered])
+        if isinstance(held.entered.exception(), asyncio.CancelledError):
+            raise InfraError(f"{held.name} was closed before it was open")
+        return held.entered.result()[0]
+
+    async def drop(self, value: T) -> None:
+        """Close it because it broke, unless another one is open already."""
+        if self._held is not None and self._held.is_held() and self._held.entered.result()[0] is value:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close it. A running opening is cancelled."""
+        async with self._lock:
+            held, self._held = self._held, None
+            if held is not None:
+                held.leave()
+                await asyncio.wait([held.task])
+                for error in held.error():
+                    log.warning("closing %s failed: %s", held.name, told(error))
+
+
 class _HeldResource(Generic[T]):
     def __init__(self, resource: AbstractAsyncContextManager[T], closing: asyncio.Event, patience: float) -> None:
         self._resource, self._closing, self._patience = resource, closing, patience
@@ -173,6 +213,7 @@ class _HeldResource(Generic[T]):
         self.late = False
         self.before = copy_context()
         self.task = asyncio.create_task(self._hold(), name=f"resource {self.name}")
+        self.task.add_done_callback(self._ended)
 
     async def _hold(self) -> None:
         try:
@@ -193,8 +234,14 @@ class _HeldResource(Generic[T]):
         try:
             await self._leave.wait()
         except asyncio.CancelledError:
+            if not self._patience:
+                raise
             await survive_cancellation(self._closing.wait(), self._patience)
             await self._leave.wait()
+
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        if not self.entered.done():  # cancelled before it began: the loop ends
+            self.entered.set_exception(asyncio.CancelledError())
 
     def leave(self) -> None:
         self._leave.set()

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from agentrl._util.per_loop import PerLoop
 from agentrl.engine.base import RETRY_S, Engine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.host_config import HostedConfig
@@ -147,15 +148,12 @@ class LoopResources:
             del _loops[loop]
 
 
-_loops: dict[asyncio.AbstractEventLoop, LoopResources] = {}
+_loops: PerLoop[LoopResources] = PerLoop()
 
 
 def loop_resources() -> LoopResources:
     """The resources of the running event loop."""
-    loop = asyncio.get_running_loop()
-    if loop not in _loops:
-        _loops[loop] = LoopResources()
-    return _loops[loop]
+    return _loops.here(LoopResources)
 
 
 async def _run(make: Callable[[], Awaitable[T]]) -> T:

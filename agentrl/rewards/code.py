@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from contextvars import Context
 from typing import Any
 
 from agentrl._util.loading import load_object
+from agentrl._util.per_loop import PerLoop
+from agentrl._util.resources import SharedResource
 from agentrl.env.runtime import uncounted
-from agentrl.errors import ConfigError, InfraError
+from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
 from agentrl.rewards.suites import FILE, Suite, code_block, suite
@@ -45,7 +45,7 @@ class UnitTests(Grader):
             )
         self.backend, self.seconds, self.partial = backend, seconds, partial
         self.concurrency, self._fields = concurrency, dict(spec or {})
-        self._pools = _PoolOfLoop(self._pool)
+        self._pools: PerLoop[SharedResource[Any]] = PerLoop()
 
     async def grade(self, written: ModelOutput) -> Reward:
         """See `Grader.grade`. Raises ConfigError for a label without tests, InfraError if the sandbox broke."""
@@ -56,10 +56,12 @@ class UnitTests(Grader):
 
     async def close(self) -> None:
         """Remove the sandboxes of this event loop. The next grade makes new ones."""
-        await self._pools.close()
+        await self._shared().close()
 
     async def _passed(self, code: str, tests: Suite) -> float:
-        spec, pool = self._spec(), await self._pools.here()
+        spec = self._spec()
+        with uncounted():
+            pool = await self._shared().get()
         grader = load_object("agentrl_envs.coding.formats.functions:FunctionGrader")
         step = load_object("agentrl_envs.coding.problem:Step")(
             instruction="",
@@ -71,6 +73,9 @@ class UnitTests(Grader):
         async with pool.acquire(spec, lane="grade") as box:
             found = await load_object("agentrl_envs.coding.grading:grade")(box, [step], pool=pool, spec=spec)
         return float(found.parts.get("tests", 0.0))
+
+    def _shared(self) -> SharedResource[Any]:
+        return self._pools.here(lambda: SharedResource(self._pool))
 
     def _pool(self) -> AbstractAsyncContextManager[Any]:
         # Each grade takes a second sandbox for the tests.
@@ -86,40 +91,3 @@ class UnitTests(Grader):
             return load_object("agentrl_sandbox.spec:SandboxSpec")(**self._fields)
         except ValueError as exc:  # pydantic's
             raise ConfigError(f"UnitTests: spec: {' '.join(str(exc).split())}") from None
-
-
-class _PoolOfLoop:
-    """A pool for each event loop. A task holds it open, so the loop closes it when it cancels its tasks and ends."""
-
-    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
-        self._make = make
-        self._held: dict[asyncio.AbstractEventLoop, tuple[asyncio.Future[Any], asyncio.Task[None]]] = {}
-
-    async def here(self) -> Any:
-        """The open pool. Raises what opening it raises."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._held or self._held[loop][1].done():
-            for other in [other for other in list(self._held) if other.is_closed()]:
-                self._held.pop(other, None)
-            opened: asyncio.Future[Any] = loop.create_future()
-            keeper = loop.create_task(self._keep(opened), name="unit tests: sandboxes", context=Context())
-            self._held[loop] = opened, keeper
-        opened, keeper = self._held[loop]
-        with uncounted():
-            await asyncio.wait([opened, keeper], return_when=asyncio.FIRST_COMPLETED)
-        if opened.done():
-            return opened.result()
-        if keeper.cancelled():
-            raise InfraError("the sandboxes for unit tests were closed before they were open")
-        return keeper.result()
-
-    async def close(self) -> None:
-        held = self._held.pop(asyncio.get_running_loop(), None)
-        if held is not None:
-            held[1].cancel()
-            await asyncio.wait([held[1]])
-
-    async def _keep(self, opened: asyncio.Future[Any]) -> None:
-        async with self._make() as pool:
-            opened.set_result(pool)
-            await asyncio.get_running_loop().create_future()

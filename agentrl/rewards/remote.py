@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from agentrl._util.http import Service
+from agentrl._util.per_loop import PerLoop
 from agentrl.errors import ConfigError, InfraError
 from agentrl.rewards.grader import Grade, Grader
 from agentrl.trajectory.model_output import ModelOutput
@@ -42,7 +43,7 @@ class RemoteReward(Grader):
             "concurrency": concurrency,
         }
         self._service = Service(url=url, **self._settings) if url else None
-        self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[JSON, asyncio.Future[JSON]]]] = {}
+        self._waiting: PerLoop[list[tuple[JSON, asyncio.Future[JSON]]]] = PerLoop()
         self._sending: set[asyncio.Task[None]] = set()
 
     def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
@@ -60,8 +61,7 @@ class RemoteReward(Grader):
         return read_grade(answer, self._service.url)
 
     async def _batched(self, body: JSON) -> JSON:
-        loop = asyncio.get_running_loop()
-        waiting = self._waiting.setdefault(loop, [])
+        loop, waiting = asyncio.get_running_loop(), self._waiting.here(list)
         future: asyncio.Future[JSON] = loop.create_future()
         waiting.append((body, future))
         if len(waiting) >= self.batch:

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import ssl
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 import aiohttp
 from yarl import URL
 
+from agentrl._util.per_loop import PerLoop
 from agentrl.engine.sglang.answers import error_message
 from agentrl.errors import ConfigError, EngineError, RequestError
 
@@ -83,9 +83,8 @@ def without_credentials(url: str) -> str:
 class Connections:
     """Sends requests from several event loops and threads.
 
-    aiohttp binds a session to the event loop in which it was made, and slime runs training and evaluation on two loops
-    in one process. A session holds its loop, so weak keys would not prevent leaks. `_session` closes the sessions of
-    dead loops, `close` closes the rest.
+    slime runs training and evaluation on two event loops in one process, and each has its session. `_session` closes
+    the sessions of closed loops, `close` closes the rest.
 
     Without `keep_alive` each request has its own connection: a server may close an idle one at the very moment it
     is used again, and a request that changes the server must not simply be repeated.
@@ -93,11 +92,10 @@ class Connections:
 
     def __init__(self, address: Address, *, limit: int, ca: str | Path | None = None, keep_alive: bool = True) -> None:
         self.address = address
-        self.sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self.sessions: PerLoop[aiohttp.ClientSession] = PerLoop()
         self._limit = limit
         self._keep_alive = keep_alive
         self._tls = _tls(address, ca)
-        self._lock = threading.Lock()
         self._closed = False
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
@@ -142,25 +140,20 @@ class Connections:
     async def _session(self) -> aiohttp.ClientSession:
         if self._closed:
             raise EngineError(f"the engine for {self.address.url} is closed")
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            dead = {other: self.sessions.pop(other) for other in list(self.sessions) if other.is_closed()}
-            if (session := self.sessions.get(loop)) is None:
-                connector = aiohttp.TCPConnector(limit=self._limit, ssl=self._tls, force_close=not self._keep_alive)
-                session = aiohttp.ClientSession(connector=connector, headers=self.address.headers)
-                self.sessions[loop] = session
-        for other, other_session in dead.items():
-            await _close(other, other_session)
+        closed, session = self.sessions.pop_closed(), self.sessions.here(self._open)
+        for loop, other in closed:
+            await _close(loop, other)
         return session
+
+    def _open(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=self._limit, ssl=self._tls, force_close=not self._keep_alive)
+        return aiohttp.ClientSession(connector=connector, headers=self.address.headers)
 
     async def close(self) -> None:
         """Close the sessions of all event loops. Safe to call twice."""
         self._closed = True
-        with self._lock:
-            sessions = dict(self.sessions)
-            self.sessions.clear()
-        for loop, session in sessions.items():
-            await _close(loop, session)
+        while self.sessions:
+            await _close(*self.sessions.popitem())
 
 
 async def _close(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession) -> None:

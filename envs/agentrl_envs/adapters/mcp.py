@@ -23,9 +23,9 @@ from typing import IO, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl import CallError, ConfigError, Env, InfraError, Task, ToolCall, ToolError, ToolSpec, Trajectory
+from agentrl._util.resources import SharedResource
 from agentrl.errors import leaves, told
 from agentrl.types import JSON, Observation
-from agentrl_envs.adapters.held import HeldResource
 from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 _FOLDER = "{folder}"
@@ -85,17 +85,17 @@ class MCP(Env):
     """
 
     config: MCPConfig
-    shared: dict[str, HeldResource[_Session]]
+    shared: dict[str, SharedResource[_Session]]
     folder: Path
     """The episode's folder, until the episode ends."""
 
     @classmethod
     @asynccontextmanager
-    async def share(cls, config: MCPConfig) -> AsyncIterator[dict[str, HeldResource[_Session]]]:
+    async def share(cls, config: MCPConfig) -> AsyncIterator[dict[str, SharedResource[_Session]]]:
         """Start each server once, so that one that does not work is reported before the first token."""
         held = {}
         for name, server in _servers(config).items():
-            held[name] = HeldResource(lambda server=server: _session(server, {}))  # type: ignore[misc]
+            held[name] = SharedResource(lambda server=server: _session(server, {}))  # type: ignore[misc]
         try:
             for name, server in _servers(config).items():
                 await _prove(server, held[name], config)
@@ -253,7 +253,7 @@ async def _over_http(url: str, key: str | None) -> AsyncIterator[Any]:
         yield streams
 
 
-async def _prove(server: Server, held: HeldResource[_Session], config: MCPConfig) -> None:
+async def _prove(server: Server, held: SharedResource[_Session], config: MCPConfig) -> None:
     """Raises ConfigError for a server that does not start, or has no tools."""
     if server.command and shutil.which(server.command) is None:
         raise ConfigError(f"there is no program {server.command!r} on PATH to start an MCP server with; install it")
