@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agentrl.check.playing import PlayedEpisode, Speak, Subject, play
 from agentrl.check.repeating import difference, first_change, global_random
-from agentrl.engine.base import AsyncClosing, Engine
+from agentrl.engine.base import EngineWrapper
 from agentrl.types import Generation, SamplingParams, Task
 
 _CHECK = "state"
@@ -87,23 +88,15 @@ class _Rounds:
         self._events[number].set()
 
 
-class _PacedEngine(AsyncClosing):
+@dataclass(frozen=True, slots=True, eq=False)
+class _PacedEngine(EngineWrapper):
     """An engine that waits for its turn."""
 
-    def __init__(self, engine: Engine, rounds: _Rounds, number: int) -> None:
-        self._engine, self._rounds, self._number = engine, rounds, number
+    rounds: _Rounds
+    number: int
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
-        await self._rounds.take(self._number)
-        return await self._engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
-
-    async def abort(self, rid: str | None = None) -> None:
-        await self._engine.abort(rid)
-
-    async def context_length(self) -> int:
-        return await self._engine.context_length()
-
-    async def close(self) -> None:
-        await self._engine.close()
+        await self.rounds.take(self.number)
+        return await self.engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)

@@ -94,6 +94,22 @@ class TrainedEngine(Engine, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineWrapper:
+    """What engines around another one have in common. Subclasses have `generate`. The other one's owner closes it."""
+
+    engine: Engine
+
+    async def abort(self, rid: str | None = None) -> None:
+        await self.engine.abort(rid)
+
+    async def context_length(self) -> int:
+        return await self.engine.context_length()
+
+    async def close(self) -> None:
+        pass
+
+
 class AsyncClosing:
     """`async with` for an engine: leaving it closes it."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl._util.boundary import watcher
-from agentrl.engine.base import Engine
+from agentrl.engine.base import Engine, EngineWrapper
 from agentrl.errors import Boundary
 from agentrl.slime.host import tracing
 from agentrl.types import Generation, SamplingParams
@@ -33,11 +33,10 @@ def traced(sample: Any, engine: Engine) -> Iterator[Engine]:
         watcher.reset(token)
 
 
-@dataclass(frozen=True, slots=True)
-class _TracedEngine:
+@dataclass(frozen=True, slots=True, eq=False)
+class _TracedEngine(EngineWrapper):
     """An engine whose requests are spans."""
 
-    engine: Engine
     sample: Any
     span: Callable[..., Any]
     attributes: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
@@ -51,12 +50,3 @@ class _TracedEngine:
             if self.attributes is not None and hasattr(span, "update"):
                 span.update(self.attributes(generation.meta))
         return generation
-
-    async def abort(self, rid: str | None = None) -> None:
-        await self.engine.abort(rid)
-
-    async def context_length(self) -> int:
-        return await self.engine.context_length()
-
-    async def close(self) -> None:
-        await self.engine.close()

@@ -6,12 +6,12 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from agentrl._util.boundary import at_boundary
 from agentrl.chat.request import RefusedError, Request
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
-from agentrl.engine.base import Engine
+from agentrl.engine.base import Engine, EngineWrapper
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, EngineError
@@ -251,27 +251,18 @@ class Sampler:
         return self._renderers[head.digest]
 
 
-class _CountingEngine:
+@dataclass(frozen=True, slots=True, eq=False)
+class _CountingEngine(EngineWrapper):
     """An engine whose tokens are counted as it returns them."""
 
-    def __init__(self, engine: Engine, sampler: Sampler) -> None:
-        self._engine, self._sampler = engine, sampler
+    sampler: Sampler
 
     async def generate(
         self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
     ) -> Generation:
-        generation = await self._engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
-        self._sampler.returned += len(generation.tokens)
+        generation = await self.engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+        self.sampler.returned += len(generation.tokens)
         return generation
-
-    async def abort(self, rid: str | None = None) -> None:
-        await self._engine.abort(rid)
-
-    async def context_length(self) -> int:
-        return await self._engine.context_length()
-
-    async def close(self) -> None:
-        """Do nothing: the engine's owner closes it."""
 
 
 def _full(tokens: str, bound: int) -> RefusedError:
