@@ -25,6 +25,7 @@ from agentrl import (
     tool,
 )
 from agentrl.env.env import begin_env, close_env, runtime, tools_of
+from agentrl.env.tool_calls import new_call, new_call_id
 from agentrl.rollout import load_tasks
 from agentrl.testing import call, rollout
 
@@ -354,3 +355,10 @@ async def test_a_rows_own_tool_that_nobody_executes_is_refused_before_the_run(tm
 
     for cls in (Executes, Steps):
         assert len(load_tasks(tmp_path / "d.jsonl", split="train", check=EnvFactory(cls).check)) == 2
+
+
+def test_made_ids_of_calls_stay_the_same_from_version_to_version():
+    """They are in recorded episodes and in prompt caches."""
+    assert call("f", a=1, b="ä")["tool_calls"][0]["id"] == "ccb272315"
+    assert new_call("g", {"a": [1]}, "7 ")["id"] == "cc4a4a67a"
+    assert new_call_id("0 {'function': {'name': 'g'}}") == "ca001204d"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from agentrl._util.http import RefusedError
+from agentrl.env.tool_calls import new_call_id
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError, InfraError
 from agentrl.plain import finite, no_constant
@@ -200,7 +200,8 @@ def _wire_call(call: Mapping[str, Any], place: int) -> JSON:
         text = json.dumps({"unreadable": arguments}, ensure_ascii=False)
     elif not isinstance(text, str) or not text.strip() or text.strip() == "null":
         text = json.dumps(arguments, ensure_ascii=False)
-    return {**read, "id": read.get("id") or _made_id(read, place), "function": {**function, "arguments": text}}
+    made = read.get("id") or new_call_id(f"{place} {read!r}")
+    return {**read, "id": made, "function": {**function, "arguments": text}}
 
 
 def _with_ids(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -208,15 +209,10 @@ def _with_ids(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     found, taken = list[Mapping[str, Any]](), set[str]()
     for place, call in enumerate(calls):
         given = call.get("id")
-        name = given if isinstance(given, str) and given and given not in taken else _made_id(call, place)
+        name = given if isinstance(given, str) and given and given not in taken else new_call_id(f"{place} {call!r}")
         taken.add(name)
         found.append({**call, "id": name})
     return found
-
-
-def _made_id(call: Mapping[str, Any], place: int) -> str:
-    """An id of nine letters and digits, which every server accepts."""
-    return f"c{zlib.crc32(f'{place} {call!r}'.encode()):08x}"
 
 
 def _text(content: JSON) -> tuple[str, str]:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import uuid4
-from zlib import crc32
 
 from agentrl.chat.client import ChatModel, Speaker
 from agentrl.chat.completions import Reply, wire_message
 from agentrl.engine.base import AsyncClosing
 from agentrl.engine.scripted import scripted_log_prob
+from agentrl.env.tool_calls import new_call
 from agentrl.errors import EngineError, RequestError, TemplateError
 from agentrl.types import JSON, ChatReply, Generation, Message, SamplingParams, ToolSpec
 
@@ -127,12 +127,11 @@ def _tokens(renderer: Renderer, said: Message, place: int) -> list[int]:
 
 
 def _readable(call: Mapping[str, JSON], place: str) -> JSON:
-    """A call that every template can write. Some templates accept only ids of nine letters and digits."""
+    """A call that every template can write."""
     function = call["function"]
     arguments = function["arguments"]
     arguments = arguments if isinstance(arguments, Mapping) else {"unreadable": arguments}
-    made = {"name": function["name"] or "unknown", "arguments": arguments}
-    return {"id": f"c{crc32(f'{place} {made!r}'.encode()):08x}", "type": "function", "function": made}
+    return new_call(function["name"] or "unknown", arguments, f"{place} ")
 
 
 def _cut_at(stop: Sequence[str], reply: Reply) -> tuple[Message, Message, str | None]:

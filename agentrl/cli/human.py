@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +23,7 @@ from agentrl.cli.episodes import EpisodeConfig, write_trajectories
 from agentrl.cli.models import open_renderer
 from agentrl.cli.show import render_trajectory
 from agentrl.env.factory import EnvFactory
+from agentrl.env.tool_calls import new_call
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import Host
 from agentrl.errors import ConfigError
@@ -288,13 +288,7 @@ class _Human:
         if arguments is None:
             self.terminal.say(f"no JSON object: {given}", "red")
             return None
-        function = {"name": name, "arguments": arguments}
-        made = f"c{zlib.crc32(f'{self.seen} {function!r}'.encode()):08x}"
-        return {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": made, "type": "function", "function": function}],
-        }
+        return {"role": "assistant", "content": "", "tool_calls": [new_call(name, arguments, f"{self.seen} ")]}
 
     async def _arguments(self, tool: ToolSpec) -> dict[str, JSON]:
         """Ask for one after the other. An empty line leaves out an optional one."""

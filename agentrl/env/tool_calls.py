@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import ClassVar, Protocol
+from zlib import crc32
 
 from agentrl._util.concurrency import Deadline, gather
 from agentrl.env.runtime import Runtime
@@ -95,6 +96,17 @@ async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
             return _error(call, f"{call.name} {deadline.said()}")
         _count(env, call, exc)
         return _error(call, told(exc))
+
+
+def new_call(name: str, arguments: JSON, about: str = "") -> JSON:
+    """A call for a message. Its id is made from `about`, the name and the arguments."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": new_call_id(f"{about}{function!r}"), "type": "function", "function": function}
+
+
+def new_call_id(text: str) -> str:
+    """An id made from a text: nine letters and digits, which every server and every template accepts."""
+    return f"c{crc32(text.encode()):08x}"
 
 
 def _message(call: ToolCall, content: JSON) -> Message:

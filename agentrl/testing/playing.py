@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import zlib
 from collections.abc import Generator, Sequence
 from itertools import takewhile
 
 from agentrl._util.loading import cause
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env.env import Env, runtime
+from agentrl.env.tool_calls import new_call
 from agentrl.episode.options import EpisodeOptions, Host, RewardFn, SpecialTokens
 from agentrl.episode.run import run_episode
 from agentrl.render.base import Renderer
@@ -19,9 +19,7 @@ from agentrl.types import JSON, Limits, Message, Task
 
 def call(name: str, /, **arguments: JSON) -> Message:
     """An assistant message with one tool call. Its id, nine letters and digits, depends on name and arguments only."""
-    function = {"name": name, "arguments": arguments}
-    made = {"id": f"c{zlib.crc32(repr(function).encode()):08x}", "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [made]}
+    return {"role": "assistant", "content": "", "tool_calls": [new_call(name, arguments)]}
 
 
 async def rollout(
