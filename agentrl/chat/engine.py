@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from agentrl.chat.client import ChatModel, Speaker
 from agentrl.chat.completions import Reply, wire_message
-from agentrl.engine.base import AsyncClosing
+from agentrl.engine.base import AsyncClosing, stop_strings
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.env.tool_calls import new_call
 from agentrl.errors import EngineError, RequestError, TemplateError
@@ -76,7 +76,7 @@ class PlayerEngine(AsyncClosing):
 
     def _generation(self, reply: Reply, tools: Sequence[ToolSpec], params: SamplingParams, place: int) -> Generation:
         """The reply in tokens, cut at a stop string. `place` is the message's index in the conversation."""
-        said, sent_back, stop = _cut_at(_strings(params), reply)
+        said, sent_back, stop = _cut_at(stop_strings(params), reply)
         renderer = self._renderer.bind(tools)
         tokens = _tokens(renderer, said, place)
         ends = renderer.stop_token_ids.union(params.get("stop_token_ids") or ())
@@ -148,8 +148,3 @@ def _cut_at(stop: Sequence[str], reply: Reply) -> tuple[Message, Message, str | 
 def _counts(reply: Reply) -> Mapping[str, float]:
     thought = {"thoughts": 1} if reply.message.get("reasoning_content") else {}
     return {"requests": 1, **reply.usage, **({reply.finish: 1} if reply.finish == "filtered" else {}), **thought}
-
-
-def _strings(params: SamplingParams) -> Sequence[str]:
-    stop = params.get("stop") or ()
-    return [stop] if isinstance(stop, str) else stop

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 import typer
 
-from agentrl._util.loading import load_object
 from agentrl.cli.settings import merge, parse_settings
+from agentrl.episode.config import load_reward
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.errors import ConfigError, InfraError, did_you_mean
 from agentrl.monitor.earned import Earned
@@ -76,10 +76,7 @@ class EpisodeConfig:
 
     def reward_function(self) -> RewardFn | None:
         """The function at `reward`. Raises ConfigError."""
-        found = load_object(self.reward) if self.reward is not None else None
-        if not (found is None or callable(found)):
-            raise ConfigError(f"--set reward={self.reward}: {found!r:.80} is no function of a trajectory")
-        return found
+        return load_reward(self.reward, "--set reward=")
 
 
 @contextmanager

@@ -22,6 +22,12 @@ RETRY_S = 120.0
 """Seconds for which an unavailable engine is retried. A restart takes a minute; slime's own generate waits as long."""
 
 
+def stop_strings(params: SamplingParams) -> Sequence[str]:
+    """`stop`, which callers may give as one string."""
+    stop = params.get("stop") or ()
+    return [stop] if isinstance(stop, str) else stop
+
+
 class Engine(Protocol):
     """Generates one conversation turn at a time. Implementations: SGLangEngine, LocalEngine, ScriptedEngine."""
 

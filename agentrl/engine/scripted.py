@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
-from agentrl.engine.base import AsyncClosing
+from agentrl.engine.base import AsyncClosing, stop_strings
 from agentrl.types import Generation, Message, SamplingParams
 
 if TYPE_CHECKING:
@@ -162,9 +162,7 @@ class ScriptedEngine(AsyncClosing):
             ends.append((budget, 2, "length", None))
         stop_ids = self._renderer.stop_token_ids.union(sampling_params.get("stop_token_ids") or ())
         ends.extend((i + 1, 1, "stop", token) for i, token in enumerate(tokens) if token in stop_ids)
-        stop = sampling_params.get("stop") or ()
-        stop_strings = (stop,) if isinstance(stop, str) else stop
-        ends.extend((self._end_of(string, tokens), 0, "stop", string) for string in stop_strings)
+        ends.extend((self._end_of(stop, tokens), 0, "stop", stop) for stop in stop_strings(sampling_params))
         count, _, finish_reason, matched = min(ends, key=lambda end: end[:2])
         return replace(
             said,

@@ -56,9 +56,14 @@ class EpisodeKeys(BaseModel):
 
     def reward_function(self) -> RewardFn | None:
         """The function that replaces `Env.score`. Raises ConfigError."""
-        if self.reward is None:
-            return None
-        function = load_object(self.reward)
-        if not callable(function):
-            raise ConfigError(f"reward {self.reward} is {function!r}, not a function of a trajectory")
-        return function  # type: ignore[no-any-return]
+        return load_reward(self.reward)
+
+
+def load_reward(path: str | None, key: str = "reward ") -> RewardFn | None:
+    """The function at a path. `key` precedes the path in the ConfigError for what is no function."""
+    if path is None:
+        return None
+    function = load_object(path)
+    if not callable(function):
+        raise ConfigError(f"{key}{path} is {function!r:.80}, not a function of a trajectory; name one")
+    return function  # type: ignore[no-any-return]

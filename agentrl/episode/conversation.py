@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agentrl._util.boundary import at_boundary
-from agentrl.engine.base import Engine, MessageEngine
+from agentrl.engine.base import Engine, MessageEngine, stop_strings
 from agentrl.episode.bad_calls import messages_of
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
 from agentrl.episode.options import EpisodeOptions
@@ -335,7 +335,7 @@ class Conversation:
         given = self.options.sampling_params
         stop_token_ids = {*(given.get("stop_token_ids") or ()), *self.renderer.stop_token_ids}
         params: SamplingParams = {**given, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
-        if stop := [*_strings(given.get("stop")), *turn_options.stop]:
+        if stop := [*stop_strings(given), *turn_options.stop]:
             params["stop"] = stop
         if least := given.get("min_new_tokens"):
             params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens
@@ -372,7 +372,3 @@ def _mark_finished(generation: Generation, stop_token_ids: Sequence[int]) -> Gen
     if generation.finish_reason == "abort" and generation.tokens and generation.tokens[-1] in stop_token_ids:
         return replace(generation, finish_reason="stop", matched=generation.tokens[-1])
     return generation
-
-
-def _strings(stop: Sequence[str] | str | None) -> Sequence[str]:
-    return [stop] if isinstance(stop, str) else stop or ()

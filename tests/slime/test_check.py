@@ -368,7 +368,7 @@ def test_partial_rollout(env, keys, level, message):
         ({"env": "leaves.py:Env"}, "leaves.py:3: SystemExit: bye"),
         ({"reward": "broken.py:reward"}, "broken.py:1: ZeroDivisionError"),
         ({"reward": "my_env.py:none"}, "my_env.py has no 'none'"),
-        ({"reward": "my_env.py:number"}, "reward my_env.py:number is not a function"),
+        ({"reward": "my_env.py:number"}, "reward my_env.py:number is 3, not a function"),
     ],
 )
 def test_configuration(folder, keys, message):

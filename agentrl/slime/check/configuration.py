@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl._util.loading import load_object
 from agentrl.env.env import tools_of
 from agentrl.errors import ConfigError
 from agentrl.slime.check.finding import Finding, error, note, unchecked, warning
@@ -21,8 +20,7 @@ def paths(setup: Setup) -> Iterator[Finding]:
     """Check the files and functions that agentrl's configuration names."""
     if setup.config is None:
         return
-    if setup.config.reward is not None and not callable(load_object(setup.config.reward)):
-        yield error(f"reward {setup.config.reward} is not a function; name one that takes a Trajectory")
+    setup.config.reward_function()
     nodes = setup.args.actor_num_nodes
     path = (setup.config.env or "").partition(":")[0]
     if nodes and nodes > 1 and path.endswith(".py") and not path.startswith("/"):
