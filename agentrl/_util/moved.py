@@ -27,6 +27,8 @@ MOVED = {
     "agentrl.registry": "agentrl.env.registry",
     "agentrl.replies": "agentrl.episode.bad_calls",
     "agentrl.resume": "agentrl.episode.resume",
+    "agentrl.rewards.code": "agentrl_envs.coding.unit_tests",
+    "agentrl.rewards.suites": "agentrl_envs.coding.suites",
     "agentrl.runtime": "agentrl.env.runtime",
     "agentrl.scoring": "agentrl.episode.scoring",
     "agentrl.segment": "agentrl.trajectory.segment",

@@ -15,12 +15,12 @@ from agentrl.rewards.grader import Grader, grader
 from agentrl.trajectory.model_output import ModelOutput
 
 if TYPE_CHECKING:
-    from agentrl.rewards.code import UnitTests
     from agentrl.rewards.combine import group, in_process, per_turn, shaped, weighted
     from agentrl.rewards.judge import LLMJudge
     from agentrl.rewards.maths import Dapo
     from agentrl.rewards.remote import RemoteReward
     from agentrl.rewards.searching import SearchR1
+    from agentrl_envs.coding.unit_tests import UnitTests
 
     dapo: Grader
     deepscaler: Grader
@@ -47,7 +47,7 @@ _READY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "search_r1_format": ("searching", "SearchR1", {"structure": 0.2, "final": 0.1}),
     "search_r1_retrieval": ("searching", "SearchR1", {"structure": 0.2, "final": 0.1, "retrieval": 0.1}),
     "sub_em": ("text", "SubEm", {}),
-    "unit_tests": ("code", "UnitTests", {}),
+    "unit_tests": ("agentrl_envs.coding.unit_tests", "UnitTests", {}),
 }
 """Graders that need no settings: module, class, arguments."""
 
@@ -56,7 +56,7 @@ _MADE = {
     "LLMJudge": "judge",
     "RemoteReward": "remote",
     "SearchR1": "searching",
-    "UnitTests": "code",
+    "UnitTests": "agentrl_envs.coding.unit_tests",
     "group": "combine",
     "in_process": "combine",
     "per_turn": "combine",
@@ -68,18 +68,22 @@ _MADE = {
 def __getattr__(name: str) -> Any:
     if name in _READY:
         module, kind, settings = _READY[name]
-        value = getattr(import_module(f"agentrl.rewards.{module}"), kind)(**settings)
+        value = _find(module, kind)(**settings)
     elif name == "Written":
         warnings.warn(
             "agentrl.rewards.Written is ModelOutput now; the old name works in this version only", DeprecationWarning, 2
         )
         return ModelOutput
     elif name in _MADE:
-        value = getattr(import_module(f"agentrl.rewards.{_MADE[name]}"), name)
+        value = _find(_MADE[name], name)
     else:
         raise AttributeError(f"module 'agentrl.rewards' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _find(module: str, name: str) -> Any:
+    return getattr(import_module(module if "." in module else f"agentrl.rewards.{module}"), name)
 
 
 __all__ = [

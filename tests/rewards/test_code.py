@@ -12,10 +12,10 @@ import pytest
 
 from agentrl import ConfigError, InfraError, Reward, SandboxError
 from agentrl.rewards import ModelOutput, UnitTests
-from agentrl.rewards.suites import code_block, suite
 from agentrl.sandbox import ExecResult, SandboxKilledError
 from agentrl_envs.coding.attacks import ON_THE_VERDICT
 from agentrl_envs.coding.formats.functions import human_eval
+from agentrl_envs.coding.suites import code_block, suite
 from agentrl_sandbox.fake.backend import FakeBackend
 from tests.sandbox.engine import REQUIRED, entered
 
@@ -421,9 +421,11 @@ async def test_a_setting_that_cannot_work_is_refused(given):
         await UnitTests(**given).grade(wrote(ADD, ASSERTS))
 
 
-def test_it_has_one_name_under_both_hosts_and_is_light():
-    code = "import sys; from agentrl.rewards import unit_tests as one; "
+def test_it_has_one_name_under_both_hosts_and_only_its_users_import_sandboxes():
+    code = "import sys; from agentrl.rewards import em; "
+    code += "print([name for name in sys.modules if name.startswith(('agentrl_sandbox', 'agentrl_envs'))]); "
+    code += "from agentrl.rewards import unit_tests as one; "
     code += "from agentrl._util.loading import load_object as load; "
     code += "assert one is load('agentrl.rewards:unit_tests') is load('agentrl.rewards.unit_tests'); "
-    code += "print([name for name in sys.modules if name.startswith(('agentrl_sandbox', 'agentrl_envs', 'aiodocker'))])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+    code += "print([name for name in ('aiodocker', 'torch', 'transformers') if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n[]\n"

@@ -1,21 +1,24 @@
-"""Code: the answer's last code block is run against the label's tests, in a sandbox."""
+"""The grader `agentrl.rewards.unit_tests`: the last code block of the answer is run against the tests of the label."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Any
 
-from agentrl._util.loading import load_object
 from agentrl._util.per_loop import PerLoop
 from agentrl._util.resources import SharedResource
 from agentrl.env.runtime import uncounted
 from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
-from agentrl.rewards.suites import FILE, Suite, code_block, suite
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
+from agentrl_envs.coding.formats.functions import FunctionGrader
+from agentrl_envs.coding.grading import grade
+from agentrl_envs.coding.problem import Step
+from agentrl_envs.coding.suites import FILE, Suite, code_block, suite
+from agentrl_sandbox.machine import room
+from agentrl_sandbox.pool import SandboxPool
+from agentrl_sandbox.spec import SandboxSpec
 
 _BESIDE_S = 60.0
 """Seconds for what surrounds the tests: placing files, starting Python."""
@@ -45,7 +48,7 @@ class UnitTests(Grader):
             )
         self.backend, self.seconds, self.partial = backend, seconds, partial
         self.concurrency, self._fields = concurrency, dict(spec or {})
-        self._pools: PerLoop[SharedResource[Any]] = PerLoop()
+        self._pools: PerLoop[SharedResource[SandboxPool]] = PerLoop()
 
     async def grade(self, written: ModelOutput) -> Reward:
         """See `Grader.grade`. Raises ConfigError for a label without tests, InfraError if the sandbox broke."""
@@ -62,32 +65,28 @@ class UnitTests(Grader):
         spec = self._spec()
         with uncounted():
             pool = await self._shared().get()
-        grader = load_object("agentrl_envs.coding.formats.functions:FunctionGrader")
-        step = load_object("agentrl_envs.coding.problem:Step")(
+        step = Step(
             instruction="",
-            grader=grader(tests.job, tests.files, self.seconds, {FILE: code.encode(errors="replace")}),
+            grader=FunctionGrader(tests.job, tests.files, self.seconds, {FILE: code.encode(errors="replace")}),
             clean=False,  # the sandbox is a new one: nothing ran in it
             keep=True,
             grade_s=self.seconds + _BESIDE_S,
         )
         async with pool.acquire(spec, lane="grade") as box:
-            found = await load_object("agentrl_envs.coding.grading:grade")(box, [step], pool=pool, spec=spec)
+            found = await grade(box, [step], pool=pool, spec=spec)
         return float(found.parts.get("tests", 0.0))
 
-    def _shared(self) -> SharedResource[Any]:
+    def _shared(self) -> SharedResource[SandboxPool]:
         return self._pools.here(lambda: SharedResource(self._pool))
 
-    def _pool(self) -> AbstractAsyncContextManager[Any]:
+    def _pool(self) -> SandboxPool:
         # Each grade takes a second sandbox for the tests.
-        grade = self.concurrency or max(1, load_object("agentrl_sandbox.machine:room")(self._spec()) // 2)
+        count = self.concurrency or max(1, room(self._spec()) // 2)
         # The lane of episodes is not used here. Without a spec it keeps no sandbox ready.
-        made: AbstractAsyncContextManager[Any] = load_object("agentrl_sandbox.pool:SandboxPool")(
-            self.backend, None, size=1, grade=grade, warm=min(grade, 4)
-        )
-        return made
+        return SandboxPool(self.backend, None, size=1, grade=count, warm=min(count, 4))
 
-    def _spec(self) -> Any:
+    def _spec(self) -> SandboxSpec:
         try:
-            return load_object("agentrl_sandbox.spec:SandboxSpec")(**self._fields)
+            return SandboxSpec(**self._fields)
         except ValueError as exc:  # pydantic's
             raise ConfigError(f"UnitTests: spec: {' '.join(str(exc).split())}") from None
