@@ -23,6 +23,13 @@ def text_of(content: Any) -> str:
     return "".join(map(_part, content))
 
 
+def texts_in(content: Any) -> list[str]:
+    """The texts in content that may hold other things too, such as images."""
+    parts = content if isinstance(content, list | tuple) else [content]
+    found = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return [text for text in found if isinstance(text, str)]
+
+
 def _part(part: Any) -> str:
     if isinstance(part, str):
         return part

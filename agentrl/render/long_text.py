@@ -10,7 +10,8 @@ from contextvars import copy_context
 from typing import TypeVar
 
 from agentrl.render.base import Renderer
-from agentrl.types import Message, Observed, Raw
+from agentrl.render.content import texts_in
+from agentrl.types import Observed, Raw
 
 T = TypeVar("T")
 
@@ -68,14 +69,7 @@ def texts_of(observed: Observed) -> list[str]:
     """The content of an observation, if it is text."""
     if isinstance(observed, Raw):
         return [observed.text]
-    return [text for message in observed for text in _parts(message)]
-
-
-def _parts(message: Message) -> list[str]:
-    content = message.get("content")
-    parts = content if isinstance(content, list | tuple) else [content]
-    said = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    return [text for text in said if isinstance(text, str)]
+    return [text for message in observed for text in texts_in(message.get("content"))]
 
 
 def _counted(renderer: Renderer, texts: Sequence[str], bound: int) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Any, Self
 
+from agentrl.render.content import texts_in
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Raw
 
@@ -88,7 +89,7 @@ def _observed(trajectory: Trajectory) -> tuple[str, ...]:
     found = list[str]()
     for turn, (start, end) in zip(trajectory.turns, _positions(trajectory), strict=False):
         behind = [message for message in trajectory.messages[start + 1 : end] if message.get("role") != "assistant"]
-        found.append(turn.raw or "".join(_text(message.get("content")) for message in behind))
+        found.append(turn.raw or "".join(text for message in behind for text in texts_in(message.get("content"))))
     while found and not found[-1]:
         found.pop()
     return tuple(found)
@@ -110,10 +111,3 @@ def _positions(trajectory: Trajectory) -> list[tuple[int, int]]:
         for node, after in zip_longest(nodes, nodes[1:])
     }
     return [(node["message"], ends[node["turn"]]) for node in sorted(nodes, key=lambda node: int(node["turn"]))]
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))

@@ -264,3 +264,16 @@ async def test_a_label_that_pandas_has_read_holds_arrays():
         assert await em(args(), sample) == 1.0
         await note(args(), sample)
     assert seen == [{"style": "rule", "ground_truth": {"target": ["2,718", "2718"]}}, ["2,718", "2718"]]
+
+
+class InParts(Searching):
+    """Its messages are parts of text, in both forms that a template takes."""
+
+    async def step(self, action):
+        told = {"role": "user", "content": ["a", {"type": "text", "text": "b"}]}
+        return StepResult([told]) if "<search>" in action.text else StepResult(done=True)
+
+
+async def test_a_grader_reads_every_part_of_text_that_the_model_read(renderer):
+    played = await play(renderer, [SEARCH, "Done"], env=InParts)
+    assert ModelOutput.of(played).observed == ("ab",)
