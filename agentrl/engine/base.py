@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
 from agentrl.types import ChatReply, Generation, Message, SamplingParams, ToolSpec
@@ -12,10 +13,12 @@ __all__ = [
     "AsyncClosing",
     "ChatReply",
     "Engine",
+    "EngineWrapper",
     "Generation",
     "MessageEngine",
     "SamplingParams",
     "TrainedEngine",
+    "stop_strings",
 ]
 
 RETRY_S = 120.0
