@@ -177,14 +177,13 @@ def told(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {said}" if said else type(exc).__name__
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean group_size?`, or "" if no known name is similar."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, most: int = 1, cutoff: float = 0.6) -> str:
+    """`; did you mean group_size?`, with at most `most` names; `otherwise` if none is similar: its {} is all names."""
+    spelled = {each.lower(): each for each in known}
+    close = [spelled[each] for each in difflib.get_close_matches(name.lower(), spelled, most, cutoff)]
+    return f"; did you mean {', '.join(close)}?" if close else otherwise.replace("{}", ", ".join(spelled.values()))
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
     """`unknown key group_sise; did you mean group_size?`. All known keys are listed only if none is similar."""
-    names = list(known)
-    guess = did_you_mean(name.rpartition(".")[2], names)
-    return f"unknown key {name}{guess or '; the keys are ' + ', '.join(names)}"
+    return f"unknown key {name}{did_you_mean(name.rpartition('.')[2], known, '; the keys are {}')}"

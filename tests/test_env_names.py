@@ -165,12 +165,12 @@ def declaring(hint: Any) -> type[Env]:
 def test_keys_that_nobody_reads_are_refused():
     with pytest.raises(ConfigError, match=r"env_config of Steps: 'size', 'sise' given, but the class takes no config"):
         EnvFactory(Steps, {"size": 1, "sise": 2})
-    with pytest.raises(ConfigError, match=r"sise: there is no such key; did you mean size\? \(known keys: size\)"):
+    with pytest.raises(ConfigError, match=r"unknown key sise; did you mean size\?$"):
         EnvFactory(declaring(Model), {"sise": 2})
     for hint in (Keys, Data):
-        with pytest.raises(ConfigError, match=r"sise: there is no such key; did you mean size\?"):
+        with pytest.raises(ConfigError, match=r"unknown key sise; did you mean size\?"):
             EnvFactory(declaring(hint), {"size": 1, "sise": 2})
-    with pytest.raises(ConfigError, match=r"env_config of Game: size: "):
+    with pytest.raises(ConfigError, match=r"env_config of Game: size must be a valid integer"):
         EnvFactory(declaring(Model), {"size": "big"})
     assert EnvFactory(Steps, {}).config == {}
 

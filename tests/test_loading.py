@@ -52,7 +52,7 @@ def test_a_slip_of_the_pen_is_answered_with_what_is_there(tmp_path):
     (tmp_path / "my_env.py").write_text("from agentrl import Env\nclass Capitals(Env): ...\ndef half(t): ...\n")
     with pytest.raises(ConfigError, match=r"no such file; did you mean my_env\.py\?"):
         load_env(f"{tmp_path}/my_evn.py:Capitals")
-    with pytest.raises(ConfigError, match=r"has no 'Capital'; did you mean Capitals\?; it has: Capitals"):
+    with pytest.raises(ConfigError, match=r"has no 'Capital'; did you mean Capitals\?$"):
         load_env(f"{tmp_path}/my_env.py:Capital")
     with pytest.raises(ConfigError, match=r"has no 'halve'; did you mean half\?$"):
         load_object(f"{tmp_path}/my_env.py:halve")

@@ -90,13 +90,10 @@ def test_slimes_configuration_names_it_too(installed):
 
 
 def test_an_unknown_name_says_what_comes_close_and_how_to_name_a_class_of_ones_own(installed):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=r"has the name 'ches'; did you mean chess\?$"):
         load_env("ches")
-
-    assert str(error.value) == (
-        "no installed environment has the name 'ches'; did you mean chess?; `agentrl envs` lists them, and a class of "
-        "your own is my_env.py:NAME or package.module:NAME"
-    )
+    with pytest.raises(ConfigError, match="has the name 'x'; `agentrl envs` lists them, and a class of your own is"):
+        load_env("x")
 
 
 def test_a_name_that_two_packages_claim_is_nobody_s(installed):

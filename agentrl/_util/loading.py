@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentrl._util.config_errors import near_file
 from agentrl.errors import ConfigError, did_you_mean
 
 _NOT_THE_USERS = tuple(
@@ -45,8 +46,8 @@ def load_object(path: str, kind: type = object) -> Any:
 def _instead(module: ModuleType, name: str, kind: type) -> str:
     """The remedy for a wrong name: a similar name, and the module's subclasses of `kind`."""
     known = [n for n, v in vars(module).items() if _is_subclass(v, kind)]
-    close = did_you_mean(name, known or [n for n in vars(module) if not n.startswith("_")])
-    return close + (f"; it has: {', '.join(known)}" if known else "")
+    names = known or [n for n in vars(module) if not n.startswith("_")]
+    return did_you_mean(name, names, "; it has: {}" if known else "")
 
 
 def cause(exc: BaseException) -> str:
@@ -102,8 +103,8 @@ def _load_module(module_path: str, path: str) -> ModuleType:
 def _load_file(file: Path) -> ModuleType:
     """Import a file under a name made of its path, so that two files called env.py do not clash, and pickling works."""
     if not file.is_file():
-        near = did_you_mean(file.name, (found.name for found in file.parent.glob("*.py")))
-        raise ConfigError(f"{file}: no such file{near}; give its path from here, {Path.cwd()}")
+        near = near_file(file, f"; give its path from here, {Path.cwd()}")
+        raise ConfigError(f"{file}: no such file{near}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     with _importing:  # no thread may see a module that another has read only in part
         return sys.modules[name] if name in sys.modules else _import_file(file, name)

@@ -84,7 +84,7 @@ async def check(given: CheckInputs) -> Report:
     """Check an Env. Raises ConfigError if it cannot be made, InfraError if `share` raises one."""
     for name in given.only:
         if name not in CHECKS:
-            raise ConfigError(f"only: there is no check {name!r}{did_you_mean(name, CHECKS)}")
+            raise ConfigError(f"only: there is no check {name!r}{did_you_mean(name, CHECKS, '; the checks are {}')}")
     envs = EnvFactory(given.env, given.config)
     report, own = Report(), AuthorCode(envs.cls)
     path = given.env if isinstance(given.env, str) else ""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 import typer
 
+from agentrl._util.config_errors import unknown
 from agentrl.cli.settings import merge, parse_settings
 from agentrl.episode.config import load_reward
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
-from agentrl.errors import ConfigError, InfraError, did_you_mean
+from agentrl.errors import ConfigError, InfraError
 from agentrl.monitor.earned import Earned
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Limits
@@ -51,7 +52,7 @@ class EpisodeConfig:
         with_reward: bool = False,
     ) -> Self:
         """Read `--set` pairs over `defaults` ({"env_config", "limits", "reward"}). Raises ConfigError."""
-        known = ("env_config", "limits", "engine_config") if with_engine else ("env_config", "limits")
+        known = {"env_config": None, "limits": Limits, **({"engine_config": None} if with_engine else {})}
         settings = merge(defaults or {}, parse_settings(pairs))
         reward = settings.pop("reward", None) if with_reward else None
         if not isinstance(reward, str | None):
@@ -61,10 +62,8 @@ class EpisodeConfig:
             raise ConfigError(f"--set special_tokens={special}: it is one of {', '.join(get_args(SpecialTokens))}")
         for key, value in settings.items():
             if key not in known:
-                forms = [f"{name}.KEY=VALUE" for name in known]
-                forms += [*(["reward=FILE.py:NAME"] if with_reward else ()), "special_tokens=as_text"]
-                keys = " or ".join(forms)
-                raise ConfigError(f"--set: unknown key {key}{did_you_mean(key, known)}; here it is {keys}")
+                others = {"special_tokens": None, **({"reward": None} if with_reward else {})}
+                raise ConfigError(f"--set: {unknown([key], {**known, **others})} (as in --set limits.turns=4)")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
         limits = Limits.of(settings.get("limits", {}))

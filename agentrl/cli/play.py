@@ -416,9 +416,7 @@ def _warn_unknown_tools(played: Sequence[Trajectory], player: str) -> None:
         known = [tool_name(tool) for tool in trajectory.tools]
         names = [call.name for action in trajectory.said for call in action.calls if call.name not in known]
         episodes += bool(names and known)
-        unknown.update(
-            f"{name!r}{did_you_mean(name, known) or ': the tools are ' + ', '.join(known)}" for name in names
-        )
+        unknown.update(f"{name!r}{did_you_mean(name, known, '; the tools are {}')}" for name in names)
     if not episodes:
         return
     called = "; ".join(f"{what} (called {count} times)" for what, count in unknown.most_common(3))

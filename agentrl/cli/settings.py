@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -46,18 +45,5 @@ def _value(pair: str, text: str) -> Any:
         return float(text)
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, ValueError) as exc:
         raise ConfigError(f"--set {pair}: the value is not valid YAML; quote it, as in 'key=\"a: b\"'") from exc
-
-
-def read_yaml(file: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError."""
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise ConfigError(f"{file}: no such configuration file") from exc
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{file}: not readable as YAML: {exc}") from exc
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file}: not a mapping of keys to values")
-    return values

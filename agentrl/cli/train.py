@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl._util.yaml_files import read_yaml
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli.models import needs_torch
 from agentrl.cli.options import DeviceName, Episodes
-from agentrl.cli.settings import merge, parse_settings, read_yaml
+from agentrl.cli.settings import merge, parse_settings
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,10 +101,11 @@ def build_config(file: Path | None, flags: dict[str, Any], *, resume: bool) -> T
         file = Path(flags["out"]) / "config.yaml"
         if not file.is_file():
             raise ConfigError(f"--resume: {flags['out']} holds no run; leave --resume out to begin one")
-    values = merge(read_yaml(file) if file else {}, flags)
-    if missing := [flag for key, flag in _REQUIRED.items() if key not in values]:
+    values = merge(read_yaml(file, "--config") if file else {}, flags)
+    missing = [flag for key, flag in _REQUIRED.items() if key not in values]
+    if missing and values.keys() <= TrainConfig.model_fields.keys():  # else one of them may be misspelt
         raise ConfigError(f"missing {', '.join(missing)}: give what is missing, or --config FILE that has it")
-    return TrainConfig.make(**values)
+    return TrainConfig.parse(f"--config {file}" if file else "training configuration", values)
 
 
 def _say_what_next(config: TrainConfig) -> None:

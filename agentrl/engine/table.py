@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl._util.loading import load_object
 from agentrl.engine.base import Engine
-from agentrl.errors import ConfigError, unknown_key
+from agentrl.errors import ConfigError, did_you_mean, unknown_key
 
 if TYPE_CHECKING:
     from agentrl.engine.scripted import ScriptedEngine
@@ -78,7 +78,8 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
 
 def _maker(name: str, known: Mapping[str, str]) -> Callable[..., Any]:
     if name not in known and not set(name) & {".", ":"}:
-        raise ConfigError(f"unknown engine {name!r}: use {', '.join(known)} or a path such as my_engine.py:MyEngine")
+        use = "; use {} or a path such as my_engine.py:MyEngine"
+        raise ConfigError(f"unknown engine {name!r}{did_you_mean(name, known, use)}")
     make = load_object(known.get(name, name))
     if not callable(make):
         raise ConfigError(f"engine {name}: {make!r} is neither a class nor a function")

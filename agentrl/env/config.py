@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from typing_extensions import is_typeddict
 
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl._util.config_errors import keys_of, problems, unknown
+from agentrl.errors import ConfigError
 from agentrl.plain import copied
 from agentrl.types import JSON
 
@@ -36,7 +37,7 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
             f"{cls.__name__}.config is annotated {hint!r}, which pydantic cannot check: {exc.message}"
         ) from exc
     except ValidationError as exc:
-        raise ConfigError(f"env_config of {cls.__name__}: {_problems(exc)}{_known(hint)}") from exc
+        raise ConfigError(f"env_config of {cls.__name__}: {problems(exc, hint, 'env_config')}") from exc
 
 
 def own_config(cls: type, config: Any) -> Any:
@@ -87,10 +88,6 @@ def _none_given(cls: type, config: BaseModel | Mapping[str, JSON] | None) -> Map
     return {}
 
 
-def _problems(exc: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'env_config'}: {e['msg'].lower()}" for e in exc.errors())
-
-
 @cache
 def _hint(cls: type) -> Any:
     """The annotation of `config` alone: other annotations may name types that only a type checker imports."""
@@ -118,23 +115,15 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
 def _refuse_unknown(cls: type, hint: Any, config: Mapping[str, JSON]) -> None:
     """Raises ConfigError for unknown keys, which pydantic would ignore by default."""
     known = _keys(hint)
-    unknown = [key for key in config if known is not None and key not in known]
-    if known is not None and unknown:
-        meant = did_you_mean(unknown[0], known)
-        raise ConfigError(
-            f"env_config of {cls.__name__}: {', '.join(unknown)}: there is no such key{meant}{_known(hint)}"
-        )
+    if known is not None and (odd := [key for key in config if key not in known]):
+        raise ConfigError(f"env_config of {cls.__name__}: {'; '.join(unknown([key], hint) for key in odd)}")
 
 
 def _keys(hint: Any) -> list[str] | None:
     """All keys that it may hold; None if it handles other keys itself, or uses aliases."""
-    if is_typeddict(hint):
-        return list(hint.__annotations__)
-    if not isinstance(hint, type):
-        return None
-    if is_dataclass(hint):
-        return [field.name for field in fields(hint)]
-    return _model_keys(hint) if issubclass(hint, BaseModel) else None
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return _model_keys(hint)
+    return list(keys_of(hint)) if is_typeddict(hint) or is_dataclass(hint) else None
 
 
 def _model_keys(model: type[BaseModel]) -> list[str] | None:
@@ -144,8 +133,3 @@ def _model_keys(model: type[BaseModel]) -> list[str] | None:
     names = [*model.model_fields, *filter(None, aliases)]
     strings = [name for name in names if isinstance(name, str)]
     return strings if len(strings) == len(names) else None
-
-
-def _known(hint: Any) -> str:
-    names = list(hint.model_fields) if isinstance(hint, type) and issubclass(hint, BaseModel) else _keys(hint)
-    return f" (known keys: {', '.join(names)})" if names else ""

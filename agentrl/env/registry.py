@@ -59,8 +59,6 @@ def path_of(name: str) -> str:
         return paths[0]
     if paths:
         raise ConfigError(f"{name} is the name of {' and of '.join(paths)}; name one of these instead")
-    meant = did_you_mean(name, (entry.name for entry in known))
-    raise ConfigError(
-        f"no installed environment has the name {name!r}{meant}; `agentrl envs` lists them, and a class of your own is "
-        "my_env.py:NAME or package.module:NAME"
-    )
+    remedy = "; `agentrl envs` lists them, and a class of your own is my_env.py:NAME or package.module:NAME"
+    meant = did_you_mean(name, (entry.name for entry in known), remedy, most=3)
+    raise ConfigError(f"no installed environment has the name {name!r}{meant}")

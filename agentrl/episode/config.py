@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from agentrl._util.config_errors import problems
 from agentrl._util.loading import load_object
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.errors import ConfigError
@@ -21,7 +23,7 @@ class EpisodeKeys(BaseModel):
     """The Env: `file.py:Class` or `package.module:Class`."""
     env_config: dict[str, Any] = Field(default_factory=dict)
     """The Env's configuration."""
-    limits: dict[str, Any] = Field(default_factory=dict)
+    limits: Annotated[dict[str, Any], Limits] = Field(default_factory=dict)
     """Fields of `Limits`: turns, tokens, turn_tokens, ..."""
     reward: str | None = None
     """Path of a reward function that replaces `Env.score`, written like `env`."""
@@ -41,6 +43,16 @@ class EpisodeKeys(BaseModel):
     def _check_options(self) -> Self:
         self.options()
         return self
+
+    @classmethod
+    def parse(cls, where: str, given: Any) -> Self:
+        """Validate the mapping found at `where`. Raises ConfigError with one line that names each wrong key."""
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {given!r:.200}")
+        try:
+            return cls.model_validate(given)
+        except ValidationError as exc:
+            raise ConfigError(f"{where}: {problems(exc, cls)}") from exc
 
     def options(self, sampling_params: SamplingParams | None = None, **implied: JSON) -> EpisodeOptions:
         """The options of its episodes. The keys of `limits` override the limits that are `implied`.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from agentrl._util.yaml_files import read_yaml
 from agentrl.engine.base import RETRY_S
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.config import EpisodeKeys
@@ -43,16 +42,6 @@ class HostedConfig(EpisodeKeys):
     """Seconds for which an aborted episode is kept until the host sends it back. 0: never; it restarts."""
     park_folder: str | None = Field(default=None, min_length=1)
     """Folder for parked episodes. Default: a temporary folder of this process, removed at its end."""
-
-    @classmethod
-    def parse(cls, where: str, given: Any) -> Self:
-        """Validate the mapping found at `where`. Raises ConfigError."""
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{where} must be a mapping such as {{env: my_env.py:MyEnv}}, not {given!r}")
-        try:
-            return cls.model_validate(given)
-        except ValidationError as exc:
-            raise ConfigError(f"{where}: {_problems(exc)} (known keys: {', '.join(cls.model_fields)})") from exc
 
     def env_config_of(self, path: str) -> dict[str, Any]:
         """The configuration of the Env at a path."""
@@ -90,18 +79,5 @@ def from_environment() -> tuple[str, Any]:
 @cache
 def _read(path: str) -> Any:
     """Read the file once in a process: editing it during a run must not change the run."""
-    try:
-        given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"{CONFIG_FILE_VARIABLE} names {path}: {exc.strerror}; name a readable YAML file") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} (named by {CONFIG_FILE_VARIABLE}): not YAML: {' '.join(str(exc).split())}") from exc
-    return given["agentrl"] if isinstance(given, Mapping) and "agentrl" in given else given
-
-
-def _problems(exc: ValidationError) -> str:
-    """One line: each key and what is wrong with it."""
-    return "; ".join(
-        f"{'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
-        for error in exc.errors()
-    )
+    given = read_yaml(path, CONFIG_FILE_VARIABLE)
+    return given.get("agentrl", given)

@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from tokenize import NAME, generate_tokens
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 
 TEMPLATES = ("tool", "game", "retrieval", "sandbox", "user-simulator", "search-r1")
 _FOLDER = Path(__file__).parent / "templates"
@@ -30,7 +30,8 @@ def write_project(name: str, template: str = "tool", folder: Path = Path()) -> l
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
         raise ConfigError(f"{name!r} cannot be the name of a Python package; {_repaired(name)} can")
     if template not in TEMPLATES:
-        raise ConfigError(f"--template {template}: there is no such template; choose one of {', '.join(TEMPLATES)}")
+        meant = did_you_mean(template, TEMPLATES, "; the templates are {}")
+        raise ConfigError(f"--template {template}: there is no such template{meant}")
     project = folder / name
     if project.exists():
         raise ConfigError(f"{project} exists; choose another name, or remove it")

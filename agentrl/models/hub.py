@@ -69,10 +69,8 @@ def check_name(model: str) -> None:
         return
     if _RUN.match(model):
         raise ConfigError(f"there is no folder {model}; name a run's folder, or make one: agentrl train --out {model}")
-    raise ConfigError(
-        f"unknown model {model!r}{did_you_mean(model, NAMES)}: use {', '.join(NAMES)}, a run's folder, the folder of a "
-        "Hugging Face model, or its name on the Hub, such as Qwen/Qwen3-0.6B"
-    )
+    use = "; use {}, the folder of a run or of a Hugging Face model, or a name on the Hub, such as Qwen/Qwen3-0.6B"
+    raise ConfigError(f"unknown model {model!r}{did_you_mean(model, NAMES, use)}")
 
 
 def _may_be_on_hub(model: str) -> bool:

@@ -12,10 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from agentrl._util.config_errors import near_file
 from agentrl._util.content import content
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import normal_spec
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.rollout.own_tasks import Check, Split, makes_tasks, own_tasks
 from agentrl.rollout.parquet import read_rows
 from agentrl.types import JSON, Task
@@ -91,7 +92,7 @@ def load_tasks(path: str | Path, *, split: Split, check: Check | None = None) ->
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"{path}: no such data file; {_REMEDY}")
+        raise ConfigError(f"{path}: no such data file{near_file(path, f'; {_REMEDY}')}")
     tasks: list[Task] = []
     for number, row in read_rows(path, _REMEDY):
         tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split))
@@ -154,7 +155,8 @@ def _check(row: Mapping[str, JSON], where: str) -> None:
 
 def _check_value(key: str, value: JSON, where: str) -> None:
     if key not in _KEYS:
-        raise ConfigError(f'{where}: unknown key "{key}"; the keys are {", ".join(_KEYS)}: put your own into metadata')
+        meant = did_you_mean(key, _KEYS, "; the keys are {}")
+        raise ConfigError(f'{where}: unknown key "{key}"; put your own into metadata{meant}')
     types = _KEYS[key]
     if not isinstance(value, types) or (isinstance(value, bool) and types is not object):
         wanted = " or ".join(_NAMES[t] for t in (types if isinstance(types, tuple) else (types,)))

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentrl._util.yaml_files import read_yaml
 from agentrl.episode.config import EpisodeKeys
-from agentrl.errors import ConfigError, unknown_key
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
 
@@ -259,27 +259,12 @@ class TrainConfig(EpisodeKeys):
     @classmethod
     def make(cls, **values: Any) -> Self:
         """Validate. Raises ConfigError with one line that names each wrong key."""
-        try:
-            return cls(**values)
-        except ValidationError as exc:
-            raise ConfigError(f"training configuration: {_problems(exc, cls)}") from exc
+        return cls.parse("training configuration", values)
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> Self:
         """Read a YAML file; `overrides` win. Raises ConfigError."""
-        path = Path(path)
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such configuration file")
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as exc:
-            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(exc).split())}") from exc
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: not a mapping of keys to values")
-        try:
-            return cls(**{**values, **overrides})
-        except ValidationError as exc:
-            raise ConfigError(f"{path}: {_problems(exc, cls)}") from exc
+        return cls.parse(str(path), {**read_yaml(path), **overrides})
 
     def to_yaml(self) -> str:
         """All keys. Defaults of the algorithm are left out, so that another algorithm may be set later."""
@@ -288,26 +273,3 @@ class TrainConfig(EpisodeKeys):
             if values[key] == decided.get(key, type(self).model_fields[key].default):
                 del values[key]
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-
-
-_PARTS: Mapping[str, type[BaseModel]] = {
-    "lora": LoRAConfig,
-    "warm_start": WarmStartConfig,
-    "canaries": CanaryConfig,
-    "numerics": NumericsConfig,
-}
-
-
-def _problems(exc: ValidationError, cls: type[BaseModel]) -> str:
-    problems = []
-    for error in exc.errors():
-        key = ".".join(map(str, error["loc"]))
-        if error["type"] == "extra_forbidden":
-            known = _PARTS[str(error["loc"][0])] if len(error["loc"]) > 1 else cls
-            problems.append(unknown_key(key, known.model_fields))
-        elif error["type"] == "missing":
-            problems.append(f"{key!r} is missing")
-        else:
-            message = error["msg"].removeprefix("Value error, ")
-            problems.append(f"{key}: {message}" if key else message)
-    return "; ".join(problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl._util.config_errors import near_file
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
 from agentrl.models.hub import check_name
@@ -30,4 +31,4 @@ def check_inputs(config: TrainConfig, *, resume: bool) -> None:
 
 def _check_file(path: Path | None, what: str, remedy: str) -> None:
     if path is not None and not path.is_file():
-        raise ConfigError(f"{path}: no such {what}; {remedy}")
+        raise ConfigError(f"{path}: no such {what}{near_file(path, f'; {remedy}')}")

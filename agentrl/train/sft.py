@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl._util.config_errors import near_file
 from agentrl.env.env import Env
 from agentrl.errors import ConfigError
 from agentrl.rollout.parquet import read_rows
@@ -47,7 +48,7 @@ def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, 
 def _count(path: Path) -> int:
     remedy = 'give chat as JSONL: {"messages": [...]}'
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file; {remedy}")
+        raise ConfigError(f"{path}: no such file{near_file(path, f'; {remedy}')}")
     if path.suffix == ".parquet":
         return sum(1 for _ in read_rows(path, remedy, columns=()))
     with path.open("rb") as lines:

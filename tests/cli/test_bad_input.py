@@ -48,7 +48,7 @@ def bad(folder):
             ("train", "my_env.py:Capitals", *TRAIN, "--warm-start", "tasks.jsonl"),
             "tasks.jsonl:1: neither chat (",
         ),
-        (("train", "my_env.py:Capitals", *TRAIN, "--model", "gpt-9"), "unknown model 'gpt-9': use tiny, "),
+        (("train", "my_env.py:Capitals", *TRAIN, "--model", "gpt-9"), "unknown model 'gpt-9'; use tiny, "),
         (("train", "my_env.py:Capitals", *TRAIN, "--model", "base"), "base has no chat template: put "),
         (("train", "my_env.py:Capitals", *TRAIN, "--set", "nope=1"), "unknown key nope; the keys are env, "),
         (
@@ -57,7 +57,7 @@ def bad(folder):
         ),
         (("train", "my_env.py:Capitals", *TRAIN, "--set", "nope"), "--set nope: write key=value"),
         (("train", "my_env.py:Capitals", *TRAIN, "--config", "typo.yaml"), "unknown key stepz; did you mean steps?"),
-        (("train", "my_env.py:Capitals", *TRAIN, "--config", "none.yaml"), "none.yaml: no such configuration file"),
+        (("train", "my_env.py:Capitals", *TRAIN, "--config", "none.yaml"), "none.yaml: no such file"),
         (("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "old"), "--out old holds another run; add "),
         (
             ("train", "my_env.py:Capitals", "--data", "tasks.jsonl", "--out", "file"),

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl import ConfigError, Limits
 from agentrl.cli.episodes import EpisodeConfig
-from agentrl.cli.settings import merge, parse_settings, read_yaml
+from agentrl.cli.settings import merge, parse_settings
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,6 @@ def test_merge_leaves_its_arguments_alone():
     assert over == {"limits": {"tokens": 9}, "steps": {"now": "a mapping"}}
 
 
-def test_yaml_must_be_a_mapping(tmp_path):
-    file = tmp_path / "train.yaml"
-    for text, problem in (("- 1", "not a mapping"), ("a: b: c", "not readable as YAML"), ("\x00", "not readable")):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=problem):
-            read_yaml(file)
-    with pytest.raises(ConfigError, match="no such configuration file"):
-        read_yaml(tmp_path / "missing.yaml")
-
-
 def test_episode_settings_win_over_the_runs_own():
     config = EpisodeConfig.parse(["limits.turns=2"], {"limits": {"turns": 9, "tokens": 5}, "env_config": {"k": 1}})
     assert config == EpisodeConfig({"k": 1}, Limits(turns=2, tokens=5))
@@ -56,7 +46,7 @@ def test_episode_settings_win_over_the_runs_own():
 @pytest.mark.parametrize(
     ("pair", "problem"),
     [
-        ("steps=3", "unknown key steps; here it is env_config.KEY=VALUE or limits.KEY=VALUE"),
+        ("steps=3", "unknown key steps; the keys are env_config, limits, special_tokens"),
         ("limits=3", "name a key of it"),
         ("limits.turn=3", "unknown key limits.turn; did you mean turns?"),
         ("limits.turns=many", "limits.turns must be a whole number, not 'many'"),

@@ -85,14 +85,14 @@ def test_your_own_is_found_by_its_path_and_given_what_it_asks_for(chars: Any, ow
 @pytest.mark.parametrize(
     ("name", "config", "says"),
     [
-        ("vllm", {}, "unknown engine 'vllm': use local, sglang, scripted or a path"),
+        ("vllm", {}, "unknown engine 'vllm'; use local, sglang, scripted or a path"),
         ("no.such.module:Engine", {}, "no module"),
         (
             "sglang",
             {},
             "engine sglang: engine_config.url is missing; name a server that runs: --set engine_config",
         ),
-        ("sglang", {"URL": 1}, "engine sglang: unknown key engine_config.URL; the keys are url, timeout"),
+        ("sglang", {"URL": 1}, "engine sglang: unknown key engine_config.URL; did you mean url?"),
         ("OWN:Mine", {}, "engine_config.colour is missing"),
         ("OWN:not_callable", {}, "3 is neither a class nor a function"),
     ],

@@ -98,7 +98,7 @@ def test_a_name_with_a_revision(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, r
 @pytest.mark.parametrize("path", ["/abs/x", "../x", "~/x", "made/frist", "a/b/c", "made/a b", "a/"])
 def test_a_path_never_reaches_the_hub(hub: FakeHub, path: str) -> None:
     Path("made").mkdir()
-    assert f"unknown model {path!r}: use tiny" in refused(path)
+    assert f"unknown model {path!r}; use tiny" in refused(path)
     assert not hub.asked
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_is_not_there_is_no_name_on_the_hub(hub: FakeHub, path: str) 
 
 
 def test_a_slip_in_the_name_of_our_own_model(hub: FakeHub) -> None:
-    assert "unknown model 'tny'; did you mean tiny?: use tiny" in refused("tny")
+    assert "unknown model 'tny'; did you mean tiny?" in refused("tny")
 
 
 def test_a_folder_wins(hub: FakeHub) -> None:

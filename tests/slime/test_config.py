@@ -51,7 +51,11 @@ def test_a_file_is_read_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "No such file.*name a readable"), ("a: [", "not YAML"), ("- env", "must be a mapping such as")],
+    [
+        (None, "AGENTRL_CONFIG .*: no such file; give its path"),
+        ("a: [", "not YAML"),
+        ("- env", "not a mapping of keys to values; write"),
+    ],
 )
 def test_a_bad_file(tmp_path, monkeypatch, content, message):
     file = tmp_path / "agentrl.yaml"
@@ -66,20 +70,20 @@ def test_a_bad_file(tmp_path, monkeypatch, content, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"environment": "m:E"}, r"environment: Extra inputs.*known keys: env, env_config"),
-        ({"limits": {"turn": 3}}, r"limits: unknown key limits.turn; did you mean turns?"),
+        ({"environment": "m:E"}, r"unknown key environment; the keys are env, env_config"),
+        ({"limits": {"turn": 3}}, r"unknown key limits.turn; did you mean turns?"),
         ({"limits": {"turns": "many"}}, r"limits.turns must be a whole number, not 'many'"),
         ({"limits": {"turns": None}}, r"limits.turns must be a whole number, not None"),
         ({"limits": {"turn_tokens": "1e1"}}, r"limits.turn_tokens must be a whole number, not '1e1'"),
-        ({"limits": {"turns": 0}}, r"limits: limits.turns must be positive"),
-        ({"max_new_tokens": "run"}, r"max_new_tokens: Input should be 'episode' or 'turn'"),
-        ({"thinking": "drop"}, r"thinking: Input should be 'keep' or 'strip'"),
+        ({"limits": {"turns": 0}}, r"limits.turns must be positive"),
+        ({"max_new_tokens": "run"}, r"max_new_tokens must be 'episode' or 'turn'"),
+        ({"thinking": "drop"}, r"thinking must be 'keep' or 'strip'"),
         (
             {"thinking": "strip", "limits": {"observation_tokens": 9}},
             r": thinking \"strip\" renders whole observations",
         ),
-        ({"park_s": -1}, r"park_s: Input should be greater than or equal to 0"),
-        ({"park_s": float("inf")}, r"park_s: Input should be a finite number"),
+        ({"park_s": -1}, r"park_s must be greater than or equal to 0"),
+        ({"park_s": float("inf")}, r"park_s must be a finite number"),
         ({"park_folder": ""}, r"park_folder: String should have at least 1 character"),
     ],
 )

@@ -28,8 +28,8 @@ def test_survives_yaml(tmp_path, make_config):
         ({"learning_rte": 1}, "unknown key learning_rte; did you mean learning_rate?"),
         ({"warm_start": {"demonstrations": "d", "lr": 1}}, "unknown key warm_start.lr; the keys are demonstrations,"),
         ({"canaries": {"tool_calls": 3}}, "unknown key canaries.tool_calls; did you mean no_tool_calls?"),
-        ({"canaries": {"bad_call_jump": 5}}, "canaries.bad_call_jump: Input should be less than or equal to 1"),
-        ({"warm_start": {}}, "'warm_start.demonstrations' is missing"),
+        ({"canaries": {"bad_call_jump": 5}}, "canaries.bad_call_jump must be less than or equal to 1"),
+        ({"warm_start": {}}, "warm_start.demonstrations is missing"),
         ({"limits": {"turn": 3}}, "unknown key limits.turn; did you mean turns?"),
         ({"limits": {"turns": 0}}, "limits.turns must be positive, not 0"),
         ({"limits": {"turns": "x"}}, "limits.turns must be a whole number, not 'x'"),
@@ -37,22 +37,22 @@ def test_survives_yaml(tmp_path, make_config):
         ({"limits": {"turn_tokens": 1.5}}, "limits.turn_tokens must be a whole number, not 1.5"),
         ({"limits": {"turn_tokens": True}}, "limits.turn_tokens must be a whole number, not True"),
         ({"limits": {"step_s": float("inf")}}, "limits.step_s must be a number, not inf"),
-        ({"thinking": "drop"}, "thinking: Input should be 'keep' or 'strip'"),
+        ({"thinking": "drop"}, "thinking must be 'keep' or 'strip'"),
         ({"thinking": "strip", "limits": {"observation_tokens": 9}}, "leave out limits.observation_tokens"),
-        ({"group_size": 1}, "group_size: Input should be greater than 1"),
+        ({"group_size": 1}, "group_size must be greater than 1"),
         ({"minibatches": 13}, "minibatches (13) exceeds the 12 episodes of a step"),
-        ({"algorithm": "ppo"}, "algorithm: Input should be 'grpo', 'dr_grpo' or 'gspo'"),
-        ({"reduction": "mean"}, "reduction: Input should be 'token', 'sample' or 'constant'"),
-        ({"credit": "token"}, "credit: Input should be 'episode' or 'turn'"),
+        ({"algorithm": "ppo"}, "algorithm must be 'grpo', 'dr_grpo' or 'gspo'"),
+        ({"reduction": "mean"}, "reduction must be 'token', 'sample' or 'constant'"),
+        ({"credit": "token"}, "credit must be 'episode' or 'turn'"),
         ({"algorithm": "gspo", "dtype": "bfloat16"}, "clips at less than bfloat16 rounds: set tis_clip (2), or"),
         ({"algorithm": "gspo", "credit": "turn"}, "gspo judges a sequence as a whole: leave out credit, or take grpo"),
-        ({"clip_low": 1.1}, "clip_low: Input should be less than or equal to 1"),
-        ({"dual_clip": 1}, "dual_clip: Input should be greater than 1"),
-        ({"tis_clip": 0.9}, "tis_clip: Input should be greater than or equal to 1"),
-        ({"kl_type": "k4"}, "kl_type: Input should be 'k1', 'k2', 'k3' or 'low_var_kl'"),
-        ({"mask_overlong": "perhaps"}, "mask_overlong: Input should be a valid boolean"),
-        ({"numerics": {"warn": 0}}, "numerics.warn: Input should be greater than 0"),
-        ({"numerics": {"stop": -1}}, "numerics.stop: Input should be greater than 0"),
+        ({"clip_low": 1.1}, "clip_low must be less than or equal to 1"),
+        ({"dual_clip": 1}, "dual_clip must be greater than 1"),
+        ({"tis_clip": 0.9}, "tis_clip must be greater than or equal to 1"),
+        ({"kl_type": "k4"}, "kl_type must be 'k1', 'k2', 'k3' or 'low_var_kl'"),
+        ({"mask_overlong": "perhaps"}, "mask_overlong must be a valid boolean"),
+        ({"numerics": {"warn": 0}}, "numerics.warn must be greater than 0"),
+        ({"numerics": {"stop": -1}}, "numerics.stop must be greater than 0"),
         ({"numerics": {"max": 1}}, "unknown key numerics.max; the keys are warn, stop"),
         ({"engine": {"url": "http://x"}}, "engine: a mapping needs the key kind, such as {kind: sglang}"),
         ({"engine": {"kind": 3}}, "engine: a mapping needs the key kind"),
@@ -68,16 +68,16 @@ def test_names_the_key_in_one_line(make_config, values, says):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("a: [", "not valid YAML"), ("- 1", "not a mapping"), ("env: x", "'out' is missing")]
+    ("text", "says"), [("a: [", "c.yaml:1: not YAML"), ("- 1", "not a mapping"), ("env: x", ": out is missing")]
 )
 def test_names_the_file(tmp_path, text, says):
     (tmp_path / "c.yaml").write_text(text)
 
-    with pytest.raises(ConfigError, match=r"c\.yaml: ") as error:
+    with pytest.raises(ConfigError, match=r"c\.yaml:") as error:
         TrainConfig.from_yaml(tmp_path / "c.yaml")
 
     assert says in str(error.value)
-    with pytest.raises(ConfigError, match="no such configuration"):
+    with pytest.raises(ConfigError, match="no such file; did you mean c"):
         TrainConfig.from_yaml(tmp_path / "d.yaml")
 
 

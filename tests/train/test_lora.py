@@ -206,7 +206,7 @@ def test_settings_and_their_defaults(make_config, demonstrations):
     assert again == config
     for values, says in (
         ({"lora": {"dora": True}}, "unknown key lora.dora; the keys are rank, alpha, targets"),
-        ({"lora": {"rank": "big"}}, "lora.rank: Input should be a valid integer"),
+        ({"lora": {"rank": "big"}}, "lora.rank must be a valid integer"),
         (
             {"lora": {}, "warm_start": {"demonstrations": demonstrations, "optimizer": "muon"}},
             "warm_start.optimizer: muon is for whole matrices, not for those of lora: take adamw",

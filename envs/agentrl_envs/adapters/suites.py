@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import itertools
 import logging
@@ -15,10 +14,10 @@ from types import ModuleType
 from typing import Any, Literal
 
 from agentrl import ConfigError, Task
+from agentrl.errors import did_you_mean
 
 EVAL_SEEDS = 1 << 31
 """Seeds to train on count from 1, held-out ones from here. The suites take seeds below 2**32."""
-
 _GLOBALS = threading.RLock()
 """Held while changing what the whole process shares: random states, stdout, logging."""
 
@@ -44,10 +43,8 @@ def refuse_unknown(kind: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
     if name in known:
         return
-    lower = {each.lower(): each for each in known}
-    close = [lower[each] for each in difflib.get_close_matches(name.lower(), lower, 3)]
-    hint = f"; did you mean {', '.join(close)}?" if close else f", of {len(known)}: {', '.join(known[:5])}, ..."
-    raise ConfigError(f"there is no {kind} {name!r}{hint}")
+    few = f"; of {len(known)} there are: {', '.join(known[:5])}{', ...' if known[5:] else ''}"
+    raise ConfigError(f"there is no {kind} {name!r}{did_you_mean(name, known, few, most=3)}")
 
 
 def names_of(given: str | Sequence[str]) -> list[str]:

@@ -139,7 +139,7 @@ async def test_what_cannot_be_played_is_told_before_the_first_episode():
         ),
         ({**LAKE, "actions": {"west": 4}}, "west: 4: the actions of FrozenLake-v1 are 0 to 3"),
         ({"name": "Pendulum-v1", "actions": ["left"]}, "Pendulum-v1 takes Box.* no actions to name"),
-        ({**LAKE, "promt": "x"}, "promt: there is no such key; did you mean prompt?"),
+        ({**LAKE, "promt": "x"}, "unknown key promt; did you mean prompt?"),
         ({**LAKE, "show": "json:decoder"}, "json:decoder is .*, not a function"),
     ]:
         with pytest.raises(ConfigError, match=said) as caught:

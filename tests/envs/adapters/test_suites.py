@@ -116,7 +116,7 @@ async def test_reasoning_gym_scores_by_the_suite(renderer, monkeypatch):
     ("env", "config", "said"),
     [
         (GEM, {"name": "game:guess-v0"}, "no environment of gem 'game:guess-v0'; did you mean game:Guess-v0?"),
-        (GEM, {"name": []}, "name: value should have at least 1 item"),
+        (GEM, {"name": []}, "name must have at least 1 item"),
         (ARENA, {"name": "Two-v0"}, "Two-v0 cannot be played alone: The number of players has to be 2"),
         (ARENA, {"name": "Guess-v0", "options": {"corpus": False}}, "run: python -m nltk.downloader words"),
         (ARENA, {"name": "Guess-v0", "options": {"colour": 1}}, "cannot play Guess-v0: .*TypeError.*colour"),

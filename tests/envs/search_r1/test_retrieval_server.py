@@ -84,13 +84,13 @@ BAD = {
     "no UTF-8": (b'{"queries": ["\xff"]}', "the body is no JSON"),
     "nested": (b"[" * 100_000, "the body is no JSON"),
     "no object": (["a"], "the body is no JSON object"),
-    "no queries": ({"query": "a"}, "queries: Field required"),
-    "one query": ({"queries": "a"}, "queries: Input should be a valid list"),
-    "no text": ({"queries": ["a", 1]}, "queries.1: Input should be a valid string"),
+    "no queries": ({"query": "a"}, "queries is missing"),
+    "one query": ({"queries": "a"}, "queries must be a valid list"),
+    "no text": ({"queries": ["a", 1]}, "queries.1 must be a valid string"),
     "too many": ({"queries": [""] * 8193}, "queries: List should have at most 8192"),
-    "negative": ({"queries": ["a"], "topk": -1}, "topk: Input should be greater than or equal to 0"),
-    "too large": ({"queries": ["a"], "topk": 1001}, "topk: Input should be less than or equal to 1000"),
-    "no number": ({"queries": ["a"], "topk": "some"}, "topk: Input should be a valid integer"),
+    "negative": ({"queries": ["a"], "topk": -1}, "topk must be greater than or equal to 0"),
+    "too large": ({"queries": ["a"], "topk": 1001}, "topk must be less than or equal to 1000"),
+    "no number": ({"queries": ["a"], "topk": "some"}, "topk must be a valid integer"),
 }
 
 

@@ -16,6 +16,7 @@ from typing import Annotated
 from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
+from agentrl._util.config_errors import problems
 from agentrl.errors import ConfigError
 from agentrl_envs.search_r1.retrieval.documents import Document
 from agentrl_envs.search_r1.retrieval.index import Index
@@ -44,9 +45,7 @@ class _Body(BaseModel):
                 raise web.HTTPBadRequest(text=f"the body is no JSON object; write {_SHOWN}")
             return cls.model_validate(given)
         except ValidationError as exc:
-            first = exc.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise web.HTTPBadRequest(text=f"{where}: {first['msg']}; write {_SHOWN}") from None
+            raise web.HTTPBadRequest(text=f"{problems(exc, cls)}; write {_SHOWN}") from None
         except (ValueError, RecursionError) as exc:
             raise web.HTTPBadRequest(text=f"the body is no JSON ({exc}); write {_SHOWN}") from None
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl import ConfigError
+from agentrl._util.config_errors import problems
 
 NetworkMode: TypeAlias = Literal["public", "no-network", "allowlist"]
 User: TypeAlias = Annotated[str | None, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
@@ -191,9 +192,7 @@ def read_task_toml(path: Path) -> TaskToml:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     except ValidationError as exc:
-        first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from exc
+        raise ConfigError(f"{path}: {problems(exc, TaskToml)}") from exc
 
 
 def resolved(env: Mapping[str, str], where: str) -> dict[str, str]:

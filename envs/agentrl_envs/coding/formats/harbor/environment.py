@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agentrl import ConfigError
+from agentrl._util.yaml_files import read_yaml
 from agentrl_envs.coding.formats.harbor import shell_words
 from agentrl_envs.coding.formats.harbor.dockerfile import Instruction, assignments, filled, parse
 
@@ -95,11 +94,10 @@ def _context(folder: Path) -> Path:
 
 def _only_service(file: Path) -> dict[str, Any]:
     """The service main. Raises CannotRunError if there are others, or if it needs more than a sandbox provides."""
-    try:
-        services = yaml.safe_load(file.read_text(encoding="utf-8"))["services"]
-        main = dict(services["main"] or {})
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{file} names no service main: {exc}") from exc
+    services = read_yaml(file, such_as="services: {main: {build: .}}").get("services")
+    if not isinstance(services, dict) or not isinstance(services.get("main", 0), dict | None):
+        raise ConfigError(f"{file} names no service main; write `services: {{main: {{build: .}}}}`")
+    main: dict[str, Any] = services["main"] or {}
     if others := sorted(set(services) - {"main"}):
         raise CannotRunError(f"environment/{file.name}: services beside main ({', '.join(others)}) are not supported")
     asked = [key for key in main if key not in _COMPOSE_KEYS]

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl import ConfigError, Task
+from agentrl._util.config_errors import problems
 from agentrl.sandbox import Sandbox
 from agentrl.types import JSON
 from agentrl_envs.coding.formats.harbor import shell_words
@@ -69,8 +70,7 @@ def load(task: Task) -> Problem:
     try:
         settings = Settings.model_validate(dict(task.metadata))
     except ValidationError as exc:
-        first = exc.errors()[0]
-        raise ConfigError(f"task {task.id!r}: metadata {'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
+        raise ConfigError(f"task {task.id!r}: metadata: {problems(exc, Settings)}") from exc
     return _Loading(settings).problem()
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from agentrl import ConfigError
+from agentrl._util.config_errors import problems
 
 TESTBED = "/testbed"
 """Where the repository lies in the images."""
@@ -110,8 +111,7 @@ def parse_instance(row: Any, where: str = "the row") -> Instance:
     try:
         found = Instance.model_validate(row)
     except ValidationError as exc:
-        first = exc.errors()[0]
-        raise ConfigError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
+        raise ConfigError(f"{where}: {problems(exc, Instance)}") from exc
     if not found.fail_to_pass:
         raise ConfigError(f"{where}: {found.instance_id} has an empty FAIL_TO_PASS: doing nothing would resolve it")
     return found

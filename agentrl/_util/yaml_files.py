@@ -1,0 +1,63 @@
+"""Read a configuration from a YAML file. Each mistake in it is one line, with the file, the line and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl._util.config_errors import near_file
+from agentrl.errors import ConfigError
+
+_REMEDIES = {
+    "written twice": "leave one of them out",
+    "'\\t'": "indent with spaces, not with tabs",
+    "<stream end>": "close each bracket and each quotation mark",
+    "": "fix that line, or put its value in quotes",
+}
+"""By a part of the parser's message."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice. YAML would take the last one in silence."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value} is written twice", problem_mark=key.start_mark)
+            seen.add((key.tag, str(key.value)))
+        return node
+
+
+def read_yaml(file: str | Path, named_by: str = "", such_as: str = "env: my_env.py:MyEnv") -> dict[str, Any]:
+    """The mapping in a YAML file, which the option `named_by` names. Raises ConfigError."""
+    path, where = Path(file), f"{named_by} {file}".strip()
+    try:
+        found = yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader)
+    except FileNotFoundError as exc:
+        near = near_file(path, f"; give its path from here, {Path.cwd()}")
+        raise ConfigError(f"{where}: no such file{near}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{where}: {exc.strerror}; name a YAML file that you may read") from exc
+    except UnicodeDecodeError as exc:
+        line = exc.object.count(b"\n", 0, exc.start) + 1
+        raise ConfigError(f"{where}:{line}: not UTF-8 text; save it as UTF-8") from exc
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"{where}{_not_yaml(exc)}") from exc
+    if not isinstance(found, dict):
+        what = "the file is empty" if found is None else "not a mapping of keys to values"
+        raise ConfigError(f"{where}: {what}; write `{such_as}`")
+    if odd := [key for key in found if not isinstance(key, str)]:
+        raise ConfigError(f"{where}: the key {odd[0]!r} is not text; put it in quotes")
+    return found
+
+
+def _not_yaml(exc: Exception) -> str:
+    problem = " ".join((getattr(exc, "problem", None) or str(exc)).split())
+    begins = "context_mark" if "<stream end>" in problem else "problem_mark"
+    mark = getattr(exc, begins, None) or getattr(exc, "problem_mark", None)
+    remedy = next(remedy for part, remedy in _REMEDIES.items() if part in problem)
+    return f"{f':{mark.line + 1}' if mark else ''}: not YAML: {problem}; {remedy}"
