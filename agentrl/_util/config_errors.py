@@ -13,15 +13,20 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import is_typeddict
 
-from agentrl.errors import did_you_mean, unknown_key
+from agentrl.errors import ConfigError, did_you_mean, unknown_key
 
-_ALIKE = 0.8
+_ALIKE = 0.85
 """How similar names of files are: their endings are often equal."""
 _BESIDE = 1000
 """How many files of a folder are compared."""
+_LONG = 80
 _SHOULD = re.compile(r"\w+ should (.+?)(?:, unable .*| after validation.*)?$")
 """Pydantic's form of most messages."""
-_MAPPINGS = ("dict_type", "mapping_type", "model_type", "model_attributes_type", "dataclass_type")
+_KINDS = {
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "dataclass_type"), "a mapping of keys to values"),
+    "path_type": "a path",
+}
+"""By pydantic's name of an error: what was not given."""
 
 
 def problems(exc: ValidationError, kind: Any, whole: str = "it") -> str:
@@ -35,25 +40,31 @@ def _problem(error: ErrorDetails, kind: Any, whole: str) -> str:
         return f"{key} is missing"
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown(error["loc"], kind)
-    if error["type"] in _MAPPINGS:
-        said = "Input should be a mapping of keys to values"
+    if wanted := _KINDS.get(error["type"]):
+        keys = ", ".join(_section(kind, error["loc"])) if key else ""
+        said = f"Input should be {wanted}{f' ({keys})' if keys else ''}"
     if should := _SHOULD.match(said):
-        return f"{key or whole} must {should[1]}, not {error['input']!r:.80}"
+        given = f", not {error['input']!r}"
+        return f"{key or whole} must {should[1]}{given if len(given) < _LONG else ''}"
     return f"{key}: {said}" if key and key not in said else said
 
 
 def unknown(place: Sequence[int | str], kind: Any) -> str:
     """`unknown key rank; did you mean rank under lora?`: the key at a place of a configuration of the type `kind`."""
     *outer, last = map(str, place)
-    own, section = ".".join(outer), kind
-    for name in outer:
-        section = keys_of(section).get(name, section)
-    name, top = last.rpartition(".")[2], keys_of(kind)
-    others = {f"under {key}": keys_of(inner) for key, inner in top.items() if key != own}
-    for where, keys in {**others, **({"at the top level": top} if outer else {})}.items():
-        if name in keys:
-            return f"unknown key {'.'.join([*outer, last])}; did you mean {name} {where}?"
-    return unknown_key(".".join([*outer, last]), keys_of(section))
+    key, name, top = ".".join([*outer, last]), last.rpartition(".")[2], keys_of(kind)
+    elsewhere = {f"under {other}": keys_of(top[other]) for other in top if [other] != outer}
+    elsewhere |= {"at the top level": top} if outer else {}
+    if where := next((where for where, keys in elsewhere.items() if name in keys), None):
+        return f"unknown key {key}; did you mean {name} {where}?"
+    return unknown_key(key, _section(kind, outer))
+
+
+def _section(kind: Any, place: Sequence[int | str]) -> Mapping[str, Any]:
+    """The keys at a place in a configuration of the type `kind`."""
+    for name in place:
+        kind = keys_of(kind).get(str(name), kind)
+    return keys_of(kind)
 
 
 def keys_of(kind: Any) -> Mapping[str, Any]:
@@ -73,7 +84,12 @@ def keys_of(kind: Any) -> Mapping[str, Any]:
     return {field.name: field.type for field in fields(kind)} if is_dataclass(kind) else {}
 
 
-def near_file(path: Path, otherwise: str) -> str:
-    """`; did you mean tasks.jsonl?` for a file that does not exist. `otherwise` if none beside it is similar."""
+def check_file(path: Path, remedy: str, what: str = "file", named_by: str = "") -> None:
+    """Raises ConfigError if there is no file at the path. The line gives a similar name beside it, or the remedy."""
+    if path.is_file():
+        return
+    where = f"{named_by} {path}".strip()
+    if path.is_dir():
+        raise ConfigError(f"{where}: it is a folder; name a file in it")
     beside = (other.name for other in islice(path.parent.glob("*"), _BESIDE))
-    return did_you_mean(path.name, beside, otherwise, cutoff=_ALIKE)
+    raise ConfigError(f"{where}: no such {what}{did_you_mean(path.name, beside, f'; {remedy}', cutoff=_ALIKE)}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl._util.config_errors import near_file
+from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError, did_you_mean
 
 _NOT_THE_USERS = tuple(
@@ -102,9 +102,7 @@ def _load_module(module_path: str, path: str) -> ModuleType:
 
 def _load_file(file: Path) -> ModuleType:
     """Import a file under a name made of its path, so that two files called env.py do not clash, and pickling works."""
-    if not file.is_file():
-        near = near_file(file, f"; give its path from here, {Path.cwd()}")
-        raise ConfigError(f"{file}: no such file{near}")
+    check_file(file, f"give its path from here, {Path.cwd()}")
     name = f"agentrl_user_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     with _importing:  # no thread may see a module that another has read only in part
         return sys.modules[name] if name in sys.modules else _import_file(file, name)

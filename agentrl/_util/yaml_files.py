@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from agentrl._util.config_errors import near_file
+from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError
 
 _REMEDIES = {
@@ -37,10 +37,8 @@ def read_yaml(file: str | Path, named_by: str = "", such_as: str = "env: my_env.
     path, where = Path(file), f"{named_by} {file}".strip()
     try:
         found = yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader)
-    except FileNotFoundError as exc:
-        near = near_file(path, f"; give its path from here, {Path.cwd()}")
-        raise ConfigError(f"{where}: no such file{near}") from exc
     except OSError as exc:
+        check_file(path, f"give its path from here, {Path.cwd()}", named_by=named_by)
         raise ConfigError(f"{where}: {exc.strerror}; name a YAML file that you may read") from exc
     except UnicodeDecodeError as exc:
         line = exc.object.count(b"\n", 0, exc.start) + 1

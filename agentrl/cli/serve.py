@@ -64,7 +64,7 @@ def serve(
         config = EpisodeConfig.parse(settings or (), with_engine=True)
         if config.special_tokens != "keep" and not openai:
             raise ConfigError("--set special_tokens: SGLang's protocol has tokens, no messages; add --openai")
-        check_model(model)
+        check_model(model, engine)
         import_slow(weights=engine == "local")
         run(_serve(model, host, port, device, engine, config, _openai if openai else _sglang, api_key))
 

@@ -15,6 +15,7 @@ from rich.rule import Rule
 from rich.style import Style
 from rich.text import Text
 
+from agentrl._util.config_errors import check_file
 from agentrl.cli._errors import one_line_errors
 from agentrl.cli._session import session_tree, visible
 from agentrl.cli.models import open_renderer, run_config, weights_of
@@ -46,6 +47,7 @@ _LOOKS: dict[Role, _Look] = {
     "unread": _Look("unread", Style(color="yellow", italic=True), "what the environment answered last; no tokens"),
 }
 _MARK_WIDTH = max(len(look.mark) for look in _LOOKS.values())
+_RECORDED = "name a file of trajectories, as agentrl play writes one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,9 @@ def load_trajectory(
     try:
         lines = [(n, line) for n, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1) if line.strip()]
     except (OSError, UnicodeDecodeError) as exc:
+        check_file(file, _RECORDED)
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{file}: {reason}; name a file of trajectories, as agentrl play writes one") from exc
+        raise ConfigError(f"{file}: {reason}; {_RECORDED}") from exc
     if not -len(lines) <= index < len(lines):
         raise ConfigError(f"--index {index}: {file} holds {len(lines)} trajectories, counted from 0")
     number, line = lines[index]

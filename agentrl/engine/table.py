@@ -76,10 +76,15 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     return found
 
 
-def _maker(name: str, known: Mapping[str, str]) -> Callable[..., Any]:
-    if name not in known and not set(name) & {".", ":"}:
+def check_engine(name: str) -> None:
+    """Raises ConfigError if this is neither a name of ENGINES nor a path."""
+    if name not in ENGINES and not set(name) & {".", ":"}:
         use = "; use {} or a path such as my_engine.py:MyEngine"
-        raise ConfigError(f"unknown engine {name!r}{did_you_mean(name, known, use)}")
+        raise ConfigError(f"unknown engine {name!r}{did_you_mean(name, ENGINES, use)}")
+
+
+def _maker(name: str, known: Mapping[str, str]) -> Callable[..., Any]:
+    check_engine(name)
     make = load_object(known.get(name, name))
     if not callable(make):
         raise ConfigError(f"engine {name}: {make!r} is neither a class nor a function")

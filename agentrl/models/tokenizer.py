@@ -76,5 +76,5 @@ def _tokenizer_class(folder: Path) -> Any:
 def _folder(model: str) -> Path:
     folder = folder_of(model, weights=False)
     if not any((folder / name).is_file() for name in _FILES):
-        raise ConfigError(f"{folder} holds no tokenizer: it has none of {', '.join(_FILES)}")
+        raise ConfigError(f"{folder} holds no tokenizer: it has none of {', '.join(_FILES)}; name another folder")
     return folder

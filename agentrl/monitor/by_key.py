@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.monitor.earned import rewards_of
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
@@ -46,7 +46,8 @@ def value_of(task: Task, key: str) -> str:
         return str(value)
     found = "no such key" if value is None else "neither text nor a number under it"
     keys = ", ".join(task.metadata) or "none"
-    raise ConfigError(f"--by {key}: the metadata of task {task.id!r} has {found}; its keys are: {keys}")
+    meant = did_you_mean(key, task.metadata.keys() - {key}, f"; its keys are: {keys}")
+    raise ConfigError(f"--by {key}: the metadata of task {task.id!r} has {found}{meant}")
 
 
 def score_of(values: Sequence[float], failed: int = 0, *, seed: int = 0) -> Score:

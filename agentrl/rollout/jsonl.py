@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError
 from agentrl.types import JSON
 
@@ -23,6 +24,7 @@ def read_jsonl(path: Path, remedy: str) -> Iterator[tuple[int, JSON]]:
                 if line := _text(raw, f"{path}:{number}", first=number == 1):
                     yield number, _value(line, f"{path}:{number}")
     except OSError as exc:
+        check_file(path, remedy)
         raise ConfigError(f"{path}: {exc.strerror}; {remedy}") from exc
 
 

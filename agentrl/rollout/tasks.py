@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentrl._util.config_errors import near_file
+from agentrl._util.config_errors import check_file
 from agentrl._util.content import content
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import normal_spec
@@ -91,8 +91,7 @@ def load_tasks(path: str | Path, *, split: Split, check: Check | None = None) ->
     Raises ConfigError (`file:line: what and remedy`) for the first row that cannot be used.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such data file{near_file(path, f'; {_REMEDY}')}")
+    check_file(path, _REMEDY, "data file")
     tasks: list[Task] = []
     for number, row in read_rows(path, _REMEDY):
         tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split))

@@ -192,8 +192,10 @@ class TrainConfig(EpisodeKeys):
         if isinstance(engine, Mapping):
             if not isinstance(kind := engine.get("kind"), str):
                 raise ValueError("engine: a mapping needs the key kind, such as {kind: sglang}")
+            if not isinstance(beside := values.get("engine_config") or {}, Mapping):
+                raise ValueError(f"engine_config must be a mapping of keys to values, not {beside!r:.80}")
             own = {key: value for key, value in engine.items() if key != "kind"}
-            values |= {"engine": kind, "engine_config": {**(values.get("engine_config") or {}), **own}}
+            values |= {"engine": kind, "engine_config": {**beside, **own}}
         return {"tis_clip": 2.0, **values} if values.get("engine") == "sglang" else values
 
     @model_validator(mode="before")

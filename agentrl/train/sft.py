@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl._util.config_errors import near_file
+from agentrl._util.config_errors import check_file
 from agentrl.env.env import Env
 from agentrl.errors import ConfigError
 from agentrl.rollout.parquet import read_rows
@@ -34,10 +34,13 @@ def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, 
     `epochs` is 3 where neither it nor `warm_start.steps` is given. Raises ConfigError, also where both are.
     """
     rows = _count(demonstrations)
-    if epochs is not None and "steps" in (values.get("warm_start") or {}):
+    taught = values.get("warm_start") or {}
+    if not isinstance(taught, Mapping):
+        raise ConfigError(f"warm_start={taught}: name a key of it, as in --set warm_start.batch_size=8")
+    if epochs is not None and "steps" in taught:
         raise ConfigError("--epochs and warm_start.steps both say how long to learn; give one of them")
     epochs = _EPOCHS if epochs is None else epochs
-    given: dict[str, Any] = {**(values.get("warm_start") or {}), "demonstrations": demonstrations}
+    given: dict[str, Any] = {**taught, "demonstrations": demonstrations}
     batch = given.get("batch_size", WarmStartConfig.model_fields["batch_size"].default)
     if isinstance(batch, int) and batch > 0:
         given = {"steps": max(1, math.ceil(epochs * rows / batch)), **given}
@@ -47,8 +50,7 @@ def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, 
 
 def _count(path: Path) -> int:
     remedy = 'give chat as JSONL: {"messages": [...]}'
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file{near_file(path, f'; {remedy}')}")
+    check_file(path, remedy)
     if path.suffix == ".parquet":
         return sum(1 for _ in read_rows(path, remedy, columns=()))
     with path.open("rb") as lines:

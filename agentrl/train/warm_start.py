@@ -19,6 +19,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.optim import Optimizer
 
+from agentrl._util.config_errors import check_file
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.render.base import Renderer
 from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat, other_format
@@ -134,7 +135,7 @@ async def load_demonstrations(
     `say` gets the progress now and then. Raises ConfigError (`file:line: what and remedy`) for a file that is
     malformed, or holds nothing to learn.
     """
-    _check_file(path)
+    check_file(path, "record some with agentrl play --out", "file of demonstrations")
     found, began, said = Demonstrations(), time.monotonic(), time.monotonic()
     for number, row in read_rows(path, "record some with agentrl play --out, or give chat as JSONL"):
         _add(found, row, f"{path}:{number}", chats, vocabulary)
@@ -147,11 +148,6 @@ async def load_demonstrations(
     if not found.rows:
         raise ConfigError(_nothing(path, found))
     return found
-
-
-def _check_file(path: Path) -> None:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file of demonstrations; record some with agentrl play --out")
 
 
 def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabulary: int) -> None:

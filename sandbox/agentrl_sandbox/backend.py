@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
 
 from agentrl._util.loading import load_object
-from agentrl.errors import ConfigError, SandboxError
+from agentrl.errors import ConfigError, SandboxError, did_you_mean
 from agentrl.sandbox import Sandbox
 from agentrl_sandbox import machine
 from agentrl_sandbox.machine import Machine
@@ -121,10 +121,8 @@ def open_backend(name: str) -> Backend:
     if kind == "hosted":
         return cast(Backend, load_object("agentrl_sandbox.hosted.backend:HostedBackend").at(service))
     if name not in BACKENDS and not (":" in name or "." in name):
-        raise ConfigError(
-            f"no sandbox back end {name!r}; write one of {', '.join(BACKENDS)}, hosted:package.module:Class, or "
-            "package.module:Class of a back end"
-        )
+        use = "; write one of {}, hosted:package.module:Class, or package.module:Class of a back end"
+        raise ConfigError(f"no sandbox back end {name!r}{did_you_mean(name, [*BACKENDS, 'hosted'], use)}")
     return cast(Backend, load_object(BACKENDS.get(name, name))())
 
 

@@ -46,6 +46,10 @@ FILES = {
     "typo.yaml": "stepz: 3\n",
     "list.yaml": "- 1\n",
     "torn.yaml": "a: [1\n",
+    "twice.yaml": "steps: 1\nsteps: 2\n",
+    "tab.yaml": "limits:\n\tturns: 1\n",
+    "engine.yaml": "engine: {kind: local}\nengine_config: 3\n",
+    "misspelt.yaml": "enviroment: my_env.py:Capitals\n",
 }
 E, OUT = "my_env.py:Capitals", ("--out", "run")
 MISTAKES = [
@@ -82,6 +86,25 @@ MISTAKES = [
     (f"train {E} {' '.join(OUT)} --warm-start none.jsonl", "no such file of demonstrations"),
     (f"train {E} {' '.join(OUT)} --model runs/frist", "there is no folder runs/frist"),
     (f"train {E} {' '.join(OUT)} --set env_config.size=big", "env_config of Capitals: size"),
+    (f"train {E} {' '.join(OUT)} --set engine=sglan", "unknown engine 'sglan'; did you mean sglang?"),
+    (f"train {E} {' '.join(OUT)} --set turns=3", "did you mean turns under limits?"),
+    (
+        f"train {E} {' '.join(OUT)} --set warm_start=3",
+        "warm_start must be a mapping of keys to values (dem",
+    ),
+    (f"train {E} {' '.join(OUT)} --data folder", "folder: it is a folder; name a file in it"),
+    (f"train {E} {' '.join(OUT)} --data tron.jsonl", "tron.jsonl: no such data file; did you mean torn.jsonl?"),
+    (f"train {E} {' '.join(OUT)} --config folder", "--config folder: it is a folder"),
+    (f"train {E} {' '.join(OUT)} --config typo.yml", "--config typo.yml: no such file; did you mean typo.yaml?"),
+    (f"train {E} {' '.join(OUT)} --config twice.yaml", "twice.yaml:2: not YAML: the key steps is written twice"),
+    (f"train {E} {' '.join(OUT)} --config tab.yaml", "tab.yaml:2: not YAML: "),
+    (f"train {E} {' '.join(OUT)} --config engine.yaml", "engine_config must be a mapping of keys to values, not 3"),
+    ("train --config misspelt.yaml --out run", "unknown key enviroment; did you mean env?"),
+    (f"eval {E} --model tiny --engine locl", "unknown engine 'locl'; did you mean local?"),
+    (f"eval {E} --model tiny --set turns=3", "did you mean turns under limits? (as in --set limits.turns=4)"),
+    (f"eval {E} --model tiny --set when=2026-13-45", "--set when=2026-13-45: the value is not valid YAML"),
+    ("sft chat.jsonl --model tiny --out run --set warm_start=3", "warm_start=3: name a key of it"),
+    ("init weather --template toolz", "Invalid value for '--template': 'toolz' is not one of 'tool', "),
     ("train --resume --out none", "none holds no run"),
     ("train --resume", "name the run's folder with --out"),
     ("sft none.jsonl --model tiny --out run", "none.jsonl: no such file"),
@@ -94,6 +117,7 @@ MISTAKES = [
     (f"check {E} --gold my_env.py:glod", "did you mean gold?"),
     ("init 1weather", "1weather"),
     ("serve --model tny", "did you mean tiny?"),
+    ("serve --model tiny --engine locl", "unknown engine 'locl'; did you mean local?"),
     ("serve --model tiny --host 0.0.0.0 --port 99999", "Invalid value for '--port'"),
     ("merge none out", "none"),
     ("data tasks my_env.py:Capitls --out t.jsonl", "did you mean Capitals?"),
@@ -121,6 +145,7 @@ def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("typing")
     for name, text in FILES.items():
         (folder / name).write_text(text)
+    (folder / "folder").mkdir()
     command = [sys.executable, "-c", RUN_ALL, json.dumps([words for words, _ in MISTAKES])]
     ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

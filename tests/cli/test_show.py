@@ -205,7 +205,7 @@ def test_what_is_no_text_is_named(tmp_path):
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8 text"):
         load_trajectory(file)
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         load_trajectory(tmp_path / "missing.jsonl")
 
 

@@ -364,7 +364,7 @@ def test_partial_rollout(env, keys, level, message):
         ({"env": None}, "no environment: "),
         ({"limits": {"turn": 3}}, "unknown key limits.turn"),
         ({"park_s": -1}, "park_s"),
-        ({"envs": "x"}, "envs: "),
+        ({"envs": "x"}, "unknown key envs; did you mean env?"),
         ({"env": "leaves.py:Env"}, "leaves.py:3: SystemExit: bye"),
         ({"reward": "broken.py:reward"}, "broken.py:1: ZeroDivisionError"),
         ({"reward": "my_env.py:none"}, "my_env.py has no 'none'"),

@@ -70,7 +70,7 @@ def test_a_bad_file(tmp_path, monkeypatch, content, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"environment": "m:E"}, r"unknown key environment; the keys are env, env_config"),
+        ({"environment": "m:E"}, r"unknown key environment; did you mean env\?"),
         ({"limits": {"turn": 3}}, r"unknown key limits.turn; did you mean turns?"),
         ({"limits": {"turns": "many"}}, r"limits.turns must be a whole number, not 'many'"),
         ({"limits": {"turns": None}}, r"limits.turns must be a whole number, not None"),
@@ -84,7 +84,7 @@ def test_a_bad_file(tmp_path, monkeypatch, content, message):
         ),
         ({"park_s": -1}, r"park_s must be greater than or equal to 0"),
         ({"park_s": float("inf")}, r"park_s must be a finite number"),
-        ({"park_folder": ""}, r"park_folder: String should have at least 1 character"),
+        ({"park_folder": ""}, r"park_folder must have at least 1 character"),
     ],
 )
 def test_a_bad_key(given, message):

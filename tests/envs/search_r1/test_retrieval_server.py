@@ -87,7 +87,7 @@ BAD = {
     "no queries": ({"query": "a"}, "queries is missing"),
     "one query": ({"queries": "a"}, "queries must be a valid list"),
     "no text": ({"queries": ["a", 1]}, "queries.1 must be a valid string"),
-    "too many": ({"queries": [""] * 8193}, "queries: List should have at most 8192"),
+    "too many": ({"queries": [""] * 8193}, "queries must have at most 8192 items"),
     "negative": ({"queries": ["a"], "topk": -1}, "topk must be greater than or equal to 0"),
     "too large": ({"queries": ["a"], "topk": 1001}, "topk must be less than or equal to 1000"),
     "no number": ({"queries": ["a"], "topk": "some"}, "topk must be a valid integer"),
