@@ -187,6 +187,8 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, most: 
 def unknown_key(name: str, known: Iterable[str]) -> str:
     """`unknown key group_sise; did you mean group_size?`. All known keys are listed only if none is similar."""
     names, last = list(known), name.rpartition(".")[2].lower()
+    if short := [own for own in names if "".join(word[:1] for word in own.split("_")) == last]:  # lr
+        return f"unknown key {name}; did you mean {short[0]}?"
     begun = [own for own in names if own[: len(last)] == last[: len(own)] and len(own) > 2 < len(last)]
     otherwise = f"; did you mean {begun[0]}?" if begun else "; the keys are {}"
     return f"unknown key {name}{did_you_mean(last, names, otherwise)}"

@@ -41,8 +41,10 @@ def _problem(error: ErrorDetails, kind: Any, whole: str) -> str:
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown(error["loc"], kind)
     if wanted := _KINDS.get(error["type"]):
-        keys = ", ".join(_section(kind, error["loc"])) if key else ""
-        said = f"Input should be {wanted}{f' ({keys})' if keys else ''}"
+        section = _at(kind, error["loc"]) if key else ()
+        keys = ", ".join(keys_of(section))
+        or_none = " or null" if type(None) in get_args(next(iter(section), None)) else ""
+        said = f"Input should be {wanted}{f' ({keys})' if keys else ''}{or_none}"
     if should := _SHOULD.match(said):
         given = f", not {error['input']!r}"
         return f"{key or whole} must {should[1]}{given if len(given) < _LONG else ''}"
@@ -55,16 +57,17 @@ def unknown(place: Sequence[int | str], kind: Any) -> str:
     key, name, top = ".".join([*outer, last]), last.rpartition(".")[2], keys_of(kind)
     elsewhere = {f"under {other}": keys_of(top[other]) for other in top if [other] != outer}
     elsewhere |= {"at the top level": top} if outer else {}
-    if where := next((where for where, keys in elsewhere.items() if name in keys), None):
-        return f"unknown key {key}; did you mean {name} {where}?"
-    return unknown_key(key, _section(kind, outer))
+    for where, keys in elsewhere.items():
+        if meant := next((each for each in (name, name.removeprefix("max_")) if each in keys), None):
+            return f"unknown key {key}; did you mean {meant} {where}?"
+    return unknown_key(key, keys_of(_at(kind, outer)))
 
 
-def _section(kind: Any, place: Sequence[int | str]) -> Mapping[str, Any]:
-    """The keys at a place in a configuration of the type `kind`."""
+def _at(kind: Any, place: Sequence[int | str]) -> Any:
+    """The type at a place in a configuration of the type `kind`, as far as it has keys."""
     for name in place:
         kind = keys_of(kind).get(str(name), kind)
-    return keys_of(kind)
+    return kind
 
 
 def keys_of(kind: Any) -> Mapping[str, Any]:

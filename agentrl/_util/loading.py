@@ -32,6 +32,8 @@ def load_object(path: str, kind: type = object) -> Any:
     Raises ConfigError for any error of the import. If the module has no such name, the message lists its subclasses of
     `kind`.
     """
+    if "::" in path:
+        raise ConfigError(f"{path!r} does not name an object; write {path.replace('::', ':')}")
     separator = ":" if ":" in path else "."
     module_path, _, name = path.rpartition(separator)
     if not module_path or not name or path.endswith(".py"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl._util.config_errors import check_file
 from agentrl.cli._errors import one_line_errors
 from agentrl.errors import ConfigError, TemplateError
 
@@ -77,7 +78,8 @@ def _source(template: Path | None) -> str | None:
     try:
         return template.read_text(encoding="utf-8") if template is not None else None
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"--template {template}: {exc}") from exc
+        check_file(Path(str(template)), "name a Jinja file", named_by="--template")
+        raise ConfigError(f"--template {template}: {exc}; name a Jinja file that can be read") from exc
 
 
 def _certificate(tokenizer: Any, source: str | None) -> tuple[Certificate, str, str]:

@@ -138,7 +138,7 @@ def evaluate(
 
 def _play(job: _Job) -> list[list[Trajectory]]:
     """Episodes by task, played by a model that runs here."""
-    check_model(job.model, job.engine)
+    check_model(job.model, job.engine, job.config.engine_config)
     envs, reward, tasks = _prepare(job)
     with only_writer(job.out):
         results = Results(tasks, _about(job, envs), unfinished(job.out))

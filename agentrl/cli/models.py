@@ -76,13 +76,13 @@ def weights_of(name: str) -> str:
     return run_folder.weights_of(name) if run_config(name) else name
 
 
-def check_model(name: str, engine: str) -> None:
+def check_model(name: str, engine: str, engine_config: Mapping[str, Any]) -> None:
     """Raises ConfigError for a model or an engine that cannot exist, before anything slow is imported."""
     from agentrl.engine.table import check_engine
     from agentrl.models import check_name
 
     check_name(weights_of(name))
-    check_engine(engine)
+    check_engine(engine, engine_config)
 
 
 def weights_digest(name: str) -> str:

@@ -64,7 +64,7 @@ def serve(
         config = EpisodeConfig.parse(settings or (), with_engine=True)
         if config.special_tokens != "keep" and not openai:
             raise ConfigError("--set special_tokens: SGLang's protocol has tokens, no messages; add --openai")
-        check_model(model, engine)
+        check_model(model, engine, config.engine_config)
         import_slow(weights=engine == "local")
         run(_serve(model, host, port, device, engine, config, _openai if openai else _sglang, api_key))
 
@@ -86,7 +86,9 @@ async def _serve(
         try:
             await serve_with(opened, model, host, port, config, api_key)
         except OSError as exc:
-            raise ConfigError(f"cannot listen at {host}:{port}: {exc.strerror}; choose another --port") from exc
+            raise ConfigError(
+                f"cannot listen at {host}:{port}: {exc.strerror}; choose another --host or --port"
+            ) from exc
 
 
 async def _sglang(

@@ -76,15 +76,21 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     return found
 
 
-def check_engine(name: str) -> None:
-    """Raises ConfigError if this is neither a name of ENGINES nor a path."""
-    if name not in ENGINES and not set(name) & {".", ":"}:
-        use = "; use {} or a path such as my_engine.py:MyEngine"
-        raise ConfigError(f"unknown engine {name!r}{did_you_mean(name, ENGINES, use)}")
+def check_engine(name: str, config: Mapping[str, Any] | None = None) -> None:
+    """Raises ConfigError for an unknown name, and for wrong keys of `config` where it is given.
+
+    Nothing is checked of `local` and of named engines without a `config`: importing them takes seconds.
+    """
+    if name not in ENGINES or (config is not None and name != "local"):
+        parameters = inspect.signature(_maker(name, ENGINES)).parameters
+        if config is not None:
+            _check_keys(name, config, {"max_batch": None, **config}, parameters)
 
 
 def _maker(name: str, known: Mapping[str, str]) -> Callable[..., Any]:
-    check_engine(name)
+    if name not in known and not set(name) & {".", ":"}:
+        use = "; use {} or a path such as my_engine.py:MyEngine"
+        raise ConfigError(f"unknown engine {name!r}{did_you_mean(name, known, use)}")
     make = load_object(known.get(name, name))
     if not callable(make):
         raise ConfigError(f"engine {name}: {make!r} is neither a class nor a function")

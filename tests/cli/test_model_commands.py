@@ -83,7 +83,7 @@ def test_eval_plays_with_any_engine(folder, agentrl):
     assert agentrl(*args, "--engine", "sglang") == 2
     assert "engine sglang: engine_config.url is missing" in agentrl.stderr
     assert agentrl(*args, "--engine", "vllm") == 2
-    assert "unknown engine 'vllm': use local, sglang, scripted or a path" in agentrl.stderr
+    assert "unknown engine 'vllm'; use local, sglang, scripted or a path" in agentrl.stderr
 
 
 def test_eval_says_at_once_that_no_engine_listens(folder, agentrl, monkeypatch):
@@ -233,7 +233,7 @@ def test_a_port_that_is_taken_is_named(agentrl):
         port = taken.getsockname()[1]
         assert agentrl("serve", "--model", "tiny", "--port", str(port), "--device", "cpu") == 2
     assert agentrl.stderr.startswith(f"error: cannot listen at 127.0.0.1:{port}: ")
-    assert agentrl.stderr.endswith("choose another --port\n")
+    assert agentrl.stderr.endswith("choose another --host or --port\n")
 
 
 def test_eval_by_a_key_of_the_metadata(folder, agentrl):
