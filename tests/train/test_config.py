@@ -77,7 +77,7 @@ def test_names_the_file(tmp_path, text, says):
         TrainConfig.from_yaml(tmp_path / "c.yaml")
 
     assert says in str(error.value)
-    with pytest.raises(ConfigError, match="d.yaml: no such file; give its path"):
+    with pytest.raises(ConfigError, match=r"d\.yaml: no such file; give its path"):
         TrainConfig.from_yaml(tmp_path / "d.yaml")
 
 
