@@ -36,15 +36,17 @@ ApiKey: TypeAlias = Annotated[
 ]
 Tokenizer: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="With --api: the local model in whose tokens the episodes are written. Default: tiny."),
+    typer.Option(help="With --api: the local model whose tokens record the episodes. Default: tiny."),
 ]
-Concurrency: TypeAlias = Annotated[int, typer.Option(help="With --api: episodes at a time.", min=1)]
+Concurrency: TypeAlias = Annotated[int, typer.Option(help="With --api: episodes played at once.", min=1)]
 Prices: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="IN,OUT", help="With --api: prices of a million tokens, of prompts and of answers."),
+    typer.Option(
+        metavar="IN,OUT", help="With --api: the price of a million prompt tokens, and that of a million answer tokens."
+    ),
 ]
 Temperature: TypeAlias = Annotated[
-    float | None, typer.Option(help="0 is greedy. Default: 0; with --api, whatever the API takes by itself.", min=0.0)
+    float | None, typer.Option(help="0 is greedy. Default: 0; with --api, the API's own default.", min=0.0)
 ]
 Samples: TypeAlias = Annotated[int, typer.Option(help="Episodes of each task.", min=1)]
 
@@ -222,7 +224,9 @@ def _kept(results: Results) -> Iterator[None]:
         if results.file is None or not results.done:
             raise
         count = len(results.done)
-        raise ConfigError(f"{exc}; {count} finished episodes are in {results.file}, the same command goes on") from exc
+        raise ConfigError(
+            f"{exc}; {count} finished episodes are in {results.file}: run the same command again to resume"
+        ) from exc
 
 
 async def _play(rollout: Rollout, api: Api, task: Task, session_id: str) -> Trajectory:
@@ -246,8 +250,8 @@ def mask(episode: Trajectory, *, trained: bool) -> None:
 def out_file(out: Path | None) -> str:
     """The message of an interrupted command: how to resume it."""
     if out is None:
-        return "nothing was written; with --out FILE, finished episodes are kept, and the same command goes on"
-    return f"what was finished is in {out}; the same command goes on with the rest"
+        return "nothing was written; with --out FILE, finished episodes are kept, and the same command resumes"
+    return f"what was finished is in {out}; the same command resumes with the rest"
 
 
 def departures(episodes: Sequence[Trajectory]) -> Mapping[str, int]:

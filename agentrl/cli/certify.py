@@ -23,8 +23,10 @@ REFUSED, NO_TOOLS = 1, 3
 def certify(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, a Hub name, or tiny.")],
     template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's own template.")] = None,
-    tools: Annotated[bool, typer.Option("--tools", help="Ask for tools: exit 3 where none can be offered.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that was found as one JSON object.")] = False,
+    tools: Annotated[
+        bool, typer.Option("--tools", help="Require tools: exit with 3 if the template cannot offer any.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all findings as one JSON object.")] = False,
 ) -> None:
     """Prove that the chat template can be continued token for token, and that what it writes is read back.
 

@@ -42,18 +42,18 @@ def check(
     ] = None,
     gold: Annotated[
         str | None,
-        typer.Option(help="A player that knows the answers, file.py:function: it must get the most that there is."),
+        typer.Option(help="A player that knows the answers, file.py:function: it must get the highest reward."),
     ] = None,
     noop: Annotated[
         str | None,
-        typer.Option(help="A player that does nothing of use; it should get nothing. Default: agentrl's own."),
+        typer.Option(help="A player that does nothing useful: it should get no reward. Default: agentrl's."),
     ] = None,
     model: ModelName = "tiny",
     limit: Annotated[
-        int, typer.Option(help="Check with N tasks: of the Env's own, the first of both splits by turns.", min=1)
+        int, typer.Option(help="Check with N tasks. Tasks that the Env makes alternate between train and eval.", min=1)
     ] = 3,
     seconds: Annotated[
-        float, typer.Option(help="How long the cancellations of a script may take; other limits go with it.", min=1)
+        float, typer.Option(help="Seconds that cancelling one script may take; other limits scale with it.", min=1)
     ] = 20.0,
     settings: EpisodeSettings = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all findings here.")] = None,
@@ -145,7 +145,7 @@ def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> tuple[list[Task],
         return read[:limit], f"{len(read)} tasks"
     if not makes_tasks(envs.cls):
         name = envs.cls.__name__
-        raise ConfigError(f"{name} makes no tasks of its own; name a file of tasks with --data, or write {name}.tasks")
+        raise ConfigError(f"{name} makes no tasks; name a file of tasks with --data, or write {name}.tasks")
     held_out, train = own_tasks(envs, "eval"), own_tasks(envs, "train")
     by_turns = chain.from_iterable(zip_longest(train, held_out))
     chosen: dict[str, Task] = {}

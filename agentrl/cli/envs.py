@@ -39,13 +39,13 @@ class Described:
     def line(self) -> str:
         if self.broken:
             return f"broken: {self.broken}"
-        known = [*self.tools, *(["made known by each episode"] if self.tools_later and not self.tools else [])]
+        known = [*self.tools, *(["each episode names them"] if self.tools_later and not self.tools else [])]
         tools = "an agent's own" if self.agent else ", ".join(known) or "none"
         needs = _short(self.needs[0]) if self.needs else "nothing"
         return f"{_sentence(self.what)} [tools: {tools}; needs: {needs}]"
 
 
-def envs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with nothing left out.")] = False) -> None:
+def envs(as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
     """List the installed environments: what each is, its tools, and whether it needs an engine, a key or a sandbox.
 
     Each name can be used wherever a command or a configuration asks for an environment.

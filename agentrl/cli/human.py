@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _FENCE = '"""'
 _HELP = """\
-A line is what you say. Lines between \""" and \""" are one text.
-:call TOOL           call a tool; its arguments are asked one by one
+A line is your message. Lines between \""" and \""" are one message.
+:call TOOL           call a tool; you are asked for its arguments one by one
 :call TOOL {...}     call a tool with these arguments, as JSON
 :tools               the tools
 :tokens              what the model would read, token for token, and which of your tokens would be trained
@@ -91,7 +91,7 @@ async def _play(
     """Play the tasks, and append each episode to `played`. It is in the file before the next one begins."""
     from agentrl.rollout import BugError
 
-    terminal.say("You are the model. :help says what you can do.", "bold")
+    terminal.say("You are the model. :help lists what you can do.", "bold")
     async with envs:
         for number, task in enumerate(tasks, 1):
             terminal.say(f"\ntask {number} of {len(tasks)}: {task.id}", "bold")
@@ -166,9 +166,9 @@ class _Terminal:
                 case ":tokens":
                     show_tokens()
                 case ":help":
-                    self.say(f"{_HELP}\nThis episode is over: of these, :tokens, :help and :quit work here.")
+                    self.say(f"{_HELP}\nThis episode is over: only :tokens, :help and :quit still work.")
                 case _:
-                    self.say(f"this episode is over, and nobody read {line!r:.60}", "red")
+                    self.say(f"this episode is over: {line!r:.60} was not sent", "red")
 
     def message(self, message: Message) -> None:
         role, content = str(message.get("role")), message.get("content")
@@ -263,7 +263,11 @@ class _Human:
             case ":call":
                 return await self._call(rest.strip(), tools)
             case _ if command.startswith(":"):
-                self.terminal.say(f"{command} is no command; :help lists them. A text may begin with {_FENCE}.", "red")
+                self.terminal.say(
+                    f"{command} is no command; :help lists them. "
+                    f"To begin a message with a colon, put it between lines of {_FENCE}.",
+                    "red",
+                )
             case _ if line.startswith(_FENCE):
                 return {"role": "assistant", "content": await self._text(line.removeprefix(_FENCE))}
             case _:

@@ -20,8 +20,8 @@ class Template(StrEnum):
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="Of the package and its folder, such as weather.")],
-    template: Annotated[Template, typer.Option(help="What the environment begins as.")] = Template.TOOL,
+    name: Annotated[str, typer.Argument(help="Name of the package and its folder, such as weather.")],
+    template: Annotated[Template, typer.Option(help="The example to start from.")] = Template.TOOL,
 ) -> None:
     """Write a new environment: a package with an Env, players, tasks, a test and a configuration that trains.
 
@@ -33,4 +33,4 @@ def init(
     with one_line_errors():
         for path in write_project(name, template.value):
             typer.echo(f"wrote {path}")
-    typer.echo(f"next: cd {name}, and go on with README.md")
+    typer.echo(f"next: cd {name}, and read README.md")

@@ -32,7 +32,7 @@ MaybeData: TypeAlias = Annotated[
 Episodes: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        help="Without --data: the first N tasks that the environment makes. Default: a list whole; of a generator, "
+        help="Without --data: the first N tasks that the environment makes. Default: all of a list; of a generator, "
         "1000 to train on or 200 held out.",
         min=1,
     ),

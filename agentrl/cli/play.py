@@ -121,7 +121,7 @@ def play(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Whose tokens the episodes are written in; with --api, the model's name there."),
+        typer.Option(help="The model whose tokens record the episodes; with --api, the model's name at the API."),
     ] = None,
     episodes: Episodes = None,
     limit: Limit = None,
@@ -260,7 +260,7 @@ def _to_the_end(turns: Generator[Turn, str, None], path: str, task: Task) -> Gen
         except StopIteration:
             pass
     raise ConfigError(
-        f"--player {path} ended after turn {count}, but the episode goes on (task {task.id}); yield another turn"
+        f"--player {path} ended after turn {count}, but the episode is not over (task {task.id}); yield another turn"
     )
 
 
@@ -406,7 +406,7 @@ def _report(
         typer.echo(f"kept         {len(kept)} of {len(played)} episodes, of {len(won)} of {tasks} tasks")
     _report_api(played, kept, prices)
     if job.out is not None and player_figures(played, None) and any(not t.is_valid for t in played):
-        typer.echo(f"the same command plays again what failed: the others are in {unfinished(job.out)}")
+        typer.echo(f"the same command plays again what failed; the others are in {unfinished(job.out)}")
 
 
 def _warn_unknown_tools(played: Sequence[Trajectory], player: str) -> None:
@@ -433,4 +433,4 @@ def _report_api(played: Sequence[Trajectory], kept: Sequence[Trajectory], prices
         counts = (f"{name.replace('_', ' ')} {count:.10g}" for name, count in usage.items())
         typer.echo("usage        " + ", ".join(counts))
     for reason, count in departures(kept).items():
-        typer.echo(f"masked       {count} episodes from the turn on that the tokens do not carry: {reason}")
+        typer.echo(f"masked       {count} episodes, from the first turn that the tokens cannot represent: {reason}")

@@ -12,7 +12,9 @@ from agentrl._util.loading import load_object
 from agentrl.cli._errors import USAGE_ERROR, one_line_errors
 from agentrl.errors import SandboxError
 
-sandbox = typer.Typer(help="See what sandboxes work here and which there are; remove left ones.", no_args_is_help=True)
+sandbox = typer.Typer(
+    help="Show which sandboxes work here and which exist; remove leftover ones.", no_args_is_help=True
+)
 
 _SURVEY = "agentrl_sandbox.survey"  # by dotted path, as agentrl imports no back end
 _Backend = Annotated[
@@ -50,7 +52,7 @@ def list_(backend: _Backend = "") -> None:
         if not boxes:
             typer.echo("no sandboxes")
         if others := _asked("left", backend):
-            typer.echo("left behind, which `agentrl sandbox gc` removes:")
+            typer.echo("left over; `agentrl sandbox gc` removes them:")
         for one in others:
             typer.echo(f"{one.kind:<8} {one.name}  ({one.note})")
 

@@ -41,7 +41,7 @@ def sft(
 
     def how_to_go_on() -> str:
         begun = (out / "config.yaml").is_file()
-        return f"go on with: agentrl train --resume --out {out}" if begun else "run the command again"
+        return f"resume with: agentrl train --resume --out {out}" if begun else "run the command again"
 
     with one_line_errors(how_to_go_on):
         from agentrl.train.preflight import check_inputs

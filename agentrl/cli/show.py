@@ -160,9 +160,11 @@ def show(
     trajectories: Annotated[
         Path, typer.Argument(help="A file of trajectories or of chat, one a line, or a run's folder.")
     ],
-    index: Annotated[int, typer.Option(help="Which one, from 0; negative counts from the end.")] = 0,
+    index: Annotated[
+        int, typer.Option(help="Which trajectory, counted from 0; a negative index counts from the end.")
+    ] = 0,
     model: Annotated[
-        str | None, typer.Option(help="Whose tokenizer reads it; else that of the run it lies in, else tiny.")
+        str | None, typer.Option(help="The model whose tokenizer reads it. Default: that of the file's run, else tiny.")
     ] = None,
 ) -> None:
     """Print a whole trajectory: who wrote each token, and which are trained.
@@ -197,7 +199,7 @@ def load_trajectory(
     try:
         data = json.loads(line)
         if remedy := other_format(data):
-            raise ConfigError(f"{file}:{number}: no chat that can be read; {remedy}")
+            raise ConfigError(f"{file}:{number}: not a readable chat; {remedy}")
         if of_chat is not None and is_chat(data):
             return _at(f"{file}:{number}", lambda: of_chat(data))
         trajectory = _of_log(lines) if "event" in data else Trajectory.from_json(data)

@@ -41,13 +41,15 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Steps of reinforcement learning.", show_default="100")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same run.", show_default="0")] = None,
     device: Annotated[DeviceName | None, typer.Option(help="Where to train.", show_default="auto")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML with any keys of the configuration; flags win.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML with any keys of the configuration; flags override it.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, such as limits.turns=4.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     accept_changed_data: Annotated[
-        bool, typer.Option("--accept-changed-data", help="Go on although tasks have changed.")
+        bool, typer.Option("--accept-changed-data", help="Resume although tasks have changed.")
     ] = False,
 ) -> None:
     """Train a model in an environment by reinforcement learning.
@@ -77,7 +79,7 @@ def train(
 
     def how_to_go_on() -> str:
         begun = folder is not None and (folder / "config.yaml").is_file()
-        return f"go on with: agentrl train --resume --out {folder}" if begun else "run the command again"
+        return f"resume with: agentrl train --resume --out {folder}" if begun else "run the command again"
 
     with one_line_errors(how_to_go_on):
         from agentrl.train.preflight import check_inputs

@@ -35,10 +35,12 @@ def validate(
     ] = None,
     installed: Annotated[
         bool,
-        typer.Option("--installed", help="The images have what Dockerfiles install: leave apt-get, pip and such out."),
+        typer.Option(
+            "--installed", help="The images already have what Dockerfiles install: skip apt-get, pip and the like."
+        ),
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave running what a solution started, for tests that ask a service.")
+        bool, typer.Option("--keep", help="Keep the processes that a solution started, for tests that need a service.")
     ] = False,
     concurrency: Annotated[int, typer.Option(help="Tasks at a time.", min=1)] = 2,
     deadline: Annotated[float, typer.Option(help="Seconds that each play may take, grading included.", min=1)] = 600.0,

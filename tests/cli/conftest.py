@@ -136,7 +136,7 @@ def agentrl() -> Command:
 
 @pytest.fixture
 def start(folder: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start `python -m agentrl` in a process of its own."""
+    """Start `python -m agentrl` in a separate process."""
 
     def run(*args: str) -> subprocess.Popen[str]:
         path = os.pathsep.join(str(ROOT / part) for part in ("", "envs", "sandbox"))

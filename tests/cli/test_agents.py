@@ -107,4 +107,4 @@ def test_a_template_that_would_lose_reminders_is_refused_at_the_start(folder, ag
     train = ("train", "my_agent.py:Capitals", "--model", "deaf", "--data", "tasks.jsonl", "--out", "run")
     for command in ((*train, "--config", "small.yaml"), ("serve", "--model", "deaf", "--openai", "--port", "0")):
         assert agentrl(*command) == 2
-        assert "deaf is not for agents of others: what a system says behind a user would be lost" in agentrl.stderr
+        assert "deaf cannot be used with agents: a system message after a user would be lost" in agentrl.stderr

@@ -102,7 +102,7 @@ def test_what_is_finished_is_kept_and_a_torn_row_is_dropped(folder, agentrl, api
 
     model.before = interrupt
     assert agentrl(*args, "--concurrency", "1") == 130
-    assert agentrl.stderr == "interrupted: what was finished is in r.jsonl; the same command goes on with the rest\n"
+    assert agentrl.stderr == "interrupted: what was finished is in r.jsonl; the same command resumes with the rest\n"
     kept = out.read_text().splitlines(keepends=True)
     assert len(kept) == 3
     out.write_text("".join(kept[:2]) + kept[2][: len(kept[2]) // 2])  # as a kill -9 leaves it
@@ -140,7 +140,7 @@ def test_an_error_in_the_middle_says_what_is_kept(folder, agentrl, api, model):
         args = ("eval", *ASK, "--api", server.url, "--out", "r.jsonl", "--concurrency", "1")
         assert agentrl(*args) == 2
     assert "HTTP 402: no money" in agentrl.stderr
-    assert agentrl.stderr.endswith("; 1 finished episodes are in r.jsonl, the same command goes on\n")
+    assert agentrl.stderr.endswith("; 1 finished episodes are in r.jsonl: run the same command again to resume\n")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_an_interrupted_play_goes_on_too(folder, agentrl, api, model):
     model.before = interrupt
     args = ("play", *ENV, "--player", "api", "--api", api.url, "--model", "gpt", "--out", "demos.jsonl")
     assert agentrl(*args, "--concurrency", "1") == 130
-    assert "what was finished is in demos.jsonl.unfinished; the same command goes on" in agentrl.stderr
+    assert "what was finished is in demos.jsonl.unfinished; the same command resumes" in agentrl.stderr
     assert not (folder / "demos.jsonl").exists()
     assert agentrl(*args) == 0
     assert "demos.jsonl.unfinished: 1 finished" in agentrl.stderr
@@ -285,7 +285,7 @@ def test_what_the_tokens_do_not_carry_is_not_imitated_and_counted(folder, agentr
     with chat_server(reply) as server:
         args = ("play", *ENV, "--player", "api", "--api", server.url, "--model", "gpt", "--out", "demos.jsonl")
         assert agentrl(*args) == 0
-    assert "masked       1 episodes from the turn on" in agentrl.stdout
+    assert "masked       1 episodes, from the first turn" in agentrl.stdout
     france, peru = (t.ledger for t in rows(folder / "demos.jsonl"))
     assert france.trained == france.sampled
     assert 0 < peru.trained < peru.sampled
@@ -316,7 +316,7 @@ class Agent(AgentEnv):
         (("eval", *ASK, "--api", "http://a/v1", "--engine", "sglang"), "one model plays at a time"),
         (("eval", *ASK, "--api", "http://a/v1", "--prices", "cheap"), "--prices cheap: write two numbers"),
         (("eval", *ASK, "--api", "http://a/v1", "--samples", "2", "--temperature", "0"), "all samples are equal"),
-        (("eval", "my_env.py:Capitals", "--model", "tiny"), "makes no tasks of its own; name a file of tasks"),
+        (("eval", "my_env.py:Capitals", "--model", "tiny"), "makes no tasks; name a file of tasks"),
         (("eval", "agent.py:Agent", *ASK[1:], "--api", "http://a/v1"), "is an agent that asks its model itself"),
     ],
 )

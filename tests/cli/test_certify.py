@@ -123,4 +123,4 @@ def test_a_template_that_loses_reminders_is_not_for_agents_of_others(agentrl, mo
     assert agentrl("certify", model, "--template", file) == 0
     assert agentrl.stdout.startswith("exact: ")
     assert "; no AgentEnv: the chat template of " in agentrl.stdout
-    assert "what a system says behind a user would be lost" in agentrl.stdout
+    assert "a system message after a user would be lost" in agentrl.stdout

@@ -151,10 +151,10 @@ def test_rewards_of_steps_the_turns_that_are_left_and_what_is_not_read(play, tmp
     assert code == 0
     after = shown.partition("over: ")[2]
     assert re.search(r"model\*\s+\d+ tokens  sampled by the model, trained", after)
-    assert ":tokens, :help and :quit work here" in after
+    assert "only :tokens, :help and :quit still work" in after
     assert re.findall(r"turns left: \d+", shown) == ["turns left: 16", "turns left: 15"]
     assert re.findall(r"reward of this step: \S+", shown) == ["reward of this step: 0.25", "reward of this step: 0.5"]
-    assert "this episode is over, and nobody read '4 euros'" in shown
+    assert "this episode is over: '4 euros' was not sent" in shown
     assert len(played(tmp_path)) == 1
 
 

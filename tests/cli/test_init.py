@@ -109,7 +109,7 @@ def test_a_class_name_that_the_template_s_code_uses_gets_an_ending(name, templat
 
 def test_nothing_is_overwritten(folder, agentrl):
     assert agentrl("init", "parlour", "--template", "game") == 0
-    assert agentrl.stdout.splitlines()[-1] == "next: cd parlour, and go on with README.md"
+    assert agentrl.stdout.splitlines()[-1] == "next: cd parlour, and read README.md"
     before = {path: path.read_bytes() for path in (folder / "parlour").rglob("*.*")}
 
     assert agentrl("init", "parlour") == 2

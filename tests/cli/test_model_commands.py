@@ -113,7 +113,7 @@ def test_a_run_that_a_canary_stops_says_so_in_one_line_and_can_go_on(folder, age
     assert agentrl(*command, "--steps", "4", "--set", "canaries.no_tool_calls=2") == 3
     assert re.fullmatch(
         r"stopped: steps 1 to 2: none of 8 episodes called a tool.*; "
-        r"go on with: agentrl train --resume --out run\n",
+        r"resume with: agentrl train --resume --out run\n",
         agentrl.stderr,
     )
     assert len(metrics(folder / "run")) == 2
@@ -148,7 +148,7 @@ def test_interrupted_training_says_how_to_go_on(run, agentrl, monkeypatch):
     monkeypatch.setattr(Trainer, "collect", collect)
     assert agentrl("train", "--resume", "--out", "run", "--steps", "9") == 130
     assert "going on after step 1" in agentrl.stdout
-    assert agentrl.stderr == "interrupted: go on with: agentrl train --resume --out run\n"
+    assert agentrl.stderr == "interrupted: resume with: agentrl train --resume --out run\n"
 
 
 def test_a_full_disk_says_how_to_go_on_wherever_the_folder_was_named(folder, agentrl, monkeypatch):
@@ -161,7 +161,7 @@ def test_a_full_disk_says_how_to_go_on_wherever_the_folder_was_named(folder, age
     (folder / "train.yaml").write_text(SMALL + "env: my_env.py:Capitals\ndata: tasks.jsonl\nout: run\n")
     assert agentrl("train", "--config", "train.yaml") == 1
     assert agentrl.stderr == (
-        "error: No space left on device: run/trajectories; free some space; go on with: agentrl train --resume "
+        "error: No space left on device: run/trajectories; free some space; resume with: agentrl train --resume "
         "--out run\n"
     )
 
@@ -209,7 +209,7 @@ def test_serve_speaks_to_the_clients_of_openai_and_anthropic(start):
     ("options", "said"),
     [
         (("--host", ""), "error: host '' would listen at every address; write 0.0.0.0 if that is meant"),
-        (("--api-key", ""), "error: the api key must be printable ASCII without spaces, and not empty"),
+        (("--api-key", ""), "error: the API key must be printable ASCII without spaces, and not empty"),
     ],
 )
 def test_what_serve_cannot_be_is_said_before_a_model_is_loaded(agentrl, options, said):

@@ -60,7 +60,8 @@ def test_settings_reach_the_episode(folder, agentrl):
     [
         (
             "brief",
-            "error: --player my_env.py:brief ended after turn 1, but the episode goes on (task tasks-1); yield another",
+            "error: --player my_env.py:brief ended after turn 1, but the episode is not over (task tasks-1); "
+            "yield another",
         ),
         ("failing", "error: --player my_env.py:failing failed on task tasks-1: my_env.py:"),
         ("broken", "error: --player my_env.py:broken failed on task tasks-1: my_env.py:"),

@@ -88,7 +88,7 @@ def test_gc_counts_what_it_removes(sandbox):
 
 def test_what_else_is_left_is_shown_and_removed(sandbox):
     shown = sandbox("ls", "Untidy").stdout
-    assert "left behind, which `agentrl sandbox gc` removes:\nimage    image-1  (10 MB)\n" in shown
+    assert "left over; `agentrl sandbox gc` removes them:\nimage    image-1  (10 MB)\n" in shown
     assert sandbox("gc", "Untidy").stdout == "removed 2 sandboxes, 1 images, 1 cgroups, 1 orphaned containers\n"
     assert sandbox("ls", "Untidy").stdout.splitlines()[-1] == "image    image-2  (10 MB)"
 

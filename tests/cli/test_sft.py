@@ -24,7 +24,7 @@ def test_chat_becomes_a_model_that_can_be_trained_on(folder, agentrl):
     ), agentrl.stderr  # fmt: skip
 
     assert (folder / "run" / "model" / "model.safetensors").is_file()
-    assert (folder / "run" / "skipped_rows.txt").read_text().startswith("chat.jsonl:3: no message of the assistant")
+    assert (folder / "run" / "skipped_rows.txt").read_text().startswith("chat.jsonl:3: no assistant message")
     config = yaml.safe_load((folder / "run" / "config.yaml").read_text())
     assert config["warm_start"]["steps"] == 2, "an epoch of three rows, two at a time"
     assert "agentrl train ENV --model run" in agentrl.stdout
@@ -49,4 +49,4 @@ def test_epochs_and_steps_are_not_given_together(folder, agentrl):
 
     command = ("sft", "chat.jsonl", "--model", "tiny", "--out", "run", "--set", "warm_start.steps=5", "--epochs", "1")
     assert agentrl(*command) == 2
-    assert "--epochs and warm_start.steps both say how long to learn; give one of them" in agentrl.stderr
+    assert "--epochs and warm_start.steps both set how long to learn; give one of them" in agentrl.stderr

@@ -185,7 +185,12 @@ def test_a_row_of_chat_is_shown_as_it_would_be_learned(folder, agentrl):
     assert agentrl("show", "chat.jsonl") == 0
     assert "model*   | Foggy.<|im_end|>" in agentrl.stdout
     for index, told in enumerate(
-        ["agentrl sft would skip this row: no message", '"messages" must be a list', 'rename "conversations" to'], 1
+        [
+            "agentrl sft would skip this row: no assistant message",
+            '"messages" must be a list',
+            'rename "conversations" to',
+        ],
+        1,
     ):
         assert agentrl("show", "chat.jsonl", "--index", str(index)) == 2
         assert agentrl.stderr.startswith(f"error: chat.jsonl:{index + 1}: ")
