@@ -116,7 +116,7 @@ class Watchdog:
                 report.error(_CHECK, line.place, what, _REMEDY)
             elif line.library is None:
                 what += "; it did not block when it was played again"
-                report.warn(_CHECK, line.place, what, f"if no busy machine explains it, {_REMEDY}")
+                report.warn(_CHECK, line.place, what, f"unless a busy machine explains it, {_REMEDY}")
             else:
                 report.warn(_CHECK, line.place, what, f"if this is no awaited call of {line.library}, {_REMEDY}")
 

@@ -129,7 +129,7 @@ def _judge(subject: Subject, counter: Suspensions) -> None:
         return
     place = _catcher(wait.place) or wait.place
     if counter.ended == "returned":
-        what = f"{wait.hook} swallows its cancellation at line {wait.place.line}, and goes on"
+        what = f"{wait.hook} swallows its cancellation at line {wait.place.line}, and continues"
     elif counter.ended == "":
         what = f"{wait.hook} does not end when it is cancelled at line {wait.place.line}"
     else:
@@ -145,7 +145,7 @@ def _close_failed(subject: Subject, wait: Wait, error: Exception) -> None:
         _CHECK,
         subject.own.of_error(error) or subject.own.of_member("close"),
         f"close fails after {wait.hook} was cancelled at line {wait.place.line}: {'; '.join(map(told, leaves(error)))}",
-        "close what is there: reset may end at any await",
+        "close only what exists: reset may end at any await",
     )
 
 

@@ -56,7 +56,7 @@ async def fresh_process(subject: Subject, task: Task, script: Sequence[Turn], co
     """Compare the Env's answers with those in a separate process, from reset and from a snapshot."""
     reason = _why_not(subject)
     if reason:
-        subject.report.skipped["in a process of its own"] = reason
+        subject.report.skipped["in a separate process"] = reason
         return
     stop = 1 if resume_method(subject.cls) == "snapshot" else None
     whole = await play(subject, task, saying(script))
@@ -69,10 +69,10 @@ async def fresh_process(subject: Subject, task: Task, script: Sequence[Turn], co
         here = await played(order, subject.envs)
         there = await _elsewhere(order)
     except Exception as exc:  # noqa: BLE001 - the boundary of another process: pickle, the Env and Python may refuse
-        subject.report.skipped["in a process of its own"] = told(exc)
+        subject.report.skipped["in a separate process"] = told(exc)
         return
     _compare(subject, here, there)
-    subject.report.checked["in a process of its own"] = f"reset, {len(actions)} turns" + (", restore" if parked else "")
+    subject.report.checked["in a separate process"] = f"reset, {len(actions)} turns" + (", restore" if parked else "")
 
 
 def _why_not(subject: Subject) -> str:
@@ -124,7 +124,7 @@ def _compare(subject: Subject, here: Mapping[str, Any], there: Mapping[str, Any]
     report, own = subject.report, subject.own
     if here["broken"] != there["broken"]:
         place = Place(*there["place"]) if there["place"] else own.of_member("restore", "reset")
-        report.error(_CHECK, place, f"in a process of its own: {there['broken'] or 'no failure'}", "keep nothing else")
+        report.error(_CHECK, place, f"in a separate process: {there['broken'] or 'no failure'}", "keep nothing else")
         return
     calls = [found for found in undetermined_calls(own) if found[1] in ("hash", "id")]
     begin, rest = difference(here["first"], there["first"]), difference(here["answers"], there["answers"])

@@ -46,7 +46,7 @@ async def fuzzing(subject: Subject, task: Task, tools: Sequence[ToolSpec], seed:
         if len(waiting) == before:
             break
     watched.report()
-    return f"{len(said) - len(waiting)} of {len(said)} turns said"
+    return f"{len(said) - len(waiting)} of {len(said)} turns played"
 
 
 def _call(one: Try) -> Turn:
@@ -67,10 +67,10 @@ def _broke(subject: Subject, played: PlayedEpisode) -> None:
         return
     place = subject.place_of(failure)
     if failure.kind == "bug":
-        what = f"{failure.boundary} fails for what a model may say: {failure.error}"
+        what = f"{failure.boundary} fails for a turn that a model may write: {failure.error}"
         subject.report.error(_CHECK, place, what, "answer it, or raise ToolError, which the model reads")
         return
-    what = f"{failure.boundary} says that the world broke, for what a model may say: {failure.error}"
+    what = f"{failure.boundary} raises InfraError for a turn that a model may write: {failure.error}"
     subject.report.error(
         _CHECK, place, what, "raise ToolError for a mistake of the model's: an InfraError masks the episode"
     )
@@ -120,7 +120,7 @@ class _Watched:
             what = f"tool {call_.name} raises {told(exc)[:120]} for {_shown(call_.arguments)}"
             world = is_the_worlds(exc)
             remedy = "raise ToolError for the model's mistakes" + (
-                ", InfraError where the world broke" if world else ""
+                ", InfraError if the environment itself failed" if world else ""
             )
             report.error(_CHECK, place, what, remedy)
 
@@ -132,8 +132,8 @@ class _Watched:
         self._subject.report.error(
             _CHECK,
             self._subject.own.of_error(exc) or self._of_tool(call_),
-            f"tool {call_.name} says that the world broke, but it was {told(cause)[:80]}: {_shown(call_.arguments)}",
-            "raise InfraError only for what the world did; ToolError for the model's mistakes",
+            f"tool {call_.name} raises InfraError, but the cause is {told(cause)[:80]}: {_shown(call_.arguments)}",
+            "raise InfraError only if the environment failed, ToolError for the model's mistakes",
         )
 
     def _of_tool(self, call_: ToolCall) -> Place:

@@ -33,10 +33,10 @@ async def interleaved(subject: Subject, tasks: Sequence[Task], speaks: Sequence[
         subject.report.error(
             _CHECK,
             culprit.place or subject.own.of_member("step", "reset"),
-            f"an episode gets other answers beside another one than alone: {said}",
+            f"an episode gets different answers when another one runs at the same time: {said}",
             "keep what belongs to an episode on self, not on the class, the module or self.shared",
         )
-    return "" if rounds.strict else "one episode had to wait for the other, so that they took no turns"
+    return "" if rounds.strict else "one episode had to wait for the other, so they could not alternate"
 
 
 async def _alone(subject: Subject, task: Task, speak: Speak) -> PlayedEpisode:

@@ -42,7 +42,7 @@ async def _close_without_reset(subject: Subject, env: Env, task: Task) -> None:
             _CHECK,
             subject.own.of_error(error) or subject.own.of_member("close"),
             f"close fails where reset has not run: {_told(error)}",
-            "close what is there: give it a value in the class (`box = None`), or use `await self.enter(...)`",
+            "close only what exists: give it a value in the class (`box = None`), or use `await self.enter(...)`",
         )
 
 

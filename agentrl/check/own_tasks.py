@@ -28,7 +28,7 @@ def own_tasks(subject: Subject) -> None:
         return
     if train != again:
         calls = undetermined_calls(subject.own)
-        what = "tasks gives other tasks each time it is called"
+        what = "tasks gives different tasks each time it is called"
         subject.report.error(
             _CHECK, calls[0][0] if calls else place, what, "make them by random.Random(split): a run must be repeatable"
         )

@@ -102,7 +102,7 @@ def _judged(subject: Subject, one: _Both) -> None:
     verdict, reason = judge(noop, gold, least=inf, most=_range(subject)[1])
     place = subject.own.of_member("score", "step")
     if verdict == "oracle failed":
-        what = f"the gold player does not get the most that there is: {reason} ({one.gold[0].told(_GOLD)})"
+        what = f"the gold player does not get the highest reward: {reason} ({one.gold[0].told(_GOLD)})"
         what += _answered(one.gold[0].trajectory)
         player = of_function(subject.gold)
         subject.report.error(_CHECK, place, what, f"fix score, or the player at {player}", one.gold[0].row(_GOLD))
@@ -155,7 +155,7 @@ def _range(subject: Subject) -> tuple[float, float]:
 
 
 def _noop(subject: Subject) -> str:
-    return "the no-op player" if subject.noop else "a player that says nothing of use"
+    return "the no-op player" if subject.noop else "a player that does nothing useful"
 
 
 async def _played(subject: Subject, task: Task, speak: Speak, player: str, turns: int | None = None) -> PlayedEpisode:
@@ -176,7 +176,7 @@ def failed(subject: Subject, played: PlayedEpisode) -> bool:
         subject.report.error("lifecycle", place, f"{failure.boundary} fails: {failure.error}", "fix it")
     else:
         needs = "; ".join(subject.cls.needs(subject.envs.config, 1)) or "what the error names"
-        what = f"{failure.boundary} says that the world broke: {failure.error}"
+        what = f"{failure.boundary} raises InfraError: {failure.error}"
         subject.report.error("lifecycle", place, what, f"start what the Env needs ({needs})")
     return True
 

@@ -68,7 +68,7 @@ def _ignored(subject: Subject, plays: Sequence[PlayedEpisode], reads: ResetReads
         subject.report.error(
             _CHECK,
             subject.own.of_member("reset"),
-            f"reset looks at nothing of its task: {len(plays)} tasks begin with the same observation",
+            f"reset ignores its task: {len(plays)} tasks begin with the same observation",
             "show the task's prompt, or what follows from task.metadata or self.rng",
         )
 
@@ -77,7 +77,7 @@ def _label_shown(subject: Subject, plays: Sequence[PlayedEpisode]) -> None:
     """Report if each prompt contains its own label, and not those of the other tasks."""
     shown = [(_prompt(played), _labels(played.trajectory.task.label)) for played in plays]
     if len(shown) < 2 or not all(labels for _, labels in shown) or len({tuple(labels) for _, labels in shown}) < 2:
-        subject.report.skipped.setdefault("label in prompt", "it takes two tasks with different labels in text")
+        subject.report.skipped.setdefault("label in prompt", "it needs two tasks with different labels that are text")
         return
     own = all(any(_holds(prompt, label) for label in labels) for prompt, labels in shown)
     foreign = any(

@@ -152,5 +152,5 @@ def _determinism(subject: Subject, plays: Sequence[PlayedEpisode]) -> None:
         report.warn("determinism", calls[0][0], said, "use self.rng, which task.seed has seeded")
     else:
         report.skipped["determinism"] = (
-            f"the same actions got two answers, and the Env does not say `deterministic`: {answers}"
+            f"the same actions got two answers, and the Env does not declare `deterministic`: {answers}"
         )

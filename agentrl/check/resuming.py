@@ -23,7 +23,7 @@ async def resuming(subject: Subject, task: Task, script: Sequence[Turn]) -> str:
     """Returns what was tried, or why nothing could be."""
     how = resume_method(subject.cls)
     if how == "alive" or subject.is_agent:
-        return "an aborted episode stays open: neither snapshot nor `deterministic`"
+        return "an aborted episode stays open: the Env has neither snapshot nor `deterministic`"
     with global_random(11):
         whole = await play(subject, task, saying(script))
     turns = len(whole.trajectory.turns)
@@ -53,13 +53,13 @@ async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: 
     except ResumeError as exc:
         if subject.steady:
             place = (subject.own.of_error(exc) if exc.__cause__ else None) or _of_snapshot(subject)
-            _found(subject, place, f"an episode cannot go on after turn {after}: {told(exc)}", _remedy(subject))
+            _found(subject, place, f"an episode cannot be resumed after turn {after}: {told(exc)}", _remedy(subject))
         return False
     said = difference(whole.answers(), second.answers())
     if said and subject.steady:
         place = _where(subject, second)
         _found(
-            subject, place, f"an episode that goes on after turn {after} ends in another way: {said}", _remedy(subject)
+            subject, place, f"an episode that is resumed after turn {after} ends differently: {said}", _remedy(subject)
         )
     return not said
 

@@ -42,7 +42,7 @@ def schemas(subject: Subject, tools: Sequence[ToolSpec]) -> None:
 def _wrong(function: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
     name, schema = function["name"], function.get("parameters", {"type": "object"})
     if not _NAME.fullmatch(name):
-        yield f"the tool name {name!r} is none that models' APIs take", "use letters, digits, _ and -, at most 64"
+        yield f"the tool name {name!r} is not valid in models' APIs", "use letters, digits, _ and -, at most 64"
     if schema and schema.get("type") != "object":
         yield (
             f"the parameters of {name} are of type {schema.get('type')!r}",
@@ -50,7 +50,7 @@ def _wrong(function: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
         )
         return
     for path, said in _faults(schema, "parameters"):
-        yield f"the schema of {name} is no JSON Schema: {path} {said}", "see json-schema.org"
+        yield f"the schema of {name} is not valid JSON Schema: {path} {said}", "see json-schema.org"
 
 
 def _faults(schema: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -117,7 +117,7 @@ def _documented(subject: Subject, name: str, method: Any) -> None:
         subject.report.error(
             _CHECK,
             _line_in_docstring(method, unknown, place),
-            f"the docstring of tool {name} describes {unknown!r}, which is none of its arguments",
+            f"the docstring of tool {name} describes {unknown!r}, which is not one of its arguments",
             "name it as the method does: the model does not see this description",
         )
 

@@ -42,7 +42,7 @@ async def scoring(subject: Subject, task: Task, speak: Speak) -> None:
                 _CHECK,
                 subject.own.of_member("score"),
                 f"score gives {first} and, called again on the same trajectory, {second}",
-                "let it only read: what it uses up or counts, another call does not find",
+                "let score only read: what it consumes or counts differs in the next call",
             )
 
 
@@ -62,8 +62,8 @@ async def _changes(subject: Subject, task: Task, speak: Speak) -> None:
 
     await play(subject, task, speak, prepare=prepare)
     place = next(filter(None, places), None) or subject.own.of_member("score")
-    what = "score changes the trajectory, which is trained on and logged as it is left"
-    subject.report.error(_CHECK, place, what, "work on a copy; notes belong into trajectory.info")
+    what = "score changes the trajectory, and the changed one is trained on and logged"
+    subject.report.error(_CHECK, place, what, "work on a copy; write notes to trajectory.info")
 
 
 def in_range(subject: Subject, played: PlayedEpisode, player: str) -> None:
@@ -76,10 +76,10 @@ def in_range(subject: Subject, played: PlayedEpisode, player: str) -> None:
         return
     place = subject.own.of_member("score", "step")
     if declared:
-        what = f"the reward {reward:g} lies outside of reward_range, {least:g} to {most:g} ({played.told(player)})"
+        what = f"the reward {reward:g} is outside of reward_range, {least:g} to {most:g} ({played.told(player)})"
         subject.report.error(_CHECK, place, what, "fix score, or reward_range", played.row(player))
     else:
-        what = f"the reward {reward:g} lies outside of -1 to 1, as no reward_range is declared ({played.told(player)})"
+        what = f"the reward {reward:g} is outside of -1 to 1, and no reward_range is declared ({played.told(player)})"
         remedy = f"scale it, or declare it: reward_range = ({min(0.0, reward):g}, ...)"
         subject.report.warn(_CHECK, place, what, remedy, played.row(player))
 

@@ -191,14 +191,14 @@ class _Suite:
             self.given.begins("reward")
             await scoring(subject, task, speak)
         for script in scripts if self._wants("state") else ():
-            self.given.begins("state: episodes beside each other")
+            self.given.begins("state: episodes side by side")
             await self._beside(task, script)
         for script in scripts:
             if self._wants("resuming"):
                 self.given.begins("resuming")
                 subject.report.checked["resuming"] = await resuming(subject, task, script)
         if self._wants("determinism", "resuming") and self.given.process:
-            self.given.begins("determinism in a process of its own")
+            self.given.begins("determinism in a separate process")
             await fresh_process(subject, task, scripts[-1], self.given.config)
 
     async def _beside(self, task: Task, script: Sequence[Turn]) -> None:
@@ -208,10 +208,10 @@ class _Suite:
         speaks = [saying(script), saying(subject.scripts.get(other.id, script) if by_gold else script)]
         if subject.is_agent:
             subject.report.skipped["state"] = (
-                "an agent's requests come when they come; episodes are not played in turns"
+                "an agent sends its requests at any time, so episodes cannot be played in turns"
             )
         elif said := await interleaved(subject, [task, other], speaks):
-            subject.report.skipped["state"] = f"episodes beside each other: {said}"
+            subject.report.skipped["state"] = f"episodes side by side: {said}"
 
     async def _cancelled(self, task: Task, scripts: Sequence[Sequence[Turn]]) -> None:
         tried, known, began = 0, 0, time.monotonic()

@@ -40,7 +40,7 @@ def judge(
     if broken := _broken(nothing, solved, [*noop, *oracle]):
         return broken
     if not oracle:
-        return "no oracle", "the task comes without a solution; doing nothing scored 0"
+        return "no oracle", "the task has no solution; doing nothing scored 0"
     if any(score != most for score in solved):
         cause = oracle[0].error or " ".join(oracle[0].log[-300:].split())
         return "oracle failed", f"the solution scored {_shown(solved)}" + (f": {cause}" if cause else "")

@@ -59,7 +59,7 @@ class WarningCollector:
         elif "never retrieved" in message and error is not None:
             place = self._subject.own.of_error(error)
             if place is not None:
-                self._said.append((f"a task ended with an error that nobody saw: {told(error)}", place))
+                self._said.append((f"a task ended with an error that was never read: {told(error)}", place))
 
 
 def _remedy(said: str) -> str:

@@ -62,7 +62,7 @@ def test_a_registered_name_is_checked_in_a_process_of_its_own():
 def test_what_there_was_no_time_for_names_the_limit_and_the_option(renderer):
     path = f"{__file__}:Waits"
     told = report_of(renderer, path, only=["cancellation", "determinism"], seconds=0.01).skipped
-    assert "and may take 0.001 s; `--seconds " in told["in a process of its own"]
+    assert "and may take 0.001 s; `--seconds " in told["in a separate process"]
     assert "a script has 0.01 s for them; `--seconds " in told["cancellation"]
     assert "and may take 0.0005 s; `--seconds " in told["a part of each"]
 

@@ -114,16 +114,16 @@ def test_gold_that_fails_is_told_beside_nothing_that_is_rewarded(renderer):
         yield "wrong"
 
     report = found(renderer, Scored, "one", "nothing", gold=lost)
-    assert "does not get the most" in report.errors[0].what
+    assert "does not get the highest" in report.errors[0].what
 
 
 def test_a_reward_names_its_player_its_turns_and_their_limit(renderer):
     [warning, error] = sorted(found(renderer, Four, "one").findings, key=lambda one: one.check, reverse=True)
-    assert "the reward 4 lies outside of -1 to 1, as no reward_range is declared" in warning.what
+    assert "the reward 4 is outside of -1 to 1, and no reward_range is declared" in warning.what
     assert "(the gold player, task one, 1 of at most 12 turns)" in warning.what
     row = {"player": "the gold player", "task": "one", "turns": 1, "turn_limit": 12, "reward": 4.0}
     assert warning.play == row
-    assert "does not get the most" in error.what
+    assert "does not get the highest" in error.what
     [written] = [one for one in found(renderer, Four, "one").to_json()["findings"] if one["check"] == "reward"]
     assert written["play"] == row
 
