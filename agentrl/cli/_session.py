@@ -71,7 +71,7 @@ def _line(node: Mapping[str, JSON], trajectory: Trajectory, mark: str, width: in
 
 
 def _said(trajectory: Trajectory, turn: int) -> str:
-    """The text of a turn in one line; nothing if it is not whole."""
+    """The text of a turn in one line. Empty if no segment has the turn."""
     for segment, places in trajectory.by_segment(range(len(trajectory.turns))):
         if turn in places:
             at = places.index(turn)

@@ -251,7 +251,7 @@ def out_file(out: Path | None) -> str:
     """The message of an interrupted command: how to resume it."""
     if out is None:
         return "nothing was written; with --out FILE, finished episodes are kept, and the same command resumes"
-    return f"what was finished is in {out}; the same command resumes with the rest"
+    return f"finished episodes are in {out}; the same command resumes with the rest"
 
 
 def departures(episodes: Sequence[Trajectory]) -> Mapping[str, int]:

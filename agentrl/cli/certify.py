@@ -28,9 +28,10 @@ def certify(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all findings as one JSON object.")] = False,
 ) -> None:
-    """Prove that the chat template can be continued token for token, and that what it writes is read back.
+    """Prove that the chat template can be continued token for token, and that its output can be parsed.
 
-    Exit 1, and show the case, if it cannot be used at all; exit 3 if tools are asked for and it works only without.
+    Exit 1, and show the case, if the template cannot be used at all. Exit 3 if --tools is given and it works only
+    without tools.
     """
     with one_line_errors():
         tokenizer, source = _tokenizer(model), _source(template)

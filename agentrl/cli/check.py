@@ -157,7 +157,7 @@ def _tasks(envs: EnvFactory, data: Path | None, limit: int) -> tuple[list[Task],
 
 
 def _count(tasks: list[Task], split: str) -> str:
-    """How many there are, in words. A generator may be endless, so it is not counted to its end."""
+    """The number of tasks, in words. A generator may be endless, so not all of its tasks are counted."""
     from agentrl.rollout.own_tasks import DEFAULT_EPISODES
 
     return f"{len(tasks)}{' or more' if len(tasks) == DEFAULT_EPISODES[split] else ''}"

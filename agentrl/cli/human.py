@@ -264,7 +264,7 @@ class _Human:
                 return await self._call(rest.strip(), tools)
             case _ if command.startswith(":"):
                 self.terminal.say(
-                    f"{command} is no command; :help lists them. "
+                    f"{command} is not a command; :help lists them. "
                     f"To begin a message with a colon, put it between lines of {_FENCE}.",
                     "red",
                 )

@@ -26,9 +26,9 @@ Seat: TypeAlias = tuple[str, int]
 """An episode: the key of its task, and the number of the sample."""
 
 _KEY = "played"
-"""Key of `Trajectory.info`: what a row belongs to."""
+"""Key of `Trajectory.info`: the settings and the task that a row belongs to."""
 _SOURCE = "source"
-"""Key of what a row belongs to: a digest of the Env's file."""
+"""Key within it: a digest of the Env's file."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Results:
                 if number == len(lines):
                     torn = 1
                     continue
-                raise ConfigError(f"--out {self.file}:{number} is no result ({exc}); name another file") from exc
+                raise ConfigError(f"--out {self.file}:{number} is not a result ({exc}); name another file") from exc
             seat = self._seat(trajectory, number)
             if trajectory.is_valid:
                 self.done[seat] = trajectory
@@ -87,7 +87,8 @@ class Results:
         self.warning = self._changed()
 
     def load_same(self) -> None:
-        """Read what the same command has left. What another one has left is removed: these episodes are cheap.
+        """Read the episodes that the same command has left. Those of another command are removed, as they are cheap to
+        repeat.
 
         Raises ConfigError if an API model has played them: they cost money.
         """
@@ -155,7 +156,7 @@ class Results:
         return [self.done[seat] for seat in seats]
 
     def _seat(self, trajectory: Trajectory, number: int) -> Seat:
-        """Raises ConfigError if the row is not of what is played now."""
+        """The row's episode. Raises ConfigError if another command wrote the row."""
         where, found = f"--out {self.file}", trajectory.info.get(_KEY)
         if not isinstance(found, Mapping):
             raise ConfigError(f"{where}:{number} is a trajectory of another command; name another file")
@@ -179,7 +180,7 @@ def how_to_resume(out: Path | None) -> str:
     file = unfinished(out)
     if file is None or not file.exists():
         return "nothing was written; run the command again"
-    return f"what was finished is in {file}; the same command resumes with the rest"
+    return f"finished episodes are in {file}; the same command resumes with the rest"
 
 
 def _lines(file: Path) -> list[str]:

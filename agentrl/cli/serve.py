@@ -63,7 +63,7 @@ def serve(
         Access(host, api_key)  # refuses wrong options before a model is loaded
         config = EpisodeConfig.parse(settings or (), with_engine=True)
         if config.special_tokens != "keep" and not openai:
-            raise ConfigError("--set special_tokens: SGLang's protocol has tokens, no messages; add --openai")
+            raise ConfigError("--set special_tokens: SGLang's protocol has tokens, not messages; add --openai")
         check_model(model, engine, config.engine_config)
         import_slow(weights=engine == "local")
         run(_serve(model, host, port, device, engine, config, _openai if openai else _sglang, api_key))

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError, did_you_mean
 TEMPLATES = ("tool", "game", "retrieval", "sandbox", "user-simulator", "search-r1")
 _FOLDER = Path(__file__).parent / "templates"
 _KINDS = {".py", ".md", ".toml", ".yaml", ".jsonl"}
-"""Of files that belong to a template, beside what running it leaves there."""
+"""Suffixes of a template's own files. Running the template leaves others beside them."""
 
 
 def write_project(name: str, template: str = "tool", folder: Path = Path()) -> list[Path]:
@@ -36,7 +36,7 @@ def write_project(name: str, template: str = "tool", folder: Path = Path()) -> l
     if project.exists():
         raise ConfigError(f"{project} exists; choose another name, or remove it")
     if find_spec(name) is not None:
-        raise ConfigError(f"{name} is the name of a Python module that is there already; choose another name")
+        raise ConfigError(f"{name} is the name of an existing Python module; choose another name")
     texts = template_files(template)
     spelled = {"my_env": name, "my-env": name.replace("_", "-").lower(), "MyEnv": _class_name(name, texts)}
     written = []

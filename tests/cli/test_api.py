@@ -102,7 +102,7 @@ def test_what_is_finished_is_kept_and_a_torn_row_is_dropped(folder, agentrl, api
 
     model.before = interrupt
     assert agentrl(*args, "--concurrency", "1") == 130
-    assert agentrl.stderr == "interrupted: what was finished is in r.jsonl; the same command resumes with the rest\n"
+    assert agentrl.stderr == "interrupted: finished episodes are in r.jsonl; the same command resumes with the rest\n"
     kept = out.read_text().splitlines(keepends=True)
     assert len(kept) == 3
     out.write_text("".join(kept[:2]) + kept[2][: len(kept[2]) // 2])  # as a kill -9 leaves it
@@ -191,7 +191,7 @@ def test_an_interrupted_play_goes_on_too(folder, agentrl, api, model):
     model.before = interrupt
     args = ("play", *ENV, "--player", "api", "--api", api.url, "--model", "gpt", "--out", "demos.jsonl")
     assert agentrl(*args, "--concurrency", "1") == 130
-    assert "what was finished is in demos.jsonl.unfinished; the same command resumes" in agentrl.stderr
+    assert "finished episodes are in demos.jsonl.unfinished; the same command resumes" in agentrl.stderr
     assert not (folder / "demos.jsonl").exists()
     assert agentrl(*args) == 0
     assert "demos.jsonl.unfinished: 1 finished" in agentrl.stderr
@@ -312,7 +312,7 @@ class Agent(AgentEnv):
             ("play", *ENV),
             "playing yourself needs a terminal; name a player: --player file.py:function, or --player api",
         ),
-        (("eval", *ASK, "--api", "localhost"), "the URL 'localhost' is none; write http://host:port/v1"),
+        (("eval", *ASK, "--api", "localhost"), "the URL 'localhost' is not valid; write http://host:port/v1"),
         (("eval", *ASK, "--api", "http://a/v1", "--engine", "sglang"), "one model plays at a time"),
         (("eval", *ASK, "--api", "http://a/v1", "--prices", "cheap"), "--prices cheap: write two numbers"),
         (("eval", *ASK, "--api", "http://a/v1", "--samples", "2", "--temperature", "0"), "all samples are equal"),

@@ -187,7 +187,7 @@ def test_quitting_keeps_what_is_finished_and_mistakes_are_told(play, tmp_path):
     )
     assert code == 0
     assert ":call TOOL {...}" in shown
-    assert ":nonsense is no command; :help lists them" in shown
+    assert ":nonsense is not a command; :help lists them" in shown
     assert "there is no tool 'buy'; the tools are: price" in shown
     assert "no JSON object: [1]" in shown
     assert "over: done, reward 0" in shown

@@ -90,7 +90,7 @@ def test_the_templates_are_those_that_the_command_names():
         ("3d", "env_3d can"),
         ("class", "env_class can"),
         ("café/bar", "caf_bar can"),
-        ("random", "random is the name of a Python module that is there already; choose another name"),
+        ("random", "random is the name of an existing Python module; choose another name"),
     ],
 )
 def test_a_name_that_no_package_can_have_is_refused_with_one_that_can(name, says, tmp_path):

@@ -123,7 +123,7 @@ def test_two_commands_with_one_file_are_one_too_many(waiting, agentrl, command):
 def test_an_interrupted_command_says_what_is_kept(waiting, start, command):
     code, stderr = stopped(start, waiting, COMMANDS[command], signal.SIGINT)
     assert code == 130
-    said = "interrupted: what was finished is in out.jsonl.unfinished; the same command resumes with the rest\n"
+    said = "interrupted: finished episodes are in out.jsonl.unfinished; the same command resumes with the rest\n"
     assert stderr.endswith(said)
 
 
