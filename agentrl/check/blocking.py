@@ -118,7 +118,7 @@ class Watchdog:
                 what += "; it did not block when it was played again"
                 report.warn(_CHECK, line.place, what, f"unless a busy machine explains it, {_REMEDY}")
             else:
-                report.warn(_CHECK, line.place, what, f"if this is no awaited call of {line.library}, {_REMEDY}")
+                report.warn(_CHECK, line.place, what, f"unless this is an awaited call of {line.library}, {_REMEDY}")
 
     def _strike(self) -> None:
         self._beat = time.monotonic()

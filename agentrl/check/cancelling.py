@@ -53,7 +53,7 @@ async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Spea
 
 
 async def _unless_stuck(subject: Subject, playing: Coroutine[Any, Any, Any], seconds: float, last: Wait | None) -> None:
-    """Raises StuckError, with a finding, if an episode waits forever for one that was cancelled before it."""
+    """Raises StuckError, with a finding, if an episode waits forever because another one was cancelled before it."""
     task = asyncio.create_task(playing)
     before = asyncio.all_tasks()
     await asyncio.wait([task], timeout=seconds)
@@ -68,7 +68,7 @@ async def _unless_stuck(subject: Subject, playing: Coroutine[Any, Any, Any], sec
         _CHECK,
         place,
         f"an episode waits here for ever{after}",
-        "give back what a hook holds when it is cancelled: `async with lock:`, or try and finally",
+        "release a hook's resources when it is cancelled: `async with lock:`, or try and finally",
     )
     raise StuckError
 

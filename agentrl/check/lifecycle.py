@@ -82,14 +82,14 @@ async def _close_twice(subject: Subject, task: Task, speak: Speak) -> None:
             _CHECK,
             subject.own.of_error(error) or subject.own.of_member("close"),
             f"close fails after an episode: {_told(error)}",
-            "fix close: what it does not release stays",
+            "fix close: a resource that it does not release stays open",
         )
     for error in second[:1]:
         subject.report.error(
             _CHECK,
             subject.own.of_error(error) or subject.own.of_member("close"),
             f"a second close fails: {_told(error)}",
-            "forget what was closed (`self.box = None`), or use `await self.enter(...)`",
+            "forget the closed resource (`self.box = None`), or use `await self.enter(...)`",
         )
 
 

@@ -138,14 +138,14 @@ def _nothing_rewarded(subject: Subject, plays: Sequence[_Both]) -> None:
     what = f"doing nothing scored {rewarded[0].nothing():g} ({first.told(player)})"
     if len(won) == len(plays) and not better:
         what += ", and the full reward on every task that was played"
-        subject.report.error(_CHECK, place, what, "reward only what was done", first.row(player))
+        subject.report.error(_CHECK, place, what, "reward only actual work", first.row(player))
         return
     if len(rewarded) < len(plays):
         names = ", ".join(one.task.id for one in rewarded)
         what += f"; it is rewarded on {len(rewarded)} of {len(plays)} tasks: {names}"
-        remedy = "reward only what was done, but this may be right for tasks with nothing to do"
+        remedy = "reward only actual work, but this may be right for tasks with nothing to do"
     else:
-        remedy = "reward only what was done"
+        remedy = "reward only actual work"
     subject.report.warn(_CHECK, place, what, remedy, first.row(player))
 
 

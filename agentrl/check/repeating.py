@@ -69,7 +69,7 @@ def global_random(seed: int) -> Iterator[None]:
 
 
 def _leaks(subject: Subject, ledger: Ledger, plays: Sequence[_Once]) -> None:
-    """Report what both of two plays left. What only one leaves is kept on purpose, such as a pool's thread."""
+    """Report what both plays left open. What only one of them leaves is kept on purpose, such as a pool's thread."""
     first, second = ({one.same: one for one in once.left} for once in plays)
     for same in first.keys() & second.keys():
         report_left(subject, ledger, second[same], "an episode")

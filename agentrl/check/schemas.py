@@ -86,7 +86,7 @@ def _faults_here(schema: Mapping[str, JSON], path: str) -> Iterator[tuple[str, s
         yield f"{path}.required", f"is {required!r:.40}, not a list of names"
     elif isinstance(schema.get("properties"), Mapping):
         for missing in [name for name in required if name not in schema["properties"]]:
-            yield f"{path}.required", f"names {missing!r}, which is no property"
+            yield f"{path}.required", f"names {missing!r}, which is not a property"
     if "enum" in schema and not (isinstance(schema["enum"], Sequence) and not isinstance(schema["enum"], str)):
         yield f"{path}.enum", f"is {schema['enum']!r:.40}, not a list"
     elif "enum" in schema and not schema["enum"]:
