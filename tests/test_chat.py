@@ -215,7 +215,7 @@ async def test_what_may_pass_is_tried_again(answer, said):
         (Answer({"object": "error", "message": "max_tokens must be at least 1", "code": 400}), "error 400: max_tokens"),
         (Answer("data: {}\n\n", 200, {"Content-Type": "text/event-stream"}), "a stream, which it was not asked for"),
         (Answer([{"error": {"message": "no thought_signature"}}], 400), "HTTP 400.*no thought_signature"),
-        (Answer({"object": "list", "data": []}), "is no chat completion; is it OpenAI-compatible"),
+        (Answer({"object": "list", "data": []}), "is not a chat completion; is it OpenAI-compatible"),
         (Answer({"error": {"message": "Unknown parameter: 'top_q'"}}, 400), "HTTP 400.*top_q"),
     ],
 )

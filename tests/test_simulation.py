@@ -70,7 +70,7 @@ async def test_a_user_who_is_silent_or_slow_is_the_worlds_fault_and_heard_nothin
         await asyncio.Event().wait()
 
     for ada, reason in (
-        (user(lambda messages, tools: " \n"), "the simulated user said nothing, 3 times"),
+        (user(lambda messages, tools: " \n"), "the simulated user sent no message, 3 times"),
         (user(slow, HASTY), "did not answer within 0.01 s"),
     ):
         with pytest.raises(InfraError, match=reason):

@@ -186,7 +186,7 @@ class ScriptedSpeaker:
         if isinstance(said, str):
             return {"role": "assistant", "content": said}
         if not isinstance(said, Mapping):
-            raise ConfigError(f"the speaker {self.say!r} said {said!r:.80}; return text or an assistant message")
+            raise ConfigError(f"the speaker {self.say!r} returned {said!r:.80}; return text or an assistant message")
         return {"role": "assistant", "content": "", **said}
 
 
@@ -233,7 +233,7 @@ def _endpoint(base_url: str) -> str:
     """The URL of chat completions. Raises ConfigError."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"the URL {base_url!r:.80} is none; write http://host:port/v1")
+        raise ConfigError(f"the URL {base_url!r:.80} is not valid; write http://host:port/v1")
     if parts.username or parts.password:
         raise ConfigError(
             f"the URL of {parts.hostname} holds a password; put it into an environment variable, as a key"

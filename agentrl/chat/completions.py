@@ -269,4 +269,4 @@ def _error(error: JSON, url: str) -> Exception:
 
 
 def _no_completion(answer: JSON, url: str) -> ConfigError:
-    return ConfigError(f"{url} answered {answer!r:.100}, which is no chat completion; is it OpenAI-compatible?")
+    return ConfigError(f"{url} answered {answer!r:.100}, which is not a chat completion; is it OpenAI-compatible?")

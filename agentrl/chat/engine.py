@@ -85,7 +85,7 @@ class PlayerEngine(AsyncClosing):
         closed = end is not None and stop is None and reply.finish != "length"
         tokens = tokens[: len(tokens) if end is None else end + closed]
         if not tokens and not closed:
-            raise EngineError(f"{self._by['model']} said nothing, although its answer was cut")
+            raise EngineError(f"{self._by['model']} sent an empty answer, although it was cut off")
         return Generation(
             tokens,
             [scripted_log_prob(token) for token in tokens],

@@ -108,7 +108,7 @@ class SimulatedUser:
             text = await _ask(self.speaker, told, self.config.speaker.seconds, self.usage)
             if text.strip():
                 return text.strip()
-        raise InfraError(f"the simulated user said nothing, {_AGAIN} times")
+        raise InfraError(f"the simulated user sent no message, {_AGAIN} times")
 
     def snapshot(self) -> JSON:
         """The talk so far, for `Env.snapshot`."""
@@ -141,7 +141,7 @@ class Judge:
             last = said.strip().rpartition("\n")[2].strip(" \t*_`.\"'").lower()
             if found := next((word for word in words if last == word.lower()), None):
                 return found
-        raise InfraError(f"the judge ended with none of the words {choices}, but with {last[-100:]!r}")
+        raise InfraError(f"the judge's last line is {last[-100:]!r}, which is none of the words {choices}")
 
 
 async def _ask(speaker: Speaker, messages: Sequence[Message], seconds: float, usage: dict[str, float]) -> str:

@@ -105,11 +105,11 @@ def _refuse_turns(cls: type[AgentEnv]) -> None:
     for name, value in vars(cls).items():
         if is_tool(value):
             raise ConfigError(
-                f"{cls.__name__}.{name} is marked with @tool, but an agent has tools of its own: "
-                "give it to the agent in run(task, endpoint)"
+                f"{cls.__name__}.{name} is marked with @tool, but an agent has its own tools: "
+                "pass it to the agent in run(task, endpoint)"
             )
         if name in _TURN_BY_TURN:
             raise ConfigError(
-                f"{cls.__name__}.{name} would never be used: an agent takes its turns by itself; "
-                "do all of it in run(task, endpoint)"
+                f"{cls.__name__}.{name} is never called: an agent takes its turns by itself; "
+                "move it into run(task, endpoint)"
             )

@@ -83,7 +83,7 @@ class Playing:
             async with asyncio.timeout(min(_STILL_S, runtime(self._env).limits.close_s / 2)):
                 await self._session.quiet()
         if self._paused:
-            self._session.close("the episode was not gone on with; it begins anew", unavailable=True)
+            self._session.close("the episode was not resumed; it begins anew", unavailable=True)
         else:
             self._session.close("the episode is over")
         self._leave()
@@ -190,7 +190,7 @@ class Playing:
             _WARNED.add(agent)
             log.warning(
                 "%s: the gateway refused %d requests of an episode, which may have ended the agent; the last: %s. "
-                'Each trajectory counts them in info["agent"]; this is said once',
+                'Each trajectory counts them in info["agent"]; this is logged once',
                 agent,
                 len(refused),
                 refused[-1]["message"],
@@ -226,7 +226,7 @@ def _masked_by_host(trajectory: Trajectory) -> Sequence[MaskReason]:
     reasons = {span.masked for span in trajectory.spans if span.kind == "sampled"}
     found: list[MaskReason] = [reason for reason in ("off_policy", "host") if reason in reasons]
     if found and None in reasons:
-        raise ResumeError("the host has masked a part of what was sampled, and an agent is masked as a whole")
+        raise ResumeError("the host has masked a part of what was sampled, and an agent's episode is masked as a whole")
     return found
 
 

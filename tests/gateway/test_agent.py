@@ -410,7 +410,7 @@ def test_tools_of_the_env_are_refused():
     def add(self, n: int) -> str:
         """Add."""
 
-    with pytest.raises(ConfigError, match=r"Bad.add is marked with @tool, but an agent has tools of its own"):
+    with pytest.raises(ConfigError, match=r"Bad.add is marked with @tool, but an agent has its own tools"):
         type("Bad", (AgentEnv,), {"add": tool(add)})
 
 
@@ -432,5 +432,5 @@ async def test_a_template_that_would_lose_a_role_ends_the_run_before_any_request
     deaf = CHATML_TOOLS.replace(said, "m.role + '\n' + (m.content if 'system-reminder' not in m.content else '')")
     assert deaf != CHATML_TOOLS
     renderer = load_renderer(chatml_tokenizer(template=deaf))
-    with pytest.raises(TemplateError, match="what a system says behind a user would be lost"):
+    with pytest.raises(TemplateError, match="a system message after a user would be lost"):
         await rollout(Adder(), TASK, SCRIPT, renderer=renderer)

@@ -79,7 +79,7 @@ def test_a_template_that_loses_a_role_is_refused_at_start() -> None:
     tokenizer = chatml_tokenizer(template=deaf)
     tokenizer.name_or_path = "models/deaf"
     renderer = load_renderer(tokenizer)
-    with pytest.raises(TemplateError, match=r"models/deaf .* what a system says behind a user would be lost"):
+    with pytest.raises(TemplateError, match=r"models/deaf .* a system message after a user would be lost"):
         Writer(renderer)
 
 

@@ -27,15 +27,15 @@ _ANSWERS, _USER = Entry("assistant", "x"), Entry("user", "x")
 _ROLES = (Entry("system", "x"), Entry("developer", "x"), _USER, Entry("tool", "x", call_id="call00009"))
 _ROOTS: Mapping[str, tuple[Sequence[Entry], Sequence[Entry]]] = {
     "at the head": ((), (_USER,)),
-    "behind a user": ((_USER,), ()),
-    "behind an answer": ((_USER, _ANSWERS), ()),
+    "after a user": ((_USER,), ()),
+    "after an answer": ((_USER, _ANSWERS), ()),
     "between users": ((_USER, _ANSWERS, _USER), (_USER,)),
-    "behind a result": ((_USER, _ASKS, _RESULT), ()),
+    "after a result": ((_USER, _ASKS, _RESULT), ()),
 }
 _TURNS: Mapping[str, tuple[Entry, Sequence[Entry]]] = {
-    "behind a sampled answer": (_ANSWERS, ()),
-    "behind the result of a sampled call": (_ASKS, (_RESULT,)),
-    "behind a sampled call": (_ASKS, ()),
+    "after a sampled answer": (_ANSWERS, ()),
+    "after the result of a sampled call": (_ASKS, (_RESULT,)),
+    "after a sampled call": (_ASKS, ()),
 }
 _PROVED: Cache[object] = Cache(64)
 """Proved certificates by their id(). They are kept, so that no other object gets the same id."""
@@ -87,7 +87,7 @@ def _check(
 
 def _told(writer: EntryWriter, role: Entry, place: str) -> str:
     name = writer.renderer.certificate.template
-    return f"the chat template of {name} is not for agents of others: what a {role.role} says {place} would be lost"
+    return f"the chat template of {name} cannot be used with agents: a {role.role} message {place} would be lost"
 
 
 def _numbered(entries: Sequence[Entry]) -> list[Entry]:

@@ -100,7 +100,9 @@ class _MessageBuilder:
             self.messages[-1]["content"] = BLANK.join(filter(None, parts))
 
     def _joins(self, joined: bool) -> bool:
-        """Whether a user's text is added to the message before it: it is a part of that, or may not follow it."""
+        """Whether a user's text is joined to the message before it: they are one message, or the template refuses
+        two.
+        """
         before = self.messages[-1]["role"] if self.messages else ""
         if before == "user":
             return joined or self.forms.careful or not self.forms.carries("users_in_a_row")

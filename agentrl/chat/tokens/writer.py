@@ -212,8 +212,8 @@ class Writer:
         if at is not None:
             role, content = messages[at]["role"], messages[at]["content"]
             raise TemplateError(
-                f"the chat template of {self.renderer.certificate.template} leaves out what the {role} says, "
-                f"message {at + 1} of {len(messages)}: {content!r:.80}"
+                f"the chat template of {self.renderer.certificate.template} leaves out words of "
+                f"message {at + 1} of {len(messages)} ({role}): {content!r:.80}"
             )
         return _Piece(rendered, history)
 

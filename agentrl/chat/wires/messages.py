@@ -77,7 +77,7 @@ def _refuse_unserved(body: Mapping[str, JSON]) -> None:
     reading.no_grammar("output_format", body.get("output_format"))
     for name in ("container", "mcp_servers"):
         if body.get(name):
-            raise refuse(f"{name}: this gateway runs no tools of its own; leave it out")
+            raise refuse(f"{name}: this gateway runs no tools; leave it out")
 
 
 def _branch(system: Sequence[str], headers: Mapping[str, str]) -> str:

@@ -44,7 +44,7 @@ def unpacked(raw: bytes, coding: str) -> bytes:
     except DeniedError:
         raise
     except Exception as exc:  # each coding has other errors
-        raise DeniedError(400, f"the body is not {coding}, as its Content-Encoding says: {exc}") from exc
+        raise DeniedError(400, f"the body is not {coding}, although its Content-Encoding names it: {exc}") from exc
 
 
 def _unpacked(raw: bytes, make: Callable[[], Any]) -> bytes:

@@ -129,7 +129,9 @@ def write(
             messages += node.messages
         segments.append(segment)
     ledger = total_ledger(segments)
-    require(sampled in (None, ledger.sampled), f"the engine returned {sampled} tokens, of which {ledger.sampled} stand")
+    require(
+        sampled in (None, ledger.sampled), f"the engine returned {sampled} tokens, and {ledger.sampled} are recorded"
+    )
     trajectory.segments = segments or [Segment()]
     trajectory.order = [places[node] for line in lines for node in line.nodes]
     trajectory.messages = messages

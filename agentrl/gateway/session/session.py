@@ -378,7 +378,7 @@ class Session:
             return RefusedError(self._closed.kind, str(self._closed))
         if self.stop is not None:
             return RefusedError("closed", f"this session has ended: {self.stop}")
-        return RefusedError("unavailable", "this session cannot go on")
+        return RefusedError("unavailable", "this session cannot continue")
 
     def _end(self, why: str) -> RefusedError:
         """End the session because something broke."""

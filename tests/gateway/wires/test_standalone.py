@@ -129,7 +129,7 @@ async def test_web_pages_are_refused(renderer, says, headers):
 
 async def test_others_who_reach_it_are_warned_of(renderer, says, caplog):
     async with serving(renderer, says, host="0.0.0.0"):
-        assert "everybody who reaches it may generate;" in caplog.text
+        assert "anyone who reaches it may generate;" in caplog.text
     with pytest.raises(ConfigError, match="every address"):
         async with serving(renderer, says, host=""):
             pass
