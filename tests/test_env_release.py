@@ -330,7 +330,7 @@ async def test_one_deadline_over_close_and_all_resources(caplog):
     assert time.monotonic() - started < 5
     assert t.reward == 1.0
     assert "dead, " in t.info["close_error"]
-    assert "not released within close_s, 0.1 s; left behind" in t.info["close_error"]
+    assert "not released within close_s, 0.1 s; still open" in t.info["close_error"]
     assert log == ["b", "a", "alive"], "each is asked to leave, in order"
     assert "closing DeadHost failed" in caplog.text
     await no_tasks_left()

@@ -177,7 +177,7 @@ async def test_survives_json_and_reads_what_was_written_before_there_were_segmen
     del old["earlier"]
     assert Trajectory.from_json(old).to_json() == kept.to_json()
     data["earlier"][0]["loss_mask"][0] = 0
-    with pytest.raises(LedgerError, match="loss_mask is not what the spans say"):
+    with pytest.raises(LedgerError, match="loss_mask differs from the spans"):
         Trajectory.from_json(data)
 
 

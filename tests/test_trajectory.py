@@ -165,7 +165,7 @@ def test_rendered_spans_must_partition_their_tokens():
 
 
 def test_unknown_mask_reason():
-    with pytest.raises(LedgerError, match="'because' is no reason"):
+    with pytest.raises(LedgerError, match="'because' is not a reason"):
         two_turns().mask("because")  # type: ignore[arg-type]
 
 

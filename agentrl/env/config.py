@@ -41,7 +41,7 @@ def validated_config(cls: type, config: BaseModel | Mapping[str, JSON] | None) -
 
 
 def own_config(cls: type, config: Any) -> Any:
-    """A copy for one Env, so that no episode sees another's changes. All copies share what a model caches.
+    """A copy for one Env, so that no episode sees another's changes. Caches inside a model are shared by all copies.
 
     Raises ConfigError for a configuration that cannot be copied.
     """

@@ -106,8 +106,9 @@ class Env:
     """The same actions always get the same answers, and repeating them does no harm. An aborted episode may then resume
     in a fresh Env, which executes the recorded actions again. An Env with a `snapshot` does not need it."""
     reward_range: ClassVar[tuple[float, float] | None] = None
-    """The lowest and the highest reward of an episode; `agentrl check` expects the highest for a player that knows the
-    answers. With None, that is 1, and rewards are between -1 and 1."""
+    """The lowest and the highest reward of an episode. `agentrl check` expects the highest for a player that knows the
+    answers. None: rewards are between -1 and 1, and that player gets 1.
+    """
     _agentrl_tools: ClassVar[Mapping[str, Tool]] = {}
     _agentrl: Runtime
 
@@ -282,7 +283,7 @@ def is_agent(cls: type[Env]) -> bool:
 
 
 def own_task(task: Task) -> Task:
-    """The task of one episode: a copy that its Env may change. Raises ConfigError for a task that cannot be copied."""
+    """The task of one episode: a copy that its Env may change. Raises ConfigError if the task cannot be copied."""
     try:
         own = copied(task, f"task {task.id or task.prompt!r:.80}")
     except TypeError as exc:

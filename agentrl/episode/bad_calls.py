@@ -53,7 +53,7 @@ def in_call_order(messages: Sequence[Message], action: Action) -> list[Message]:
 def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool]) -> Observed:
     """Two observations as one. If the template forbids a user after tool results, text joins the last result.
 
-    Raises TypeError for Raw next to messages: Raw continues the model's turn, messages end it.
+    Raises TypeError for Raw together with messages: Raw continues the model's turn, messages end it.
     """
     if isinstance(pending, Raw) and isinstance(last, Raw):
         return Raw(pending.text + text(last.text), pending.end + text(last.text))

@@ -138,7 +138,7 @@ def _departure(calls: Sequence[ToolCall], action: Action, *, texts_equal: bool) 
         return "a call that cannot be read"
     if len(calls) > 1 and len(action.calls) != len(calls):
         return "several calls in one message"
-    return "the calls read back in another way" if texts_equal else "the text reads back in another way"
+    return "the calls read back differently" if texts_equal else "the text reads back differently"
 
 
 def _call(call: Mapping[str, JSON]) -> ToolCall:

@@ -297,7 +297,7 @@ class Conversation:
     def _render(self, observed: Observed) -> Rendered:
         action, budget = self.trajectory.last_action, self.options.limits.observation_tokens
         if action is None:
-            raise LedgerError("an observation answers an action, and there is none")
+            raise LedgerError("an observation must follow an action, and there is none")
         if isinstance(observed, Raw):
             return self.renderer.text(observed, action, budget=budget)
         try:
@@ -311,7 +311,7 @@ class Conversation:
             return self.renderer.bridge(self.trajectory.messages, plain_action, as_user(observed), budget=budget)
 
     def _read(self, rendered: Rendered) -> str:
-        """What is left of Raw text that was cut: the model has not seen what follows the cut."""
+        """The part of a cut Raw text that the model has seen."""
         return self.renderer.decode(rendered.tokens[rendered.spans[-1].start :])
 
     def _budget(self, turn_options: TurnOptions) -> tuple[int, StopReason]:
@@ -347,7 +347,7 @@ def _check(generation: Generation) -> None:
     try:
         checked(generation)
     except LedgerError as exc:
-        raise EngineError(f"the engine answered what cannot be trained on: {exc}") from exc
+        raise EngineError(f"the engine's answer cannot be trained on: {exc}") from exc
 
 
 def _executable(action: Action) -> Action:

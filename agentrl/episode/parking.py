@@ -129,9 +129,7 @@ class Parking:
         if ticket.get("how") != "alive":
             return await asyncio.to_thread(self._read, key)
         if key not in self._alive:
-            raise ResumeError(
-                "its environment is not open here: its time was over, or it is in another loop or process"
-            )
+            raise ResumeError("its environment is not open here: its time was up, or it is in another loop or process")
         parked, timer = self._alive.pop(key)
         timer.cancel()
         return parked
@@ -185,17 +183,17 @@ class Parking:
             written = path.read_bytes()
             path.unlink()  # if two read the same file, one of them fails here
         except FileNotFoundError:
-            raise ResumeError("what was kept of it is gone: expired, or used before") from None
+            raise ResumeError("its saved state is gone: expired, or used before") from None
         except OSError as exc:
-            raise ResumeError(f"what was kept of it cannot be read: {exc}") from exc
+            raise ResumeError(f"its saved state cannot be read: {exc}") from exc
         if expired:
             raise ResumeError("it was parked for longer than park_s")
         if not written.startswith(_HEADER):
-            raise ResumeError("what was kept of it was written by another version of agentrl")
+            raise ResumeError("its saved state was written by another version of agentrl")
         try:
             return cast(Parked, pickle.loads(written[len(_HEADER) :]))
         except Exception as exc:  # the pickle boundary: classes that changed raise anything
-            raise ResumeError(f"what was kept of it cannot be read: {type(exc).__name__}: {exc}") from exc
+            raise ResumeError(f"its saved state cannot be read: {type(exc).__name__}: {exc}") from exc
 
     def _sweep(self) -> None:
         """Remove expired files, and partial files of processes that died while writing."""
@@ -250,7 +248,7 @@ def _own_folder(name: str) -> Path:
         raise ConfigError(f"park_folder {name}: {exc.strerror}; name a folder of your own") from exc
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
-            f"park_folder {name}: others can write to it, and what is read from there is executed; "
+            f"park_folder {name}: others can write to it, and files that are read from there can run code; "
             f"name a folder of your own, or run `chmod go-w {name}`"
         )
     return folder

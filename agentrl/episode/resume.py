@@ -100,7 +100,8 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
 
 
 def _begins(recorded: Trajectory, again: Trajectory) -> bool:
-    """Whether the last segment of `again` is the beginning of that segment of `recorded`. Earlier ones were compared as
-    they grew."""
+    """Whether the last segment of `again` is the beginning of the same segment of `recorded`. Earlier segments were
+    compared as they grew.
+    """
     segments = recorded.segments[len(again.segments) - 1 :]
     return bool(segments) and again.segment.ids == segments[0].ids[: again.length]

@@ -228,7 +228,7 @@ class Segment:
         require(not self.open and self.prompt_length > 0, "turns follow a prompt or an observation")
         if sampled._sent:
             sent, own = sampled._sent[0], (len(self.ids), self._digest)
-            require(sent == own, f"a turn was sampled behind {sent[0]} other tokens than these {own[0]}")
+            require(sent == own, f"a turn was sampled after {sent[0]} other tokens than these {own[0]}")
         turns, start = len(self.turns), self.response_length
         for span in sampled.spans:
             self.spans.append(replace(span, start=span.start + start, stop=span.stop + start, turn=span.turn + turns))
@@ -248,7 +248,7 @@ class Segment:
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
-        require(reason in get_args(MaskReason), f"{reason!r} is no reason to mask; known: {get_args(MaskReason)}")
+        require(reason in get_args(MaskReason), f"{reason!r} is not a reason to mask; known: {get_args(MaskReason)}")
         self.spans = [self._mask(span, reason) if turn in (None, span.turn) else span for span in self.spans]
         self._check()
 
@@ -342,7 +342,7 @@ class Segment:
         self.thinking = data["thinking"]
         for span in self.spans:
             self._count(span)
-        require(list(data["loss_mask"]) == self.loss_mask, "loss_mask is not what the spans say")
+        require(list(data["loss_mask"]) == self.loss_mask, "loss_mask differs from the spans")
         log_probs, sources = data["log_probs"], self.sources
         require(len(log_probs) == len(sources), f"{len(log_probs)} log_probs of {len(sources)} tokens")
         pairs = list(zip(log_probs, sources, strict=True))

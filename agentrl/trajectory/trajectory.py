@@ -399,7 +399,7 @@ def assistant_message(action: Action) -> Message:
 
 
 def _from_turn(spans: Sequence[Mapping[str, JSON]], first: int) -> list[dict[str, JSON]]:
-    """The spans, their turns counted from another one."""
+    """The spans, with `first` added to the numbers of their turns."""
     return [{**span, "turn": span["turn"] + first} for span in spans]
 
 
