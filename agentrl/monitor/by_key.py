@@ -93,7 +93,7 @@ def _mean_and_interval(means: Sequence[float], drawn: Array) -> tuple[float | No
 
 
 def _drawn_means(rewards: Sequence[float], seed: Sequence[int]) -> Array:
-    """Means of resamples, each with as many rewards as there are, drawn with replacement.
+    """The means of resamples. A resample has as many rewards as the original, drawn with replacement.
 
     How often each reward is drawn is multinomial. Equal rewards are drawn together, so this is quick for rewards of 0
     and 1.

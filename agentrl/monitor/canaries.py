@@ -121,8 +121,9 @@ class Canaries:
             self._said_uncredited = True
             yield (
                 f"step {step}: in {metrics.uncredited_groups} of {metrics.groups} groups all episodes have the same "
-                "total reward, so credit: turn gives nothing to their turns, although their steps were rewarded "
-                "differently; let the totals differ, say by a score that adds the outcome (uncredited_groups counts on)"
+                "total reward, so credit: turn gives no credit to their turns, although their steps were rewarded "
+                "differently; make the totals differ, such as by a score that adds the outcome "
+                "(uncredited_groups keeps counting)"
             )
 
     def _failing_groups(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:
@@ -136,10 +137,10 @@ class Canaries:
             return
         self._said_failing = _WINDOW
         places = sum((Counter(one.failed_at) for one in failing), Counter[str]())
-        named = ", ".join(place for place, _ in places.most_common(2)) or "no line that is known"
+        named = ", ".join(place for place, _ in places.most_common(2)) or "no known line"
         yield (
             f"{_steps(step, len(self._failing))}: every episode of {failed} in {groups} groups failed, so their tasks "
-            f"are never learned; most often at {named}: fix that, or leave these tasks out"
+            f"are never learned; most failures at {named}: fix that, or leave these tasks out"
         )
 
     def _new_tool_errors(self, step: int, metrics: RolloutMetrics) -> Iterator[str]:

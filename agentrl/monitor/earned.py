@@ -1,4 +1,4 @@
-"""The rewards of episodes so far: the mean that commands show, and the numbers of episodes that have none."""
+"""The mean reward of the episodes so far, which commands show, and how many episodes have no reward."""
 
 from __future__ import annotations
 

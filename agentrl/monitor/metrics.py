@@ -18,7 +18,7 @@ from agentrl.types import JSON, StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeMetrics:
-    """The figures of one episode that metrics need."""
+    """Figures of one episode, from which the metrics are computed."""
 
     stop: StopReason | None
     turns: int = 0

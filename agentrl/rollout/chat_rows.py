@@ -30,8 +30,8 @@ from agentrl.types import JSON, Action, Generation, Message, Task, ToolSpec
 
 _INLINE = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 """Reasoning inside the content, as in data sets of reasoning models."""
-NO_TOOLS = "calls, but the row has no tools: nothing tells the model of them, unless its system message does"
-NO_RESULT = "a call without a result, behind which somebody else speaks"
+NO_TOOLS = "calls, but the row has no tools: the model does not know of them, unless its system message describes them"
+NO_RESULT = "a call without a result, followed by a message of another role"
 _OTHERWISE = ("functions", "function_call", "chat_template_kwargs")
 """Keys of a row that would change its tokens, and are not supported."""
 
@@ -116,9 +116,9 @@ class _Chat:
         try:
             request = Chat().read({"messages": messages, "tools": _tools(row.get("tools"))}, {}, "").request
         except RefusedError as exc:
-            raise SkippedError("it is no chat that can be read", str(exc)) from exc
+            raise SkippedError("it is not a readable chat", str(exc)) from exc
         if left_out := request.asked.get("tools_left_out"):
-            raise SkippedError("it is no chat that can be read", f"tools of the type {', '.join(left_out)}")
+            raise SkippedError("it is not a readable chat", f"tools of the type {', '.join(left_out)}")
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         places = [i for i, entry in enumerate(request.entries) if entry.role == "assistant"]
         untrained = {place for i, place in zip(said, places, strict=True) if i < given or not _weight(messages[i])}
@@ -140,7 +140,7 @@ class _Replay:
         entries = self.chat.entries
         turns = _turns(entries)
         if not set(turns) - self.chat.untrained:
-            raise SkippedError("no message of the assistant to learn, behind one of the user")
+            raise SkippedError("no assistant message to learn after a user message")
         self._begin(entries[: turns[0]])
         taken = 0
         for at, end in pairwise([*turns, len(entries)]):
@@ -162,7 +162,7 @@ class _Replay:
         """Take the assistant's turn. None if it does not fit."""
         talk, entry = self.talk, _with_thought(self.chat.entries[at], self._forms())
         if any(isinstance(call.arguments, str) for call in entry.calls):
-            raise SkippedError("the arguments of a call are no JSON object", entry.calls[0].name)
+            raise SkippedError("the arguments of a call are not a JSON object", entry.calls[0].name)
         tokens = talk.renderer.encode(spoken(entry, {}))
         _check_end(tokens, talk.renderer)
         if talk.trajectory.length + len(tokens) > talk.context:
@@ -202,7 +202,7 @@ class _Replay:
         at = lost(messages, self.talk.renderer.decode(tokens))
         if at is not None:
             role, content = messages[at]["role"], messages[at]["content"]
-            raise SkippedError(f"the chat template leaves out what the {role} says here", f"{content!r:.80}")
+            raise SkippedError(f"the chat template leaves out this message of the {role}", f"{content!r:.80}")
 
     def _forms(self) -> Forms:
         return Forms(capabilities=self.talk.renderer.certificate.capabilities)
@@ -225,7 +225,7 @@ def _tools(sent: JSON) -> JSON:
     try:
         return json.loads(sent) if sent.strip() else None
     except ValueError as exc:
-        raise SkippedError("it is no chat that can be read", f"tools is text, but no JSON ({exc})") from exc
+        raise SkippedError("it is not a readable chat", f"tools is text, but no JSON ({exc})") from exc
 
 
 def _weight(message: Mapping[str, JSON]) -> bool:
@@ -268,7 +268,9 @@ def _odd_calls(entries: Sequence[Entry], tools: Sequence[ToolSpec], untrained: C
         elif entry.role == "assistant":
             taught = at not in untrained
             if waiting and taught:
-                raise SkippedError("a call has no result, and the assistant goes on", _called(entries[:at], waiting))
+                raise SkippedError(
+                    "a call has no result before the assistant's next message", _called(entries[:at], waiting)
+                )
             if taught and entry.calls:
                 _check_offered(entry, offered)
                 odd |= {} if offered else {NO_TOOLS: None}
@@ -310,7 +312,7 @@ def _check_end(tokens: Sequence[int], renderer: Renderer) -> None:
         raise SkippedError("the chat template does not end a turn of the assistant with a stop token")
     if early := renderer.stop_token_ids.intersection(tokens[:-1]):
         text = renderer.decode([min(early)])
-        raise SkippedError("what the assistant says would be cut at a stop token within it", repr(text))
+        raise SkippedError("the assistant's message would be cut at a stop token within it", repr(text))
 
 
 def _check_letter(entry: Entry, action: Action) -> None:
@@ -327,7 +329,7 @@ def _check_letter(entry: Entry, action: Action) -> None:
     same = entry.text.strip() == action.content and thoughts[0] == thoughts[1]
     if not same and not (entry.reasoning is None and not said and entry.text.strip() == action.text.strip()):
         raise SkippedError(
-            "what the assistant says does not come back to the letter from the chat template",
+            "the assistant's message does not come back to the letter from the chat template",
             f"{entry.text!r:.60} became {action.content!r:.60}",
         )
 

@@ -26,7 +26,7 @@ from agentrl.types import Reward, SamplingParams, StopReason, Task
 T = TypeVar("T")
 
 Seat: TypeAlias = tuple[int, int]
-"""An episode's place: the number of its task, and its own in the group."""
+"""An episode's place: the number of its task, and its number within the group."""
 
 
 class BugError(AgentRLError):
@@ -146,7 +146,8 @@ async def run_groups(
 
 
 async def _score_group(reward: GroupReward, group: Sequence[Trajectory]) -> None:
-    """Score the valid episodes of a finished group. If the world breaks, all of them count as failed by it.
+    """Score the valid episodes of a finished group. If the reward function fails by the environment's fault, all of
+    them count as failed.
 
     Raises BugError for a bug, and ConfigError.
     """
@@ -199,7 +200,7 @@ def settle_rewards(envs: EnvFactory, scored: RewardSeen, played: Sequence[Trajec
 
 def _refuse_unscored(envs: EnvFactory, task: Task) -> NoReturn:
     raise ConfigError(
-        f"{envs.cls.__name__} gave no episode a reward, not that of {task.id or task.prompt!r:.80}; "
+        f"{envs.cls.__name__} gave no episode a reward, for example that of {task.id or task.prompt!r:.80}; "
         "write score(trajectory), give a reward in step (reward=0.0 for a loss), or name a reward function in `reward`"
     )
 

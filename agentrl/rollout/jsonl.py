@@ -70,12 +70,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise _RefusedError(f"key {json.dumps(twice)} stands twice in one object; leave one of them out")
+        raise _RefusedError(f"key {json.dumps(twice)} appears twice in one object; remove one of them")
     return found
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise _RefusedError(f"{name} is no JSON number; write null, or a string")
+    raise _RefusedError(f"{name} is not a JSON number; write null, or a string")
 
 
 def _finite(text: str) -> float:

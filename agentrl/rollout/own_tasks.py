@@ -85,7 +85,7 @@ def _given(envs: EnvFactory, split: Split, most: int | None) -> list[Task]:
             if inspect.iscoroutine(made):
                 made.close()
             raise ConfigError(
-                f"{_at(envs.cls)}{where}: gave {_kind(made)}, nothing to go through; `yield` tasks, in a plain `def`"
+                f"{_at(envs.cls)}{where}: gave {_kind(made)}, which is not iterable; `yield` tasks, in a plain `def`"
             )
         if most is None and not isinstance(made, Sized):
             most = DEFAULT_EPISODES[split]
@@ -114,8 +114,8 @@ def _kind(value: object) -> str:
 def _refuse_the_same(envs: EnvFactory) -> None:
     """Raises ConfigError if every held-out task is also a training task. A few may be the same by chance.
 
-    It is no error if half of the held-out tasks or more repeat others. Only seeds tell those tasks apart: agentrl
-    assigns each task a seed, and each seed gives a different world.
+    No error is raised if at least half of the held-out tasks repeat others. Such tasks differ only by their seeds:
+    agentrl assigns each task a seed, and each seed gives a different world.
     """
     held_out, train = ([_content(task) for task in _given(envs, split, None)] for split in ("eval", "train"))
     differ = len(set(held_out)) > len(held_out) / 2

@@ -35,7 +35,7 @@ def _read_parquet(path: Path, remedy: str, columns: Sequence[str] | None) -> Ite
                     number += 1
                     yield number, _plain(row, f"{path}:{number}")
     except (ArrowException, OSError) as exc:
-        raise ConfigError(f"{path}: no Parquet file that can be read ({' '.join(str(exc).split())}); {remedy}") from exc
+        raise ConfigError(f"{path}: not a readable Parquet file ({' '.join(str(exc).split())}); {remedy}") from exc
 
 
 def _plain(row: JSON, where: str) -> JSON:

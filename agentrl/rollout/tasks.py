@@ -53,7 +53,7 @@ def tasks_of(
             )
         return load_tasks(data, split=split, check=_both(envs.check, check))
     if not makes_tasks(envs.cls):
-        raise ConfigError(f"{name} makes no tasks of its own; name a file of tasks with --data, or write {name}.tasks")
+        raise ConfigError(f"{name} makes no tasks; name a file of tasks with --data, or write {name}.tasks")
     tasks = own_tasks(envs, split, most=episodes, check=check)
     if not tasks:
         raise ConfigError(f"{name}.tasks gives no task for {split}; name a file of tasks with --data")
@@ -149,7 +149,7 @@ def _check(row: Mapping[str, JSON], where: str) -> None:
         raise ConfigError(f'{where}: "prompt" is empty; give a string or a list of messages')
     for i, message in enumerate(prompt if isinstance(prompt, list) else ()):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ConfigError(f'{where}: prompt[{i}] is no message; write {{"role": "user", "content": "..."}}')
+            raise ConfigError(f'{where}: prompt[{i}] is not a message; write {{"role": "user", "content": "..."}}')
 
 
 def _check_value(key: str, value: JSON, where: str) -> None:
@@ -201,8 +201,8 @@ class TaskStream:
         changes = self._changes(state.get("rows"))
         if changes and not accept_changes:
             raise ConfigError(
-                f"{changes} since the run began; restore the data, or add --accept-changed-data to go on with it "
-                "as it is"
+                f"{changes} since the run began; restore the data, or add --accept-changed-data to continue with "
+                "it as it is"
             )
         if state["seed"] != self._seed:
             raise ConfigError(f"the run began with seed {state['seed']}, not {self._seed}; restore it, or begin anew")

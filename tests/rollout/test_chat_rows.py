@@ -249,7 +249,7 @@ SKIPPED = {
     "neither 0 nor 1": [user("A?"), said("b", weight=0.5)],
     r"no chat that can be read: messages\[0\].role": [{"role": "function", "content": "x"}, user("A?"), said("b")],
     r"no chat that can be read: .*'image_url'": [{"role": "user", "content": PICTURE}, said("b")],
-    "the arguments of a call are no JSON object": [
+    "the arguments of a call are not a JSON object": [
         user("A?"),
         {**said(None), "tool_calls": [{"id": "1", "function": {"name": "find_papers", "arguments": "{x"}}]},
     ],
@@ -277,7 +277,9 @@ ODD = {
     "fits no call of the turn before it: 'call_7'": [
         user("A?"), said(None, ARGUMENTS), result("x", "call_7"), said("b"),
     ],
-    "no result, and the assistant goes on: find_papers": [user("A?"), said(None, ARGUMENTS), said("It is 42.")],
+    "no result before the assistant's next message: find_papers": [
+        user("A?"), said(None, ARGUMENTS), said("It is 42."),
+    ],
 }  # fmt: skip
 
 
@@ -315,7 +317,7 @@ def test_what_a_template_refuses_or_loses_is_skipped() -> None:
         read(mistral, greeting)
     with pytest.raises(SkippedError, match=r"to the letter from the chat template: 'Wait\.' became ''"):
         read(mistral, [user("A?"), said("Wait.", ARGUMENTS), result("x"), said("b")], tools=[FIND])
-    with pytest.raises(SkippedError, match=r"leaves out what the assistant says here: 'Good day\.'"):
+    with pytest.raises(SkippedError, match=r"leaves out this message of the assistant: 'Good day\.'"):
         read(load_renderer(small_tokenizer(LOSES)), greeting)
 
 

@@ -217,7 +217,7 @@ class Unscored(Echo):
 
 
 async def test_an_episode_that_nothing_scores_is_a_configuration_error(renderer):
-    with pytest.raises(ConfigError, match="Unscored gave no episode a reward, not that of '0'; write score"):
+    with pytest.raises(ConfigError, match="Unscored gave no episode a reward, for example that of '0'; write score"):
         await play(Fake(renderer), renderer, Unscored, n=1)
 
 

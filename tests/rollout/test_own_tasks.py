@@ -67,7 +67,7 @@ def test_a_file_wins_and_both_or_neither_is_refused(tmp_path):
     assert [task.prompt for task in tasks_of(EnvFactory(Sums), file, "train")] == ["1 + 1?"]
     with pytest.raises(ConfigError, match="--episodes is for tasks that Sums makes, and --data names a file"):
         tasks_of(EnvFactory(Sums), file, "train", episodes=1)
-    with pytest.raises(ConfigError, match="Taskless makes no tasks of its own; name a file of tasks with --data"):
+    with pytest.raises(ConfigError, match="Taskless makes no tasks; name a file of tasks with --data"):
         tasks_of(EnvFactory(Taskless), None, "train")
 
 

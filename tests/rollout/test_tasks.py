@@ -37,7 +37,7 @@ def test_reads_every_key_and_fills_in_the_rest(tmp_path):
         ({"label": 1}, 'no "prompt"'),
         ({"prompt": ""}, '"prompt" is empty'),
         ({"prompt": 3}, '"prompt" is a whole number; it must be a string or a list'),
-        ({"prompt": ["hi"]}, "prompt[0] is no message"),
+        ({"prompt": ["hi"]}, "prompt[0] is not a message"),
         ({"prompt": "x", "lable": 1}, 'unknown key "lable"'),
         ({"prompt": "x", "metadata": []}, '"metadata" is a list; it must be an object'),
         ({"prompt": "x", "seed": 1.5}, '"seed" is a number; it must be a whole number'),
@@ -119,7 +119,7 @@ def test_says_which_rows_changed_and_goes_on_if_that_is_accepted():
         stream.load_state_dict(state)
     assert str(error.value) == (
         "2 of 9 rows of the data changed, row 3 (id 2), 8 (id 7), since the run began; restore the data, or "
-        "add --accept-changed-data to go on with it as it is"
+        "add --accept-changed-data to continue with it as it is"
     )
     stream.load_state_dict(state, accept_changes=True)
     assert ids(stream.take(20)) == ids(saved.take(20)), "the order is that of before"
