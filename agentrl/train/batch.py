@@ -22,7 +22,8 @@ class Row:
 
     tokens: Sequence[int]
     positions: Sequence[int]
-    """Indices into `tokens`, ascending, at least one and none 0: nothing predicts the first token."""
+    """Indices into `tokens`, ascending. There is at least one, and none is 0, because nothing predicts the first token.
+    """
     weights: Sequence[float]
     """For each position, its advantage, or its weight in a supervised loss."""
     log_probs: Sequence[float] = ()

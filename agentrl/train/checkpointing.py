@@ -26,14 +26,14 @@ CHECKPOINTING_FROM = 100_000_000
 
 
 def wants_checkpointing(setting: bool | None, parameters: int) -> bool:
-    """Whether a model with so many parameters keeps few activations. `setting` is `gradient_checkpointing`."""
+    """Whether a model of this size checkpoints its layers. `setting` is `gradient_checkpointing`."""
     return parameters >= CHECKPOINTING_FROM if setting is None else setting
 
 
 def layers_to_checkpoint(model: Any, setting: bool | None) -> list[Any]:
-    """The layers that keep few activations, if any is to.
+    """The layers to checkpoint, if any.
 
-    If a model has no such layers, that is logged; if `setting` asks for them, it raises ConfigError.
+    If a model has no such layers, that is logged, or raises ConfigError if `setting` asks for checkpointing.
     """
     if not wants_checkpointing(setting, sum(parameter.numel() for parameter in model.parameters())):
         return []
@@ -49,7 +49,7 @@ def layers_to_checkpoint(model: Any, setting: bool | None) -> list[Any]:
 
 @contextmanager
 def checkpointing(layers: list[Any]) -> Iterator[None]:
-    """Inside, these layers keep few activations. An engine that samples from them must be idle."""
+    """While the context is open, these layers keep few activations. An engine that samples from them must be idle."""
     before = [(layer, vars(layer).get("forward")) for layer in layers]
     for layer in layers:
         layer.forward = partial(_checkpointed, layer.forward)

@@ -33,8 +33,9 @@ class WarmStartConfig(BaseModel):
     batch_size: int = Field(32, gt=0)
     """Demonstrations a step, reshuffled each epoch."""
     learning_rate: float = Field(3e-3, gt=0)
-    """The peak; for another model than `tiny` 1e-5, and 1e-4 with LoRA. It is reached linearly over the first 30 steps,
-    then falls along a cosine to a twentieth."""
+    """The highest rate. For models other than `tiny` the default is 1e-5, or 1e-4 with LoRA. It is reached linearly
+    over the first 30 steps, then falls along a cosine to a twentieth.
+    """
     context_weight: float = Field(0.0, ge=0)
     """Weight of the loss on prompt and observation tokens; 1 teaches a model made from scratch to read and copy."""
     optimizer: Literal["adamw", "muon"] = "adamw"

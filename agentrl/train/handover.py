@@ -1,4 +1,4 @@
-"""The weights' way from the learner to the engine: they are sent before each rollout, and compared once."""
+"""The hand-over of weights from the learner to the engine: before each rollout. The first one is verified."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Learner:
         self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
         self.device = next(model.parameters()).device
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        """Those that are trained: all, or with LoRA those of the adapter."""
+        """The trained parameters: all, or with LoRA those of the adapter."""
         self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
         """The tensors that the optimizers change, in the order of the parameters: float32 parameters themselves, or
         float32 copies of the others. In bfloat16, a step of less than a 256th of a weight would be lost by rounding."""
@@ -243,7 +243,7 @@ class Schedule:
     """The share at which the fall began."""
 
     def at(self, step: int) -> float:
-        """The share at a step, counted from 1."""
+        """The share at a step. Steps count from 1."""
         return min(1.0, step / max(self.rise, 1)) * self._fall(step)
 
     def until(self, steps: int, *, at: int) -> Schedule:
@@ -260,7 +260,7 @@ class Schedule:
 
 
 def _blame(update: Update, log_ratio: Tensor, advantages: Tensor) -> None:
-    """Find another cause than the learning rate for an infinite loss of these tokens, and set the remedy."""
+    """Look for another cause of an infinite loss of these tokens than the learning rate, and set the advice."""
     if not advantages.isfinite().all():
         update.remedy = "an advantage is not finite: is a reward?"
         return

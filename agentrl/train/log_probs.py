@@ -24,7 +24,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.003, torch.bfloat16: 0.03}
 """The largest difference of two logits that is rounding, in standard deviations of the logits."""
 
 Finish: TypeAlias = Callable[[Tensor], Tensor]
-"""What a model does to the output of its last layer."""
+"""A function that changes the output of a model's last layer."""
 
 _finishes: WeakKeyDictionary[Any, Finish | None] = WeakKeyDictionary()
 
@@ -72,7 +72,9 @@ def take_apart(model: Any) -> Halves | None:
         halves = Halves(body, head, _finish(whole.config.get_text_config()))
         _finishes[model] = halves.finish if (fit := _fit(halves, model)) else None
         if not fit:
-            log.warning("the logits of %s are made whole: their parts give others", type(whole).__name__)
+            log.warning(
+                "the logits of %s are computed as a whole: computed in parts, they differ", type(whole).__name__
+            )
     finish = _finishes[model]
     return None if finish is None else Halves(body, head, finish)
 
@@ -93,7 +95,7 @@ def _finish(config: Any) -> Finish:
 
 @torch.no_grad()
 def _fit(halves: Halves, model: Any) -> bool:
-    """Whether the halves give the model's own logits of a few tokens."""
+    """Whether the two halves together give the model's own logits, tried on a few tokens."""
     ids = probe(model)
     try:
         whole = model(input_ids=ids, use_cache=False).logits.float()

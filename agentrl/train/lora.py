@@ -89,7 +89,7 @@ class AdapterReference:
 
     @classmethod
     def load(cls, model: Any, folder: Path) -> AdapterReference:
-        """The reference whose adapter lies in `folder`; the base model if there is no such folder."""
+        """The reference adapter in `folder`. Without such a folder, the reference is the base model."""
         if not folder.exists():
             return cls(model)
         load_adapter(model, folder, _REFERENCE)
@@ -97,7 +97,9 @@ class AdapterReference:
 
     @contextmanager
     def active(self) -> Iterator[Any]:
-        """The model computes what the reference computes. Gradients of the adapter in training stay."""
+        """While the context is open, the model computes what the reference computes. Gradients of the trained adapter
+        stay.
+        """
         if self.adapter is None:
             with self.model.disable_adapter():
                 yield self.model

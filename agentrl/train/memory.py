@@ -22,7 +22,7 @@ from agentrl.types import Limits
 Place: TypeAlias = Literal["inside", "beside", "elsewhere"]
 
 _PROMPT_TOKENS = 1024
-"""The length of a prompt, where limits bound what comes after it."""
+"""Assumed length of a prompt, if limits bound only what comes after it."""
 _PREFILL_TOKENS = 4096
 """Tokens that an engine reads at once."""
 _LOGITS_COPIES = 5
@@ -43,7 +43,7 @@ class Shape:
 
     parameters: int
     adapted: Mapping[str, int]
-    """What LoRA of rank 1 adds to each layer that it can adapt, in parameters."""
+    """Parameters that LoRA of rank 1 adds to each layer that it can adapt."""
     layers: int
     attending: int
     """Layers that keep keys and values of every token."""
@@ -249,7 +249,9 @@ class MemoryEstimate:
 
 
 def _activations(shape: Shape, plan: Plan, parameters: int) -> int:
-    """All layers' inputs and one layer's inside with gradient checkpointing, else the inside of all layers."""
+    """Bytes of activations. With gradient checkpointing: the inputs of all layers, and the inside of one. Else: the
+    inside of all.
+    """
     layer = shape.layer_bytes(plan.itemsize, plan.rank)
     if wants_checkpointing(plan.checkpointing, parameters):
         return plan.read * (shape.layers * shape.hidden * plan.itemsize + layer)

@@ -38,7 +38,7 @@ def memory_lines(config: TrainConfig, model: str, device: str) -> list[str]:
         shape = Shape.of(found)
         return list(lines_about(config, shape, free_memory(device), on_gpu=device != "cpu"))
     except Exception:  # the boundary of foreign configurations: no run ends for want of arithmetic
-        log.debug("memory cannot be told in advance", exc_info=True)
+        log.debug("memory cannot be predicted", exc_info=True)
         return []
 
 
@@ -60,7 +60,7 @@ def lines_about(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -
         )
         yield f"warning: this model does not fit {where}: {then}"
     elif (room := need.episodes(free)) < plan.at_once:
-        remedy = "; more wait" if plan.engine == "beside" else f": if all get so long, set concurrency={room}"
+        remedy = "; more wait" if plan.engine == "beside" else f": if all become that long, set concurrency={room}"
         yield f"memory: room for {room} episodes of {plan.sequence:,} tokens at once{remedy}"
 
 

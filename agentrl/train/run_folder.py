@@ -33,7 +33,7 @@ log = logging.getLogger("agentrl")
 
 KEEP_CHECKPOINTS = 2
 ENGINE_LOG = "engine.log"
-"""What an engine writes that runs beside the trainer. It stays if the run fails before its first step."""
+"""Files of an engine that runs beside the trainer. They stay if the run fails before its first step."""
 _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
@@ -70,7 +70,7 @@ class RunFolder:
             not self.path.is_dir() or {path.name for path in self.path.iterdir()} - {ENGINE_LOG}
         ):
             what = "holds another run" if config_file.exists() else "is not an empty folder"
-            remedy = "add --resume to go on with it, or " if config_file.exists() else ""
+            remedy = "add --resume to continue it, or " if config_file.exists() else ""
             raise ConfigError(f"--out {self.path} {what}; {remedy}choose another folder")
 
     def lock(self) -> None:
@@ -218,12 +218,12 @@ def model_folder(path: str | Path) -> Path:
         return run.path
     found = run.newest_weights()
     if found is None:
-        raise ConfigError(f"{path} holds a run without a checkpoint yet; go on with it: agentrl train --resume")
+        raise ConfigError(f"{path} holds a run without a checkpoint yet; resume it: agentrl train --resume")
     return found
 
 
 def weights_of(model: str) -> str:
-    """The newest weights if `model` is a run's folder, else `model`, letter by letter: `./x` is a path, `o/x` a name.
+    """The newest weights if `model` is a run's folder, else `model` unchanged: `./x` is a path, `o/x` a name.
 
     Raises ConfigError for a run without weights.
     """

@@ -72,7 +72,7 @@ class Trackers:
                 yield
         except Exception as exc:  # noqa: BLE001 - whatever happens to W&B must not end a run
             self._wandb = None
-            self._warn(f"W&B: {' '.join(f'{type(exc).__name__}: {exc}'.split()):.300}; going on without it")
+            self._warn(f"W&B: {' '.join(f'{type(exc).__name__}: {exc}'.split()):.300}; continuing without it")
 
 
 def _open_tensorboard(folder: Path, step: int) -> Any:

@@ -113,7 +113,7 @@ class Trainer:
         self._resume, self._created = resume, False
         self._accept_changed_data = accept_changed_data
         self._progress_saved: tuple[int, int, bool] | None = None
-        """The progress in the last checkpoint: steps of RL, of the warm start, and whether RL has begun."""
+        """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
         self._stack = AsyncExitStack()
         self._counted = time.monotonic()
 

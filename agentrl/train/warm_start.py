@@ -178,7 +178,7 @@ def _add(found: Demonstrations, row: JSON, where: str, chats: ChatReader, vocabu
 
 def _trajectory(row: JSON, where: str) -> Trajectory:
     if remedy := other_format(row):
-        raise ConfigError(f"{where}: no chat that can be read; {remedy}")
+        raise ConfigError(f"{where}: not a readable chat; {remedy}")
     try:
         return Trajectory.from_json(row)
     except (ValueError, KeyError, TypeError, AttributeError, LedgerError) as exc:
@@ -252,7 +252,7 @@ def make_optimizers(
 
 
 def _outer(model: Any) -> set[int]:
-    """Ids of matrices that do not map hidden states: embeddings of any kind, the head, routers of experts."""
+    """Ids of matrices that do not map hidden states to hidden states: embeddings, the head, routers of experts."""
     heads = [head for head in (model.get_input_embeddings(), model.get_output_embeddings()) if head is not None]
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding) or _ROUTER.search(name):

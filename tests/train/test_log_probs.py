@@ -126,7 +126,7 @@ def test_a_model_whose_parts_give_other_logits_is_left_whole(in_pieces, caplog):
 
     assert [loss for loss, _ in again] == [whole[0]] * 2
     assert [record.getMessage() for record in caplog.records] == [
-        "the logits of Odd are made whole: their parts give others"
+        "the logits of Odd are computed as a whole: computed in parts, they differ"
     ]
 
 

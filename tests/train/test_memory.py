@@ -210,7 +210,7 @@ def test_what_is_said(shapes: dict[str, Shape]) -> None:
     _, second = told(shape, 25, lora={"rank": 16}, engine="sglang")
     assert second == "memory: room for 2 episodes of 16,384 tokens at once; more wait"
     _, second = told(shape, 23.5, lora={"rank": 16})
-    assert second == "memory: room for 5 episodes of 16,384 tokens at once: if all get so long, set concurrency=5"
+    assert second == "memory: room for 5 episodes of 16,384 tokens at once: if all become that long, set concurrency=5"
     assert len(told(shape, 23.5, concurrency=4, lora={"rank": 16})) == 1
     _, second = told(shape, 4)
     assert second == "warning: this model does not fit on this GPU: no option makes it fit; take a smaller one"

@@ -41,7 +41,7 @@ def test_data_and_episodes_are_two_answers_to_one_question(tmp_path):
 
 
 def test_without_data_and_without_own_tasks_there_is_nothing_to_train_on(make_config, tmp_path):
-    with pytest.raises(ConfigError, match="Toy makes no tasks of its own; name a file of tasks with --data"):
+    with pytest.raises(ConfigError, match="Toy makes no tasks; name a file of tasks with --data"):
         train(make_config(data=None), console=quiet())
     assert not (tmp_path / "run").exists()
 

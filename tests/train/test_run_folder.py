@@ -23,7 +23,7 @@ def touch(path):
 
 
 def test_holds_one_run_only(folder, make_config, tmp_path):
-    with pytest.raises(ConfigError, match=r"run holds another run; add --resume to go on with it, or choose another"):
+    with pytest.raises(ConfigError, match=r"run holds another run; add --resume to continue it, or choose another"):
         folder.check(make_config(), resume=False)
 
     (tmp_path / "full").mkdir()

@@ -78,7 +78,7 @@ def test_a_failing_one_is_a_warning(make_config, fake, tmp_path, call):
 
     said = play(make_config(**SMALL, steps=2))
 
-    assert said.count(f"warning: W&B: RuntimeError: no network in {call}; going on without it\n") == 1
+    assert said.count(f"warning: W&B: RuntimeError: no network in {call}; continuing without it\n") == 1
     assert len(lines(tmp_path / "run")) == 2
 
 

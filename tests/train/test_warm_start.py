@@ -188,7 +188,7 @@ def test_chat_and_trajectories_may_stand_in_one_file(demonstrations, load_demons
     learned = [token for token, taught in zip(found.rows[20].tokens, found.rows[20].mask, strict=True) if taught]
     assert tokenizer.decode(learned) == "so 7<|im_end|>"
     assert found.skipped == [
-        f"{demonstrations}:22: no message of the assistant to learn, behind one of the user",
+        f"{demonstrations}:22: no assistant message to learn after a user message",
         f"{demonstrations}:23: it has a key that is not served: functions",
     ]
     assert found.report()[0].startswith("demonstrations: 20 of 20 episodes have a reward of 0 or less")
@@ -199,7 +199,7 @@ def test_chat_and_trajectories_may_stand_in_one_file(demonstrations, load_demons
 def test_rows_that_are_all_skipped_end_a_run_before_it_begins(tmp_path, load_demonstrations):
     (tmp_path / "chat.jsonl").write_text(chat("a") + "\n" + chat("b") + "\n")
 
-    reason = "no message of the assistant to learn, behind one of the user"
+    reason = "no assistant message to learn after a user message"
     with pytest.raises(ConfigError, match=rf"all 2 rows were skipped \(2 of them: {reason}\); the first is .*:1: "):
         load_demonstrations(tmp_path / "chat.jsonl")
 
