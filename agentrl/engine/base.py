@@ -120,7 +120,7 @@ class EngineWrapper:
 
 
 class AsyncClosing:
-    """`async with` for an engine: leaving it closes it."""
+    """`async with` for an engine closes it at the end."""
 
     async def close(self) -> None:
         raise NotImplementedError

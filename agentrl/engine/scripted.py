@@ -22,8 +22,9 @@ Script: TypeAlias = Sequence[Turn] | Generator[Turn, str, None] | Callable[[Sequ
 
 
 def scripted_log_prob(token: int) -> float:
-    """A made-up log-prob of a token. It is never 0, exact in float32, and different for neighbours, so that a test sees
-    a shift by one."""
+    """A made-up log-prob of a token: never 0, exact in float32, and different for neighbouring tokens. So a test sees a
+    shift by one.
+    """
     return -(13 + token % 89) / 128
 
 
@@ -173,7 +174,7 @@ class ScriptedEngine(AsyncClosing):
         )
 
     def _end_of(self, stop: str, tokens: Sequence[int]) -> int:
-        """The number of tokens until the text holds `stop`. One more than there are if it never does."""
+        """The number of tokens until the text contains `stop`. If it never does, one more than there are."""
         decode = self._renderer.decode
         if stop not in decode(tokens):
             return len(tokens) + 1

@@ -548,7 +548,7 @@ async def test_a_stuck_wave_says_who_is_missing(
     with engine.lockstep(2) as lockstep, caplog.at_level(logging.WARNING):
         async with asyncio.timeout(20):
             await asyncio.gather(play(0), play(1))
-    assert "1 episodes wait for their turn; the rest of the 2 alive neither ask nor leave; continuing" in caplog.text
+    assert "1 episodes wait for their turn; the rest of the 2 alive neither ask nor end; continuing" in caplog.text
 
 
 async def test_lockstep_is_refused_where_it_could_not_be_kept(engine: LocalEngine) -> None:
@@ -557,7 +557,7 @@ async def test_lockstep_is_refused_where_it_could_not_be_kept(engine: LocalEngin
             raise AssertionError
         with lockstep.episode():
             await engine.generate(prompt(1), FREE)
-        with pytest.raises(ValueError, match="promised 1"), lockstep.episode():
+        with pytest.raises(ValueError, match="expected 1"), lockstep.episode():
             raise AssertionError
     task = asyncio.create_task(engine.generate(prompt(1), {"ignore_eos": True}))
     await until(lambda: bool(engine._worker._running))

@@ -213,9 +213,9 @@ async def test_a_refusal_is_final_and_says_why(body):
             {"meta_info": {"finish_reason": {"type": "stop"}, "completion_tokens": 3}},
             "completion_tokens is 3, but output_token_logprobs has 0",
         ),
-        (answer([5, 6], log_probs=[-1.0, None]), r"output_token_logprobs\[1\]: None is no log-prob"),
-        (answer([5, 6], log_probs=[float("nan"), -1.0]), r"output_token_logprobs\[0\]: nan is no log-prob"),
-        (answer([5], log_probs=[float("-inf")]), r"output_token_logprobs\[0\]: -inf is no log-prob"),
+        (answer([5, 6], log_probs=[-1.0, None]), r"output_token_logprobs\[1\]: None is not a log-prob"),
+        (answer([5, 6], log_probs=[float("nan"), -1.0]), r"output_token_logprobs\[0\]: nan is not a log-prob"),
+        (answer([5], log_probs=[float("-inf")]), r"output_token_logprobs\[0\]: -inf is not a log-prob"),
     ],
 )
 async def test_what_cannot_be_trained_on_is_an_error(reply, message):

@@ -153,7 +153,7 @@ async def test_https_to_a_server_of_http_is_final():
 @pytest.mark.parametrize("name", ["missing.pem", "empty.pem"])
 def test_a_file_of_authorities_that_cannot_be_read_is_named(tmp_path, name):
     (tmp_path / "empty.pem").write_text("")
-    with pytest.raises(ConfigError, match=rf"ca '.*{name}' is no file of certificates"):
+    with pytest.raises(ConfigError, match=rf"ca '.*{name}' is not a file of certificates"):
         SGLangEngine("https://127.0.0.1:1", ca=tmp_path / name)
 
 
@@ -368,11 +368,11 @@ async def test_integers_of_any_kind_are_token_ids(ids):
 @pytest.mark.parametrize(
     ("ids", "params", "message"),
     [
-        ([1, "2"], {}, r"input_ids\[1\] is '2', no token id"),
-        ([1, 2.0], {}, r"input_ids\[1\] is 2\.0, no token id"),
-        ([None], {}, r"input_ids\[0\] is None, no token id"),
-        ([1, -(2**40)], {}, r"input_ids\[1\] is -1099511627776, no token id"),
-        ([1, 2**31], {}, r"input_ids\[1\] is 2147483648, no token id"),
+        ([1, "2"], {}, r"input_ids\[1\] is '2', not a token id"),
+        ([1, 2.0], {}, r"input_ids\[1\] is 2\.0, not a token id"),
+        ([None], {}, r"input_ids\[0\] is None, not a token id"),
+        ([1, -(2**40)], {}, r"input_ids\[1\] is -1099511627776, not a token id"),
+        ([1, 2**31], {}, r"input_ids\[1\] is 2147483648, not a token id"),
         ([1], {"temperature": np.float32(1)}, "sampling_params or extra cannot be written as JSON"),
     ],
 )

@@ -41,8 +41,8 @@ class Batch:
     """The running rows, in one block of memory, or in one for each length class if their lengths differ much.
 
     A prompt is prefilled up to its last token. That token starts the first decode step, so decode steps are the same
-    for all rows. After an exception in a pass of many rows, each row is computed alone. The rows that fail alone are at
-    fault and are answered with `Failed`. Not thread-safe: one thread admits and steps.
+    for all rows. If a pass of many rows raises an exception, each row is computed alone. Rows that also fail alone are
+    answered with `Failed`. Not thread-safe: one thread admits and steps.
     """
 
     def __init__(

@@ -133,8 +133,8 @@ class LocalEngine(AsyncClosing):
     async def update(self, model: Any, version: str) -> None:
         """Sample from the weights of `model` from now on, and report them as `version`.
 
-        If `model` is the engine's own module, alone or in a peft model, it was changed in place: nothing is copied. Of
-        another model the state dict is loaded; see `load_weights`.
+        If `model` is the engine's own module, alone or in a peft model, it was changed in place, and nothing is copied.
+        The state dict of any other model is loaded; see `load_weights`.
         """
         if any(module is self._model for module in model.modules()):
             self._model.eval()  # a learner may have left it in train mode

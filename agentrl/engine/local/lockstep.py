@@ -14,7 +14,7 @@ from agentrl.types import Generation
 log = logging.getLogger(__name__)
 
 QUIET_S = 5.0
-"""How long a wave waits for episodes that have not made a request yet, after the last one that came or left."""
+"""How long a wave waits for episodes without a request so far, counted from the last one that joined or ended."""
 STUCK_S = 60.0
 """How long a wave waits for episodes that have made requests before."""
 
@@ -71,7 +71,7 @@ class Lockstep:
         Raises ValueError when more episodes enter than were promised.
         """
         if self._entered == self._episodes:
-            raise ValueError(f"lockstep was promised {self._episodes} episodes, and one more has begun")
+            raise ValueError(f"lockstep expected {self._episodes} episodes, and one more has begun")
         self._entered += 1
         seat = Seat()
         token = _seat.set(seat)
@@ -111,7 +111,7 @@ class Lockstep:
         missing = [seat for seat in self._joined if not seat.asking]
         if missing:
             log.warning(
-                "lockstep: %d episodes wait for their turn; the rest of the %d alive neither ask nor leave; continuing "
+                "lockstep: %d episodes wait for their turn; the rest of the %d alive neither ask nor end; continuing "
                 "without them, so results may depend on timing",
                 waiting,
                 self.alive,

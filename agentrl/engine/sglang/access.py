@@ -33,7 +33,7 @@ class Access:
         if not self.host:
             raise ConfigError("host '' would listen at every address; write 0.0.0.0 if that is meant")
         if self.api_key is not None and not re.fullmatch(r"[\x21-\x7e]+", self.api_key):
-            raise ConfigError("the api key must be printable ASCII without spaces, and not empty")
+            raise ConfigError("the API key must be printable ASCII without spaces, and not empty")
 
     def refusal(self, request: web.Request) -> tuple[int, str] | None:
         """The status and reason if a request is refused. None if it is allowed."""
@@ -82,7 +82,7 @@ def exposure(host: str, api_key: str | None, may: str = "generate, abort and cha
     if api_key is not None or host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
         return None
     return (
-        f"listening at {host} without a key: everybody who reaches it may {may}; "
+        f"listening at {host} without a key: anyone who reaches it may {may}; "
         "give it an --api-key, or keep the port behind a firewall"
     )
 

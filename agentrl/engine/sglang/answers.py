@@ -65,7 +65,7 @@ def error_message(answer: bytes) -> str:
 
 def _object(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _FieldError(f"{name} is {_shown(value)}, no JSON object: not an answer of SGLang")
+        raise _FieldError(f"{name} is {_shown(value)}, not a JSON object, so not an answer of SGLang")
     return value
 
 
@@ -103,7 +103,7 @@ def _scored(meta: Mapping[str, Any], vocab_size: int) -> tuple[list[int], list[f
 def _check_tokens(tokens: list[Any], vocab_size: int) -> None:
     for i, token in enumerate(tokens):
         if type(token) is not int or not 0 <= token < _TOKEN_IDS:
-            raise _FieldError(f"output_token_logprobs[{i}]: {_shown(token)} is no token id")
+            raise _FieldError(f"output_token_logprobs[{i}]: {_shown(token)} is not a token id")
         if token >= vocab_size:
             raise _FieldError(f"output_token_logprobs[{i}]: token id {token} is outside the vocabulary of {vocab_size}")
 
@@ -113,7 +113,7 @@ def _checked_log_probs(log_probs: list[Any]) -> list[float]:
         # NaN fails both comparisons.
         if type(log_prob) not in (float, int) or not _MIN_LOG_PROB <= log_prob <= _MAX_LOG_PROB:
             raise _FieldError(
-                f"output_token_logprobs[{i}]: {_shown(log_prob)} is no log-prob: it must be finite and at most 0"
+                f"output_token_logprobs[{i}]: {_shown(log_prob)} is not a log-prob: it must be finite and at most 0"
             )
     return [float(log_prob) for log_prob in log_probs]
 

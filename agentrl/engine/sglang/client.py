@@ -42,7 +42,7 @@ _LONGEST_PAUSE_S = 5.0
 _WARN_S = 60.0
 """Seconds between two warnings that the server is unavailable."""
 _ATTEMPT_S = 30.0
-"""A failed attempt counts at most this much as time without a server: during a longer one, the server was answering."""
+"""A failed attempt counts at most this much as time without a server. In a longer attempt, the server was answering."""
 _ROUTING_KEY = "X-SMG-Routing-Key"
 _KEY_CHARACTERS = 1024
 """The maximum length of a routing key, since servers limit headers."""
@@ -195,7 +195,7 @@ class SGLangEngine(AsyncClosing):
         now = time.monotonic()
         level = logging.WARNING if now - self._warned >= _WARN_S else logging.INFO
         self._warned = now if level == logging.WARNING else self._warned
-        _log.log(level, "%s; the engine is away: requests are sent again for %g s", exc, self._retry_s)
+        _log.log(level, "%s; the engine is unreachable: requests are repeated for %g s", exc, self._retry_s)
 
     async def _attempt(self, body: bytes, headers: Mapping[str, str], wire_rid: str) -> Generation:
         where = f"{self.url}/generate"

@@ -188,7 +188,7 @@ def _tls(address: Address, ca: str | Path | None) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=ca)  # without `ca`: the system's, or SSL_CERT_FILE
     except OSError as exc:  # ssl.SSLError is one
-        raise ConfigError(f"ca {str(ca)!r} is no file of certificates in PEM form: {exc.strerror or exc}") from exc
+        raise ConfigError(f"ca {str(ca)!r} is not a file of certificates in PEM form: {exc.strerror or exc}") from exc
 
 
 def _tls_error(url: str, exc: aiohttp.ClientSSLError) -> EngineError:

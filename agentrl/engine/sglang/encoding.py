@@ -110,7 +110,7 @@ def _token_ids(ids: Sequence[Any]) -> array[int]:
         return array("i", ids)
     except (TypeError, OverflowError) as exc:
         i, token = next((i, token) for i, token in enumerate(ids) if not _is_token_id(token))
-        raise ConfigError(f"input_ids[{i}] is {token!r}, no token id") from exc
+        raise ConfigError(f"input_ids[{i}] is {token!r}, not a token id") from exc
 
 
 def _is_token_id(token: Any) -> bool:

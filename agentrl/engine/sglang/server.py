@@ -267,7 +267,7 @@ class _Server:
         except Exception as exc:  # the folder's boundary: one answer, so it does not reveal which folders exist
             _log.warning("update_weights_from_disk %r: %s: %s", body.model_path, type(exc).__name__, exc)
             raise RequestError(
-                "update_weights_from_disk: model_path is no folder with weights of this model; see the server's log"
+                "update_weights_from_disk: model_path is not a folder with weights of this model; see the server's log"
             ) from exc
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
 

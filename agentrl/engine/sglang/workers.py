@@ -96,5 +96,5 @@ class Workers:
         except (ValueError, RecursionError) as exc:
             raise EngineError(f"{url}: not JSON: {type(exc).__name__}") from exc
         if not isinstance(found, dict):
-            raise EngineError(f"{url}: {type(found).__name__} where a JSON object should be")
+            raise EngineError(f"{url}: {type(found).__name__} instead of a JSON object")
         return found

@@ -57,7 +57,7 @@ class Control:
         await self._post("/update_weights_from_disk", {"model_path": folder, "weight_version": version})
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load a LoRA adapter, under a name and from a folder that are never used again for another one."""
+        """Load a LoRA adapter. Its name and its folder are never used again for another adapter."""
         await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
     async def unload_adapter(self, name: str) -> None:

@@ -17,8 +17,9 @@ _CPU = shlex.split(
     "--device cpu --attention-backend torch_native --disable-cuda-graph --disable-overlap-schedule "
     "--skip-server-warmup --sleep-on-idle --grammar-backend none --mem-fraction-static 0.8 --max-total-tokens 16384"
 )
-"""The fraction is of the machine's free memory, which other programs take and release; the tokens are an upper bound. A
-scheduler that does not sleep on idle spins, on a core that the trainer needs."""
+"""Flags for a CPU. The fraction is of the machine's free memory, which other programs take and release; the tokens are
+an upper bound. Without sleep-on-idle, the scheduler would keep a core busy that the trainer needs.
+"""
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables that would show this interpreter's packages to another one."""
 

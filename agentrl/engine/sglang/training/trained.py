@@ -33,7 +33,7 @@ _WEIGHTS, _CACHE = "weights", "kv_cache"
 _RETRY_S = 3.0
 """Retries of a server on this host. More would only delay the news that it is gone."""
 ALONE_SHARE, BESIDE_SHARE = 0.88, 0.5
-"""Shares of a GPU's free memory: for an engine that sleeps while the trainer learns, and for one that does not."""
+"""Shares of a GPU's free memory for the engine: if it sleeps while the trainer learns, and if it does not."""
 _OPTIMIZER_BYTES = 8
 """AdamW's two moments of each trained parameter. It makes them at its first step, after the server has started."""
 
