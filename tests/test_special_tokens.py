@@ -72,7 +72,7 @@ async def test_the_first_is_warned_of_where_it_is_kept(renderer, caplog, monkeyp
         assert not caplog.records
         await play(renderer, "keep")
         await play(renderer, "keep")
-    assert [record.getMessage()[:25] for record in caplog.records] == ["4 special tokens stand in"]
+    assert [record.getMessage()[:23] for record in caplog.records] == ["4 special tokens are in"]
 
 
 @pytest.mark.parametrize("special_tokens", ["keep", "as_text"])

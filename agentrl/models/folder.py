@@ -94,5 +94,5 @@ def _some(names: Collection[str]) -> str:
 def _unreadable(folder: Path, exc: Exception) -> str:
     words = " ".join(str(exc).split())
     if "trust_remote_code" in words or "custom code" in words:
-        return f"{folder}: the model needs code of its own (auto_map in config.json), which agentrl does not run"
+        return f"{folder}: the model needs its own code (auto_map in config.json), which agentrl does not run"
     return f"{folder} cannot be loaded as a causal LM: {type(exc).__name__}: {words:.300}"

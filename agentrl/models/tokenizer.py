@@ -45,8 +45,8 @@ def _read(folder: Path, trust_remote_code: bool) -> Any:
         problem = " ".join(str(exc).split())
         if "trust_remote_code" in problem:
             raise RemoteCodeError(
-                f"{folder}: this tokenizer is Python code of its own, which agentrl runs only where slime has run it "
-                "already, for --hf-checkpoint; convert it to a tokenizer.json"
+                f"{folder}: this tokenizer has its own Python code, which agentrl runs only if slime has already run "
+                "it, for --hf-checkpoint; convert it to a tokenizer.json"
             ) from exc
         raise ConfigError(
             f"{folder}: its tokenizer cannot be read: {type(exc).__name__}: {problem:.300}; copy its files anew"

@@ -16,7 +16,9 @@ _FINGERPRINTS: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
 
 
 class Cache(Generic[T]):
-    """At most `size` values; the oldest is dropped first. If two threads make the same value, one of them is kept."""
+    """At most `size` values; the oldest is dropped first. If two threads make the same value, only one of the two is
+    kept.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -36,7 +38,7 @@ class Cache(Generic[T]):
 
 
 def key_of(*parts: Any) -> str:
-    """A cache key made of the value of JSON-like things."""
+    """A cache key made from the content of JSON-like values."""
     return json.dumps(parts, sort_keys=True, default=str)
 
 

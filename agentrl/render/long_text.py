@@ -47,9 +47,10 @@ async def aside(characters: int, make: Callable[[], T]) -> T:
 
 
 async def too_long(renderer: Renderer, texts: Sequence[str], bound: int) -> int | None:
-    """About how many tokens the texts have, if that is certainly `bound` or more. Costs no more than `bound` tokens do.
+    """About how many tokens the texts have, if that is certainly `bound` or more. Costs as much as encoding `bound`
+    tokens.
 
-    None if they may fit: then they must be rendered to find out.
+    None if they may fit: only rendering them can tell.
     """
     texts = [text.strip() for text in texts]  # templates trim whitespace around a text
     size = sum(map(len, texts))

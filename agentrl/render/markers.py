@@ -24,7 +24,7 @@ GUARD = "\U0010fffd"
 _ESCAPED = ("\\U0010fffd", "\\udbff\\udffd")
 """The guard, in a template that writes text as Python or as JSON in ASCII."""
 _ANCHOR = "\U0010fffc"
-"""Represents the special token before a text: some tokenizers begin a text with a space."""
+"""Stands for the special token before a text, because some tokenizers put a space at the start of a text."""
 _PLAIN: Cache[_Plain] = Cache(8)
 _logger = logging.getLogger("agentrl")
 _warned = False
@@ -38,7 +38,9 @@ class Markers:
     ids: Mapping[str, int]
     """Text -> id."""
     own: frozenset[str] = frozenset()
-    """Those that a model writes into its turns, such as `</think>`: they are often mentioned, and forge no turn."""
+    """Markers that a model writes into its own turns, such as `</think>`. Texts often mention them, and they forge no
+    turn.
+    """
 
     @classmethod
     def of(cls, tokenizer: Any, source: str, special_ids: Iterable[int]) -> Markers:
@@ -53,7 +55,7 @@ class Markers:
         return re.compile(_any_of(self.ids) or r"(?!)")
 
     def count(self, value: Any) -> int:
-        """How many are in the strings of a value, except for its own."""
+        """How many special tokens are in the strings of a value, apart from the model's own markers."""
         if isinstance(value, str):
             return sum(found not in self.own for found in self.pattern.findall(value))
         if isinstance(value, Mapping):
@@ -107,7 +109,7 @@ def warn(count: int) -> None:
     if count and not _warned:
         _warned = True
         _logger.warning(
-            "%d special tokens stand in what a user, a tool or a document says; they are encoded as such, and can "
+            "%d special tokens are in text of a user, a tool or a document; they are encoded as such, and can "
             'forge turns. Set special_tokens to "as_text" to encode them as text',
             count,
         )

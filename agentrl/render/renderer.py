@@ -152,7 +152,7 @@ def _with_own(template: Template, parser: Parser) -> Template:
 
 
 def _check_tools(template: Template, proof: Proof) -> None:
-    """Raise if no tools can be offered, or not these: a run must not find that out at its first episode."""
+    """Raise if no tools can be offered, or not these tools. So a run fails at its start, not in its first episode."""
     if proof.refuses_tools:
         raise TemplateError(
             f"the chat template of {template.name} cannot be used with tools: {proof.refuses_tools}; "

@@ -41,7 +41,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """The form of messages that a template takes, out of several equal ones; found by probing (`probe.settle`)."""
+    """The form of messages that a template takes, where templates differ. Probing finds it (`probe.settle`)."""
 
     arguments_as_text: bool = False
     """A call's arguments as JSON text; else as a mapping, which templates write as JSON themselves."""
@@ -174,7 +174,7 @@ class Template:
         return self.encode(text)
 
     def _after(self, before: str, text: str) -> list[int]:
-        """Tokens of `text` after another text; none if a token straddles both."""
+        """Tokens of `text` as they are after another text. None if a token straddles both."""
         left, ids = self.encode(before), self.encode(before + text)
         return ids[len(left) :] if ids[: len(left)] == left else []
 
@@ -302,9 +302,9 @@ def breaks(error: TemplateError) -> bool:
 
 def _verdict(exc: Exception) -> str:
     if isinstance(exc, SecurityError):
-        return "does what transformers' sandbox for templates forbids"
+        return "does what the template sandbox of transformers forbids"
     if isinstance(exc, TemplateSyntaxError):
         return "is not valid Jinja"
     if isinstance(exc, UndefinedError):
-        return "needs what it is not given (see chat_template_kwargs)"
+        return "needs a variable that it was not given (see chat_template_kwargs)"
     return "refuses this conversation" if type(exc) is JinjaError else "breaks on this conversation"

@@ -132,7 +132,7 @@ class Turns:
         start = len(prompt) if text.startswith(prompt) else _begins(text, prompt)
         if QUESTION["content"] not in text[:start]:
             raise TemplateError(
-                f"the chat template of {self.template.name} writes a question in another way once it is answered: "
+                f"the chat template of {self.template.name} writes a question differently once it is answered: "
                 f"{text[max(0, start - 20) : start + 40]!r} where it had {prompt[max(0, start - 20) : start + 40]!r}"
             )
         turn, thinking = text[start:], self.profile.thinking
@@ -241,7 +241,7 @@ class Turns:
 
 
 def _missing(lead: str, text: str) -> str:
-    """The rest of the lead, beyond what the text already ends with."""
+    """The rest of the lead that the text does not yet end with."""
     return next(lead[count:] for count in range(len(lead), -1, -1) if text.endswith(lead[:count]))
 
 

@@ -99,4 +99,4 @@ def test_code_of_its_own_is_neither_run_nor_asked_about(folder: Path, monkeypatc
     (folder / "own.py").write_text("raise SystemExit('it was run')")
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked at the terminal"))
-    assert "needs code of its own" in refused(folder)
+    assert "needs its own code" in refused(folder)

@@ -128,7 +128,7 @@ def test_a_header_is_no_part_of_a_sampled_turn(tokenizers: Any) -> None:
 
 def test_a_header_that_history_writes_in_other_words_is_refused(tokenizers: Any) -> None:
     template = changed(HEADED, "' <|im_start|>assistant", "' <|im_start|>the assistant")
-    with pytest.raises(TemplateError, match=r"<\|im_start\|>' stands in the prompt .*, and again in the turn"):
+    with pytest.raises(TemplateError, match=r"<\|im_start\|>' is in the prompt .*, and again in the turn"):
         load_renderer(tokenizers.chatml(template))
 
 

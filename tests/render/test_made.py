@@ -16,7 +16,7 @@ from agentrl.render.read.calls import CALLS_AT_MOST
 from agentrl.render.read.lexer import Lexed
 from tests.render.markers import made_files, template_files, tokenizer_of
 
-REFUSES_TOOLS = {"call_behind_a_stop": "stop token '<|message_sep|>' stands inside the turn"}
+REFUSES_TOOLS = {"call_behind_a_stop": "stop token '<|message_sep|>' is inside the turn"}
 KEEPS = {
     "call_behind_a_stop",
     "ids_in_history_end_twice",

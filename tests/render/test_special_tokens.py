@@ -239,7 +239,7 @@ def test_the_first_is_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch: p
         for count in (0, 3, 5):
             markers.warn(count)
     (record,) = caplog.records
-    assert record.getMessage().startswith("3 special tokens stand in what")
+    assert record.getMessage().startswith("3 special tokens are in text")
     assert "as_text" in record.getMessage()
 
 

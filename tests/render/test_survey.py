@@ -12,7 +12,7 @@ from agentrl.render import Certificate, Renderer, load_renderer
 from tests.render.markers import GIVEN, HERE, made_files, template_files, tokenizer_of
 
 EXACT, KEEPS = "exact", "keeps-history"
-FUNCTIONS = "needs what it is not given (see chat_template_kwargs): 'functions' is undefined"
+FUNCTIONS = "needs a variable that it was not given (see chat_template_kwargs): 'functions' is undefined"
 
 LEVELS = {
     "Apertus-8B-Instruct": KEEPS,
@@ -52,7 +52,7 @@ NO_TOOLS = {"google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct", "HuggingF
 """Do not show tools to the model (SmolLM3 takes them under another name)."""
 LEFT_OUT = {*NO_TOOLS, "LFM2-8B-A1B", "ibm-granite-granite-3.3-2B-Instruct"}
 """Leave calls out of history, so that their format cannot be read off."""
-BREAKS = {"Kimi-K2-Instruct": "does what transformers' sandbox for templates forbids: access to attribute 'append'"}
+BREAKS = {"Kimi-K2-Instruct": "does what the template sandbox of transformers forbids: access to attribute 'append'"}
 """Break on calls: they serve without tools."""
 NO_CALLS = {*LEFT_OUT, *BREAKS}
 

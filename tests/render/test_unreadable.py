@@ -23,7 +23,7 @@ def changed(old: str, new: str) -> str:
 ALWAYS = {
     "a thought ends with the stop token": (
         changed(SAID, THOUGHT.replace("'</think>'", "'</think><|im_end|>'") + " + m.content"),
-        r"the stop token '<\|im_end\|>' stands inside the turn",
+        r"the stop token '<\|im_end\|>' is inside the turn",
     ),
     "an answer begins with a stop token": (
         changed(SAID, "'<|im_start|>assistant\n<|im_end|>' + m.content"),
@@ -39,7 +39,7 @@ ALWAYS = {
     ),
     "only the first words of a question": (
         changed("m.role + '\n' + m.content", "m.role + '\n' + m.content[:12]"),
-        "leaves out a part of what the user says",
+        "leaves out a part of a message of the user",
     ),
     "an answer in capitals": (
         changed(SAID, "'<|im_start|>assistant\n' + (m.content if 'zq' in m.content else m.content | upper)"),
@@ -47,7 +47,7 @@ ALWAYS = {
     ),
 }
 WITH_TOOLS = {
-    "a call begins with the stop token": (changed(CALL, f"<|im_end|>{CALL}"), "stands inside the turn"),
+    "a call begins with the stop token": (changed(CALL, f"<|im_end|>{CALL}"), "is inside the turn"),
     "a part of a call's id is a marker": (
         changed('<tool_call>\n{"name": "\' + ', "<tool_call>' + c.id[:4] + '|' + ")
         .replace('\'", "arguments": \'', "'|'")

@@ -30,7 +30,7 @@ class Arguments(Protocol):
 
 
 CDATA = ("<![CDATA[", "]]>")
-"""Some templates put text with markup in it between these."""
+"""Strings that some templates, for values that contain markup, put around the text."""
 Regions: TypeAlias = list[list[Span]]
 """The places of each call's arguments, in each text of a Spelled."""
 Learned: TypeAlias = tuple[Arguments, Regions]
@@ -79,7 +79,7 @@ def _without_quotes(text: str, value: Any, kinds: frozenset[str], schema: Schema
 
 
 def null_in(probes: Spelled) -> str:
-    """The template's word for null: some templates write it as Python does."""
+    """The template's word for null. Some templates write it as Python does."""
     try:
         return "None" if re.search(r"\bNone\b", probes.typed(None)) else NULL
     except TemplateError:
@@ -96,7 +96,7 @@ def runs_on(lexed: Lexed, at: int, stop: int, close: str, opening: str) -> bool:
 
 
 def section(lexed: Lexed, at: int, end: str) -> tuple[re.Match[str] | None, str]:
-    """The end of the CDATA section that opens at `at` (its close plus the marker `end`), and the text within it.
+    """The text of the CDATA section that opens at `at`, and its end: its close plus the marker `end`.
 
     If another section opens first, this section has lost its close. Without a close, the result is None and no text.
     """
@@ -122,7 +122,9 @@ def literal(text: str) -> Any:
 
 
 def _on_one_line(quoted: re.Match[str]) -> str:
-    """The quoted string with its line breaks and tabs escaped. Python refuses the line breaks that models write."""
+    """The quoted string with its line breaks and tabs escaped. Models write line breaks in strings, which Python
+    refuses.
+    """
     return quoted.group().replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 

@@ -1,4 +1,4 @@
-"""What a template does not show of its model's calls: their spelling if it writes none, and second spellings."""
+"""Spellings of calls that a template does not show: the usual ones if it writes no calls, and second spellings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.render.read.lexer import has_tag
 from agentrl.render.template import Template
 
 Functions = Sequence[Mapping[str, Any]]
-"""Each with a name and arguments."""
+"""Called functions, each with a name and arguments."""
 _MISTRAL = "[TOOL_CALLS]"
 
 
@@ -78,7 +78,7 @@ TAGGED = Convention(
     with_second_spellings(Block(JsonCalls("<tool_call>", "</tool_call>"))),
     _tagged,
 )
-"""The most widely trained one: Hermes, Qwen."""
+"""The most widely trained convention: Hermes and Qwen."""
 PYTHONIC = Convention(
     "<|tool_call_start|>",
     '<|tool_call_start|>[name(key="value")]',
@@ -97,7 +97,9 @@ CONVENTIONS = (TAGGED, PYTHONIC, LISTED)
 
 
 def convention_of(template: Template) -> Convention:
-    """The first whose mark is in the template's text, else the first whose mark is a token; else the most common."""
+    """The first convention whose mark is in the template's text, else the first whose mark is a token, else the most
+    common.
+    """
     shown = [convention for convention in CONVENTIONS if convention.mark in template.source]
     known = [convention for convention in CONVENTIONS if _is_token(template, convention.mark)]
     return next(iter((*shown, *known)), TAGGED)

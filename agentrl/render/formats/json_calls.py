@@ -14,13 +14,13 @@ from agentrl.render.read.json_value import ParseFailure, json_at
 from agentrl.render.read.lexer import Lexed, is_distinct, loose
 
 PYTHON_TAG = "<|python_tag|>"
-"""Llama 3 models may sample it before a call, although their template does not write it."""
+"""Llama 3 models may sample this marker before a call, although their template does not write it."""
 _BETWEEN = re.compile(r"[\s;,]*")
 
 _BEFORE = r'(?:"[^"\s]*"\s*:\s*(?:"[^"\s]*"\s*,\s*|\{\s*)){0,4}?'
 """What may precede a call's name: `"type": "function", `."""
 _SYNONYMS = ("arguments", "parameters")
-"""Models write either word, whichever their template writes."""
+"""Models use either word for the arguments, whichever one their template writes."""
 _KEYS = frozenset({"name", "type", "id", *_SYNONYMS})
 """All keys that a call has."""
 
@@ -73,8 +73,8 @@ class JsonCalls:
     def _is_call(self, text: str, at: int) -> bool:
         """Whether an object without markers is a call: it has arguments beside a name, or the name of a known tool.
 
-        One that has a call's keys only, and arguments among them, is a call without its name.
-        One that is not valid JSON is a call that went wrong if it shows the same.
+        An object with only a call's keys, and arguments among them, is a call without its name. An object that is not
+        valid JSON is a malformed call if it shows the same.
         """
         value, _ = json_at(text, at)
         if isinstance(value, ParseFailure):
@@ -85,7 +85,7 @@ class JsonCalls:
         return name in self.names or (isinstance(arguments, dict | str) and bool(self.name_at or not self.names))
 
     def _has_no_more(self, value: Any) -> bool:
-        """Whether an object has no keys but a call's: it has lost its name, and is no answer."""
+        """Whether an object has only a call's keys: then it is a call that has lost its name, and not an answer."""
         return bool(self.name_at) and value.keys() <= _KEYS | {*self.name_at, *self.arguments_at, *self.id_at}
 
     def _shows_a_call(self, text: str, at: int) -> bool:

@@ -26,7 +26,7 @@ ARGUMENTS: tuple[Callable[[Spelled], Learned | None], ...] = (
 
 _LETTER = r"[^\s<>\[\](){}\"'`,;|=\x00]"
 _TYPES = ("code", "text")
-"""Words that models write for the type of a message, where a template writes another."""
+"""Words that models write for the type of a message where their template writes another word."""
 _NAMESPACE = re.compile(r"(.*\W)(\w+\.)", re.DOTALL)
 _TAG = r"(?:<[^<>\s]{0,40}>|\[/?[A-Z_]{1,40}\])"
 _WINDOW = 80
@@ -44,7 +44,7 @@ class NamedCalls:
     name_in_id: bool = False
     """The call's id replaces its name, and contains it: `functions.lookup:0`."""
     whole: bool = False
-    """The first tag of `open` begins other things too: only the whole marker identifies a call."""
+    """The first tag of `open` also begins other things. Only the whole marker identifies a call."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class NamedCalls:
         return nothing or (value, end)
 
     def _goes_on(self, lexed: Lexed, at: int) -> bool:
-        """Whether a call that nothing closes has more than its arguments: other text in its message, or an object."""
+        """Whether a call without a close has more than its arguments: other text in its message, or an object."""
         if self.close:
             return False
         more = rf"\s*(?!{_TAG})\S" if self._tags and not has_tag(self.open) else r"\s*\{"
@@ -120,7 +120,7 @@ class NamedCalls:
         return replace(found, name=name)
 
     def _header(self) -> str:
-        """A model may vary what is between name and arguments, except for the last tag."""
+        """The text between name and arguments. A model may vary it, except for the last tag."""
         between = _or_without(self.between, "" if ID in self.open else ID)
         tags = self._tags
         if tags and not {ID, NUMBER} & set(self.between):
@@ -133,13 +133,15 @@ class NamedCalls:
         return rf"{self._opened()}\s*{self._name('?' if between else '')}\s*{between}"
 
     def _name(self, lazy: str) -> str:
-        """A name, or an id that holds one. It is greedy where nothing else ends it, and no punctuation alone."""
+        """A name, or an id that contains one. It is as long as possible if no marker ends it, and never punctuation
+        alone.
+        """
         letter = r"[\w.-]" if self.name_in_id else _LETTER
         name = rf"(?P<name>(?!/)(?={letter}{{0,127}}\w){letter}{{1,128}}{lazy})(?<!\.)"
         return rf"(?P<id>(?:[\w-]+\.)?{name}(?::\d+)?)" if self.name_in_id else name
 
     def _opened(self) -> str:
-        """The opening; a model may leave out a namespace (`functions.`), which is not a name itself."""
+        """The opening marker. A model may leave out a namespace (`functions.`), which is not a name itself."""
         to, namespace = self._spaced
         if not namespace:
             return _or_without(self.open, ID, begins=True)
@@ -147,7 +149,7 @@ class NamedCalls:
         return rf"{loose(to)}\s*(?:{loose(namespace)}(?!\s)|(?!{alone}))"
 
     def _misnamed(self) -> str:
-        """A header whose name is none: `search web`."""
+        """A header whose name is not a single word: `search web`."""
         if not self._tags:
             return r"(?!)"
         return rf"{loose(self._spaced[0])}[^\n{{}}\x00]{{0,128}}?{re.escape(self._tags[-1])}"
@@ -162,7 +164,7 @@ class NamedCalls:
 
     @property
     def _spaced(self) -> tuple[str, str]:
-        """The opening, and its namespace if other words tell the call."""
+        """The opening marker, and its namespace if other words identify the call."""
         found = None if has_tag(self.open) else _NAMESPACE.fullmatch(self.open)
         return (found[1], found[2]) if found is not None and is_distinct(found[1]) else (self.open, "")
 

@@ -43,7 +43,7 @@ class AsPairs:
     between: str
     close: str
     string_type: str = ""
-    """The text in the hole of `between` if the value is a string."""
+    """The text in the placeholder of `between` for a string value."""
     quoted: bool = False
     """Strings are written as JSON."""
     escaped: bool = False
@@ -97,11 +97,11 @@ class AsPairs:
             return (value, following) if ends else ParseFailure(f"the argument {name!r} is not closed")
         first = lexed.search(loose(self.close), closed.start() if protected else at)
         if first and self._another().search(lexed.syntax, first.end(), closed.start()):
-            return ParseFailure(f"text behind the argument {name!r}")
+            return ParseFailure(f"text after the argument {name!r}")
         return text, closed.end()
 
     def _swallowed(self, lexed: Lexed, at: int, stop: int, missing: str) -> int | None:
-        """The start of another argument within `text[at:stop]`; if there is one, this value ends before it."""
+        """The start of another argument within `text[at:stop]`. If there is one, this value ends before it."""
         opened, closed = lexed.search(self._opening(missing), at), lexed.search(loose(self.close), at)
         if opened is None or opened.end() > stop or (closed is not None and closed.start() < stop):
             return None  # what is closed within a value is text

@@ -11,7 +11,7 @@ from agentrl.types import JSON
 
 Span = tuple[int, int]
 Wrap = tuple[str, str, str, str]
-"""Around calls: the block's opening, the call's own, the call's end, the block's."""
+"""Texts around calls: the opening of the block, the opening of a call, the end of a call, the end of the block."""
 
 SAID = "zqsaid"
 """The content of a turn beside its calls, if the template requires some."""
@@ -65,7 +65,7 @@ def places(text: str, i: int) -> list[int] | None:
 
 
 def wrap(before: str, inner: str | None, after: str) -> Wrap:
-    """The text around calls, split by what two calls in one turn have between them, if there are two."""
+    """The text around calls, split at what the template writes between two calls in one turn, if it writes two."""
     before = before.rpartition(SAID)[2]
     if inner is None:
         return "", before.strip(), after.strip(), ""

@@ -102,7 +102,7 @@ def _turn(content: str, calls: Sequence[tuple[str, str, Mapping[str, JSON]]]) ->
 
 
 def _leads(prompt: str, two_calls: str) -> Iterator[str]:
-    """Nothing, then longer and longer ends of the prompt, as long as the text is also between two calls."""
+    """Empty text, then longer and longer ends of the prompt, as long as that text is also between two calls."""
     yield ""
     between = two_calls.partition(spelled.words(0)[-1])[2].partition(spelled.name(1))[0]
     parts = pieces(prompt)
@@ -115,7 +115,7 @@ def _leads(prompt: str, two_calls: str) -> Iterator[str]:
 
 
 def _candidates(probes: Spelled) -> Iterator[Block]:
-    """The markers as the formats find them; then with markers that count only as a whole."""
+    """The markers that the formats find; then the same with markers that count only as a whole."""
     found = [block for learn in FORMATS for block in learn(probes)]
     yield from found
     for block in found:

@@ -75,7 +75,7 @@ def _close_at(text: str, stop: str, alone: str) -> Close:
 
 
 def behind(text: str, sentinels: Iterable[str]) -> str:
-    """The text after the first sentinel that survived, at its last place in the sampled turn."""
+    """The text after the first sentinel that is in the rendered turn, counted from its last occurrence."""
     for sentinel in sentinels:
         if sentinel in text:
             return text[text.rindex(sentinel) + len(sentinel) :]

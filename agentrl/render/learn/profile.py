@@ -38,7 +38,7 @@ class Profile:
         """
         text = template.render([QUESTION, assistant(SAID)])
         if SAID not in text:
-            raise TemplateError(f"the chat template of {template.name} does not write what the assistant said")
+            raise TemplateError(f"the chat template of {template.name} does not write the assistant's text")
         said = close_of(template, assistant(SAID), REPLY, SAID)
         if not said.sampled_stop:
             raise TemplateError(f"the chat template of {template.name} does not close this turn: {text[-40:]!r}")

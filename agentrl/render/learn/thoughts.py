@@ -60,7 +60,7 @@ def _end_in_both(parts: Sequence[str], after: str, other: str) -> str:
 
 
 def _end_before(parts: Sequence[str], bare: str) -> str:
-    """Up to a tag, after the first, that begins an answer in any case."""
+    """The text before the tags with which every answer begins. The first tag is never one of them."""
     tags = [i for i, piece in enumerate(parts) if is_tag(piece)]
     for i in tags[1:]:
         if bare.endswith("".join(parts[i:])):
@@ -80,7 +80,7 @@ def _begins_anew(text: str) -> bool:
 
 
 def _open(before: str, prompt: str, close: str) -> str:
-    """What opens a thought: text that only a turn with a thought has, or only the prompt; else its last tags.
+    """The opening of a thought: text that only a turn with a thought has, or only the prompt; else its last tags.
 
     If the prompt itself opens the thought, the marker is what history leaves out, which may be a phrase ("Here are my
     reasoning steps:").

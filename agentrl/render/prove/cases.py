@@ -20,7 +20,7 @@ class Case:
     says: tuple[str, ...] = ()
     """Text of messages that the template must not silently drop."""
     needs: tuple[str, ...] = ()
-    """Capabilities that other cases have decided; without them, this case is left out."""
+    """Capabilities that other cases have established. If one is missing, this case is left out."""
 
     @property
     def calls(self) -> bool:

@@ -30,7 +30,7 @@ class _WrongError(TemplateError):
 
 @dataclass(slots=True)
 class _Renders:
-    """What the template writes, whatever the context of a bridge: rendered and encoded once."""
+    """The template's own output, rendered and encoded once. It does not depend on the context of a bridge."""
 
     turns: Turns
     _full: dict[tuple[str, int], list[int]] = field(default_factory=dict)
@@ -59,7 +59,8 @@ class _Findings:
 
 
 def certify(turns: Turns, reading: Reading, *, calls: bool = True) -> tuple[Turns, Certificate]:
-    """Walk every case with the least context that a bridge of this template needs; without `calls`, cases with none.
+    """Walk every case with the least context that a bridge of this template needs. Without `calls`, walk only cases
+    without calls.
 
     Raises TemplateError if a bridge differs from what the template writes itself, whatever the context.
     """
@@ -121,9 +122,9 @@ def _remarks(turns: Turns, reading: Reading, shown: bool) -> Iterator[str]:
     if turns.template.forms.no_nulls:
         yield "the template leaves out arguments of calls that are null; what was sampled is kept"
     if profile.content_after_calls:
-        yield "the template moves text behind the calls beside it; it is kept where it was sampled"
+        yield "the template moves text after the calls of its turn; the text stays where it was sampled"
     if reading.beside_text and not reading.calls:
-        yield f"a call beside text is not read: {reading.beside_text}"
+        yield f"a call next to text is not read: {reading.beside_text}"
     if reading.freely and not reading.calls:
         yield f"a call is read only as the template writes it: {reading.freely}"
 
@@ -181,7 +182,7 @@ def _walk(turns: Turns, case: Case, renders: _Renders, shows_results: bool) -> l
         if template.tells_time:
             later = template.encode(template.on_another_day().render(messages[:end], generation_prompt=True))
             if later[len(later) - len(bridge) :] != list(bridge):
-                departures.append("what follows a turn holds the date or the time, and stays as it was written then")
+                departures.append("the text after a turn holds the date or time, and stays as it was first written")
         at = end
     return departures
 
@@ -191,7 +192,7 @@ def _check_all_is_said(template: Template, case: Case, new: Sequence[Message], t
     for message in new:
         if not _shown(message["content"], text) and (shows_results or message["role"] != "tool"):
             raise TemplateError(
-                f"the chat template of {template.name} leaves out a part of what the {message['role']} says: "
+                f"the chat template of {template.name} leaves out a part of a message of the {message['role']}: "
                 f"{case.name}: {message['content']!r} is written as {text[-200:]!r}"
             )
 
@@ -210,7 +211,7 @@ def _check_header(template: Template, case: Case, at: int, sampled: Sequence[int
         if marker in ours and (header + ours).count(marker) > theirs.count(marker):
             raise _WrongError(
                 case.name,
-                f"the chat template of {template.name} cannot be continued exactly: {case.name}: {marker!r} stands in "
+                f"the chat template of {template.name} cannot be continued exactly: {case.name}: {marker!r} is in "
                 f"the prompt {header[-60:]!r}, and again in the turn {ours[-60:]!r}; use one that writes it once",
             )
 
@@ -263,7 +264,7 @@ def _compare(
 
 
 def _same_end(ours: str, theirs: str, stops: Sequence[str]) -> bool:
-    """Whether a turn ends alike except for its stop token and the space before it, or with the one that was sampled."""
+    """Whether both turns end alike but for the stop token and the space before it, or with the sampled stop token."""
     left, right = ({side.removesuffix(stop).rstrip() for stop in ("", *stops)} for side in (ours, theirs))
     sampled = stops[0]
     return not left.isdisjoint(right) or (theirs.endswith(sampled) and theirs.count(sampled) == ours.count(sampled))

@@ -44,7 +44,7 @@ _WITHOUT: Cache[Proof] = Cache(_KEPT)
 
 
 def proof_of(template: Template, tokenizer: str) -> Proof:
-    """What is served is what is proved: with tools if it has any. `tokenizer` distinguishes it from others.
+    """Prove what will be served: with tools if there are any. `tokenizer` distinguishes the tokenizer from others.
 
     Without tools the certificate covers both. Raises TemplateError if the template cannot be served.
     """
@@ -85,7 +85,7 @@ def _without_tools(template: Template, with_tools: Proof | TemplateError) -> Pro
 
 
 def _both(without: Certificate, with_tools: Certificate) -> Certificate:
-    """What was proved in either proof, and the departures of both."""
+    """The certificate for both proofs: what either proved, and the departures of both."""
     own = [departure for departure in without.departures if departure not in with_tools.departures]
     departures = (*with_tools.departures, *(f"without tools: {departure}" for departure in own))
     departed = {departure.partition(":")[0] for departure in without.departures}
@@ -153,7 +153,7 @@ def _block(turns: Turns) -> Block | None:
 
 
 def _said_first(turns: Turns) -> str:
-    """A turn with content before its call; empty if the template writes none."""
+    """A turn with content before its call. Empty if the template writes no such turn."""
     try:
         turn = turns.sampled(assistant(SAID, [ASKED]))
     except TemplateError:

@@ -91,7 +91,7 @@ def _carried(message: Message, forms: Forms) -> Message:
 
 
 def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> str | None:
-    """What changes when a turn is written and read back. None if nothing does, or if it cannot be written."""
+    """The difference after a turn is written and read back. None if there is none, or if the turn cannot be written."""
     try:
         text = turns.sampled(message)
     except TemplateError:
@@ -99,7 +99,7 @@ def _wrong(turns: Turns, parser: Parser, message: Message, thinking: bool) -> st
     tokens = turns.template.encode(text)
     inside = next((token for token in tokens[:-1] if token in turns.profile.stop_token_ids), None)
     if inside is not None:
-        return f"the stop token {turns.template.decode([inside])!r} stands inside the turn {text[:200]!r}"
+        return f"the stop token {turns.template.decode([inside])!r} is inside the turn {text[:200]!r}"
     action = parser(tokens, "stop", tokens[-1], thinking)
     for difference in (_left_out, _misread_calls, _misread_answer, _misread_thought, _misread_ids):
         if what := difference(message, action, text):

@@ -15,7 +15,8 @@ Types: TypeAlias = Mapping[str, Schema]
 """The JSON schema of each tool's arguments."""
 
 CALLS_AT_MOST = 64
-"""In one turn; what follows is not read. This bounds the cost of a model that repeats a marker thousands of times."""
+"""Calls in one turn. Later ones are not read. This bounds the cost of a model that repeats a marker thousands of times.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,9 @@ class Block:
         return mark.start() if mark else None
 
     def _opens(self, lexed: Lexed, at: int) -> int | None:
-        """A marker that may occur in plain text opens a block only where content begins, and before a call."""
+        """Whether an opening marker counts. One that may occur in plain text opens a block only where content begins
+        and a call follows.
+        """
         if is_distinct(self.open):
             mark = lexed.search(loose(self.open) if self.whole else trigger(self.open), at)
             return mark.start() if mark else None
@@ -181,7 +184,7 @@ class Block:
 
 
 def broken(lexed: Lexed, at: int, begin: int, seen: int, error: str, markers: tuple[str, str]) -> Attempt:
-    """An attempt that ends at its close (looked for from `seen` on), else before the next call, else with the turn."""
+    """An attempt that ends at its close (searched from `seen` on), else before the next call, else with the turn."""
     opening, close = markers
     closed = lexed.search(loose(close), seen) if close else None
     other = lexed.search(trigger(opening), seen) if opening else None

@@ -48,7 +48,7 @@ def spans(pattern: re.Pattern[str] | None, lexed: Lexed, start: int, stop: int) 
 
 
 def without(text: str, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -> list[str]:
-    """The parts of `text[start:stop]` around the cuts."""
+    """The parts of `text[start:stop]` that are outside the cuts."""
     parts, at = list[str](), start
     for begin, end in cuts:
         if begin >= at and end <= stop:
@@ -58,7 +58,9 @@ def without(text: str, start: int, stop: int, cuts: Sequence[tuple[int, int]]) -
 
 
 def _any_word(literal: str) -> str:
-    """The literal with any word between two of its tags; before the last of them a type may stand as well."""
+    """A regular expression for the literal with any word between two of its tags. A type may also precede the last of
+    these tags.
+    """
     parts = [piece for piece in pieces(literal) if not piece.isspace()]
     forms, tags = list[str](), [re.escape(piece) for piece in parts if is_tag(piece)]
     for i, piece in enumerate(parts):

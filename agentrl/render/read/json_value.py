@@ -11,13 +11,13 @@ from agentrl.plain import finite, no_constant
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """Why text is no value."""
+    """Why a text is not a value."""
 
     reason: str
 
 
 def json_at(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins at `at` and its end. If there is none: a ParseFailure, and `at`."""
+    """The JSON value that begins at `at`, and its end. Without one: a ParseFailure, and `at`."""
     try:
         value, end = NUMBERS.raw_decode(text, at)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # half a surrogate pair is no text

@@ -113,7 +113,7 @@ def headed(marker: str) -> str:
 
 
 def typed(tags: Sequence[str]) -> str:
-    """A type that may stand in a header, as a word or behind a tag that is none of its own."""
+    """An optional type in a header: a word, or a word after a tag that is not one of the header's own."""
     return rf"(?:(?:\s*(?!{'|'.join(tags)})<[^<>\s]+>\s*|\s+)[\w/.-]+)?"
 
 

@@ -123,7 +123,7 @@ class Parser:
         return walk
 
     def _began_within(self, walk: _Walk) -> bool:
-        """Whether the turn ends a thought before anything else: it began within a thought without opening it."""
+        """Whether the turn ends a thought before anything else: then the prompt had opened that thought."""
         end = None if self._ends_more else walk.lexed.search(self._close, 0)
         if end is None:
             return False

@@ -17,7 +17,7 @@ class Thinking:
     closing: str = "</think>\n\n"
     """What ends an open thought if the turn continues, with its whitespace."""
     ends_more: bool = False
-    """`close` ends other parts of a turn too: it ends a thought only after `open`."""
+    """`close` also ends other parts of a turn. It ends a thought only after `open`."""
 
     @property
     def opening(self) -> str:
