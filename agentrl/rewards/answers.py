@@ -89,7 +89,7 @@ def targets(label: JSON) -> list[str]:
             label = label[key]
     found = list(label) if isinstance(label, Sequence) and not isinstance(label, str) else [label]
     if not all(isinstance(one, str | int | float) for one in found):
-        raise ConfigError(f"the label {label!r:.100} is no right answer; write a text, a number or a list of them")
+        raise ConfigError(f"the label {label!r:.100} is not a right answer; write a text, a number or a list of them")
     return [text for one in found if (text := _plain(one).strip())]
 
 

@@ -34,7 +34,9 @@ def weighted(**graders: tuple[Grader, float]) -> Grader:
                 f"weighted: {name} must be (grader, weight), not {given!r:.80}; see @grader for functions"
             )
         if hasattr(given[0], "grade_group"):
-            raise ConfigError(f"weighted: {name} grades groups, and an episode is summed on its own; use it alone")
+            raise ConfigError(
+                f"weighted: {name} grades groups, and `weighted` sums one episode at a time; use it alone"
+            )
     if not graders:
         raise ConfigError("weighted: name at least one grader: weighted(em=(em, 1.0))")
     return _Weighted(graders)
@@ -152,7 +154,7 @@ class GroupGrader(Grader):
 
 
 async def _later() -> None:
-    """No reward yet: the group is not finished."""
+    """The reward of an episode whose group is not finished: none yet."""
 
 
 def in_process(path: str, *, seconds: float = 10.0) -> Grader:

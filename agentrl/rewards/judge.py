@@ -71,7 +71,7 @@ class LLMJudge(Grader):
             said = (await self.model.reply([{"role": "user", "content": self.prompt(written)}]))["content"]
             if (score := verdict(said)) is not None:
                 return score
-        raise InfraError(f"the judge {self.model.model} gave no line SCORE: 0 to {_MOST}, but {said[-100:]!r}")
+        raise InfraError(f"the judge {self.model.model} wrote no line SCORE: 0 to {_MOST}, but {said[-100:]!r}")
 
     def prompt(self, written: ModelOutput) -> str:
         """What the judge reads. The marks around the answer depend on it, so the answer cannot hold them."""

@@ -154,7 +154,7 @@ async def test_a_grader_that_fails_is_the_episodes_failure(renderer):
 
 
 async def test_a_wrong_label_is_said():
-    with pytest.raises(ConfigError, match=r"the label \{'x': 1\} is no right answer"):
+    with pytest.raises(ConfigError, match=r"the label \{'x': 1\} is not a right answer"):
         await em(args(), Sample(response="x", label={"x": 1}))
     with pytest.raises(TypeError, match="takes a trajectory, or slime's"):
         em(1)

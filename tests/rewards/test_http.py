@@ -193,7 +193,7 @@ async def _grades(remote):
 async def test_remote_rm_needs_an_address():
     with pytest.raises(ConfigError, match="give slime --rm-url, or name"):
         await RemoteReward().grade(WROTE)
-    with pytest.raises(ConfigError, match="'localhost:80' is none; write http://"):
+    with pytest.raises(ConfigError, match="'localhost:80' is not valid; write http://"):
         RemoteReward("localhost:80")
 
 
@@ -235,7 +235,7 @@ async def test_a_verdict_without_a_score_is_asked_for_again_and_then_a_failure()
     async with Served(lambda body: next(answers)) as served:
         judge = LLMJudge(base_url=served.url, model="m")
         assert await judge.grade(WROTE) == 1.0
-        with pytest.raises(InfraError, match="the judge m gave no line SCORE: 0 to 10"):
+        with pytest.raises(InfraError, match="the judge m wrote no line SCORE: 0 to 10"):
             await judge.grade(WROTE)
 
 

@@ -34,7 +34,7 @@ class Suite:
     """The tests to run on the code in FILE."""
 
     job: Mapping[str, Any]
-    """In the form that the coding environment's function grader takes."""
+    """Tests in the form that the coding environment's function grader takes."""
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -105,7 +105,7 @@ def _lines(given: JSON, what: str) -> str:
     """A text, or a list of texts as one."""
     lines = [given] if isinstance(given, str) else given
     if not isinstance(lines, Sequence) or not all(isinstance(line, str) for line in lines):
-        raise _NoTestsError(f"{what} is no text and no list of texts")
+        raise _NoTestsError(f"{what} is neither a text nor a list of texts")
     return "\n".join(lines)
 
 
@@ -118,7 +118,7 @@ def _of_streams(inputs: JSON, outputs: JSON) -> Suite:
 
 def _streams(given: JSON, what: str) -> list[str]:
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise _NoTestsError(f"{what} is no list of texts")
+        raise _NoTestsError(f"{what} is not a list of texts")
     return [_lines(one, f"one of the {what}") for one in given]
 
 
@@ -142,7 +142,7 @@ def _of_text(text: str) -> Suite:
     if not names and not any(MODULE in _imported(node) for node in ast.walk(tests)):
         names = sorted({_called(node) for node in ast.walk(tests)} & _BUILTIN)
         if len(names) != 1:
-            raise _NoTestsError("it does not say which function it tests; call one, or name it as entry_point")
+            raise _NoTestsError("it does not name the function that it tests; call one, or name it as entry_point")
     return _of_names(tests, text, names)
 
 
@@ -151,7 +151,7 @@ def _of_names(tests: ast.Module, text: str, names: list[str]) -> Suite:
         return _of_pytest(tests, text, names)
     _need_asserts(tests)
     if not any(map(_runs, tests.body)):
-        raise _NoTestsError("it runs none of its asserts; name the function that `check` is to get as entry_point")
+        raise _NoTestsError("it runs none of its asserts; name the function that `check` gets as entry_point")
     return Suite({"folder": ".", "module": MODULE, "names": names, "test": text})
 
 
@@ -164,7 +164,7 @@ def _runs(node: ast.stmt) -> bool:
 
 def _of_pytest(tests: ast.Module, text: str, names: list[str]) -> Suite:
     if any(isinstance(node, ast.Assert) for node in tests.body):
-        raise _NoTestsError("beside pytest's tests, asserts must stand in test functions")
+        raise _NoTestsError("next to pytest's tests, asserts must be in test functions")
     if any(isinstance(node, ast.AsyncFunctionDef) for node in tests.body):
         raise _NoTestsError("it has an async function, which pytest alone does not run")
     lines = text.splitlines()
@@ -195,7 +195,7 @@ def _parsed(text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
-        raise _NoTestsError(f"it is no Python: {exc}") from None
+        raise _NoTestsError(f"it is not valid Python: {exc}") from None
 
 
 def _unknown(text: str) -> set[str]:
