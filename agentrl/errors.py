@@ -150,8 +150,9 @@ class Failure:
 
     @classmethod
     def of(cls, exc: BaseException, boundary: Boundary) -> Failure:
-        """Classify an exception. What the world did is the environment's failure, or the engine's at its boundary;
-        so is a group of only such exceptions. Anything else is a bug."""
+        """Classify an exception. A failure of the world is the environment's, or the engine's at the engine's boundary.
+        A group of only such exceptions is classified in the same way. Anything else is a bug.
+        """
         outside: FailureKind = "engine" if boundary == "engine" else "environment"
         worlds = all(isinstance(one, asyncio.CancelledError) or is_the_worlds(one) for one in leaves(exc))
         kind: FailureKind = outside if worlds else "bug"

@@ -193,8 +193,8 @@ class Sandbox(Protocol):
     ) -> None:
         """Copy a file or a folder to this machine; a folder's content into `target`.
 
-        The sandbox is not trusted: entries that would be written outside `target`, links that lead out of it,
-        and special files raise SandboxError, and more than `max_bytes` bytes OSError with EFBIG. Then nothing is left
+        The sandbox is not trusted. SandboxError is raised for entries that would be written outside `target`, links
+        that lead out of it, and special files; OSError with EFBIG for more than `max_bytes` bytes. Then nothing is left
         in `target` that was not there before.
         """
         ...

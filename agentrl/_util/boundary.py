@@ -53,7 +53,7 @@ def at_boundary(name: Boundary, *, data: bool = False, hook: Callable[..., Any] 
 
 
 def _located(failure: Failure, hook: Callable[..., Any] | None) -> Failure:
-    """The failure with the line of the hook, if no line of the user's raised: the hook returned a wrong type."""
+    """The failure, with the hook's line if no line of the user's code raised: then the hook returned a wrong type."""
     if hook is None or failure.kind != "bug" or own_frames(failure.traceback):
         return failure
     place = definition(hook)

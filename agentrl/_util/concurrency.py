@@ -213,7 +213,7 @@ class Worker:
 
 
 def safe_to_raise(exc: BaseException, where: str) -> Exception | asyncio.CancelledError:
-    """An exception that a task may raise. A future refuses StopIteration, and SystemExit would end the event loop."""
+    """`exc`, or a RuntimeError in its place: in a task, StopIteration is refused and SystemExit ends the event loop."""
     if isinstance(exc, Exception | asyncio.CancelledError) and not isinstance(exc, StopIteration):
         return exc
     return RuntimeError(f"{type(exc).__name__} {where}: {exc}")

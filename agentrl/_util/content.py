@@ -1,4 +1,4 @@
-"""What a value holds, as text that is the same in every process: to see by its hash whether data changed."""
+"""The content of a value as text that is the same in every process. Its hash shows whether data changed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from uuid import UUID
 from agentrl.plain import JSON, MAX_DEPTH
 
 _TEXTS = (bytes, date, Decimal, Enum, PurePath, UUID)
-"""Their text is their content."""
+"""Types whose text is their content."""
 _SETS = 3
-"""How many sets within sets are read. Members have no order, so what they share cannot be numbered."""
+"""How deep sets within sets are read. Members have no order, so an object that two of them share gets no number."""
 
 
 def content(value: Any) -> str:
-    """Text of what the value holds, never of an address or of a set's order. Plain JSON is written as `json` does.
+    """The content of a value as text, without addresses and without the order of sets. Plain JSON is written as `json`
+    does.
 
-    An object is what pickle would write of it. An object that cannot be pickled is the name of its class.
+    An object is read as pickle would write it. If it cannot be pickled, the name of its class takes its place.
     """
     return json.dumps(_Reading().of(value), sort_keys=True)
 
@@ -34,7 +35,7 @@ class _Reading:
     inside: set[int] = field(default_factory=set)
     """Ids of the lists, mappings and sets around the current value."""
     seen: dict[int, tuple[int, object]] = field(default_factory=dict)
-    """Objects that were met, by id, with their number. Each is kept alive, so that its id stays its own."""
+    """The number of each object met so far, by its id. The objects are kept alive, so that no id is used twice."""
 
     def of(self, value: Any) -> JSON:
         if isinstance(value, _TEXTS) and not isinstance(value, str | int):

@@ -91,7 +91,7 @@ class Service:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"the URL {self.url!r} is none; write http://host:port/path")
+            raise ConfigError(f"the URL {self.url!r} is not valid; write http://host:port/path")
 
     @property
     def name(self) -> str:
@@ -187,7 +187,7 @@ class Service:
 
     @asynccontextmanager
     async def kept_open(self) -> AsyncIterator[None]:
-        """Inside it, the connections of this event loop stay open for the next request."""
+        """While the context is open, the connections of this event loop are kept for the next request."""
         async with self._connected(self._of_loop()):
             yield
 
@@ -279,8 +279,9 @@ class Breaker:
         """Whether the server has ever answered."""
 
     def check(self, url: str, open_s: float) -> None:
-        """Raises InfraError while the circuit is open. After that it lets one request through, and is open for others
-        until that one has worked."""
+        """Raises InfraError while the circuit is open. After that it lets one request through, and refuses the others
+        until that one has succeeded.
+        """
         with self._lock:
             if not self._until:
                 return

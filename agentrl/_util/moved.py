@@ -70,7 +70,7 @@ def answer_old_paths() -> None:
 
 
 def old_name(module: str, name: str) -> Any:
-    """What `name` was in the module that is a package now: its main module `module` has it. Raises AttributeError."""
+    """The object `name` of a module that is a package now. Its main module `module` holds it. Raises AttributeError."""
     package = module.rpartition(".")[0]
     found = None if name.startswith("_") else getattr(importlib.import_module(module), name, None)
     if found is None:

@@ -249,7 +249,9 @@ class _HeldResource(Generic[T]):
             self.task.cancel()
 
     async def leave_by(self, until: float) -> None:
-        """Ask the resource to exit, and wait until `until`. Then cancel it, unless it was only asked then."""
+        """Ask the resource to exit, and wait until `until`. Then cancel it, unless it was asked to exit only at that
+        time.
+        """
         asked = asyncio.get_running_loop().time()
         self.leave()
         await asyncio.wait([self.task], timeout=max(0.0, until - asked))
@@ -275,7 +277,7 @@ def _errors_of_release(held: Sequence[_HeldResource[Any]], seconds: float) -> li
     """The errors of resources that exited in time, and one TimeoutError for all others."""
     errors = [error for holding in held if holding.left_in_time for error in holding.error()]
     if late := [holding.name for holding in held if not holding.left_in_time]:
-        errors.append(TimeoutError(f"{', '.join(late)}: not released within close_s, {seconds:g} s; left behind"))
+        errors.append(TimeoutError(f"{', '.join(late)}: not released within close_s, {seconds:g} s; still open"))
     return errors
 
 
