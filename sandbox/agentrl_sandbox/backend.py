@@ -92,7 +92,7 @@ class HasMachine(Protocol):
 
 
 def machine_of(backend: Backend) -> Machine:
-    """The machine on which a back end's sandboxes run, as far as it is known. The back end is entered."""
+    """The machine on which a back end's sandboxes run, if it is known. The back end must be entered."""
     return backend.machine if isinstance(backend, HasMachine) else machine.here()
 
 

@@ -74,7 +74,7 @@ class ShellSandbox(abc.ABC):
         """Raises ConfigError, with the remedy, if the back end cannot act as this user."""
 
     def _resolve(self, sandbox_path: str) -> str:
-        """Its absolute path for programs inside. May raise OSError."""
+        """The absolute path for programs inside. May raise OSError."""
         return absolute(posixpath.join(self.spec.workdir, sandbox_path))
 
     def _folders(self) -> tuple[str, ...]:
@@ -267,8 +267,9 @@ class ShellSandbox(abc.ABC):
         target: IO[bytes] | None = None,
         limit: int = 1 << 20,
     ) -> None:
-        """Run a script of `tools` in the root. OSError is about `name`, the path as the caller wrote it; more output
-        than `limit` bytes is one with EFBIG."""
+        """Run a script of `tools` in the root. Raises OSError about `name`, the path as the caller wrote it; with
+        EFBIG if there are more than `limit` bytes of output.
+        """
         catch = tools.Catch(target or io.BytesIO(), limit)
         running = await self._spawn(
             ["sh", "-c", script, "sh", *args],

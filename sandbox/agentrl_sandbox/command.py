@@ -13,7 +13,7 @@ from agentrl_sandbox.output import Output
 T = TypeVar("T")
 
 _LONGEST_SCRIPT = 128 << 10
-"""Bytes; Linux takes no longer argument to a program."""
+"""The longest argument of a program that Linux accepts, in bytes."""
 _PIECE = 256 << 10
 
 
@@ -73,7 +73,7 @@ class ShellProcess:
         await finish(self._running.kill())
 
     async def _code(self, timeout: float | None) -> int | None:
-        """None: it was killed at its timeout."""
+        """The exit code; None if it was killed at its timeout."""
         try:
             async with asyncio.timeout(timeout) as deadline:
                 return await self._running.ended()
@@ -85,7 +85,7 @@ class ShellProcess:
 
 
 class Unstartable:
-    """The process of a command that no shell takes."""
+    """The process of a command that no shell accepts."""
 
     def __init__(self) -> None:
         self._result = ExecResult(CANNOT_RUN, "", "cannot run the command: it is too long or holds a NUL character\n")
@@ -102,7 +102,7 @@ class Unstartable:
 
 
 def fits(script: str) -> bool:
-    """Whether a shell can take it."""
+    """Whether a shell accepts the command."""
     data = script.encode(errors="replace")
     return b"\0" not in data and len(data) < _LONGEST_SCRIPT
 

@@ -65,7 +65,7 @@ class PoolFigures:
         return (
             f"{self.handed_out} sandboxes handed out, {self.at_once} of them at once (wait: {self.wait}); "
             f"{self.created} created ({self.create}), {self.removed} removed, {self.failed} failed, {self.died} died, "
-            f"{self.left_behind} left behind"
+            f"{self.left_behind} left over"
         )
 
 

@@ -1,4 +1,6 @@
-"""The books of a pool: its sandboxes, the callers that wait, and which sandbox to make next. Nothing here waits."""
+"""The bookkeeping of a pool: its sandboxes, the callers that wait, and which sandbox to make next. No function here
+waits.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class Trouble:
     """When to try again."""
 
     def add(self, now: float) -> bool:
-        """Whether waiting callers should get an error."""
+        """Add a failure. Returns whether waiting callers should get an error."""
         self.until = now + min(_FIRST_PAUSE_S * 2 ** min(self.failures, 16), _LONGEST_PAUSE_S)
         self.failures += 1
         return self.failures >= _TRIES

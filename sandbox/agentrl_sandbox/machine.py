@@ -10,9 +10,9 @@ from pathlib import Path
 from agentrl_sandbox.spec import SandboxSpec
 
 _SHARING = 4
-"""Sandboxes to a core: an agent's sandbox idles while its model thinks."""
+"""Sandboxes per core: an agent's sandbox idles while its model thinks."""
 _SHARE_OF_MEMORY = 0.75
-"""The rest is for this program, and for the engine."""
+"""The share of the memory for sandboxes. The rest is for this program, and for the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Machine:
 
 
 def here() -> Machine:
-    """What this process may use."""
+    """The machine as this process may use it."""
     return Machine(cores(), memory_mb())
 
 
@@ -39,7 +39,7 @@ def room(spec: SandboxSpec) -> int:
 
 
 def needed(spec: SandboxSpec, sandboxes: int) -> tuple[int, int]:
-    """The cores, and the memory in MiB, of a machine that holds that many."""
+    """The cores, and the memory in MiB, that this many sandboxes need."""
     return math.ceil(sandboxes * spec.cpus / _SHARING), math.ceil(sandboxes * spec.memory_mb / _SHARE_OF_MEMORY)
 
 

@@ -28,7 +28,7 @@ def needs(backend: str, spec: SandboxSpec, episodes: int, size: int | None = Non
 
 
 def _runs_here(backend: str) -> bool:
-    """Whether its sandboxes run on this machine, as far as that is known without asking an engine."""
+    """Whether its sandboxes run on this machine, as far as that can be known without asking an engine."""
     remote = not (os.environ.get("DOCKER_HOST") or "unix://").startswith("unix://")
     return not backend.startswith("hosted:") and not (backend in ("docker", "auto") and remote)
 
@@ -40,7 +40,7 @@ def _programs(backend: str) -> list[str]:
     docker = f"a container engine at {engine} (DOCKER_HOST names another){'' if found else '; here is none'}"
     bubblewrap = f"the system packages bubblewrap and libseccomp2{'' if has_bwrap else '; here they are not installed'}"
     if backend.startswith("hosted:"):
-        return [f"an account with the service behind {backend.removeprefix('hosted:')}, and a way to it"]
+        return [f"an account with the service of {backend.removeprefix('hosted:')}, and access to it"]
     return {
         "docker": [docker],
         "bubblewrap": [bubblewrap],
@@ -50,5 +50,5 @@ def _programs(backend: str) -> list[str]:
 
 
 def _is_there(address: str) -> bool:
-    """Whether a Unix socket is there. What lies elsewhere is taken to be."""
+    """Whether a Unix socket is there. A socket of another machine is assumed to be there."""
     return "://" in address or Path(address).is_socket()

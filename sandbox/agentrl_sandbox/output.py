@@ -10,7 +10,7 @@ Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
 class HeadTailBuffer:
-    """At most `limit` bytes of one stream. Memory stays of that order, however much output there is."""
+    """Keeps at most `limit` bytes of one stream. Its memory does not grow with the output."""
 
     def __init__(self, limit: int) -> None:
         self._limit = max(limit, 0)
@@ -32,7 +32,7 @@ class HeadTailBuffer:
         return self._dropped > 0 or len(self._tail) > self._tail_limit
 
     def text(self) -> str:
-        """The stream, with U+FFFD for what is not UTF-8. A character at the cut is left out whole."""
+        """The stream as text, with U+FFFD for bytes that are not UTF-8. A character at the cut is left out."""
         self._trim()
         if not self._dropped:
             return (self._head + self._tail).decode(errors="replace")
@@ -83,7 +83,7 @@ class Output:
 
 
 def _without_part_at_end(data: bytearray) -> bytearray:
-    """Without the last bytes, if they begin a UTF-8 character that they do not end."""
+    """The data without its last bytes if they are the beginning of an incomplete UTF-8 character."""
     for length in range(1, min(4, len(data) + 1)):
         byte = data[-length]
         if 0xC0 <= byte < 0xF8:
@@ -95,7 +95,7 @@ def _without_part_at_end(data: bytearray) -> bytearray:
 
 
 def _without_part_at_start(data: bytearray) -> bytearray:
-    """Without the first bytes, if they end a UTF-8 character that they do not begin."""
+    """The data without its first bytes if they are the end of an incomplete UTF-8 character."""
     start = 0
     while start < min(3, len(data)) and 0x80 <= data[start] < 0xC0:
         start += 1

@@ -38,7 +38,7 @@ _STALE_S = 300.0
 _FORGOTTEN_S = 7 * 86400.0
 """Heartbeats of dead owners are removed after this time. By then the deadlines of their sandboxes have passed."""
 _INITIAL = "4026531836"
-"""Linux gives this number to the pid namespace of the machine itself. Containers have others."""
+"""Linux gives this number to a machine's own pid namespace. Containers have other numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _beat(file: Path) -> None:
 
 
 def _is_silent(owner: str) -> bool:
-    """Whether the owner once left a heartbeat in our folder, and has left none for a while."""
+    """Whether the owner once wrote a heartbeat to our folder, and has written none for a while."""
     folder = _folder()
     if folder is None:
         return False

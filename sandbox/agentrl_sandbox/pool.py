@@ -23,9 +23,11 @@ from agentrl_sandbox.workshop import Workshop
 log = logging.getLogger("agentrl")
 
 _TENDED_S = 15.0
-"""How often the ready sandboxes are looked after."""
+"""Seconds between two checks of the ready sandboxes."""
 _LOOKED_AFTER_S = 120.0
-"""How long a ready sandbox may then take to answer. A program that trains in this event loop is itself the slow one."""
+"""How long a ready sandbox may take to answer a check. If a program trains in this event loop, that program is the
+slow one.
+"""
 _FRESH_S = 2 * _TENDED_S
 """A ready sandbox that was alive this recently is handed out unchecked: a busy engine takes a second to answer."""
 _RIPE = 0.25
@@ -332,7 +334,7 @@ class SandboxPool:
 
 
 def _sizes(room: int, size: int | None, grade: int | None) -> tuple[int, int]:
-    """The capacities for episodes and for grading: the given ones, and the rest of what the machine holds."""
+    """The capacities for episodes and for grading. If one is not given, it is the rest of what the machine holds."""
     grade = grade or max(1, (size or room) // 4)
     return size or max(1, room - grade), grade
 

@@ -25,7 +25,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = loop.create_future()
         self.released: asyncio.Future[None] = loop.create_future()
-        """Done when the process is gone and its pipes are closed too: nothing is left to release."""
+        """Done when the process is gone and its pipes are closed, so that nothing is left to release."""
         self._sink = sink
         self._unwanted = False
         self._transport: asyncio.SubprocessTransport | None = None

@@ -31,5 +31,6 @@ KILL_CHILDREN_FIRST = r"""
   for pid in $tree; do children_first="$pid $children_first"; done
   kill -KILL $children_first
 """
-"""Kills `tree`, all of it stopped. Once a parent in another process group dies, the kernel wakes stopped children with
-SIGHUP: their traps, and what they run next, would get a moment."""
+"""Kills `tree`, whose processes are all stopped, children first. If a parent in another process group died first,
+the kernel would wake the stopped children with SIGHUP, and their traps could still run.
+"""

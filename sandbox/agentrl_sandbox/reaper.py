@@ -16,7 +16,7 @@ log = logging.getLogger("agentrl")
 
 _EVERY_S = 60.0
 _PATIENCE_S = 120.0
-"""A sweep that takes longer is given up, so that an engine that hangs does not keep a run from starting."""
+"""A sweep that takes longer is abandoned, so that an engine that hangs does not keep a run from starting."""
 
 
 _paused: ContextVar[bool] = ContextVar("agentrl_reaper_paused", default=False)
@@ -24,7 +24,7 @@ _paused: ContextVar[bool] = ContextVar("agentrl_reaper_paused", default=False)
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """A back end that is entered within this removes nothing by itself: for listing and counting."""
+    """A back end that is entered within this context removes nothing by itself: for listing and counting."""
     token = _paused.set(True)
     try:
         yield
@@ -34,7 +34,7 @@ def paused() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def reaping(backend: Backend) -> AsyncIterator[None]:
-    """Sweep now, and from time to time while this is open. For the `__aenter__` of a back end, once it is connected."""
+    """Sweep now, and then regularly while the context is open. For a back end's `__aenter__`, once it is connected."""
     if _paused.get():
         yield
         return
@@ -49,14 +49,14 @@ async def reaping(backend: Backend) -> AsyncIterator[None]:
 
 
 async def sweep(backend: Backend) -> int:
-    """Remove what is gone, and return how many sandboxes that were. Errors are logged and not raised."""
+    """Remove abandoned sandboxes, and return their number. Errors are logged and not raised."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             gone = [found.sandbox_id for found in await backend.list() if found.gone]
             if gone:
                 await backend.remove(gone)
     except Exception as exc:  # noqa: BLE001 - the reaper's boundary: its caller came to make sandboxes, not to sweep
-        log.warning("%s: sandboxes that others left behind could not be removed: %s", backend.name, told(exc))
+        log.warning("%s: leftover sandboxes could not be removed: %s", backend.name, told(exc))
         return 0
     if gone:
         log.info("%s: removed %d sandboxes whose owner is gone or whose time was over", backend.name, len(gone))

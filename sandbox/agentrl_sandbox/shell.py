@@ -1,4 +1,4 @@
-"""A shell in a sandbox that remembers: folder and exported variables of one command are those of the next."""
+"""A shell in a sandbox that remembers its folder and its exported variables from one command to the next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARGEST_ENVIRONMENT = 32 << 10
 """Characters of exported variables that are remembered. All of them travel with every command."""
 
 _REPORT_ROOM = 4 * _LARGEST_ENVIRONMENT
-"""Bytes kept of each stream: whatever a command wrote before, the report at the end lies in the last half."""
+"""Bytes kept of each stream. However much a command writes, the report at the end is in the last half."""
 
 _NOT_KEPT = frozenset({"_", "PWD", "SHLVL", "SHELLOPTS", "BASHOPTS", "UID", "EUID", "PPID"})
 """Variables that bash sets itself. Those of a back end, AGENTRL_..., may differ from command to command."""

@@ -40,10 +40,10 @@ class Check:
     problem: str = ""
     """Why it makes no sandboxes. Empty: it does."""
     seconds: float = 0.0
-    """Seconds until the first command in a new sandbox had ended."""
+    """Seconds until the first command in a new sandbox had finished."""
     enforced: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """What a sandbox of it does not enforce."""
+    """Limits that its sandboxes do not enforce."""
 
 
 async def check(name: str) -> Check:
@@ -114,7 +114,7 @@ async def _listed(name: str) -> Sequence[FoundSandbox]:
 
 
 async def _working(name: str) -> list[str]:
-    """The named back end, untested; without a name, all that work."""
+    """The named back end, untested. Without a name, all back ends that work."""
     if name:
         return [name]
     names = []

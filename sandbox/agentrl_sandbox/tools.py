@@ -27,7 +27,7 @@ WRITE = (
     + '[ ! -d "$1" ] || { echo "$1: Is a directory" >&2; exit 1; }; '
     + 'mkdir -p -- "$d" && cat > "$1" && n=$(wc -c < "$1") && [ "$n" -eq "$2" ]'
 )
-"""File, bytes to come: a lost connection must not look like the end of the file."""
+"""Arguments: file, number of bytes to come. A lost connection must not look like the end of the file."""
 CHMOD = 'exec chmod "$2" -- "$1"'
 UNPACK = 'mkdir -p -- "$1" && exec tar -x -p -o -f - -C "$1"'
 PACK = (
@@ -48,8 +48,9 @@ RESTORE = (
     + 'find "$d" -xdev -mindepth 1 -delete || exit 2; done; '
     + "exec tar -x -z -p -P --skip-old-files --delay-directory-restore -f -"
 )
-"""Folders, as above. The first `find` opens each folder to its owner before it goes in. tar then finds the folders
-themselves and nothing else, and skips them: they may be another user's."""
+"""Arguments: folders, as above. The first `find` opens each folder to its owner before it enters it. tar then finds
+only the folders themselves, and skips them, because they may belong to another user.
+"""
 
 _KNOWN = {
     os.strerror(number): number
@@ -62,7 +63,7 @@ _TOO_LARGE = (128 + 25, "File size limit exceeded")  # exit code of a program en
 _NOT_FOUND = 127
 _KILLED = 128 + 9
 NO_PROCESS = ("Cannot fork", "fork: Resource temporarily unavailable", "fork: retry")
-"""The messages of shells when no process can be started."""
+"""The messages of shells that cannot start a process."""
 
 
 class Catch:

@@ -15,7 +15,7 @@ from typing import IO
 from agentrl.errors import ConfigError, SandboxError
 
 OVERHEAD = 64 << 20
-"""Bytes that the headers of a tar file may take beside the content."""
+"""Bytes that the headers of a tar file may take in addition to the content."""
 _MOST_ENTRIES = 50_000
 _LONGEST_NAME = 4096
 _DEEPEST = 256
@@ -49,7 +49,7 @@ def _check_ours(path: Path, source: Path) -> None:
 
 
 def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without the owner, who is unknown in the sandbox."""
+    """The header without the owner, who is unknown in the sandbox."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
@@ -109,7 +109,7 @@ def _check_headers(archive: IO[bytes], name: str) -> None:
 
 
 class _Tree:
-    """What is unpacked: files and folders at once, links at the end. So nothing is ever written through a link."""
+    """The unpacked tree: files and folders at once, links at the end. So nothing is ever written through a link."""
 
     def __init__(self, staging: Path, target: Path, max_bytes: int, name: str) -> None:
         self._staging, self._target, self._name = staging, target, name
@@ -135,7 +135,7 @@ class _Tree:
             self._file(path, tar, entry)
 
     def finish(self) -> None:
-        """Make the links, then set the modes of folders: one may be read-only."""
+        """Make the links, then set the modes of folders, because a folder may be read-only."""
         links = {path: link for path, link in self._kinds.items() if link}
         for path, link in links.items():
             if not self._inside(path):
@@ -175,14 +175,14 @@ class _Tree:
         with open(self._staging / path, "xb") as file:
             shutil.copyfileobj(source, file)
             if file.tell() != entry.size:
-                raise self._refused(entry.name, "is shorter than it says")
+                raise self._refused(entry.name, "is shorter than its header")
             os.fchmod(file.fileno(), entry.mode & 0o755 | 0o600)
         self._kinds[path] = ""
 
     def _hard_link(self, path: str, entry: tarfile.TarInfo) -> None:
         source = "/".join(part for part in entry.linkname.split("/") if part not in ("", "."))
         if self._kinds.get(source) != "":
-            raise self._refused(entry.name, f"is a second name of {entry.linkname!r}, which is no file in it")
+            raise self._refused(entry.name, f"is a second name of {entry.linkname!r}, which is not a file in it")
         self._folder(posixpath.dirname(path))
         os.link(self._staging / source, self._staging / path)
         self._kinds[path] = ""

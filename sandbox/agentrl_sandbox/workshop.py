@@ -16,11 +16,11 @@ from agentrl_sandbox.spec import SandboxSpec
 log = logging.getLogger("agentrl")
 
 _PULLING_S, _MAKING_S, _REMOVING_S, _PING_S = 1800.0, 120.0, 60.0, 10.0
-"""Deadlines of what a back end does for one sandbox."""
+"""Deadlines for what a back end does with one sandbox."""
 
 
 class Workshop:
-    """What a pool needs from a back end. Any exception in there becomes an agentrl error, or is logged."""
+    """The pool's calls to its back end. Any exception there becomes an agentrl error, or is logged."""
 
     def __init__(self, backend: Backend, tally: Tally, at_a_time: int) -> None:
         self._backend, self._tally = backend, tally
@@ -70,7 +70,7 @@ class Workshop:
             self._tally.removed += 1
 
     async def prepare(self, image: str) -> None:
-        """Have an image ready. Those who need the same one wait together. Raises as `make` does."""
+        """Have an image ready. Callers that need the same one wait together. Raises as `make` does."""
         if image not in self._images:
             preparing = _within(_PULLING_S, self._backend.prepare(image), f"image {image or '(base)'}")
             self._images[image] = asyncio.create_task(preparing, name=f"sandbox image {image}")
@@ -103,5 +103,5 @@ async def _within(seconds: float, work: Awaitable[object], what: str) -> None:
 
 
 def _as_ours(exc: Exception) -> AgentRLError:
-    """A ConfigError is the user's and stays. Anything else is the world's."""
+    """The exception as one of agentrl's. A ConfigError is the user's and stays. Anything else is the world's."""
     return exc if isinstance(exc, ConfigError | SandboxError) else SandboxError(told(exc))

@@ -215,6 +215,6 @@ async def test_a_box_whose_time_was_over_is_not_the_agent_s_fault(backend):
         await asyncio.sleep(0.7)
         await survey.collect("bubblewrap")
         for work in (running, box.exec("true")):
-            with pytest.raises(SandboxError, match=r"removed by another: its lifetime_s=0\.5 was over") as caught:
+            with pytest.raises(SandboxError, match=r"removed from outside: its lifetime_s=0\.5 was over") as caught:
                 await work
             assert not isinstance(caught.value, SandboxKilledError)

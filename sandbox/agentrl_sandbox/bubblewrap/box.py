@@ -85,7 +85,7 @@ class Box:
         return self.first, _only_child(self.first)
 
     def holder(self) -> int:
-        """The process that holds it open, as the box counts; 0 if it has ended."""
+        """The process that holds the box open, by its id inside the box; 0 if it has ended."""
         with contextlib.suppress(OSError, IndexError):
             status = Path(f"/proc/{_only_child(self.first)}/status").read_text()
             return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])

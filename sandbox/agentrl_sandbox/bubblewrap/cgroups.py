@@ -20,7 +20,7 @@ from agentrl_sandbox.spec import SandboxSpec
 _ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "cpu", "pids")
 NAME = "agentrl"
-"""What the name of each folder begins with."""
+"""Prefix of each folder's name."""
 _NEW_S = 60.0
 """A younger folder may belong to a box that is being made."""
 _DYING_S = 5.0
@@ -59,7 +59,7 @@ class Cgroups:
         return 0
 
     def remove(self) -> None:
-        """Kill what is in them, and remove them."""
+        """Kill what is in the folders, and remove them."""
         remove(self.folders)
 
 
@@ -97,8 +97,7 @@ def remove(folders: tuple[Path, ...]) -> None:
 
 
 def left(known: Iterable[str]) -> list[Path]:
-    """Folders of ours that are empty, not new, and not among those of the known boxes: their owner was killed before it
-    wrote down what it had made."""
+    """Our empty folders that are not new and belong to no known box: their owner was killed before it recorded them."""
     taken, own = {*known}, _own()
     places = {(_ROOT / one / own.get(one, "").lstrip("/")) for one in (*_CONTROLLERS, "")}
     places |= {_ROOT / one for one in (*_CONTROLLERS, "")}

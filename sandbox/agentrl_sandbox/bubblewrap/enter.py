@@ -106,7 +106,7 @@ def _become(order: dict[str, Any], cgroups: list[int], alive: int) -> NoReturn:
 
 
 def _run(argv: list[str], env: dict[str, str]) -> NoReturn:
-    """What os.execvpe does. That imports modules, which here would be the box's."""
+    """Like os.execvpe, which would import modules: here they would be the box's."""
     last: OSError = FileNotFoundError(errno.ENOENT, argv[0])
     for folder in [""] if "/" in argv[0] else env.get("PATH", "").split(":"):
         try:
@@ -119,7 +119,7 @@ def _run(argv: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def _adopt(order: dict[str, Any]) -> None:
-    """Without a cgroup: stay as the parent of all processes that outlive the command, so that they can be found."""
+    """Without a cgroup, stay as the parent of all processes that outlive the command, so that they can be found."""
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:

@@ -97,7 +97,7 @@ class BoxProcess(HostProcess):
 
 
 async def _read(file: int) -> bytes:
-    """All that comes until the other end is closed."""
+    """All data until the other end is closed."""
     loop, found = asyncio.get_running_loop(), bytearray()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -133,7 +133,7 @@ def _kill_below(entering: int) -> bool:
 
 
 def _below(pid: int) -> list[int]:
-    """The processes below one, parents before their children."""
+    """The descendants of a process, parents before their children."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):

@@ -41,7 +41,7 @@ class Entry:
 
 
 def folder() -> Path:
-    """Where the files are: gone after a reboot, as the boxes are."""
+    """The folder of the files. A reboot clears it, and ends the boxes too."""
     base = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
     return Path(base, "agentrl") if base else Path(tempfile.gettempdir(), f"agentrl-{os.geteuid()}")
 

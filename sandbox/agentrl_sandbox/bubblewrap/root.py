@@ -90,17 +90,17 @@ def shell(image: str) -> tuple[str, str]:
 
 
 def check(spec: SandboxSpec) -> None:
-    """Raises ConfigError for what bubblewrap cannot enforce, or cannot do."""
+    """Raises ConfigError for settings that bubblewrap cannot enforce or provide."""
     workdir = absolute(spec.workdir)
     if not spec.workdir.startswith("/") or workdir in ("/", "/tmp") or workdir.startswith(("/usr", "/proc", "/dev")):
-        raise ConfigError(f"workdir {spec.workdir!r} must be an absolute folder of its own, such as /work")
+        raise ConfigError(f"workdir {spec.workdir!r} must be an absolute path to a separate folder, such as /work")
     if not spec.read_only:
         raise ConfigError("bubblewrap cannot make the root file system writable; leave read_only, or use docker")
     if spec.user != "agent":
         raise ConfigError(f"bubblewrap sandboxes have one user, agent, and not {spec.user!r}; use docker for others")
     for inside, outside in spec.sockets.items():
         if not Path(outside).is_socket():
-            raise ConfigError(f"sockets: {outside} is no Unix socket; start what listens there first")
+            raise ConfigError(f"sockets: {outside} is not a Unix socket; start its server first")
         if not inside.startswith("/") or absolute(inside).startswith((f"{workdir}/", "/tmp/")):
             raise ConfigError(f"sockets: {inside} must be an absolute path outside of {workdir} and /tmp, as in /run")
 
@@ -129,7 +129,7 @@ def _of_image(image: Path) -> list[str]:
 
 
 def _cache() -> Path:
-    """Where unpacked images are: as root a folder that the users of boxes can enter."""
+    """The folder of unpacked images. If this process is root, the users of boxes can enter it."""
     if os.geteuid() == 0:
         return Path("/var/cache/agentrl/images")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "agentrl", "images")

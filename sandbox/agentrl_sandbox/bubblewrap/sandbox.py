@@ -44,7 +44,9 @@ class BubblewrapSandbox(ShellSandbox):
 
     @property
     def holders(self) -> Sequence[int]:
-        """The process that holds the box open, as its commands count. It is of their user, so they can end it."""
+        """The process that holds the box open, by its id inside the box. It runs as the commands' user, so they can
+        end it.
+        """
         return [] if self._box is None else [self._box.holder()]
 
     async def _open(self) -> None:
@@ -110,7 +112,7 @@ class BubblewrapSandbox(ShellSandbox):
         return process
 
     def _order(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, joins: Sequence[str]) -> dict[str, Any]:
-        """What `enter.py` needs to know."""
+        """The settings for `enter.py`."""
         assert self._box is not None
         base = {"PATH": self.tool_path, "LANG": "C.UTF-8", "HOME": "/tmp"}
         size = self.spec.file_mb << 20
@@ -150,7 +152,7 @@ class BubblewrapSandbox(ShellSandbox):
         if self._box is None or not self._box.alive:
             if not self._killed_for and self._entry is not None and time.time() > self._entry.deadline:
                 why = f"its lifetime_s={self.spec.lifetime_s:g} was over"
-                raise SandboxError(f"sandbox {self.sandbox_id} was removed by another: {why}")
+                raise SandboxError(f"sandbox {self.sandbox_id} was removed from outside: {why}")
             why = self._killed_for or self._why_ended()
             raise SandboxKilledError(f"sandbox {self.sandbox_id} was killed: {why}")
 
@@ -175,5 +177,5 @@ class BubblewrapSandbox(ShellSandbox):
 
 
 def _plain(text: str) -> str:
-    """Without lone surrogates: no program can be given them."""
+    """The text without lone surrogates, which no program can be given."""
     return text.encode(errors="replace").decode()

@@ -61,7 +61,7 @@ class DockerBackend:
     def sandbox(self, spec: SandboxSpec) -> DockerSandbox:
         """See `Backend.sandbox`."""
         if not spec.workdir.startswith("/") or spec.workdir.rstrip("/") in ("", "/tmp"):
-            raise ConfigError(f"workdir {spec.workdir!r} must be an absolute folder of its own, such as /work")
+            raise ConfigError(f"workdir {spec.workdir!r} must be an absolute path to a separate folder, such as /work")
         engine, images = self._opened()
         return DockerSandbox(spec, engine, images, self._watch)
 
@@ -72,7 +72,9 @@ class DockerBackend:
 
     @property
     def machine(self) -> Machine:
-        """See `Placed.machine`: the engine's. What limits this process limits an engine of the same machine too."""
+        """See `Placed.machine`: the engine's. If the engine runs on this machine, limits of this process apply to it
+        too.
+        """
         host, own = self._opened()[0].host, machine.here()
         if host.here or not host.memory_mb:
             return Machine(min(host.cores, own.cores), own.memory_mb)

@@ -40,16 +40,16 @@ class Image:
     user: str = "0:0"
     """The spec's user in numbers."""
     seed: bool = False
-    """The content of its work folder has to be copied into each sandbox: `images.sowing`."""
+    """Whether the content of its work folder must be copied into each sandbox: `images.sowing`."""
 
 
 def identity(user: str) -> str:
-    """A user, for the engine: `agent` and `root` need not be in the image's /etc/passwd, others must be."""
+    """A user in the form for the engine: `agent` and `root` need not be in the image's /etc/passwd, others must be."""
     return {"agent": f"{_AGENT}:{_AGENT}", "root": "0:0"}.get(user, user)
 
 
 def labels(spec: SandboxSpec, sandbox_id: str) -> dict[str, str]:
-    """Other processes find the container by these, and know when it is gone."""
+    """Labels by which other processes find the container, and know when it is gone."""
     deadline = time.time() + spec.lifetime_s
     return {
         SANDBOX: sandbox_id,
@@ -120,7 +120,9 @@ def _folders(spec: SandboxSpec, image: Image) -> dict[str, str]:
 
 
 def _share(spec: SandboxSpec) -> int:
-    """The MiB of each writable folder except the work folder. They lie in memory, so they must not fill it."""
+    """The MiB of each writable folder except the work folder. Together they must not fill the memory that holds
+    them.
+    """
     return max(min(spec.disk_mb // 8, spec.memory_mb // 4), 1)
 
 
@@ -134,7 +136,7 @@ def _sockets(spec: SandboxSpec) -> list[dict[str, Any]]:
 
 
 def _file_size(spec: SandboxSpec, host: Host) -> int:
-    """In bytes. An engine refuses more than its own hard limit, which is ours where it runs on this machine."""
+    """The limit in bytes. An engine refuses more than its own hard limit. If it runs on this machine, that is ours."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     size = spec.file_mb * _MB
     return size if hard == resource.RLIM_INFINITY or not host.here else min(size, hard)

@@ -58,7 +58,7 @@ def _paths(folder: Path) -> Iterator[Path]:
 
 
 def _rules(file: Path) -> list[tuple[re.Pattern[str], bool]]:
-    """Patterns, and whether they exclude or include again."""
+    """The patterns, each with whether it excludes or includes again."""
     if not file.is_file():
         return []
     lines = [line.strip() for line in file.read_text().splitlines()]
@@ -70,7 +70,7 @@ def _rules(file: Path) -> list[tuple[re.Pattern[str], bool]]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """As Docker reads it: `**` is any number of folders; what is below a folder that matches does so too."""
+    """The pattern as Docker reads it: `**` is any number of folders, and everything below a matching folder matches."""
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", text.removeprefix("./"))
     return re.compile(

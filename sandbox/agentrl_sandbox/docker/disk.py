@@ -21,11 +21,13 @@ from agentrl_sandbox.docker.engine import Engine
 log = logging.getLogger("agentrl")
 
 _EVERY_S = 1.0
-"""A disk takes half a gigabyte or more in this time."""
+"""Seconds between two measurements. A disk takes half a gigabyte or more in this time."""
 _OFTEN_S = 0.2
-"""The pause once a sandbox has used half of its limit: the next look must not come too late."""
+"""The pause once a sandbox has used half of its limit: the next measurement must not come too late."""
 _REST = 4
-"""The pause is at least this many times a look's duration, so that looks take at most a fifth of the engine's time."""
+"""The pause lasts at least this many times as long as a measurement, so that measuring takes at most a fifth of the
+engine's time.
+"""
 
 
 class DiskWatch:
@@ -71,7 +73,7 @@ class DiskWatch:
             await asyncio.sleep(max(_OFTEN_S if fullest > 0.5 else _EVERY_S, _REST * took))
 
     async def _look(self) -> float:
-        """The largest share of its limit that one of them has used."""
+        """The share of its limit that a sandbox has used, the largest of all."""
         shares = [0.0]
         for sandbox_id, written in (await self._written()).items():
             disk_mb, kill = self._watched.get(sandbox_id, (0, None))

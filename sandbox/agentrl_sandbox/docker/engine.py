@@ -1,4 +1,4 @@
-"""The connection to the engine: where it listens, and what its errors become."""
+"""The connection to the engine: its address, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANSWER_S = 120.0
 """Seconds for the engine to answer; creating a container takes seconds where many are created at once."""
 _GREETING_S = 20.0
 _NO_CONNECTION = 900
-"""aiodocker's status if there is no HTTP status."""
+"""The status that aiodocker reports if there is no HTTP status."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Host:
     here: bool
     """Whether it is this machine."""
     quotas: bool = True
-    """Whether its disk may limit a container's size. Unknown until the first container with a limit is made."""
+    """Whether its disk can limit a container's size. Unknown until the first container with a limit is made."""
 
 
 class Engine:

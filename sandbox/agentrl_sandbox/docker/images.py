@@ -58,8 +58,9 @@ fi
 echo "$2"
 [ -n "$changed" ] || exit 3
 """.strip()
-"""Makes a folder and gives it to a user, who may get a name too, as git and others ask for one. What it holds is kept
-elsewhere too, if the folder will be hidden by one in memory."""
+"""Makes a folder and gives it to a user. The user gets a name too if it has none, because git and others ask for
+one. If a folder in memory will hide this one, its content is also kept elsewhere.
+"""
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 _PIECE = 1 << 20

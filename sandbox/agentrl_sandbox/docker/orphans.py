@@ -1,7 +1,7 @@
 """Containers whose engine was killed and has not come back: their processes run on, and no engine knows them.
 
-They are seen by what the first process of a sandbox is called, on the machine of the engine. Their parent is
-containerd's shim, whose command line names the socket on which its containerd would answer.
+They are found by the name of a sandbox's first process, on the machine of the engine. Their parent is containerd's
+shim. Its command line names the socket on which its containerd would answer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _orphan(pid: int) -> _Orphan | None:
 
 
 def _end(one: _Orphan) -> bool:
-    """Kill it and its shim, and remove their cgroups. False: this user may not."""
+    """Kill the container's first process and its shim, and remove their cgroups. False if this user may not."""
     folders = list(_folders(one.pid))
     try:
         os.kill(one.pid, signal.SIGKILL)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from agentrl_sandbox.docker.sandbox import DockerSandbox
 
 _ENDING_S = 5.0
-"""How long the commands of a killed container, and a killed command whose end is not trusted, may take to end."""
+"""Time limit for the end of a killed container's commands, and for a killed command whose end is uncertain."""
 _STDERR = 2
 _TRAILING_S = 0.25
-"""How long a killed command's last output is waited for."""
+"""Time limit for a killed command's last output."""
 _KILLED = 128 + 9
 _FULL = re.compile("resource temporarily unavailable|cannot fork", re.IGNORECASE)
 _NO_USER = re.compile("unable to find (user|group)|no matching entries in passwd")
@@ -42,7 +42,7 @@ class DockerProcess:
         self._marks: dict[StreamName, Marks] = {"stdout": self._out, "stderr": self._err}
         self._begun = asyncio.Event()
         self._early: list[tuple[StreamName, bytes]] = []
-        """What came before the first mark: of the command's stderr, or the engine's words in place of a command."""
+        """What came before the first mark: the command's stderr, or the engine's message if no command began."""
         self._code = asyncio.create_task(self._run())
 
     def when_done(self, callback: Callable[[DockerProcess], None]) -> None:
@@ -124,7 +124,7 @@ class DockerProcess:
         return None
 
     async def abandon(self) -> None:
-        """Stop reading. For the sandbox's end."""
+        """Stop reading, because the sandbox ends."""
         self._code.cancel()
         await asyncio.wait([self._code])
 

@@ -95,17 +95,18 @@ class DockerSandbox(ShellSandbox):
             await self._create(image)
 
     async def _whole(self, request: Coroutine[Any, Any, T]) -> T:
-        """A request that makes something. If its caller is cancelled, it continues, and `_close` waits for its end:
-        the engine would finish it anyway, perhaps after everything was removed."""
+        """A request that creates something. If its caller is cancelled, the request continues, and `_close` waits
+        for its end: the engine would complete it anyway, perhaps after everything was removed.
+        """
         self._request = task = asyncio.create_task(request)
         return await asyncio.shield(task)
 
     async def _sow(self) -> None:
-        """Copy what the image has in the work folder, which lies in memory here."""
+        """Copy the image's content of the work folder, because that folder is in memory here."""
         said = await self._small(sowing(self.spec.workdir), SOWN, user=identity(self.spec.user))
         if not said.endswith(SOWN):
             raise SandboxError(
-                f"sandbox {self.sandbox_id}: what the image has in {self.spec.workdir} cannot be copied there: "
+                f"sandbox {self.sandbox_id}: the image's content of {self.spec.workdir} cannot be copied there: "
                 f"{said[-300:]}; raise disk_mb, or set read_only: false"
             )
 
@@ -219,7 +220,7 @@ class DockerSandbox(ShellSandbox):
                 raise
 
     async def _small(self, argv: Sequence[str], last: str, *, user: str) -> str:
-        """The output of one of our commands: up to its `last` word, or all if that never comes.
+        """The output of one of our own commands: up to its `last` word, or all if that never comes.
 
         The engine may report its end seconds later, if a background process of another command holds its pipes.
         """
@@ -281,7 +282,7 @@ class DockerSandbox(ShellSandbox):
         elif state["ExitCode"] == _NOT_FOUND:
             raise SandboxError(f"{name}: image {self.spec.image or 'of the spec'!r} has no /bin/sh")
         else:  # none of its commands can end its first process
-            why = f"exit code {state['ExitCode']}: the engine was restarted, or somebody stopped it"
+            why = f"exit code {state['ExitCode']}: the engine was restarted, or the container was stopped"
             self._dead = (SandboxError, f"{name} was stopped from outside ({why})")
 
     async def _told_state(self) -> dict[str, Any]:
@@ -291,8 +292,8 @@ class DockerSandbox(ShellSandbox):
             if exc.status != 404:
                 raise
             raise SandboxError(
-                f"sandbox {self.sandbox_id} was removed by another: its lifetime_s={self.spec.lifetime_s:g} was over, "
-                "or somebody removed it by hand"
+                f"sandbox {self.sandbox_id} was removed from outside: its lifetime_s={self.spec.lifetime_s:g} was "
+                "over, or it was removed by hand"
             ) from exc
         return state
 
@@ -307,7 +308,9 @@ class DockerSandbox(ShellSandbox):
         return False
 
     async def used_up(self, pids: float = 1.0) -> Literal["process", "memory", ""]:
-        """What the container has used up, as the engine counts it: its processes from this share on, for example."""
+        """The resource that the container has used up, as the engine counts it. Processes count as used up from the
+        share `pids` of their limit on.
+        """
         try:
             parameters = {"stream": "0", "one-shot": "1"}
             stats = await self._docker._query_json(f"containers/{self.sandbox_id}/stats", params=parameters)

@@ -22,11 +22,13 @@ from agentrl_sandbox.process_tree import ADD_DESCENDANTS, KILL_CHILDREN_FIRST, L
 INIT = "/sbin/docker-init"
 """Where the engine places docker-init, which is also the container's first process."""
 NO_FOLDER = "cwd"
-"""The first mark, if the folder in which to start is missing."""
+"""The first mark if the start folder is missing."""
 BEGUN = re.compile(r"p(\d+)m(\d+)")
-"""The first mark else: the process id, and how many processes of the container the kernel has killed for memory."""
+"""The first mark otherwise: the process id, and how many processes of the container the kernel has killed for
+memory.
+"""
 NO_MEMORY = "m"
-"""Follows the exit code in the last mark: meanwhile the kernel killed more."""
+"""Follows the exit code in the last mark, if the kernel has killed more processes meanwhile."""
 
 KILLED = "killed"
 """The last word of a command that kills."""
@@ -101,7 +103,7 @@ def new_token() -> str:
 
 
 class Marks:
-    """Takes the marks out of one stream. What follows the last expected one is not the command's: it is dropped."""
+    """Removes the marks from one stream. Data after the last expected mark is not the command's, and is dropped."""
 
     def __init__(self, token: str, expected: int) -> None:
         self._mark = re.compile(re.escape(token.encode()) + rb"(\w{1,20});")

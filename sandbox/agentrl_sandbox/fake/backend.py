@@ -37,7 +37,7 @@ class FakeBackend:
         """Nothing: there are no images."""
 
     async def list(self) -> Sequence[FoundSandbox]:
-        """Those of this object that are open."""
+        """The open sandboxes of this object."""
         now = time.time()
         return [
             FoundSandbox(box.sandbox_id, spec.image, "", "", deadline, gone=now > deadline)

@@ -269,7 +269,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes | None) -> None:
 
 
 def _told(result: ExecResult, limit: int, on_output: OnOutput | None) -> ExecResult:
-    """The result as it would have been read: at most `limit` bytes of each stream."""
+    """The result as a real sandbox would return it: at most `limit` bytes of each stream."""
     output = Output(limit, on_output)
     if result.stdout:
         output.add("stdout", result.stdout.encode(errors="replace"))

@@ -54,7 +54,7 @@ class HostedBackend:
         """Nothing: the service has its images, and `sandbox` reports a missing one."""
 
     async def list(self) -> Sequence[FoundSandbox]:
-        """Those of this process: the protocol has no list of others'."""
+        """The sandboxes of this process. The protocol cannot list those of others."""
         now = time.time()
         return [
             FoundSandbox(box.sandbox_id, box.spec.image, current(), run_name(), until, gone=now > until)
@@ -63,7 +63,7 @@ class HostedBackend:
         ]
 
     async def remove(self, sandbox_ids: Sequence[str]) -> None:
-        """See `Backend.remove`; only those of this process."""
+        """See `Backend.remove`. Only sandboxes of this process can be removed."""
         for box, _ in list(self._made):
             if box.sandbox_id in sandbox_ids:
                 await box.close()

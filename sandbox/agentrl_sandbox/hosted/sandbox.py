@@ -72,7 +72,9 @@ class HostedSandbox(ShellSandbox):
         super()._tell_loosened()
         if self.kind not in _told:
             _told.add(self.kind)
-            log.warning("hosted sandboxes: cpus, disk and the memory together are what the service gives each machine")
+            log.warning(
+                "hosted sandboxes: cpus, disk and the memory together are as the service gives them to each machine"
+            )
 
     @property
     def is_open(self) -> bool:
@@ -111,7 +113,7 @@ class HostedSandbox(ShellSandbox):
             await self._service.__aexit__(None, None, None)
         except Exception as exc:  # noqa: BLE001 - the service's boundary: its own time limit ends the machine
             log.warning(
-                "sandbox %s could not be removed, and lasts as its service says: %s", self.sandbox_id, told(exc)
+                "sandbox %s could not be removed, and lasts until its service ends it: %s", self.sandbox_id, told(exc)
             )
 
     async def _spawn(

@@ -37,7 +37,7 @@ done
 exit 6
 """
 )
-"""User, work folder. It prints the folder for the folders of commands, which no snapshot holds."""
+"""Arguments: user, work folder. It prints the folder in which the commands' folders are. No snapshot holds that one."""
 
 _DRAIN = r"""
 n=0
@@ -126,7 +126,7 @@ done
 echo "$state"
 """.replace("PIECES", str(PIECES))
 )
-"""Folder, pieces of stdout and of stderr that arrived, and how long to wait for more in steps of 20 ms."""
+"""Arguments: folder, pieces of stdout and of stderr that arrived, and how long to wait for more, in steps of 20 ms."""
 
 _SEND = (
     _PATH
@@ -145,7 +145,7 @@ if [ -e "$folder/deaf" ] || [ -e "$folder/code" ] || [ ! -d "$folder" ]; then st
 echo "TOKEN $state"
 """
 )
-"""Folder, number of the piece and its bytes in base64, or none if they were written to the file `up`."""
+"""Arguments: folder, number of the piece, and its bytes in base64, or none if they were written to the file `up`."""
 
 _KILL = (
     _PATH
@@ -184,7 +184,7 @@ done
 echo "TOKEN killed"
 """
 )
-"""Folder. A stopped process cannot start another, so all are stopped first, and then killed."""
+"""Argument: folder. A stopped process cannot start another, so all are stopped first, and then killed."""
 
 
 def launch(

@@ -21,7 +21,7 @@ class LocalBackend:
     async def __aexit__(self, *exc: object) -> None: ...
 
     def sandbox(self, spec: SandboxSpec) -> LocalSandbox:
-        """See `Backend.sandbox`. Of the spec's limits it enforces memory and file size of each process alone."""
+        """See `Backend.sandbox`. It enforces only the spec's memory and file size, for each process alone."""
         return LocalSandbox(spec, trusted=True)
 
     async def prepare(self, image: str) -> None:

@@ -48,7 +48,7 @@ async def test_what_is_over_is_removed_at_the_next_start(docker):
             await asyncio.sleep(0.1)
         async with DockerBackend() as another:
             assert box.sandbox_id not in {found.sandbox_id for found in await another.list()}
-        with pytest.raises(SandboxError, match=r"was removed by another: its lifetime_s=0\.5 was over"):
+        with pytest.raises(SandboxError, match=r"was removed from outside: its lifetime_s=0\.5 was over"):
             await box.exec("true")
 
 
