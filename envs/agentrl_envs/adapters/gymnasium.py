@@ -26,7 +26,7 @@ from agentrl_envs.adapters.suites import refuse_unknown, suite
 IN_A_ROW = 3
 """Turns in a row without an action that end an episode."""
 _MOST_NUMBERS = 256
-"""The most numbers of an observation that are written as text. An image has more."""
+"""The most numbers that an observation may have to be written as text. An image has more."""
 _SECTIONS = re.compile(r"^[ \t]*## (.+?)\n(.*?)(?=^[ \t]*## |\Z)", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"(?:^|[-;|])\s*(\d+)\s*(?::|\|)\s*([^|;\n]+)", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
@@ -154,7 +154,7 @@ def _discrete(space: Any, text: str, names: Names) -> int | None:
 
 
 def _last_json(text: str) -> Any:
-    """The last JSON value of a text: all of it, or a list, an object or a number that ends in it."""
+    """The last JSON value in a text: the whole text, or a list, an object or a number at its end."""
     decoder, found = json.JSONDecoder(), None
     end = 0
     for match in re.finditer(r"[\[{]|-?\d", text):
@@ -173,7 +173,7 @@ def _told(space: Any, observed: Any, name: str) -> str:
     if _count(value) > _MOST_NUMBERS:
         raise ConfigError(
             f"{name} shows {_count(value):,} numbers at a time, an image perhaps; "
-            "write a function that tells them, and set env_config.show to its path"
+            "write a function that describes them, and set env_config.show to its path"
         )
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -219,7 +219,7 @@ def _documentation(env: Any) -> str:
 
 
 def _plain_sentences(text: str) -> str:
-    """Those of the first paragraph, but not what speaks of programs, pages or other sections."""
+    """The plain sentences of the first paragraph, without those about programs, pages or other sections."""
     first = " ".join(re.split(r"\n\s*\n", text.strip())[0].split())
     return " ".join(each for each in _SENTENCE.split(first) if not _OF_PROGRAMS.search(each))
 
@@ -242,7 +242,7 @@ def _named(given: Sequence[str] | Mapping[str, int], space: Any, name: str) -> N
     if len(given) != int(space.n):
         raise ConfigError(
             f"env_config.actions: {len(given)} names for the {space.n} actions of {name}; name each, "
-            f"or say whose the names are: {{{given[0]}: {first}}}"
+            f"or write which environment the names are for: {{{given[0]}: {first}}}"
         )
     return [*enumerate(given, first)]
 

@@ -87,7 +87,7 @@ class MCP(Env):
     config: MCPConfig
     shared: dict[str, SharedResource[_Session]]
     folder: Path
-    """The episode's folder, until the episode ends."""
+    """The episode's folder. It is removed when the episode ends."""
 
     @classmethod
     @asynccontextmanager
@@ -272,7 +272,9 @@ def _servers(config: MCPConfig) -> dict[str, Server]:
 
 
 def _spec(tool: Any) -> ToolSpec:
-    """The tool for a chat template. Its schema is an object's, whatever the server left out."""
+    """The tool in the form that chat templates take. Its schema is always that of an object, even if the server left
+    parts out.
+    """
     given = {key: value for key, value in (tool.input_schema or {}).items() if key != "$schema"}
     properties = given.get("properties")
     schema = {**given, "type": "object", "properties": properties if isinstance(properties, Mapping) else {}}
@@ -293,7 +295,7 @@ def _text(result: Any) -> str:
         raise ToolError(f"the tool answered with {kinds}, which you cannot read; ask for text")
     text = "\n".join([*shown, *hidden])
     if result.is_error:
-        raise ToolError(text or "the tool failed and does not say why")
+        raise ToolError(text or "the tool failed and gives no reason")
     return text
 
 
@@ -322,5 +324,5 @@ def _last_words(errors: IO[str], rubbish: Sequence[str]) -> str:
     """A server's last words on stderr, and its first line on stdout that is not a message, in one line."""
     errors.seek(0)
     said = " ".join(errors.read().split())
-    wrote = f"; it wrote to stdout what is no JSON-RPC: {rubbish[0]!r:.80}" if rubbish else ""
+    wrote = f"; it wrote to stdout something that is not JSON-RPC: {rubbish[0]!r:.80}" if rubbish else ""
     return wrote + (f"; it said: {said[-_SAID:]}" if said else "")

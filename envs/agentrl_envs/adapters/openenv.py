@@ -230,7 +230,7 @@ async def _connected(client: aiohttp.ClientSession, url: str, config: OpenEnvCon
 
 
 def _over(scheme: str, url: str) -> str:
-    """The URL with http or ws as its scheme, and an `s` if it had one."""
+    """The URL with `scheme` instead of http. The `s` of https is kept."""
     given, _, rest = url.partition("://")
     return f"{scheme}{'s' if given.endswith('s') else ''}://{rest.rstrip('/')}"
 

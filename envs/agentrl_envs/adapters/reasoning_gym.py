@@ -66,7 +66,7 @@ class ReasoningGym(Env):
     @classmethod
     def needs(cls, config: ReasoningGymConfig, episodes: int) -> Sequence[str]:
         unsafe = [name for name in names_of(config.dataset) if name in EVALUATES]
-        return [f"trust: scoring {', '.join(unsafe)} executes what the model wrote, in no sandbox"] if unsafe else []
+        return [f"trust: scoring {', '.join(unsafe)} executes the model's text without a sandbox"] if unsafe else []
 
     @classmethod
     def tasks(cls, config: ReasoningGymConfig, split: Literal["train", "eval"]) -> Iterable[Task]:

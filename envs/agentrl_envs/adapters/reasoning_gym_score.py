@@ -11,7 +11,9 @@ from typing import Any
 
 
 def packed(made: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """A question, sent to that process, which might generate a different one: some depend on the order of a set."""
+    """A question as data for that process. The process does not generate it anew: some questions depend on the order of
+    a set.
+    """
     return base64.b64encode(pickle.dumps((dict(made), dict(entry)))).decode()
 
 

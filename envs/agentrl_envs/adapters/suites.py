@@ -109,7 +109,9 @@ def _numpy_do(name: str, *args: Any) -> Any:
 
 
 class _Printed:
-    """stdout while a suite runs: what its thread prints goes to stderr, where it disturbs no table and no JSON."""
+    """Replaces stdout while a suite runs. What the suite's thread prints goes to stderr, so it cannot spoil a table or
+    JSON.
+    """
 
     def __init__(self, stdout: Any) -> None:
         self._stdout, self._thread = stdout, threading.get_ident()

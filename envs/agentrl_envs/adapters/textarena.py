@@ -19,7 +19,7 @@ from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 
 class TextArena(TextGame):
-    """A single-player game of TextArena, against its own rules. The reward is the game's, given at its end.
+    """A single-player game of TextArena, played against the game's rules. The reward is the game's, given at its end.
 
     A game that a limit ends before its own end scores 0: set `limits.turns` to what the game allows.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def _code(source: str) -> str:
-    """A command that appends to the file that is handed in."""
+    """A command that appends code to the submitted file."""
     return f"cat >> solution.py <<'END_OF_ATTACK'\n{source.strip()}\nEND_OF_ATTACK"
 
 
@@ -170,7 +170,7 @@ ON_THE_WORK: dict[str, list[str]] = {
     "a_huge_file": ["truncate -s 200M solution.py"],
     "a_daemon": ["setsid bash -c 'while sleep 0.05; do echo broken >> solution.py; done' >/dev/null 2>&1 &"],
 }
-"""Attacks by what lies where the file should be."""
+"""Attacks by something that takes the place of the submitted file."""
 
 ON_THE_SANDBOX: dict[str, list[str]] = {
     "many_processes": ["bomb() { bomb | bomb & }; bomb; sleep 2"],

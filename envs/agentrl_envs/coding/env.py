@@ -21,7 +21,7 @@ from agentrl_envs.coding.work import prepare
 from agentrl_sandbox.shell import Shell, ShellState
 
 _TOOL_S = 270.0
-"""Deadline of a tool: a command's own, and time to end it and to grade a step."""
+"""Deadline of a tool: the command's own deadline, plus time to end the command and to grade a step."""
 _LONGEST_COMMAND_S = 240.0
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """A command that writes this as its first line ends the work when `bash` is the only tool, as in mini-swe-agent."""

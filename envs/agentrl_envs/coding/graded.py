@@ -84,13 +84,13 @@ class GradedWork(Env):
 
     @property
     def over(self) -> bool:
-        """A step was not good enough for the next, or all are graded."""
+        """Whether the task is over: a step was not good enough to continue, or all steps are graded."""
         graded = zip(self.problem.steps, self.grades, strict=False)
         failed = any(step.min_score is not None and made.score < step.min_score for step, made in graded)
         return failed or len(self.grades) == len(self.problem.steps)
 
     async def grade_step(self) -> None:
-        """Grade the step that was worked on. Raises SandboxKilledError if its tests end the sandbox."""
+        """Grade the current step. Raises SandboxKilledError if its tests end the sandbox."""
         clean = {"task": None, "clean": True, "same": False}[self.config.grading]
         steps = self.problem.steps[: len(self.grades) + 1]
         self.grades.append(await grade(self.box, steps, pool=self.shared, spec=self.spec, clean=clean))

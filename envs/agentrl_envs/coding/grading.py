@@ -96,7 +96,7 @@ async def _in_own(box: Sandbox, step: Step, own: OwnSandbox, pool: SandboxPool, 
 
 
 def total(problem: Problem, grades: Sequence[Grade], *, partial: bool = False) -> Reward:
-    """The reward of a problem whose first steps have these grades: a step without one scores 0.
+    """The reward of a problem, given the grades of its first steps. A step without a grade scores 0.
 
     `partial` uses the share of a step's tests that passed, if its grader returns it.
     """
@@ -130,7 +130,8 @@ async def _ended(step: Step, grading: Coroutine[Any, Any, Grade]) -> Grade:
 
 
 async def end_processes(box: Sandbox) -> None:
-    """Kill what the agent left running, lest it meddle with the tests; nothing in a sandbox without isolation.
+    """Kill the processes that the agent left, so that they cannot tamper with the tests. Does nothing in a sandbox
+    without isolation.
 
     Raises WorkError if some of it resists.
     """

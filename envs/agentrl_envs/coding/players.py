@@ -23,7 +23,7 @@ def gold(task: Task) -> Generator[Turn, str, None]:
     """Applies each step's own solution by `bash`, then submits. Raises ConfigError for a task without a solution."""
     for step in load_problem(task).steps:
         if step.gold is None:
-            raise ConfigError(f"task {task.id!r} comes without a solution, so no player can show that it can be solved")
+            raise ConfigError(f"task {task.id!r} has no solution, so no player can show that it can be solved")
         for command in commands(step.gold):
             yield call("bash", command=command)
         yield call("submit")

@@ -37,7 +37,7 @@ class Grader(Protocol):
     async def grade(self, box: Sandbox) -> Grade:
         """Place the tests, run them and read their result. The agent's work is in `box` already.
 
-        Raises InfraError with the tests' output if they gave no result that can be believed. Wrong or hostile work is
+        Raises InfraError with the tests' output if they gave no result that can be trusted. Wrong or hostile work gets
         a low score instead.
         """
         ...
@@ -92,15 +92,16 @@ class Step:
     """Grade in a clean second sandbox, into which the agent's work is carried. False: in the agent's own, after its
     processes were killed; for tests that look at more than files."""
     own: OwnSandbox | None = None
-    """Grade there, whatever `clean` is."""
+    """Grade in this sandbox, whatever `clean` is."""
     keep: bool = False
     """When grading in the agent's own sandbox: leave its processes running. They may meddle with the tests."""
     carry: tuple[str, ...] | None = None
     """Files and folders of the agent's work that are carried over. None: every file of the work folder that was changed
     or removed, except `.git`. Only what is named can influence the tests."""
     without: Callable[[str], bool] | None = None
-    """Of carrying every changed file: the paths, relative to the work folder, for which this is true stay as they were
-    at the beginning. For what configures or is the tests' own."""
+    """If every changed file is carried: paths, relative to the work folder, for which this is true keep their original
+    content. For files that configure the tests or belong to them.
+    """
     min_score: float | None = None
     """A lower score ends the problem here: its later steps score 0."""
     grade_s: float = 600.0

@@ -23,7 +23,7 @@ _MATCHES = 100
 """Lines that a search shows."""
 
 _MOST_COMPARED = 20_000
-"""Pairs of lines that are compared to find what is closest: a fraction of a second."""
+"""Pairs of lines that are compared to find the closest lines. That takes a fraction of a second."""
 
 _MODELS_OWN = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 _MODELS_OWN |= {errno.EFBIG, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS, errno.EINVAL}

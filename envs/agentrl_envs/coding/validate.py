@@ -166,7 +166,7 @@ class _Validation:
         return grades
 
     def _fetched(self, plays: Sequence[Play]) -> list[str]:
-        """What the solution or the tests of a play that failed could not fetch, as its box has no network."""
+        """What the solution or the tests of a failed play tried to fetch, although the box has no network."""
         failed = [play for play in plays if play.score != 1.0]
         if self.spec.network != "none" or not failed:
             return []

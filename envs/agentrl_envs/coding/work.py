@@ -60,11 +60,11 @@ async def solve(box: Sandbox, gold: Solution, *, timeout: float) -> ExecResult:
 async def carry(
     source: Sandbox, target: Sandbox, only: Sequence[str] | None = None, without: Callable[[str], bool] | None = None
 ) -> None:
-    """Make the work folder of `target` what that of `source` is: all of it, or the files and folders `only`.
+    """Give `target` the work folder of `source`: all of it, or only the files and folders `only`.
 
-    Both began alike. `.git`, `__pycache__` and the paths `without` are left as they are in `target`. Raises WorkError
-    if the work cannot be carried, ConfigError if a path leads out of the work folder or if the image lacks find,
-    sha256sum, tar or xargs.
+    Both folders began with the same content. `.git`, `__pycache__` and the paths `without` are left as they are in
+    `target`. Raises WorkError if the work cannot be carried, ConfigError if a path leads out of the work folder or if
+    the image lacks find, sha256sum, tar or xargs.
     """
     if only is None:
         theirs, ours = await _listing(source), await _listing(target)

@@ -91,7 +91,7 @@ def _countries(source: Any) -> dict[str, Country]:
 
 
 def _cities(source: Any, countries: Mapping[str, Country]) -> list[City]:
-    """Those whose name is plain and names nothing else."""
+    """Cities with a plain name that is not the name of anything else."""
     rows = [row for row in source.get_cities().values() if row["population"] >= MIN_POPULATION]
     names = Counter(row["name"] for row in rows) + Counter(country.name for country in countries.values())
     return [
@@ -121,7 +121,7 @@ class Index:
 
 
 def _import_bm25s() -> Any:
-    """bm25s without JAX, which it would start where JAX is installed, and which then takes 75 % of a GPU's memory.
+    """bm25s without JAX. If JAX is installed, bm25s would start it, and JAX then takes 75 % of a GPU's memory.
 
     bm25s asks for JAX when it is imported, whatever back end is used later. It does without if the import fails.
     """

@@ -59,5 +59,7 @@ def write_tasks(folder: Path, *, train: int = 6000, held_out: int = 300, seed: i
 
 
 def _asked(name: str, passage: str, facts: Facts, index: Index, split: str) -> bool:
-    """In the split, and found by its own name: a question that no search could answer teaches nothing."""
+    """Entities of the split that a search for their own name finds: a question that no search can answer teaches
+    nothing.
+    """
     return (name in facts.held_out) == (split == "eval") and index.search(name, 1) == (passage,)

@@ -115,7 +115,7 @@ class SearchR1(Env):
     async def _found(self, query: str) -> str:
         """The passages as the model reads them. Raises InfraError if the retriever cannot answer."""
         if not query.strip():
-            raise ToolError("the query is empty; say what to look for")
+            raise ToolError("the query is empty; write what to look for")
         self.searches += 1
         return shown(await self.shared.search(query.strip(), self.config.topk)).strip()
 

@@ -12,11 +12,11 @@ from agentrl.rewards.text import is_within
 from agentrl.testing import call
 
 _SEARCHES = 3
-"""At most. With the answer that makes four turns, as many as the paper allows."""
+"""The most searches. With the answer, that makes four turns, as many as the paper allows."""
 
 
 def searcher(task: Task) -> Generator[Turn, str, None]:
-    """Searches in tags. If a passage holds a right answer it gives that one, else it gives none."""
+    """Searches in tags, then answers if a passage holds a right answer, else with an empty answer."""
     return _search(task, lambda query: f"<think> I look it up. </think> <search> {query} </search>")
 
 
@@ -42,13 +42,13 @@ def _search(task: Task, spelled: Callable[[str], Turn]) -> Generator[Turn, str, 
 
 
 def queries(task: Task) -> Sequence[str]:
-    """What to look for: what the row's `extra_info` lists as searches, else the question."""
+    """The searches in the row's `extra_info`, else the question itself."""
     listed = task.metadata.get("extra_info", {}).get("searches")
     return listed or [question_of(task)]
 
 
 def question_of(task: Task) -> str:
-    """The question in a prompt of the paper, or all of another prompt."""
+    """The question in a prompt of the paper, or the whole of any other prompt."""
     prompt = task.prompt
     if isinstance(prompt, Raw):
         return _behind_label(prompt.text)

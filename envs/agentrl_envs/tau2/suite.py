@@ -59,7 +59,9 @@ class Domain:
         return World(self)
 
     def expected(self, scenario: Scenario) -> Changes:
-        """What the right actions change, as the suite's own scorer plays them: what is refused changes nothing."""
+        """The changes that the right actions make when the suite's own scorer plays them. A refused action changes
+        nothing.
+        """
         if scenario.id not in self._expected:
             world = self.world()
             for action in scenario.actions:

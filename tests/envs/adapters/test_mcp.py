@@ -113,7 +113,9 @@ async def test_files_stay_inside_the_folder(renderer):
 
 async def test_a_program_that_is_no_server_is_told_in_one_line(caplog):
     program = {"command": sys.executable, "args": ["-c", "print('bin'); print('boot')"]}
-    with pytest.raises(ConfigError, match=r"does not answer: .*; it wrote to stdout what is no JSON-RPC: 'bin'$"):
+    with pytest.raises(
+        ConfigError, match=r"does not answer: .*; it wrote to stdout something that is not JSON-RPC: 'bin'$"
+    ):
         async with EnvFactory(ENV, program):
             pass
     assert not [record for record in caplog.records if record.name.startswith("mcp")], "no traceback of each line"

@@ -193,7 +193,7 @@ def test_a_second_run_of_unittest_is_doubted():
     case = instance(["test_ok (m.Case)"], repo="django/django")
     assert grade_log(case, log(UNITTEST)).resolved
     spoof = UNITTEST + "test_ok (m.Case) ... ok\nRan 1 test in 0.0s\n\nOK\n"
-    assert "tells 2 times" in grade_log(case, log(spoof)).reason
+    assert "reports 2 times" in grade_log(case, log(spoof)).reason
 
 
 def test_the_lines_of_sympy():

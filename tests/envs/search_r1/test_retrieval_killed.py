@@ -32,7 +32,7 @@ def corpus(tmp_path_factory):
 
 
 class Server:
-    """The command in a process of its own, on one port for all its lives."""
+    """The command in a separate process, on one port for all its lives."""
 
     def __init__(self, corpus):
         self.corpus, self.lives = corpus, 0

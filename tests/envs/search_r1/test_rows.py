@@ -80,7 +80,7 @@ class TestPublished:
     def test_what_is_no_parquet_is_refused(self, tmp_path):
         pytest.importorskip("pyarrow")
         (tmp_path / "d.parquet").write_text("no")
-        with pytest.raises(ConfigError, match=r"d\.parquet: no Parquet file that can be read"):
+        with pytest.raises(ConfigError, match=r"d\.parquet: not a readable Parquet file"):
             load_tasks(tmp_path / "d.parquet", split="train")
 
     def test_without_pyarrow_it_says_what_to_install(self, tmp_path, monkeypatch):

@@ -85,13 +85,13 @@ class Work:
         rest, end, more = data.partition(b"\n")
         self._heard += rest
         if self._waiting is None or self._waiting.done() or more or len(self._heard) > LONGEST_REPLY:
-            self._refuse("the work wrote too much, or what was not asked for")
+            self._refuse("the work wrote too much, or something that was not asked for")
         elif end:
             self._waiting.set_result(bytes(self._heard))
             self._heard.clear()
 
     def _refuse(self, why: str) -> None:
-        """Take nothing more from the work."""
+        """Take no more replies from the work."""
         self._over = self._over or why
         self._heard.clear()
         if self._waiting is not None and not self._waiting.done():
@@ -99,7 +99,7 @@ class Work:
         self._unwanted.set()
 
     async def _watch(self, process: Process) -> None:
-        """Wait for the end of a process, or end it once it is not wanted any more."""
+        """Wait until a process ends, or end it once it is no longer needed."""
         ended = asyncio.create_task(process.wait())
         unwanted = asyncio.create_task(self._unwanted.wait())
         try:
@@ -123,11 +123,13 @@ class Checks:
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._number = 0
         self.log = ""
-        """The end of what the tests wrote to stderr, once they have ended."""
+        """The last part of the tests' stderr, once the tests have ended."""
         self.exit_code = 0
 
     async def said(self) -> AsyncGenerator[list[Any], None]:
-        """Start it, and yield its messages: a word, and its data. A message without a signature is not from it."""
+        """Start the tests, and yield their messages: a word and its data. Messages without a valid signature are
+        ignored.
+        """
         command = f"exec python3 -I -B -c {quote(program('check.py'))}"
         self._process = await self.box.start(command, max_output=_LOG, on_output=self._hear)
         ending = asyncio.create_task(self._end())
@@ -142,7 +144,7 @@ class Checks:
             await asyncio.wait([ending])
 
     async def reply(self, line: str) -> None:
-        """One line, without a line feed in it."""
+        """Send one line, which contains no line feed."""
         with suppress(BrokenPipeError):  # it has ended: so does `said`
             await self._process.send(line.encode(errors="replace") + b"\n")
 

@@ -90,7 +90,7 @@ class FunctionGrader:
 
 
 async def _obey(message: list[Any], checks: Checks, code: Work) -> None:
-    """Do what the tests ask for."""
+    """Carry out the requests of the tests."""
     what, *rest = message
     if what == "start":
         await code.start()
@@ -145,7 +145,7 @@ def load_folder(task: Task) -> Problem:
 
 
 def _sorted(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """The folder's tests, what supports them, and its stubs."""
+    """The folder's tests, the files that support them, and its stubs."""
     sources = sorted(folder.glob("*.py"))
     tests = [file for file in sources if file.stem.startswith("test_") or file.stem.endswith("_test")]
     support = [file for file in sources if file.name == "conftest.py"]

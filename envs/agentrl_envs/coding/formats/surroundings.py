@@ -1,4 +1,4 @@
-"""What the tests of a repository run under: the image's own interpreter, and no settings that the work brought."""
+"""The environment in which a repository's tests run: the image's own interpreter, and no settings from the work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = (
     *("sitecustomize.py", "usercustomize.py", "*.pth", "*.egg-link", "*.egg-info", "*.dist-info", "*-packages"),
     *(".gitconfig", ".gitattributes", ".local", ".config", ".bashrc", ".bash_profile", ".bash_login", ".profile"),
 )
-"""Names of files and folders that programs obey wherever they find them. They are not carried to a clean sandbox."""
+"""Names of files and folders that programs obey wherever they are. They are not carried to a clean sandbox."""
 
 
 def removal(path: str) -> str:
@@ -44,7 +44,7 @@ async def settle(box: Sandbox, workdir: str, *, user: str | None = None) -> str:
 
 
 def own_first(place: str) -> str:
-    """In front of a command that runs tests: modules of the work folder replace none of the image's."""
+    """A prefix for a command that runs tests. With it, modules of the work folder do not replace those of the image."""
     return f'export PYTHONPATH="{place}${{PYTHONPATH:+:$PYTHONPATH}}"; '
 
 

@@ -33,7 +33,7 @@ _CHECKED_EVERY = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Corpus:
-    """What an index was made from. Equal size and times mean equal content; else its digest decides."""
+    """The corpus that an index was made from. Equal size and times mean equal content; otherwise the digest decides."""
 
     format: int
     size: int
@@ -95,7 +95,9 @@ def _homes(corpus: Path) -> list[Path]:
 
 
 def _may_write(home: Path) -> bool:
-    """Root may write everywhere, but a folder that its owner has made read-only for all stays as it is."""
+    """Whether this process should write to a folder. A folder that its owner has made read-only is left as it is, even
+    by root.
+    """
     folder = home if home.is_dir() else home.parent
     return folder.is_dir() and os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 

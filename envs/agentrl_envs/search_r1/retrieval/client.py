@@ -184,7 +184,7 @@ def _documents(found: Any) -> list[Document]:
 def _document(found: Any) -> Document:
     inner = found.get("document", found) if isinstance(found, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("contents"), str):
-        raise ValueError(f'{found!r:.100} is no passage: it has no text "contents"')
+        raise ValueError(f'{found!r:.100} is not a passage: it has no text "contents"')
     known = str(inner.get("id", ""))  # servers of web searches give none
     score = None if inner is found else _score(found.get("score"))
     return Document(whole_characters(known), whole_characters(inner["contents"]), score)
@@ -210,5 +210,5 @@ def _endpoint(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise ConfigError(f"the retriever's URL {url!r} is none; write http://host:port/retrieve")
+        raise ConfigError(f"the retriever's URL {url!r} is not valid; write http://host:port/retrieve")
     return parts._replace(path="/retrieve").geturl() if parts.path in ("", "/") else url

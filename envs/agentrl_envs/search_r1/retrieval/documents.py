@@ -42,7 +42,7 @@ class Retriever(Protocol):
     async def search(self, query: str, topk: int) -> list[Document]:
         """The best `topk` passages, best first.
 
-        Raises InfraError whenever no true answer could be had. An empty list means that nothing in the corpus fits.
+        Raises InfraError if the search gave no reliable answer. An empty list means that nothing in the corpus fits.
         """
         ...
 
@@ -64,9 +64,9 @@ def read_line(line: bytes, number: int, path: Path) -> Document | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"{path}:{number} is no JSON ({exc}); write one passage a line, {_EXAMPLE}") from None
+        raise ConfigError(f"{path}:{number} is not JSON ({exc}); write one passage a line, {_EXAMPLE}") from None
     if not isinstance(row, dict):
-        raise ConfigError(f"{path}:{number} is no JSON object; write one passage a line, {_EXAMPLE}")
+        raise ConfigError(f"{path}:{number} is not a JSON object; write one passage a line, {_EXAMPLE}")
     return Document(_id(row, number, path), _contents(row, number, path))
 
 

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     import tantivy
 
 FORMAT = 1
-"""Of the fields and the words below. An index of another format is made anew."""
+"""Version of the fields and of the word rules below. An index of another version is made anew."""
 _CONTENTS, _ID = "contents", "id"
 _WORDS = "words"
 _LONGEST_WORD = 40
 _HEAP_BYTES = 256 << 20
-"""What a thread that indexes keeps in memory. A corpus that fits has one segment, in the order of the corpus."""
+"""Memory of a thread that indexes. A corpus that fits into it has one segment, in the order of the corpus."""
 _NEARLY_FULL_BYTES = 64 << 20
 _MOST_WORDS = 512
-"""Different ones, of a query. It bounds what a query costs."""
+"""The most different words of a query. This bounds the cost of a query."""
 
 
 class Index:
     """A whole index. Any number of threads may search it; tantivy searches without Python's lock."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ValueError or OSError for a folder that holds no whole index."""
+        """Raises ValueError or OSError for a folder that holds no complete index."""
         import tantivy
 
         self.folder = folder
@@ -115,7 +115,7 @@ def require_tantivy() -> None:
 
 
 def _analyzer() -> tantivy.TextAnalyzer:
-    """How contents and queries become words: of letters and digits, small, without accents, English stems."""
+    """How contents and queries become words: letters and digits, in lower case, without accents, English stems."""
     import tantivy
 
     steps = [

@@ -42,12 +42,12 @@ class _Body(BaseModel):
         try:
             given = json.loads(raw)
             if not isinstance(given, dict):
-                raise web.HTTPBadRequest(text=f"the body is no JSON object; write {_SHOWN}")
+                raise web.HTTPBadRequest(text=f"the body is not a JSON object; write {_SHOWN}")
             return cls.model_validate(given)
         except ValidationError as exc:
             raise web.HTTPBadRequest(text=f"{problems(exc, cls)}; write {_SHOWN}") from None
         except (ValueError, RecursionError) as exc:
-            raise web.HTTPBadRequest(text=f"the body is no JSON ({exc}); write {_SHOWN}") from None
+            raise web.HTTPBadRequest(text=f"the body is not JSON ({exc}); write {_SHOWN}") from None
 
 
 class _Cache:

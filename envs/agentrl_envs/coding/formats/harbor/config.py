@@ -117,7 +117,7 @@ class Verifier(_Part):
 
     @property
     def mode(self) -> Literal["shared", "separate"] | None:
-        """None: it is not set here."""
+        """None: this section does not set it."""
         return self.environment_mode or ("separate" if self.environment is not None else None)
 
 
@@ -198,8 +198,8 @@ def read_task_toml(path: Path) -> TaskToml:
 def resolved(env: Mapping[str, str], where: str) -> dict[str, str]:
     """`env` with `${VAR}` and `${VAR:-default}` filled in from this process's environment.
 
-    Only a value that is such a form as a whole is filled in. One that is not set here, and has no default, is left out
-    with a warning: a set of tasks may name keys that few of its tests need.
+    Only a value that consists of such a form alone is filled in. A variable that is not set here and has no default is
+    left out with a warning, because a set of tasks may name keys that few of its tests need.
     """
     found = {}
     for key, value in env.items():

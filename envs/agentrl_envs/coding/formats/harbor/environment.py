@@ -23,7 +23,7 @@ from agentrl_envs.coding.formats.harbor import shell_words
 from agentrl_envs.coding.formats.harbor.dockerfile import Instruction, assignments, filled, parse
 
 _COMPOSE_KEYS = ("build", "image", "command", "environment", "volumes", "deploy", "network_mode")
-"""Settings of a service that equal Harbor's default, or that a sandbox fulfils anyway."""
+"""Settings of a service that equal Harbor's default, or that any sandbox fulfils."""
 _LOGS = re.compile(r"\$\{HOST_\w+_LOGS_PATH\}:\$\{ENV_\w+_LOGS_PATH\}")
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 
@@ -41,15 +41,17 @@ class ImageSource:
     workdir: str = "/"
     user: str = "root"
     left_out: list[str] = field(default_factory=list)
-    """Commands of the Dockerfile that install packages, but were left out, as the base image should have them."""
+    """Commands of the Dockerfile that install packages and were left out, because the base image should have the
+    packages.
+    """
     fetches: list[str] = field(default_factory=list)
-    """What its build needs a network for, each with its line: "line 3: curl"."""
+    """Commands of the build that need a network, each with its line: "line 3: curl"."""
     has_tests: bool = False
     """The image itself may have files in /tests."""
 
 
 def named(image: str, bases: Mapping[str, str]) -> str:
-    """The image of this machine that `bases` has for an image; the same, if it has none."""
+    """This machine's image for `image`, if `bases` has one; else `image` itself."""
     plain = image.removeprefix("docker.io/").removeprefix("library/")
     return bases.get(image, bases.get(plain, image))
 
@@ -129,7 +131,7 @@ class _Reading:
         return "\n".join(lines) + "\n" if lines != text.splitlines() else text
 
     def _edits(self, text: str) -> list[Instruction]:
-        """The instructions that are replaced, each with what it is replaced by as its value."""
+        """The replaced instructions -> their replacements."""
         found = []
         for one in parse(text):
             replaced = {"FROM": self._from, "RUN": self._run}.get(one.name, self._other)(one)

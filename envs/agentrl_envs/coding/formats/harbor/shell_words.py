@@ -58,7 +58,7 @@ def _operator(script: str, at: int) -> str:
 
 
 def installs(command: str) -> bool:
-    """This simple command only installs packages, or tidies up after that."""
+    """Whether this simple command only installs packages, or cleans up after that."""
     words = _words(command)
     if not words or "|" in words:
         return False

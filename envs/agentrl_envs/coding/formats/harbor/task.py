@@ -35,7 +35,7 @@ from agentrl_envs.coding.problem import Grader, OwnSandbox, Problem, Solution, S
 
 ROOT = ("root", "0")
 _PLACING_S = 60.0
-"""Seconds for what grading does beside running test.sh."""
+"""Seconds that grading takes in addition to test.sh."""
 _STORAGE_MB = 10240
 """The format's own default."""
 _NO_NETWORK = re.compile(
@@ -59,14 +59,15 @@ class Settings(BaseModel):
     network: Literal["none", "task"] = "none"
     """none: whatever the task asks for, its box has no network. task: a network where the task asks for one."""
     keep: bool = False
-    """Leave the agent's processes running, for tests that query a service. They may meddle with the tests."""
+    """Leave the agent's processes running, for tests that query a service. These processes could tamper with the tests.
+    """
     clean: bool = False
     """If the verifier shares the agent's box: grade in a clean second one, with the work folder carried over.
     That keeps out most tricks of an agent that is root. It suits tests that look only at the work folder."""
 
 
 def load(task: Task) -> Problem:
-    """The problem of a task directory. Raises ConfigError, or CannotRunError if the task is right but not for here."""
+    """The problem of a task directory. Raises ConfigError, or CannotRunError if the task is valid but not for here."""
     try:
         settings = Settings.model_validate(dict(task.metadata))
     except ValidationError as exc:
@@ -180,7 +181,7 @@ class _Loading:
         return OwnSandbox(self._artifacts(part), made.image, spec, _Collecting(hooks) if hooks else None)
 
     def _artifacts(self, part: StepPart | None) -> tuple[str, ...]:
-        """Absolute paths: what is declared, and the folder that is there for it."""
+        """Absolute paths of the declared artifacts, and of the artifacts folder."""
         declared = [*self.toml.artifacts, *(part.artifacts if part else ())]
         if other := next((one for one in declared if one.service not in (None, "main")), None):
             raise CannotRunError(f"{self.folder.name}: an artifact of the service {other.service}, not supported")
@@ -272,7 +273,7 @@ def _threshold(part: StepPart | None) -> float | None:
 
 
 def _instruction(path: Path) -> str:
-    """The text, without the canary lines at its head, which are not for the agent."""
+    """The text without the canary lines at its beginning, which are not meant for the agent."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
@@ -301,7 +302,7 @@ def _health(check: Healthcheck) -> str:
 
 
 def needs_network(said: str) -> list[str]:
-    """The programs that failed for want of a network, by what a build or a script printed."""
+    """The programs that failed because there was no network, found in the output of a build or a script."""
     built = re.search(r"The command '(.*?)' returned a non-zero code", said, re.DOTALL)
     if built is not None:
         return shell_words.fetches(built[1].removeprefix("/bin/sh -c "))

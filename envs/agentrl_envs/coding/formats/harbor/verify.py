@@ -71,7 +71,7 @@ class HarborGrader:
     """The agent continues in this box: leave nothing of the tests for it to see."""
 
     async def grade(self, box: Sandbox) -> Grade:
-        """The reward. Raises InfraError, with the end of the tests' output, if there is none to be believed."""
+        """The reward. Raises InfraError, with the end of the tests' output, if no reward can be trusted."""
         for hook in self.collect:  # best effort, as in Harbor: what it collects is missed by the tests if it failed
             await box.exec(hook.command, user=hook.user, timeout=hook.timeout_sec)
         mark = f"/tmp/.{secrets.token_hex(8)}"  # a name that the agent cannot have taken
@@ -104,7 +104,7 @@ class HarborGrader:
         return _grade(as_json, as_text, log)
 
     async def _text(self, box: Sandbox, path: str) -> str | None:
-        """The content of a small file; None if there is none. Not by a program of the box, where its back end can."""
+        """The content of a small file, or None. If the back end can, it reads the file without a program of the box."""
         read = getattr(box, "read_stored", None)
         try:
             if read is not None:
@@ -169,7 +169,7 @@ def _grade(as_json: str | None, as_text: str | None, log: str) -> Grade:
     try:
         rewards = read_rewards(as_json, as_text)
     except ValueError as exc:
-        raise InfraError(f"{exc}; test.sh said: {_end(log)}") from exc
+        raise InfraError(f"{exc}; test.sh wrote: {_end(log)}") from exc
     score = rewards.get("reward", sum(rewards.values()) / len(rewards))
     return Grade(score, rewards if len(rewards) > 1 else {}, log)
 

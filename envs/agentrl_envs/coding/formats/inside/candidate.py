@@ -20,7 +20,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def encode(value: Any) -> Any:
-    """Plain data as JSON that keeps tuples, sets and keys apart. Anything else is only named: ["o", its type]."""
+    """Plain data as JSON that preserves tuples, sets and the types of keys. Anything else becomes ["o", its type]."""
     kind = type(value)
     if kind in PLAIN:
         return ["v", value]
@@ -37,7 +37,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """The value of what `encode` made."""
+    """The value that `encode` was given."""
     tag, held = data
     if tag == "d":
         return {decode(key): decode(item) for key, item in held}

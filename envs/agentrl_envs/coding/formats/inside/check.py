@@ -39,7 +39,7 @@ class Opaque:
         return False
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the work returned a {self.held}, which is no plain data")
+        raise TypeError(f"the work returned a {self.held}, which is not plain data")
 
 
 class Host:
@@ -65,7 +65,7 @@ class Host:
         self.tell(what, *said)
         line = self.lines.readline().decode("utf-8", "replace")
         if not line.startswith("+"):
-            raise GoneError(line[1:].strip() or "the work cannot be asked any more")
+            raise GoneError(line[1:].strip() or "the work no longer answers")
         return line[1:]
 
 
@@ -107,8 +107,8 @@ class Candidate:
     def exception(self, names: list[str]) -> Any:
         """The exception class of a name, under the nearest built-in one that is an Exception.
 
-        The end of an iterator becomes a RuntimeError, as in generators. Else a test such as `all(map(f, ...))` would
-        take what the work raised for the end of its own loop.
+        StopIteration becomes a RuntimeError, as in generators. Otherwise a test such as `all(map(f, ...))` would
+        mistake it for the end of its own loop.
         """
         known = [vars(builtins).get(name) for name in names]
         base = next((one for one in known if isinstance(one, type) and is_error(one)), Exception)
@@ -273,7 +273,7 @@ def check_streams(job: dict[str, Any], candidate: Candidate) -> Tally:
 
 
 def says_the_same(written: Any, wanted: str) -> bool:
-    """Whether the same words are in the same lines. A wanted decimal fraction may differ by a millionth."""
+    """Whether both texts have the same words in the same lines. A decimal fraction may differ by a millionth."""
     if not isinstance(written, str):
         return False
     found, right = ([line.split() for line in text.rstrip().splitlines()] for text in (written, wanted))
@@ -332,7 +332,9 @@ def check_folder(job: dict[str, Any], candidate: Candidate) -> Tally:
 
 
 def import_beside(job: dict[str, Any]) -> None:
-    """What the tests import beside the agent's module. If it is missing, they do not begin: that is not the agent's."""
+    """Import the modules that the tests need in addition to the agent's. If one is missing, the tests do not begin: the
+    agent is not to blame.
+    """
     for node in ast.parse(job.get("test", "")).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
@@ -366,7 +368,7 @@ def encode(value: Any) -> Any:
         return ["b", bytes(value).decode("latin-1")]
     if isinstance(value, complex):
         return ["c", [value.real, value.imag]]
-    raise TypeError(f"a test passed a {kind.__name__}, which is no plain data")
+    raise TypeError(f"a test passed a {kind.__name__}, which is not plain data")
 
 
 if __name__ == "__main__":

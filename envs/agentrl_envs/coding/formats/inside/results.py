@@ -1,6 +1,7 @@
 """A plugin of pytest: notes how each test itself ended, whatever a report or a printed line claims.
 
-It is loaded before the work under test is. A line for each test: its id, whether it was marked to fail, how it ended.
+It is loaded before the work under test. It writes a line for each test: its id, whether it was marked to fail, and how
+it ended.
 """
 
 # For every Python since 3.5, as images have them: hence the quotes.

@@ -60,11 +60,11 @@ def grade_log(
     With `results`, by the ids of tests, a test that the fix repairs has passed only if they agree.
     """
     if said := next((mark for mark in _FAILED_BEFORE if mark in log), None):
-        return Report(False, f"the log says: {said.lstrip('> ')}")
+        return Report(False, f"the log reports: {said.lstrip('> ')}")
     counted = {mark: log.count(mark) for mark in (START, END)}
     if not all(counted.values()):
         return Report(
-            False, "the log has no test output: the marks of its begin and end are not both there", broken=True
+            False, "the log has no test output: the marks of its beginning and end are not both there", broken=True
         )
     if max(counted.values()) > 1:
         return Report(False, "the log has a mark of the test output twice: something printed it")

@@ -76,7 +76,9 @@ class Instance(BaseModel):
     image: str = ""
     log_parser: str = ""
     test_command: str = ""
-    """Ours: the test command, where a row has no eval_script and its project's tests are not run in the usual way."""
+    """Our own key: the test command of a row without an eval_script, if its project's tests are not run in the usual
+    way.
+    """
 
     @property
     def style(self) -> Style:

@@ -29,7 +29,7 @@ class Reading:
     doubts: list[str] = field(default_factory=list)
     """Why the log cannot be a true record of one test run."""
     ran: bool = False
-    """The runner itself reported that it ran tests, or could not load them."""
+    """Whether the runner itself reported that it ran tests, or could not load them."""
 
     def add(self, test: str, status: Status) -> None:
         """Note the status of a test; the worst one counts."""
@@ -143,7 +143,7 @@ def _unittest(log: str) -> Reading:
     ran = [int(match[1]) for line in lines if (match := _RAN.match(line))]
     found.ran = bool(ran)
     if len(ran) > 1:
-        found.doubts.append(f"it tells {len(ran)} times how many tests ran")
+        found.doubts.append(f"it reports {len(ran)} times how many tests ran")
     return found
 
 

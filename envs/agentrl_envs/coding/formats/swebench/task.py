@@ -1,4 +1,4 @@
-"""A SWE-bench instance as a Problem: how one is run. The images, and whether they run, are the data set's."""
+"""A SWE-bench instance as a Problem. It defines how one is run; images come from the data set."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ later=$(git cat-file --batch-check --batch-all-objects | awk '$2 == "commit" {pr
 done)
 [ -z "$later" ] || { echo "the repository still holds later commits: $later" >&2; exit 1; }
 """
-"""Leave no commit in the repository that is not before the work: the fix is often among the later ones."""
+"""Removes every commit that is not an ancestor of the work: the fix is often among the later ones."""
 
 
 def load(task: Task) -> Problem:
@@ -117,8 +117,10 @@ async def _results(box: Sandbox, place: str) -> dict[str, Result]:
 
 
 def tests_own(instance: Instance) -> Callable[[str], bool]:
-    """Whether a path is of the tests: what runs them, configures them or helps them. The agent's changes of it do not
-    count, as in the data sets the fix is what is outside of the tests. A folder that the fix itself changes is not."""
+    """Whether a path belongs to the tests: it runs, configures or helps them. The agent's changes to it do not count.
+    In the data sets, a fix changes only files outside of the tests. A folder that the fix does change is an
+    exception.
+    """
     fixed = {path.rpartition("/")[0] for path in instance.fixed_files()}
     named = {*instance.fixed_files()}
     tests = {_module(file) for file in instance.test_files()}
@@ -142,7 +144,7 @@ def tests_own(instance: Instance) -> Callable[[str], bool]:
 
 
 def _module(path: str) -> str:
-    """A path without what follows the first dot of its name."""
+    """A path without the first dot of its name and everything after it."""
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.partition('.')[0] or name}"
 
