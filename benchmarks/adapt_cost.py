@@ -5,7 +5,7 @@ SLIME_SRC=/path/to/slime python -m benchmarks.adapt_cost        (without SLIME_S
 BENCH_TOKENIZER names the tokenizer of a Qwen model, by its folder. Without it, one that is here is taken, or a small
 one with three times as many tokens; the first line says which.
 
-One engine for all, in a process of its own, answers every request at once with the same 25 tokens: a call, or at the
+One engine for all, in a separate process, answers every request at once with the same 25 tokens: a call, or at the
 last turn an answer. A tool result has 600 tokens and costs nothing. What is measured is the CPU time of this process,
 so neither the engine's nor a neighbour's load counts. Contenders are timed in turn, round by round; medians are shown.
 

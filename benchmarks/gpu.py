@@ -146,7 +146,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Settings
 
 
 def run_part(name: str, folder: Path, settings: Settings, seconds: float) -> dict[str, Any]:
-    """One part in a process of its own; what it says of itself, or that it failed."""
+    """One part in a separate process; what it says of itself, or that it failed."""
     folder.mkdir(parents=True, exist_ok=True)
     job = {"part": name, "folder": str(folder), "seconds": seconds, "small": settings.small, **asdict(settings)}
     said = folder / "said.json"

@@ -1,4 +1,4 @@
-"""One part of benchmarks.gpu, in a process of its own: python -m benchmarks.gpu_parts JOB (JSON). Writes said.json."""
+"""One part of benchmarks.gpu, in a separate process: python -m benchmarks.gpu_parts JOB (JSON). Writes said.json."""
 
 from __future__ import annotations
 

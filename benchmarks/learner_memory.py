@@ -2,7 +2,7 @@
 
     python -m benchmarks.learner_memory         # [--model smollm2-135m] [--dtype bfloat16] [--lengths 2048 16384]
 
-Each variant runs in a process of its own. One row, of whose tokens the second half is trained. The memory is the peak
+Each variant runs in a separate process. One row, of whose tokens the second half is trained. The memory is the peak
 of resident memory in the forward and backward pass, above what was resident before. A process may use the memory that
 the machine has left, less a reserve; a variant that needs more says so instead of figures. Processor seconds depend
 less on what else the machine does than the clock's. Results are added to those in the file.

@@ -104,7 +104,7 @@ def asked_of_tantivy(corpus: Path, questions: Sequence[str], *, parser: bool) ->
 
 
 def make_index(corpus: Path) -> Row:
-    """The command in a process of its own: the seconds that it names, and the most memory that it had."""
+    """The command in a separate process: the seconds that it names, and the most memory that it had."""
     load = os.getloadavg()[0]
     process = subprocess.Popen(
         [sys.executable, "-m", "agentrl", "retriever", "index", str(corpus)], stdout=subprocess.PIPE, text=True
@@ -129,7 +129,7 @@ def make_index(corpus: Path) -> Row:
 
 @asynccontextmanager
 async def server(corpus: Path) -> AsyncIterator[tuple[str, int]]:
-    """A server in a process of its own: its URL and its pid."""
+    """A server in a separate process: its URL and its pid."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentrl", "retriever", "serve", str(corpus), "--port", "0"),
         stdout=asyncio.subprocess.PIPE,

@@ -42,7 +42,7 @@ IN_FLIGHT = 256
 
 
 class Server:
-    """`agentrl retriever serve` in a process of its own, on one port for all its lives."""
+    """`agentrl retriever serve` in a separate process, on one port for all its lives."""
 
     def __init__(self, corpus: Path) -> None:
         self.corpus, self.port, self.url, self.kills = corpus, "0", "", 0

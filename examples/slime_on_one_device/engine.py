@@ -23,7 +23,7 @@ _PATIENCE_S = 120
 
 @contextmanager
 def served(folder: Path, dtype: str) -> Iterator[str]:
-    """agentrl's LocalEngine at a URL, on an event loop of its own, as slime's router is in a process of its own."""
+    """agentrl's LocalEngine at a URL, on an event loop of its own, as slime's router is in a separate process."""
     tokenizer = load_tokenizer(str(folder))
     engine = LocalEngine(load_model(str(folder), device=device.name(), dtype=dtype), tokenizer, max_batch=128)
     app = create_app(engine, model_name=str(folder), decode=tokenizer.decode)

@@ -144,7 +144,7 @@ def lead(port: int, options: argparse.Namespace) -> None:
         if number < options.steps:
             host.manager.data_source.save(number)
             Stopped(number, before, settings(options), trainer.optimizer.state_dict()).write(options)
-            say(f"stopped after step {number} of {options.steps}; the same command goes on")
+            say(f"stopped after step {number} of {options.steps}; the same command continues")
             return
         after = None if options.replay else host.evaluate(options.steps)
         Stopped.remove(options)

@@ -1,4 +1,4 @@
-"""Where slime is installed its own parser builds the namespace, in a process of its own."""
+"""Where slime is installed its own parser builds the namespace, in a separate process."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ Handler = Callable[[web.Request], Any]
 
 @contextmanager
 def served(engine: Any, decode: Any, *middlewares: Any) -> Iterator[str]:
-    """The engine behind SGLang's protocol on a loop of its own, as a host's router is in a process of its own."""
+    """The engine behind SGLang's protocol on a loop of its own, as a host's router is in a separate process."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

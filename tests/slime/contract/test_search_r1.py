@@ -173,7 +173,7 @@ def test_each_source_is_evaluated_apart(host, play):
 
 
 class Server:
-    """`agentrl retriever serve` over a corpus, in a process of its own, always at the same address."""
+    """`agentrl retriever serve` over a corpus, in a separate process, always at the same address."""
 
     def __init__(self, corpus: Path) -> None:
         with socket.socket() as free:
