@@ -38,7 +38,7 @@ def sft_config(demonstrations: Path, epochs: float | None, values: Mapping[str, 
     if not isinstance(taught, Mapping):
         raise ConfigError(f"warm_start={taught}: name a key of it, as in --set warm_start.batch_size=8")
     if epochs is not None and "steps" in taught:
-        raise ConfigError("--epochs and warm_start.steps both say how long to learn; give one of them")
+        raise ConfigError("--epochs and warm_start.steps both set how long to learn; give one of them")
     epochs = _EPOCHS if epochs is None else epochs
     given: dict[str, Any] = {**taught, "demonstrations": demonstrations}
     batch = given.get("batch_size", WarmStartConfig.model_fields["batch_size"].default)

@@ -83,7 +83,7 @@ BAD = {
     "no JSON": (b'{"queries": ["a', "the body is no JSON"),
     "no UTF-8": (b'{"queries": ["\xff"]}', "the body is no JSON"),
     "nested": (b"[" * 100_000, "the body is no JSON"),
-    "no object": (["a"], "the body is no JSON object"),
+    "no object": (["a"], "the body is not a JSON object"),
     "no queries": ({"query": "a"}, "queries is missing"),
     "one query": ({"queries": "a"}, "queries must be a valid list"),
     "no text": ({"queries": ["a", 1]}, "queries.1 must be a valid string"),
