@@ -130,6 +130,12 @@ def no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
+_Place: TypeAlias = "str | tuple[_Place, Any]"
+"""The caller's name of the whole value; or the place of a list or mapping, and an index or key of it."""
+_CONTAINERS = (dict, list, tuple, Mapping, Sequence)
+"""Abstract classes are checked last, because that is slow. A tuple is checked faster than a union."""
+
+
 @dataclass(slots=True)
 class _Walk:
     """The state of one conversion."""
@@ -140,24 +146,35 @@ class _Walk:
     inside: set[int] = field(default_factory=set)
     """Ids of the lists and mappings around the current value."""
 
+    def refuse(self, kind: type[Exception], where: _Place, why: str, instead: str = "...") -> JSON:
+        """The text instead of a value that JSON cannot hold."""
+        if self.strict:
+            raise kind(f"{_said(where)} {why}")
+        return instead
 
-def _plain(value: Any, where: str, depth: int, walk: _Walk) -> JSON:
-    if value is None or isinstance(value, bool):
-        return value
+
+def _said(where: _Place) -> str:
+    """A place as text, such as metadata['words'][1]. Only an error writes it: that takes longer than a conversion."""
+    return where if isinstance(where, str) else f"{_said(where[0])}[{where[1]!r:.40}]"
+
+
+def _plain(value: Any, where: _Place, depth: int, walk: _Walk) -> JSON:
     if isinstance(value, Enum):
         return _plain(value.value, where, depth, walk)
     if isinstance(value, str):
         return text(value)
-    if isinstance(value, int | float):
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)):
         return _number(value, where, walk)
-    if isinstance(value, bytes | bytearray):
+    if isinstance(value, (bytes, bytearray)):
         return value.decode("utf-8", "replace")
     if depth >= MAX_DEPTH:
-        return _refused(ValueError(f"{where} is nested more than {MAX_DEPTH} deep"), "...", walk)
-    if not isinstance(value, Mapping | Sequence):
+        return walk.refuse(ValueError, where, f"is nested more than {MAX_DEPTH} deep")
+    if not isinstance(value, _CONTAINERS):
         return _foreign(value, where, depth, walk)
     if id(value) in walk.inside:
-        return _refused(ValueError(f"{where} holds itself"), "...", walk)
+        return walk.refuse(ValueError, where, "holds itself")
     walk.inside.add(id(value))
     try:
         return _held(value, where, depth + 1, walk)
@@ -165,59 +182,52 @@ def _plain(value: Any, where: str, depth: int, walk: _Walk) -> JSON:
         walk.inside.discard(id(value))
 
 
-def _held(value: Mapping[Any, Any] | Sequence[Any], where: str, depth: int, walk: _Walk) -> JSON:
-    if isinstance(value, Mapping):
+def _held(value: Mapping[Any, Any] | Sequence[Any], where: _Place, depth: int, walk: _Walk) -> JSON:
+    if isinstance(value, (dict, Mapping)):
         return {
-            _key(key, where, walk): _plain(item, f"{where}[{key!r:.40}]", depth, walk)
+            _key(key, where, walk): _plain(item, (where, key), depth, walk)
             for key, item in _within(value.items(), where, walk)
         }
-    return [_plain(item, f"{where}[{i}]", depth, walk) for i, item in enumerate(_within(value, where, walk))]
+    return [_plain(item, (where, i), depth, walk) for i, item in enumerate(_within(value, where, walk))]
 
 
-def _within(items: Iterable[T], where: str, walk: _Walk) -> Iterator[T]:
+def _within(items: Iterable[T], where: _Place, walk: _Walk) -> Iterator[T]:
     """The items, up to the number that may be held."""
     for item in items:
         walk.left -= 1
         if walk.left < 0:
-            _refused(ValueError(f"{where} has more than {MAX_VALUES} values"), "...", walk)
+            walk.refuse(ValueError, where, f"has more than {MAX_VALUES} values")
             return
         yield item
 
 
-def _number(value: float, where: str, walk: _Walk) -> JSON:
+def _number(value: float, where: _Place, walk: _Walk) -> JSON:
     if isinstance(value, int):
         if value.bit_length() <= _MAX_BITS:
             return int(value)
-        return _refused(ValueError(f"{where} is a number of {value.bit_length()} bits"), "...", walk)
+        return walk.refuse(ValueError, where, f"is a number of {value.bit_length()} bits")
     if math.isfinite(value):
         return float(value)
-    return _refused(ValueError(f"{where} is {value}; JSON has no such number"), str(value), walk)
+    return walk.refuse(ValueError, where, f"is {value}; JSON has no such number", str(value))
 
 
-def _key(key: Any, where: str, walk: _Walk) -> str:
+def _key(key: Any, where: _Place, walk: _Walk) -> str:
     if isinstance(key, str):
         return text(key)
     if key is None or isinstance(key, bool | int | float):
         return str(key)
-    error = TypeError(f"{where} has the key {key!r:.40}, a {type(key).__name__}; keys are text")
-    return str(_refused(error, _name(key), walk))
+    if walk.strict:
+        raise TypeError(f"{_said(where)} has the key {key!r:.40}, a {type(key).__name__}; keys are text")
+    return _name(key)
 
 
-def _foreign(value: Any, where: str, depth: int, walk: _Walk) -> JSON:
+def _foreign(value: Any, where: _Place, depth: int, walk: _Walk) -> JSON:
     """Convert scalars and arrays of numpy and torch. Everything else is refused."""
     convert = getattr(value, "tolist", None)
     if callable(convert) and hasattr(value, "dtype"):
         return _plain(convert(), where, depth + 1, walk)
-    error = TypeError(
-        f"{where} is a {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or dicts"
-    )
-    return _refused(error, _name(value), walk)
-
-
-def _refused(error: Exception, instead: str, walk: _Walk) -> JSON:
-    if walk.strict:
-        raise error
-    return instead
+    why = f"is a {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or dicts"
+    return walk.refuse(TypeError, where, why, _name(value))
 
 
 def _name(value: Any) -> str:

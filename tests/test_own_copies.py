@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from pydantic import BaseModel
 
-from agentrl import Env, EnvFactory, InfraError, Limits, Task, tool
+from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, Task, tool
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.env import own_task
 from agentrl.episode.options import EpisodeOptions, Host
@@ -115,6 +115,39 @@ async def test_the_record_keeps_the_call_that_was_made(renderer):
     )
     assert trajectory.actions[0].calls[0].arguments == {"words": ["a"]}
     assert trajectory.messages[1]["tool_calls"][0]["function"]["arguments"] == {"words": ["a"]}
+
+
+class Keeps(Notes):
+    """Changes what its hooks returned, after they returned it."""
+
+    def tools(self):
+        self.offered = super().tools()
+        return self.offered
+
+    async def step(self, action):
+        self.offered[0]["function"]["description"] = "changed"
+        calls = [call for call in action.calls if call.error is None]
+        self.said = [{"role": "tool", "tool_call_id": call.id, "name": "ask", "content": [call.id]} for call in calls]
+        return StepResult(self.said or "so", info={f"said to {len(calls)}": self.said}, done=not action.calls)
+
+    async def score(self, trajectory):
+        return 1.0
+
+
+@pytest.mark.parametrize("unread", ["", '<tool_call>\n{"name": "ask", "arg\n</tool_call>'])
+async def test_what_hooks_returned_can_change_no_record(renderer, unread):
+    env = Keeps()
+
+    def player():
+        yield '<tool_call>\n{"name": "ask", "arguments": {"words": ["a"]}}\n</tool_call>\n' + unread
+        env.said[0]["content"].append("changed")
+        env.said.append({"role": "tool", "content": "changed"})
+        yield "done"
+
+    trajectory = await rollout(env, Task(prompt="Hi"), player(), renderer=renderer)
+    assert trajectory.stop == "done", trajectory.failure
+    assert bool(trajectory.turns[0].bad_call) == bool(unread)
+    assert "changed" not in json.dumps(trajectory.to_json())
 
 
 def one(trajectory):

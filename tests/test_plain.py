@@ -58,6 +58,7 @@ def test_what_becomes_json(value, expected):
         pytest.param(10**5000, r"^x\['k'\] is a number of 16610 bits", "...", id="long"),
         ({1}, r"^x\['k'\] is a set, which JSON cannot hold", "{1}"),
         ({(1,): 2}, r"^x\['k'\] has the key \(1,\), a tuple", {"(1,)": 2}),
+        ([{7: ({1},)}], r"^x\['k'\]\[0\]\[7\]\[0\] is a set", [{"7": ["{1}"]}]),
     ],
 )
 def test_what_json_cannot_hold_is_named_or_shown(value, said, instead):
@@ -83,10 +84,11 @@ def test_depth_is_bounded_and_rings_end():
 
 def test_nothing_that_is_shown_can_raise():
     class Broken:
-        def __str__(self):
+        def __repr__(self):
             raise RuntimeError
 
     assert shown([Broken()]) == ["a Broken"]
+    assert shown({Broken(): {Broken()}}) == {"a Broken": "a set"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, "x", "0.5", b"1", None, [1]])

@@ -25,7 +25,6 @@ from agentrl.episode.bad_calls import messages_of, observed
 from agentrl.episode.parking import resume_method
 from agentrl.episode.state import Parked
 from agentrl.errors import told
-from agentrl.plain import plain
 from agentrl.types import JSON, Action, Limits, Raw, Task
 
 _CHECK = "determinism"
@@ -152,7 +151,7 @@ async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
         try:
             begin_env(env, own_task(order.task), order.limits)
             found["first"] = _said(await runtime(env).hook(env.reset, env.task))
-            found["first"] += [json.dumps(plain(list(await offered_tools(env)), "tools"))]
+            found["first"] += [json.dumps(await offered_tools(env))]
             found["answers"] = [text for action in order.actions for text in await _answer(env, action)]
         finally:
             await close_env(env)

@@ -21,7 +21,7 @@ from agentrl.env.runtime import Runtime
 from agentrl.env.tool_calls import exec_own_tool, run_calls
 from agentrl.env.tools import Tool, collect_tools, is_tool, normal_spec, tool_name
 from agentrl.errors import BadCallPolicy, ConfigError
-from agentrl.plain import copied
+from agentrl.plain import copied, plain
 from agentrl.types import (
     JSON,
     Action,
@@ -302,13 +302,14 @@ def begin_env(env: Env, task: Task, limits: Limits) -> None:
     env.rng = env._agentrl.rng = Random(task.seed)
 
 
-async def offered_tools(env: Env) -> tuple[ToolSpec, ...]:
-    """The tools that the model may call. Raises ConfigError for a tool that nothing would execute."""
+async def offered_tools(env: Env) -> Sequence[ToolSpec]:
+    """The tools that the model may call, as plain data. Raises ConfigError for a tool that nothing would execute."""
     given = await env._agentrl.hook(env.tools, timeout=env._agentrl.limits.reset_s)
     offered = tuple(map(normal_spec, given))
     refuse_unknown(type(env), offered)
     env._agentrl.offered = tuple(map(tool_name, offered))
-    return offered
+    tools: list[ToolSpec] = plain(offered, f"{type(env).__name__}.tools")
+    return tools
 
 
 def refuse_unknown(cls: type[Env], offered: Iterable[ToolSpec]) -> None:

@@ -38,7 +38,7 @@ def replies(action: Action, policy: BadCallPolicy, capabilities: Mapping[str, bo
     found: list[Message] = []
     for call in action.calls:
         if call.error is not None:
-            content = policy.reply(call.error)
+            content = text(policy.reply(call.error))
             tool = {"role": "tool", "tool_call_id": call.id, "name": call.name or "unknown", "content": content}
             found.append(tool if as_tool else {"role": "user", "content": content})
     return found

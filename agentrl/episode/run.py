@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -13,7 +13,7 @@ from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import Deadline
 from agentrl.engine.base import Engine
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
-from agentrl.episode.bad_calls import in_call_order, joined, messages_of, observed, replies
+from agentrl.episode.bad_calls import in_call_order, joined, observed, replies
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions, Host, ParkFn, RewardFn
 from agentrl.episode.parking import hand_over
@@ -21,7 +21,7 @@ from agentrl.episode.reasoning import Thoughts
 from agentrl.episode.scoring import score
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import BadCallPolicy, told
-from agentrl.plain import copied, number, plain, shown
+from agentrl.plain import copied, number, shown
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Message, Observation, Observed, Raw, StepResult, StopReason, Task, TurnOptions
@@ -166,7 +166,7 @@ class Episode:
                 env.reset, trajectory.task, timeout=self.talk.options.limits.reset_s
             )
             read = observed(first, f"{type(env).__name__}.reset")
-            tools = plain(await offered_tools(env), f"{type(env).__name__}.tools")
+            tools = await offered_tools(env)
         self.talk.use_tools(tools)
         await self.talk.begin_aside(read)
         self.state.turn_options = env.turn_options
@@ -195,8 +195,8 @@ class Episode:
         env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
         turn, started = trajectory.turns[-1], time.monotonic()
         with at_boundary("step", hook=env.step):
-            result = await self._answer(action)
-            read, reward = self._plain(result)
+            result, said = await self._answer(action)
+            read, reward = self._plain(result, said, action)
             trajectory.info.update(shown(dict(result.info)))
         state.steps += 1
         turn.env_s, turn.reward = time.monotonic() - started, reward
@@ -209,11 +209,14 @@ class Episode:
             trajectory.append_unread(read)
         return stop
 
-    def _plain(self, result: StepResult) -> tuple[Observed, float | None]:
-        """The observation and the reward of a step. Raises TypeError or ValueError if one is invalid."""
+    def _plain(self, result: StepResult, said: Sequence[Message], action: Action) -> tuple[Observed, float | None]:
+        """The observation, with the policy's replies, and the reward of a step. Raises TypeError or ValueError for an
+        invalid one."""
         where = f"{type(self.env).__name__}.step"
         nothing = result.done and not result.observation
         read = () if nothing else observed(result.observation, where)
+        if said and not result.done and not isinstance(read, Raw):
+            read = in_call_order([*read, *said], action)
         return read, None if result.reward is None else number(result.reward, f"the reward of {where}")
 
     async def _observe(self, result: StepResult, read: Observed) -> StopReason | None:
@@ -229,14 +232,14 @@ class Episode:
         self.state.turn_options = result.turn_options or self.env.turn_options
         return await self.talk.observe_aside(before_next)
 
-    async def _answer(self, action: Action) -> StepResult:
-        """The Env's answer. The BadCallPolicy, if any, answers calls that could not be read."""
+    async def _answer(self, action: Action) -> tuple[StepResult, Sequence[Message]]:
+        """The Env's answer, and the replies of the BadCallPolicy, if any, to calls that could not be read."""
         env, said = self.env, list[Message]()
         runtime(env).call_errors.clear()
         if self.policy and action.error:
             said = replies(action, self.policy, self.talk.renderer.certificate.capabilities)
             if len(said) == len(action.calls):
-                return StepResult(said)
+                return StepResult(said), ()
         calls = [call for call in action.calls if call.error is None or not said]
         own = tuple(replace(call, arguments=copied(call.arguments, "arguments")) for call in calls)
         seen = replace(action, calls=own)
@@ -248,11 +251,7 @@ class Episode:
                 f"{type(env).__name__}.step gave turn_options={result.turn_options!r:.80}; "
                 "return StepResult(turn_options=TurnOptions(...))"
             )
-        if not said or result.done or isinstance(result.observation, Raw):
-            return result
-        return replace(
-            result, observation=in_call_order([*messages_of(observed(result.observation, "step")), *said], action)
-        )
+        return result, said
 
     async def _before_next_turn(self, pending: Observed) -> Observed | None:
         """The observation for the next turn; None if the episode ends."""
