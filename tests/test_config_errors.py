@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any, TypedDict
 
 import pytest
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from agentrl import ConfigError
 from agentrl._util.config_errors import keys_of, problems, unknown
@@ -88,6 +88,11 @@ def test_dataclasses_and_typed_dicts_have_keys_too():
     assert list(keys_of(Seed | None)) == ["weight"]
     assert list(keys_of({"a": Bush})) == ["a"]
     assert keys_of(int) == keys_of(list[int]) == keys_of(None) == {}
+    assert said({"leaf": 3}, make_dataclass("Pot", [("leaf", Leaf)])).startswith(
+        "leaf must be a mapping of keys to values"
+    )
+    named = create_model("Named", user=(str, Field(alias="userName")))
+    assert unknown(["username"], named) == "unknown key username; did you mean userName?"
     assert unknown(["hight"], Bush) == "unknown key hight; did you mean height?"
 
 
@@ -121,6 +126,9 @@ def test_a_key_of_a_run_that_is_in_the_wrong_section():
     assert line(turns=3) == "x.yaml: unknown key turns; did you mean turns under limits?"
     assert line(rank=3) == "x.yaml: unknown key rank; did you mean rank under lora?"
     assert line(lora={"seed": 3}) == "x.yaml: unknown key lora.seed; did you mean seed at the top level?"
+    assert line(lr=3) == "x.yaml: unknown key lr; did you mean learning_rate?"
+    assert line(max_tokens=3) == "x.yaml: unknown key max_tokens; did you mean tokens under limits?"
+    assert line(lora=3) == "x.yaml: lora must be a mapping of keys to values (rank, alpha, targets) or null, not 3"
     assert line(limits=[1]).startswith(
         "x.yaml: limits must be a mapping of keys to values (turns, tokens, turn_tokens, "
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import is_typeddict
 
@@ -41,10 +42,10 @@ def _problem(error: ErrorDetails, kind: Any, whole: str) -> str:
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown(error["loc"], kind)
     if wanted := _KINDS.get(error["type"]):
-        section = _at(kind, error["loc"]) if key else ()
+        section = _at(kind, error["loc"]) if key else None
         keys = ", ".join(keys_of(section))
-        or_none = " or null" if type(None) in get_args(next(iter(section), None)) else ""
-        said = f"Input should be {wanted}{f' ({keys})' if keys else ''}{or_none}"
+        null = isinstance(section, tuple) and type(None) in get_args(section[0])
+        said = f"Input should be {wanted}{f' ({keys})' if keys else ''}{' or null' if null else ''}"
     if should := _SHOULD.match(said):
         given = f", not {error['input']!r}"
         return f"{key or whole} must {should[1]}{given if len(given) < _LONG else ''}"
@@ -81,10 +82,15 @@ def keys_of(kind: Any) -> Mapping[str, Any]:
         parts = kind if isinstance(kind, tuple) else get_args(kind)
         return next(filter(None, map(keys_of, parts)), {})
     if issubclass(kind, BaseModel):
-        return {key: (field.annotation, *field.metadata) for key, field in kind.model_fields.items()}
+        return {_written(key, field): (field.annotation, *field.metadata) for key, field in kind.model_fields.items()}
     if is_typeddict(kind):
         return kind.__annotations__
     return {field.name: field.type for field in fields(kind)} if is_dataclass(kind) else {}
+
+
+def _written(key: str, field: FieldInfo) -> str:
+    """A field's name in a configuration."""
+    return field.validation_alias if isinstance(field.validation_alias, str) else key
 
 
 def check_file(path: Path, remedy: str, what: str = "file", named_by: str = "") -> None:

@@ -34,7 +34,7 @@ def certify(
     without tools.
     """
     with one_line_errors():
-        tokenizer, source = _tokenizer(model), _source(template)
+        source, tokenizer = _source(template), _tokenizer(model)
         try:
             certificate, refused, lost = _certificate(tokenizer, source)
         except TemplateError as exc:
