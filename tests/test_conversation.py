@@ -88,7 +88,7 @@ async def test_an_engine_that_answers_nonsense_has_failed_and_nobody_else(render
 
     talk.engine.generate = nonsense
     before = talk.trajectory.to_json()
-    with pytest.raises(FailedError, match="the engine answered what cannot be trained on") as failed:
+    with pytest.raises(FailedError, match="the engine's answer cannot be trained on") as failed:
         await talk.sample()
     assert (failed.value.failure.kind, failed.value.failure.boundary) == ("engine", "engine")
     assert talk.trajectory.to_json() == before

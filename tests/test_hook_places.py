@@ -69,7 +69,7 @@ def play(folder: Path, env: str, player: str = "knows", *more: str) -> subproces
         ("Step", 1, "Step.step returned str, not a StepResult"),
         ("Score", 1, "the reward is 'good'; it must be a finite number"),
         ("Tasks", 1, "number 1 is a str, not a Task"),
-        ("NoList", 1, "gave a int, nothing to go through"),
+        ("NoList", 1, "gave a int, which is not iterable"),
     ],
 )
 def test_a_wrong_type_names_the_line_of_the_hook(tmp_path, env, below, says):

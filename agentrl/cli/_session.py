@@ -60,7 +60,7 @@ def _line(node: Mapping[str, JSON], trajectory: Trajectory, mark: str, width: in
     said = _said(trajectory, node["turn"])
     kind = "dropped" if node["dropped"] else node["line"]
     branch = f" {node['branch']}" if node["branch"] else ""
-    known = f", tells {', '.join(f'#{known}' for known in node['known'])}" if node["known"] else ""
+    known = f", repeats {', '.join(f'#{known}' for known in node['known'])}" if node["known"] else ""
     head = f"#{node['id']} {kind}{branch}: {node['prompt_tokens']} + {node['sampled_tokens']} tokens"
     masked = f", masked {node['masked']}" if node["masked"] else ""
     line = Text(mark)
@@ -75,14 +75,19 @@ def _said(trajectory: Trajectory, turn: int) -> str:
     for segment, places in trajectory.by_segment(range(len(trajectory.turns))):
         if turn in places:
             at = places.index(turn)
-            return repr(segment.said[at].text) if at < len(segment.said) else "(not whole)"
+            return repr(segment.said[at].text) if at < len(segment.said) else "(incomplete)"
     return ""
 
 
 def _audit(audit: Mapping[str, JSON], depth: int, width: int) -> Text:
     texts = {name: text for name, text in audit.items() if name not in ("at", "event", "kind", "node")}
-    said = ", ".join(f"{name} {text!r:.120}" for name, text in texts.items())
-    return _cut(Text(visible(f"{'  ' * depth}      {audit['kind'].replace('_', ' ')}: {said}"), _AUDIT), width)
+    said = ", ".join(f"{_in_words(name)} {text!r:.120}" for name, text in texts.items())
+    return _cut(Text(visible(f"{'  ' * depth}      {_in_words(audit['kind'])}: {said}"), _AUDIT), width)
+
+
+def _in_words(name: str) -> str:
+    """A name in the log, for people: the log has "told" for what an agent sent back."""
+    return name.replace("told", "sent back").replace("_", " ")
 
 
 def _cut(line: Text, width: int) -> Text:

@@ -110,8 +110,8 @@ async def test_show_prints_a_session_as_a_tree(renderer):
         "- #6 main",
     ]
     assert "masked undelivered" in next(line for line in lines if "#5" in line)
-    assert "tells #2" in next(line for line in lines if "#6" in line)
-    audit = next(line for line in lines if "told in another spelling" in line)
+    assert "repeats #2" in next(line for line in lines if "#6" in line)
+    audit = next(line for line in lines if "sent back in another spelling" in line)
     assert "stored 'find({" in audit
     assert '"deep":1' in audit
     assert "\x1b" not in out.getvalue()

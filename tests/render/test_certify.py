@@ -83,7 +83,7 @@ def test_nothing_ends_a_turn(tokenizers: Any) -> None:
 
 def test_an_assistant_that_is_not_shown(tokenizers: Any) -> None:
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    with pytest.raises(TemplateError, match="does not write what the assistant said"):
+    with pytest.raises(TemplateError, match="does not write the assistant's text"):
         load_renderer(tokenizers.chatml(template))
 
 

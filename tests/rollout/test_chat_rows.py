@@ -245,10 +245,10 @@ def test_turns_behind_the_context_are_left_out_whole(renderer: Any) -> None:
 
 PICTURE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 SKIPPED = {
-    "no message of the assistant": [user("A?")],
+    "no assistant message": [user("A?")],
     "neither 0 nor 1": [user("A?"), said("b", weight=0.5)],
-    r"no chat that can be read: messages\[0\].role": [{"role": "function", "content": "x"}, user("A?"), said("b")],
-    r"no chat that can be read: .*'image_url'": [{"role": "user", "content": PICTURE}, said("b")],
+    r"not a readable chat: messages\[0\].role": [{"role": "function", "content": "x"}, user("A?"), said("b")],
+    r"not a readable chat: .*'image_url'": [{"role": "user", "content": PICTURE}, said("b")],
     "the arguments of a call are not a JSON object": [
         user("A?"),
         {**said(None), "tool_calls": [{"id": "1", "function": {"name": "find_papers", "arguments": "{x"}}]},

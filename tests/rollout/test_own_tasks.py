@@ -96,7 +96,7 @@ def _fails(split):
     [
         (_fails, "train", r"Given.tasks for train failed: .*test_own_tasks.py:\d+: KeyError: 'oops'"),
         (lambda split: [{"prompt": "x"}], "train", "number 1 is a dict, not a Task; yield Task"),
-        (lambda split: None, "train", "gave None, nothing to go through; `yield` tasks"),
+        (lambda split: None, "train", "gave None, which is not iterable; `yield` tasks"),
         (lambda split: [Task(prompt="a", id="x"), Task(prompt="b", id="x")], "train", "tasks 1 and 2 have the same id"),
         (lambda split: [Task(prompt="a"), Task(prompt="b")], "eval", "gives the same tasks for train and eval"),
         (lambda split: (Task(prompt=f"{i % 10}") for i in count()), "train", None),
