@@ -27,6 +27,7 @@ MOVED = {
     "agentrl.registry": "agentrl.env.registry",
     "agentrl.replies": "agentrl.episode.bad_calls",
     "agentrl.resume": "agentrl.episode.resume",
+    "agentrl.render.content": "agentrl._util.texts",
     "agentrl.rewards.code": "agentrl_envs.coding.unit_tests",
     "agentrl.rewards.suites": "agentrl_envs.coding.suites",
     "agentrl.runtime": "agentrl.env.runtime",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.errors import BadCallPolicy
 from agentrl.plain import plain, text
-from agentrl.render.content import text_of
+from agentrl._util.texts import text_of
 from agentrl.types import Action, Message, Observation, Observed, Raw
 
 

@@ -10,7 +10,7 @@ from contextvars import copy_context
 from typing import TypeVar
 
 from agentrl.render.base import Renderer
-from agentrl.render.content import texts_in
+from agentrl._util.texts import texts_in
 from agentrl.types import Observed, Raw
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from jinja2 import TemplateSyntaxError, UndefinedError
 from jinja2.exceptions import SecurityError
 
 from agentrl.errors import TemplateError
-from agentrl.render.content import text_of
+from agentrl._util.texts import text_of
 from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescaped
 from agentrl.types import JSON, Message, ToolSpec
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Any, Self
 
-from agentrl.render.content import texts_in
+from agentrl._util.texts import texts_in
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Raw
 

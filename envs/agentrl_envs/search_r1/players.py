@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from agentrl import Raw, Task
 from agentrl.engine.scripted import Turn
-from agentrl.render.content import text_of
+from agentrl._util.texts import text_of
 from agentrl.rewards.answers import targets
 from agentrl.rewards.text import is_within
 from agentrl.testing import call
