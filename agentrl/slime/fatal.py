@@ -21,17 +21,18 @@ log = logging.getLogger("agentrl")
 _said: set[str] = set()
 
 
-class NoReward:
-    """The reward of a sample that could not be played. Every use of it raises ConfigError."""
+class NoReward(dict[str, str]):
+    """The reward of a sample that could not be played: a mapping with the error. Every use as a reward raises it.
+
+    It is a mapping because slime's queue (0.4, data/codec.py) writes plain values only. What comes out of the queue is
+    a plain mapping, with which slime cannot compute either. So a missing reward is never trained in silence.
+    """
 
     def __init__(self, message: str) -> None:
-        self.message = message
-
-    def __repr__(self) -> str:
-        return f"NoReward({self.message!r})"
+        super().__init__(error=message)
 
     def _read(self, *_: Any) -> Never:
-        raise ConfigError(self.message)
+        raise ConfigError(self.get("error"))
 
     __float__ = __int__ = __index__ = __round__ = __getitem__ = __len__ = __lt__ = __le__ = __gt__ = __ge__ = _read
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _read

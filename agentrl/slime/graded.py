@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from agentrl.errors import ConfigError, Failure
+from agentrl.plain import number, shown
 from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import WRITTEN_KEY, episode_metadata, write_account
 from agentrl.slime.task import without_arrays
@@ -63,12 +64,12 @@ async def _group(grader: GradesGroups, args: Any, samples: Sequence[Any]) -> lis
     whole = [sample for sample in samples if _finished(sample)]
     try:
         grades = await grader.grade_group([await read(args, sample) for sample in whole])
+        found = {id(sample): grade for sample, grade in zip(whole, grades, strict=True)}
+        return [_shown(args, sample, found.get(id(sample), 0.0)) for sample in samples]
     except ConfigError:
         raise
     except Exception as exc:  # noqa: BLE001 - the boundary of a grader: slime's rollout would die of it
         return [_failed(args, sample, exc) for sample in samples]
-    found = {id(sample): grade for sample, grade in zip(whole, grades, strict=True)}
-    return [_shown(args, sample, found.get(id(sample), 0.0)) for sample in samples]
 
 
 def _finished(sample: Any) -> bool:
@@ -111,9 +112,10 @@ def _decoder(checkpoint: str) -> Any:
 
 def _shown(args: Any, sample: Any, grade: float | Reward) -> JSON:
     """A number, or a mapping with the number and the parts, if the flags name a key."""
-    reward = grade if isinstance(grade, Reward) else Reward(float(grade))
+    given = grade if isinstance(grade, Reward) else Reward(grade)
+    value = number(given.value, "the reward")
     key = HostArgs.of(args).reward_name(evaluation=sample.group_index is None)
-    return {**reward.parts, key: reward.value} if key else reward.value
+    return {**shown(given.parts), key: value} if key else value
 
 
 def _failed(args: Any, sample: Any, exc: Exception) -> JSON:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import pickle
 
@@ -106,5 +107,18 @@ async def test_a_bug_outside_of_the_episode_ends_the_run_as_well(Sample, make_ar
 
 
 def test_the_reward_that_cannot_be_read_can_be_copied_and_dumped():
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(NoReward("no environment"))))
+    with pytest.raises(ConfigError, match="no environment"):
+        float(copied)
+
+
+@pytest.mark.parametrize("flags", [{}, {"reward_key": "score"}])
+def test_it_is_written_as_a_plain_mapping_that_is_no_reward_either(Sample, make_args, flags):
+    """slime 0.4 writes samples as tagged JSON (data/codec.py), and refuses objects of other classes."""
     reward = NoReward("no environment")
-    assert repr(pickle.loads(pickle.dumps(copy.deepcopy(reward)))) == "NoReward('no environment')"
+    assert isinstance(reward, dict)
+    read = dict(json.loads(json.dumps(reward)).items())
+    assert read == {"error": "no environment"}
+    args = make_args(args={**flags, "advantage_estimator": "grpo", "rewards_normalization": True})
+    with pytest.raises(ConfigError, match=r"no environment.*holds no finite number"):
+        post_process_rewards(args, [Sample(index=0, group_index=0, reward=read)])
