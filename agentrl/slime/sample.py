@@ -67,8 +67,9 @@ def clear(sample: Any) -> None:
     """Reset the fields that an earlier attempt has set.
 
     The reward is reset because slime asks its reward model only where there is none. The loss_mask is reset because it
-    described the discarded tokens.
+    described the discarded tokens, and so did each field that slime names `rollout_...`, but for the rollout's number.
     """
+    names = getattr(sample, "__dataclass_fields__", ())
     _write(
         sample,
         tokens=[],
@@ -76,7 +77,7 @@ def clear(sample: Any) -> None:
         response_length=0,
         reward=None,
         loss_mask=None,
-        rollout_log_probs=None,
+        **{name: None for name in names if name.startswith("rollout_") and name != "rollout_id"},
         weight_versions=[],
         remove_sample=False,
         non_generation_time=0.0,

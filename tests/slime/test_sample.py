@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,6 +177,20 @@ def test_clear_forgets_an_attempt_and_keeps_the_task(Sample):
     assert sample == Sample(prompt="p", label="l", session_id="s", metadata=metadata)
     to_sample(played(), sample, decode=decode)
     assert sample.prefix_cache_info.total_prompt_tokens == 2 + 7, "of the last attempt alone"
+
+
+def test_clear_forgets_what_a_generation_returned_by_the_fields_that_the_sample_has():
+    theirs = ("rollout_topk_token_ids", "rollout_topk_log_probs", "rollout_top_p_log_probs", "rollout_routed_experts")
+    fields = [(name, Any, None) for name in (*theirs, "rollout_id", "multimodal_train_input_id")]
+    newer = make_dataclass("Newer", fields, bases=(Base,))
+    sample = newer(index=3, rollout_id=4, multimodal_train_input_id="picture", **{name: [[1]] for name in theirs})
+    sample._queue_lease = {"position": 5}
+    clear(sample)
+    assert [getattr(sample, name) for name in theirs] == [None] * 4
+    assert (sample.rollout_id, sample.multimodal_train_input_id) == (4, "picture"), "they are the task's"
+    siblings = to_samples(in_segments(), sample, decode=decode)
+    assert [s._queue_lease for s in siblings] == [{"position": 5}] * 2, "slime's queue gets its lease back"
+    assert [s.multimodal_train_input_id for s in siblings] == ["picture"] * 2
 
 
 def test_what_adapt_knows_is_added_to_the_account(Sample):
