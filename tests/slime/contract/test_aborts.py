@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from agentrl.trajectory.trajectory import Trajectory
 from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.player import Player
 
@@ -139,6 +142,48 @@ def test_an_engine_that_pauses_for_new_weights_is_waited_for(host, start, rows, 
     assert sum(data["raw_reward"]) == 6.0
     assert all(s.metadata["agentrl"]["turns"] == 2 for s in samples)
     assert [len(s.weight_versions) for s in samples] == [3] * 8, "a turn of two generations"
+
+
+SEEN: list[Trajectory] = []
+
+
+def noted(trajectory: Trajectory) -> float:
+    """A reward function that keeps the trajectory."""
+    SEEN.append(trajectory)
+    return 1.0
+
+
+@web.middleware
+async def updated_in_each_answer(request: web.Request, handler: Any) -> web.StreamResponse:
+    """As SGLang answers where new weights came in the middle, and --flush-cache-interval let the request go on."""
+    response = await handler(request)
+    if request.path != "/generate":
+        return response
+    answer = json.loads(response.body)
+    length = len(answer["meta_info"]["output_token_logprobs"])
+    spans = [
+        {"version": "old", "start": 0, "end": length // 3},
+        {"version": "new", "start": length // 3, "end": length},
+    ]
+    answer["meta_info"] |= {"weight_version": "new", "weight_versions": spans}
+    return web.json_response(answer)
+
+
+def test_versions_that_change_in_an_answer_are_spans_of_the_ledger(start, rows):
+    SEEN.clear()
+    run = start(rows(), agentrl={"reward": f"{__name__}:noted"}, middlewares=(updated_in_each_answer,))
+    samples, data, _ = run.train()
+    played = {trajectory.session_id: trajectory for trajectory in SEEN}
+    for sample, mask in zip(samples, data["loss_masks"], strict=True):
+        sampled = [span for span in played[sample.metadata["agentrl"]["session_id"]].spans if span.kind == "sampled"]
+        assert [(span.turn, span.weight_version) for span in sampled] == [
+            (turn, version) for turn in (0, 1) for version in ("old", "new")
+        ]
+        for old, new in zip(sampled[::2], sampled[1::2], strict=True):
+            assert (old.stop, old.stop - old.start) == (new.start, (new.stop - old.start) // 3)
+        assert sample.weight_versions == ["old", "new"] * 2
+        ledger = sample.metadata["agentrl"]["ledger"]
+        assert sum(mask) == ledger["trained"] == sum(span.stop - span.start for span in sampled)
 
 
 @pytest.mark.path("fully-async: aborted groups come back")
