@@ -22,7 +22,7 @@ from agentrl.render.base import Renderer
 from agentrl.slime import distill
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_sample, log_once
-from agentrl.slime.host import HostArgs, abort_flag
+from agentrl.slime.host import HostArgs, abort_flag, queues_lists
 from agentrl.slime.replay import forget_old_experts, request_fields
 from agentrl.slime.resumption import Resumption, sample_name
 from agentrl.slime.ship import ship_evaluation, ship_training
@@ -39,7 +39,8 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
 
     An aborted sample continues where it stopped if its parked state still exists. A broken environment gives a masked,
     removed sample with the cause in metadata["agentrl"]. Under `thinking: strip`, and for an AgentEnv where slime's
-    flags allow it, training gets a list with one sample for each segment. `args` and `sampling_params` are not changed.
+    flags allow it, training gets a list with one sample for each segment; an aborted episode is one sample, which slime
+    can send again. `args` and `sampling_params` are not changed.
 
     Raises ConfigError and TemplateError, which would break every sample, and passes on cancellation. slime's
     fully-async rollout swallows exceptions. There the sample carries the error and ends the run (see `fatal`).
@@ -85,7 +86,7 @@ class _Call:
         if any(value is not None for value in (getattr(self.sample, "multimodal_inputs", None) or {}).values()):
             raise ConfigError("remove --multimodal-keys: agentrl plays text only")
         if not self.evaluation:
-            self.config.check_fan_out(self.flags)
+            self.config.check_fan_out(self.flags, queues_lists=queues_lists(self.sample))
             distill.check_flags(self.flags, self.sample)
 
     async def play(self) -> Any:
@@ -125,7 +126,8 @@ class _Call:
     def _agent_fans_out(self, task: Task) -> bool:
         """Whether the Env is an agent and each of its segments becomes a sample. Else its main line is the sample."""
         agent = is_agent(load_env(self.config.env_path(task.metadata)))
-        return agent and hasattr(self.sample, "rollout_id") and not fan_out_problems(self.flags)
+        problems = fan_out_problems(self.flags, queues_lists=queues_lists(self.sample))
+        return agent and hasattr(self.sample, "rollout_id") and not problems
 
     async def _renderer(self, here: LoopResources) -> Renderer:
         model, kwargs = self.config.model_path(self.flags), self.config.chat_template_kwargs

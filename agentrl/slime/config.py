@@ -86,9 +86,9 @@ class SlimeConfig(HostedConfig):
         given = self.chat_template_kwargs
         return dict(HostArgs.of(args).apply_chat_template_kwargs or {}) if given is None else dict(given)
 
-    def check_fan_out(self, flags: HostArgs) -> None:
+    def check_fan_out(self, flags: HostArgs, *, queues_lists: bool) -> None:
         """Raises ConfigError where episodes become several samples and a flag of slime does not allow that."""
-        if self.thinking == "strip" and (problems := fan_out_problems(flags)):
+        if self.thinking == "strip" and (problems := fan_out_problems(flags, queues_lists=queues_lists)):
             raise ConfigError(f"thinking: strip gives several samples of one episode: {'; '.join(problems)}")
 
     def slime_options(self, args: Any, sampling_params: Mapping[str, Any], *, evaluation: bool) -> EpisodeOptions:
@@ -113,16 +113,19 @@ def _warn_of_other_engine(engine: str, router: str) -> None:
 _parsed: dict[tuple[type[SlimeConfig], str, str], SlimeConfig] = {}
 
 
-def fan_out_problems(args: Any) -> list[str]:
-    """The flags that do not work where one call returns a list of samples, each with its remedy."""
+def fan_out_problems(args: Any, *, queues_lists: bool) -> list[str]:
+    """The flags that do not work where one call returns a list of samples, each with its remedy.
+
+    `queues_lists`: whether this slime's fully-async rollout takes lists; see `host.queues_lists`.
+    """
     flags = HostArgs.of(args)
     problems = []
-    if flags.partial_rollout:
+    if flags.partial_rollout and not flags.fully_async:
         problems.append("remove --partial-rollout, which reads each as one sample")
     if flags.group_rm:
         problems.append("remove --group-rm, which scores each as one sample")
-    if flags.fully_async:
-        problems.append("remove --rollout-function-path: slime's fully-async rollout trains aborted lists")
+    if flags.fully_async and not queues_lists:
+        problems.append("remove --rollout-function-path: fully-async rollout takes lists only from slime 0.4 on")
     if flags.own_filter:
         problems.append("replace --dynamic-sampling-filter-path by a filter of agentrl.slime, which takes lists")
     if (flags.centred or flags.batch_centred) and not flags.custom_reward_post_process_path:

@@ -204,6 +204,14 @@ def abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
     return lambda: bool(state.aborted)
 
 
+def queues_lists(sample: Any) -> bool:
+    """Whether slime's fully-async rollout takes an episode that is a list of samples.
+
+    Before 0.4 it reads the index of each member of a group, which a list lacks. From then on it uses `iter_samples`.
+    """
+    return host_attribute(sample, "iter_samples", "rollout.base_types") is not None
+
+
 def epoch_of(data_source: Any) -> int:
     """The rows of a data source."""
     return len(data_source.dataset)

@@ -119,10 +119,15 @@ def _reason_not_parked(earlier: Mapping[str, JSON]) -> str:
 
 
 def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory) -> bool:
-    """Mask the tokens that slime has masked in `sample.loss_mask`. False if the sample has other tokens by now."""
+    """Mask the tokens that slime has masked in `sample.loss_mask`. False if the sample has other tokens by now.
+
+    The sample holds the last segment. slime masks all that older weights sampled, so the segments before it, too.
+    """
     length, mask = trajectory.response_length, sample.loss_mask
     if sample.tokens[: trajectory.length] != trajectory.tokens or (length and mask and len(mask) != length):
         return False
     if length and mask:
         trajectory.mask_where(mask, "off_policy" if flags.masks_off_policy else "host")
+    if flags.masks_off_policy and not any(mask or ()):
+        trajectory.mask("off_policy")
     return True

@@ -13,7 +13,7 @@ from agentrl.slime.host import HostArgs
 from agentrl.slime.replay import write_replay_data
 from agentrl.slime.sample import ROUNDS_KEY, clear, to_sample, to_samples
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import JSON
+from agentrl.types import JSON, StopReason
 
 log = logging.getLogger("agentrl")
 
@@ -45,11 +45,17 @@ def ship_training(
 ) -> Any:
     """Write the episode into the sample. With `segments`, return a list with one sample for each segment.
 
-    Without, the last segment is the sample. It is the main line of an agent; what else the agent asked is masked.
+    Without, the last segment is the sample. It is the main line of an agent; what else the agent asked is masked. An
+    aborted episode is always one sample, since slime sends no lists again.
     """
     clear(sample)
-    make = to_samples if segments else _one_sample
-    samples = make(trajectory, sample, decode=decode, extra=extra)
+    if not segments:
+        for segment in trajectory.segments[:-1]:
+            segment.mask("host")
+    fans_out = segments and trajectory.stop is not StopReason.ABORTED
+    write = to_samples if fans_out else to_sample
+    written = write(trajectory, sample, decode=decode, extra=extra)
+    samples = written if fans_out else [sample]
     played = trajectory.segments[-len(samples) :]
     for one, segment in zip(samples, played, strict=True):
         _write_reward(flags, one, trajectory.reward_parts, evaluation=False, siblings=len(samples))
@@ -60,13 +66,7 @@ def ship_training(
         taught = teacher_log_probs[-len(samples) :] or [()] * len(samples)
         for one, log_probs in zip(samples, taught, strict=True):
             distill.write_log_probs(one, log_probs)
-    return samples if segments else sample
-
-
-def _one_sample(trajectory: Trajectory, sample: Any, **kwargs: Any) -> list[Any]:
-    for segment in trajectory.segments[:-1]:
-        segment.mask("host")
-    return [to_sample(trajectory, sample, **kwargs)]
+    return written
 
 
 def _write_reward(flags: HostArgs, sample: Any, parts: Mapping[str, JSON], *, evaluation: bool, siblings: int) -> None:

@@ -323,14 +323,21 @@ def test_fully_async(program, changes, expected, folder):
 @pytest.mark.parametrize(
     "name", ["partial_rollout", "group_rm", "rollout_function_path", "dynamic_sampling_filter_path"]
 )
-def test_fan_out(name):
+def test_fan_out(name, folder):
     configure(thinking="strip")
-    value = {"rollout_function_path": FULLY["rollout_function_path"], "dynamic_sampling_filter_path": "slime.x"}.get(
-        name, True
-    )
-    found = [text for _, text in serious(**{name: value, "custom_rm_path": "agentrl.slime.reward", "program": None})]
-    flag = f"--{name.replace('_', '-')}"
-    assert any("`thinking: strip` gives several samples" in text and flag in text for text in found), found
+    (folder / "train_async.py").write_text("")  # a slime before 0.4
+    path = FULLY["rollout_function_path"]
+    value = {"rollout_function_path": path, "dynamic_sampling_filter_path": "slime.x"}.get(name, True)
+    flag = name.replace("_", "-")
+    flags = {**GOOD, "custom-rm-path": "agentrl.slime.reward", flag: value}
+    found = [f.text for f in check(read_command(["train.py", *words(flags)]))]
+    assert any("`thinking: strip` gives several samples" in text and f"--{flag}" in text for text in found), found
+
+
+def test_fully_async_rollout_of_slime_0_4_takes_lists():
+    configure(thinking="strip")
+    found = findings(rollout_function_path=FULLY["rollout_function_path"], colocate=None)
+    assert [text for _, text in found if "several samples" in text] == []
 
 
 def test_fan_out_needs_its_own_baseline():

@@ -180,10 +180,10 @@ def test_aborted_episodes_are_parked_and_thoughts_kept():
     ],
 )
 def test_what_slime_cannot_do_to_several_samples_of_one_episode(flags, message):
-    read().check_fan_out(SimpleNamespace(**flags))
+    read().check_fan_out(SimpleNamespace(**flags), queues_lists=False)
     strip = read(thinking="strip")
     with pytest.raises(ConfigError, match=f"thinking: strip gives several samples.*{message}") as excinfo:
-        strip.check_fan_out(SimpleNamespace(**flags))
+        strip.check_fan_out(SimpleNamespace(**flags), queues_lists=False)
     one_line(excinfo)
     strip.check_fan_out(
         SimpleNamespace(
@@ -194,8 +194,18 @@ def test_what_slime_cannot_do_to_several_samples_of_one_episode(flags, message):
             advantage_estimator="grpo",
             rewards_normalization=True,
             custom_reward_post_process_path="agentrl.slime.post_process_rewards",
-        )
+        ),
+        queues_lists=False,
     )
+
+
+@pytest.mark.parametrize("partial_rollout", [False, True], ids=["alone", "with --partial-rollout"])
+def test_fully_async_rollout_of_slime_0_4_takes_lists(partial_rollout):
+    flags = SimpleNamespace(
+        rollout_function_path="slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+        partial_rollout=partial_rollout,
+    )
+    read(thinking="strip").check_fan_out(flags, queues_lists=True)
 
 
 def test_nothing_bounded_by_slime():

@@ -154,11 +154,12 @@ def resuming(setup: Setup) -> Iterator[Finding]:
 
 
 def fan_out(setup: Setup) -> Iterator[Finding]:
+    problems = fan_out_problems(setup.args, queues_lists=not setup.has_train_async)
     if setup.config is not None and setup.config.thinking == "strip":
-        for problem in fan_out_problems(setup.args):
+        for problem in problems:
             yield error(f"`thinking: strip` gives several samples of one episode: {problem}")
     elif setup.agent is not None:
-        for problem in fan_out_problems(setup.args):
+        for problem in problems:
             yield warning(
                 f"of {setup.agent.__name__} only the main line is trained; to train its sub-agents, too, {problem}"
             )

@@ -70,6 +70,12 @@ def test_filter(start, rows):
 STOCK_FILTER = ".rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 
 
+def rest(tokens: Any, input_ids: Any) -> Generation:
+    """A turn, or the rest of it where an abort has cut it."""
+    begun = next((k for k in range(len(tokens) - 1, 0, -1) if list(input_ids[-k:]) == list(tokens[:k])), 0)
+    return Generation(tokens[begun:], [scripted_log_prob(token) for token in tokens[begun:]], "stop")
+
+
 class Quizzed(ScriptedEngine):
     """Thinks, and guesses one letter after the other."""
 
@@ -80,7 +86,7 @@ class Quizzed(ScriptedEngine):
     def _turn(self, input_ids: Any) -> Generation:
         letter = "abcd"[self.renderer.decode(input_ids).count("No.")]
         tokens = self.renderer.encode({"role": "assistant", "content": letter, "reasoning_content": f"I try {letter}."})
-        return Generation(tokens, [scripted_log_prob(token) for token in tokens], "stop")
+        return rest(tokens, input_ids)
 
 
 @pytest.fixture
