@@ -15,7 +15,7 @@ from agentrl.env.env import Env, tools_of
 from agentrl.env.factory import EnvFactory
 from agentrl.env.runtime import uncounted
 from agentrl.env.tools import tool
-from agentrl.episode.options import EpisodeOptions, Host
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
 from agentrl.errors import (
@@ -97,10 +97,10 @@ __all__ = [
     "EngineError",
     "Env",
     "EnvFactory",
+    "EpisodeHooks",
     "EpisodeOptions",
     "Failure",
     "Generation",
-    "Host",
     "InfraError",
     "Ledger",
     "LedgerError",

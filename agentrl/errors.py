@@ -157,7 +157,7 @@ class Failure:
         worlds = all(isinstance(one, asyncio.CancelledError) or is_the_worlds(one) for one in leaves(exc))
         kind: FailureKind = outside if worlds else "bug"
         lines = _traceback.format_exception(type(exc), exc, exc.__traceback__)
-        return cls(kind, boundary, told(exc), text("".join(lines)))
+        return cls(kind, boundary, one_line(exc), text("".join(lines)))
 
 
 def leaves(exc: BaseException) -> list[BaseException]:
@@ -167,14 +167,14 @@ def leaves(exc: BaseException) -> list[BaseException]:
     return [exc]
 
 
-def told(exc: BaseException) -> str:
+def one_line(exc: BaseException) -> str:
     """Type and text of an exception in one line. A group lists its exceptions too. Never raises."""
     try:
         said = text(" ".join(str(exc).split()))
     except Exception:  # noqa: BLE001 - the boundary of a foreign __str__: the exception itself is reported
         said = ""
     if isinstance(exc, BaseExceptionGroup):
-        said = f"{text(exc.message)} ({'; '.join(map(told, exc.exceptions))})"
+        said = f"{text(exc.message)} ({'; '.join(map(one_line, exc.exceptions))})"
     return f"{type(exc).__name__}: {said}" if said else type(exc).__name__
 
 

@@ -38,17 +38,17 @@ def text(value: str) -> str:
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def plain(value: Any, where: str) -> JSON:
+def to_json(value: Any, where: str) -> JSON:
     """The value as JSON: numpy's numbers become Python's, arrays and tuples lists, bytes text, keys text.
 
     Raises TypeError or ValueError, naming the place in `where`, for a value that JSON cannot hold.
     """
-    return _plain(value, where, 0, _Walk(strict=True))
+    return _converted(value, where, 0, _Conversion(strict=True))
 
 
-def shown(value: Any) -> JSON:
+def to_json_lossy(value: Any) -> JSON:
     """The value as JSON for logs: parts that JSON cannot hold become text. Never raises."""
-    return _plain(value, "", 0, _Walk(strict=False))
+    return _converted(value, "", 0, _Conversion(strict=False))
 
 
 def copied(value: T, what: str) -> T:
@@ -137,7 +137,7 @@ _CONTAINERS = (dict, list, tuple, Mapping, Sequence)
 
 
 @dataclass(slots=True)
-class _Walk:
+class _Conversion:
     """The state of one conversion."""
 
     strict: bool
@@ -158,9 +158,9 @@ def _said(where: _Place) -> str:
     return where if isinstance(where, str) else f"{_said(where[0])}[{where[1]!r:.40}]"
 
 
-def _plain(value: Any, where: _Place, depth: int, walk: _Walk) -> JSON:
+def _converted(value: Any, where: _Place, depth: int, walk: _Conversion) -> JSON:
     if isinstance(value, Enum):
-        return _plain(value.value, where, depth, walk)
+        return _converted(value.value, where, depth, walk)
     if isinstance(value, str):
         return text(value)
     if value is None or isinstance(value, bool):
@@ -182,16 +182,16 @@ def _plain(value: Any, where: _Place, depth: int, walk: _Walk) -> JSON:
         walk.inside.discard(id(value))
 
 
-def _held(value: Mapping[Any, Any] | Sequence[Any], where: _Place, depth: int, walk: _Walk) -> JSON:
+def _held(value: Mapping[Any, Any] | Sequence[Any], where: _Place, depth: int, walk: _Conversion) -> JSON:
     if isinstance(value, (dict, Mapping)):
         return {
-            _key(key, where, walk): _plain(item, (where, key), depth, walk)
+            _key(key, where, walk): _converted(item, (where, key), depth, walk)
             for key, item in _within(value.items(), where, walk)
         }
-    return [_plain(item, (where, i), depth, walk) for i, item in enumerate(_within(value, where, walk))]
+    return [_converted(item, (where, i), depth, walk) for i, item in enumerate(_within(value, where, walk))]
 
 
-def _within(items: Iterable[T], where: _Place, walk: _Walk) -> Iterator[T]:
+def _within(items: Iterable[T], where: _Place, walk: _Conversion) -> Iterator[T]:
     """The items, up to the number that may be held."""
     for item in items:
         walk.left -= 1
@@ -201,7 +201,7 @@ def _within(items: Iterable[T], where: _Place, walk: _Walk) -> Iterator[T]:
         yield item
 
 
-def _number(value: float, where: _Place, walk: _Walk) -> JSON:
+def _number(value: float, where: _Place, walk: _Conversion) -> JSON:
     if isinstance(value, int):
         if value.bit_length() <= _MAX_BITS:
             return int(value)
@@ -211,7 +211,7 @@ def _number(value: float, where: _Place, walk: _Walk) -> JSON:
     return walk.refuse(ValueError, where, f"is {value}; JSON has no such number", str(value))
 
 
-def _key(key: Any, where: _Place, walk: _Walk) -> str:
+def _key(key: Any, where: _Place, walk: _Conversion) -> str:
     if isinstance(key, str):
         return text(key)
     if key is None or isinstance(key, bool | int | float):
@@ -221,11 +221,11 @@ def _key(key: Any, where: _Place, walk: _Walk) -> str:
     return _name(key)
 
 
-def _foreign(value: Any, where: _Place, depth: int, walk: _Walk) -> JSON:
+def _foreign(value: Any, where: _Place, depth: int, walk: _Conversion) -> JSON:
     """Convert scalars and arrays of numpy and torch. Everything else is refused."""
     convert = getattr(value, "tolist", None)
     if callable(convert) and hasattr(value, "dtype"):
-        return _plain(convert(), where, depth + 1, walk)
+        return _converted(convert(), where, depth + 1, walk)
     why = f"is a {type(value).__name__}, which JSON cannot hold; give text, numbers, lists or dicts"
     return walk.refuse(TypeError, where, why, _name(value))
 

@@ -295,7 +295,7 @@ class Limits:
     tokens: int | None = None
     """Response tokens, sampled and observed together; slime's --rollout-max-response-len counts the same. If thoughts
     are stripped, each segment is counted separately."""
-    turn_tokens: int | None = None
+    max_tokens_per_turn: int | None = None
     observation_tokens: int | None = None
     """Tokens of one observation. A longer one is cut and marked."""
     context: int | None = None

@@ -18,7 +18,7 @@ from dataclasses import replace
 from agentrl import EnvFactory, EpisodeOptions, Limits, Task, Trajectory
 from agentrl.chat.client import ChatModel
 from agentrl.cli.models import OpenModel, open_model, run_config
-from agentrl.engine import Engine, PlayerEngine
+from agentrl.engine import ChatEngine, Engine
 from agentrl.gateway.serving.standalone import Standalone, running_server
 from agentrl.rollout import Rollout, load_tasks, run_groups
 
@@ -32,12 +32,12 @@ async def compare(env: str, model: str, data: str, limit: int | None, concurrenc
     async with open_model(model, "cpu") as opened, EnvFactory(env, {}) as envs:
         tasks = load_tasks(data, split="eval", check=envs.check)[:limit]
         tokens = await _play(envs, opened.engine, opened, limits, tasks, concurrency)
-        answering = Standalone(opened.engine, opened.renderer, replace(limits, turn_tokens=None, tokens=None))
+        answering = Standalone(opened.engine, opened.renderer, replace(limits, max_tokens_per_turn=None, tokens=None))
         async with (
             running_server(answering, model_name="m") as url,
             ChatModel(base_url=f"{url}/v1", model="m").kept_open() as chat,
         ):
-            api = await _play(envs, PlayerEngine(chat, opened.renderer), opened, limits, tasks, concurrency)
+            api = await _play(envs, ChatEngine(chat, opened.renderer), opened, limits, tasks, concurrency)
     return _report(tokens, api)
 
 

@@ -72,7 +72,7 @@ _PLAYED: Sequence[tuple[type[Env], Sequence[Any], Mapping[str, Any]]] = (
     (Sums, [call("add", n=1), call("add", n=2), "3"], {"turns": 1}),
     (Sums, [call("add", n=1), call("finish", text="done")], {"observation_tokens": 4}),
     (Sums, [call("add", n=1), "3"], {"tokens": 60}),
-    (Sums, [call("add", n=1), "3"], {"turn_tokens": 5}),
+    (Sums, [call("add", n=1), "3"], {"max_tokens_per_turn": 5}),
     (Search, ["I <search>Paris</search>", "or <search>Rome</search>", "Rome"], {}),
     (Echo, ["one", "two", "three", "four"], {"turns": 3}),
 )
@@ -116,7 +116,7 @@ def trained(folder: Path) -> list[dict[str, Any]]:
         steps=3,
         prompts_per_step=3,
         group_size=4,
-        limits={"turns": 3, "turn_tokens": 8, "context": 240},
+        limits={"turns": 3, "max_tokens_per_turn": 8, "context": 240},
         credit="turn",
         save_groups=3,
         device="cpu",

@@ -27,7 +27,7 @@ from agentrl.errors import AgentRLError
 from agentrl.models import load_config
 from agentrl.rollout.evaluate import Evaluation
 from agentrl.train import Summary, TrainConfig, Trainer, train
-from agentrl.train.memory import MemoryEstimate, Plan, Shape
+from agentrl.train.memory import MemoryEstimate, MemoryInputs, Shape
 from agentrl.train.trainer import Groups
 from benchmarks.gpu_data import ROOT, Data, demo_data, demonstrations, search_data
 
@@ -294,7 +294,7 @@ def arithmetic(config: TrainConfig) -> dict[str, float]:
     Without what CUDA itself takes: torch does not count that in its peak.
     """
     shape = Shape.of(load_config(config.model))
-    need = MemoryEstimate.of(shape, Plan.of(config, shape, on_gpu=config.device == "cuda"))
+    need = MemoryEstimate.of(shape, MemoryInputs.of(config, shape, on_gpu=config.device == "cuda"))
     parts = {name: value for name, value in asdict(need).items() if name not in ("fixed", "asleep") and value}
     known = {"learning": need.learning - need.fixed, "one_episode": need.rollout - need.fixed, **parts}
     return {name: round(value / 2**30, 3) for name, value in known.items()}

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl_sandbox.docker.backend import DockerBackend
 from agentrl_sandbox.docker.container import configuration
-from agentrl_sandbox.docker.engine import Engine
+from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.images import Images
 from agentrl_sandbox.pool import SandboxPool
 from agentrl_sandbox.spec import SandboxSpec
@@ -37,7 +37,7 @@ Rows = list[dict[str, Any]]
 class Raw:
     """Containers and execs as the engine has them."""
 
-    def __init__(self, engine: Engine, image: Any) -> None:
+    def __init__(self, engine: DockerClient, image: Any) -> None:
         self.engine, self.image = engine, image
         self.made: list[Any] = []
 
@@ -183,7 +183,7 @@ def row(what: str, raw: float | None, ours: float) -> dict[str, Any]:
 async def main() -> None:
     rows: Rows = [{"what": "load of the machine at the start (processes that want a core)", "load": os.getloadavg()[0]}]
     async with DockerBackend() as backend:
-        engine = Engine()
+        engine = DockerClient()
         raw = Raw(engine, await Images(engine).owned(SPEC))
         try:
             for part in (one_at_a_time(raw, backend), many_at_once(raw, backend), deadline(backend), pooled(backend)):

@@ -234,7 +234,7 @@ async def test_an_env_without_tools_reads_its_own_formats(renderer):
 
 
 async def test_a_cut_turn_is_no_bad_call(renderer):
-    t = await play(renderer, [GOOD], limits=Limits(turn_tokens=6))
+    t = await play(renderer, [GOOD], limits=Limits(max_tokens_per_turn=6))
     assert (t.stop, kinds(t)) == (StopReason.TURN_MAX_TOKENS, [None])
 
 

@@ -118,8 +118,8 @@ def test_a_budget_is_positive(value):
 
 
 def test_a_whole_number_may_be_written_as_a_float():
-    limits = Limits(turn_tokens=1e1, step_s=5)
-    assert (limits.turn_tokens, type(limits.turn_tokens), limits.step_s) == (10, int, 5.0)
+    limits = Limits(max_tokens_per_turn=1e1, step_s=5)
+    assert (limits.max_tokens_per_turn, type(limits.max_tokens_per_turn), limits.step_s) == (10, int, 5.0)
     assert Limits.of({"tokens": 7.0, "context": None}) == Limits(tokens=7)
 
 

@@ -84,7 +84,7 @@ async def test_it_asks_with_messages_and_tools_and_counts_what_it_took():
     assert first == {"model": "m", "messages": ASKED, "tools": [SEARCH], "top_p": 0.5}
     assert said["tool_calls"][0]["function"] == {"name": "search", "arguments": {"query": "France"}}
     assert second["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"query": "France"}'
-    assert (asked.usage.requests, asked.usage.untold) == (2, 0)
+    assert (asked.usage.requests, asked.usage.responses_without_usage) == (2, 0)
     assert asked.usage.prompt_tokens > 0 < asked.usage.completion_tokens
     assert "Authorization" not in server.headers[0]
 

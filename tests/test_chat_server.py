@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from agentrl._util.http import Service
+from agentrl._util.http import HttpService
 from agentrl.errors import InfraError
 from agentrl.testing.chat_server import chat_server
 
@@ -43,15 +43,15 @@ def test_it_lists_its_model_and_says_what_it_does_not_know():
 
 
 async def test_a_refused_connection_is_said_plainly_and_soon(monkeypatch):
-    monkeypatch.setattr("agentrl._util.http._KNOCKS", 1)
+    monkeypatch.setattr("agentrl._util.http._MAX_REFUSED_CONNECTS", 1)
     with pytest.raises(InfraError, match=r"^nothing listens at 127\.0\.0\.1:9$"):
-        await Service(url="http://127.0.0.1:9/v1/chat/completions", retries=6).post({})
+        await HttpService(url="http://127.0.0.1:9/v1/chat/completions", retries=6).post({})
 
 
 async def test_a_server_that_has_answered_before_may_come_back(monkeypatch):
-    monkeypatch.setattr("agentrl._util.http._KNOCKS", 1)
+    monkeypatch.setattr("agentrl._util.http._MAX_REFUSED_CONNECTS", 1)
     with chat_server(lambda messages, tools: "Paris") as server:
-        service = Service(url=f"{server.url}/chat/completions", retries=1)
+        service = HttpService(url=f"{server.url}/chat/completions", retries=1)
         await service.post({"messages": []})
     with pytest.raises(InfraError, match="failed 2 times; the last error: nothing listens at 127"):
         await service.post({"messages": []})

@@ -130,7 +130,7 @@ def test_a_key_of_a_run_that_is_in_the_wrong_section():
     assert line(max_tokens=3) == "x.yaml: unknown key max_tokens; did you mean tokens under limits?"
     assert line(lora=3) == "x.yaml: lora must be a mapping of keys to values (rank, alpha, targets) or null, not 3"
     assert line(limits=[1]).startswith(
-        "x.yaml: limits must be a mapping of keys to values (turns, tokens, turn_tokens, "
+        "x.yaml: limits must be a mapping of keys to values (turns, tokens, max_tokens_per_turn, "
     )
     assert line(enviroment=1) == "x.yaml: unknown key enviroment; did you mean env?"
     assert line(eval=1) == "x.yaml: unknown key eval; did you mean eval_data?"

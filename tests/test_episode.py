@@ -113,7 +113,7 @@ async def test_turn_limit_stops_after_the_last_step(renderer):
 
 
 async def test_a_cut_turn_is_neither_parsed_nor_executed(renderer):
-    t = await play(renderer, SEARCH_THEN_ANSWER, limits=Limits(turn_tokens=8))
+    t = await play(renderer, SEARCH_THEN_ANSWER, limits=Limits(max_tokens_per_turn=8))
     assert (t.stop, len(t.turns)) == (StopReason.TURN_MAX_TOKENS, 1)
     assert t.actions[0].calls == ()
     assert (t.ledger.sampled, t.turns[0].finish_reason) == (8, "length")
@@ -199,7 +199,7 @@ async def test_abort_by_the_engine_alone_goes_on_in_the_same_turn(renderer):
         Generation(tokens[2:], [-0.2] * len(tokens[2:]), "stop", tokens[-1], weight_version="2"),
     ]
     engine = Spy(lambda ids: pieces.pop(0), renderer)
-    t = await play(renderer, [], engine=engine, aborted=lambda: False, limits=Limits(turn_tokens=50))
+    t = await play(renderer, [], engine=engine, aborted=lambda: False, limits=Limits(max_tokens_per_turn=50))
     assert (t.stop, t.answer, t.reward, len(t.turns)) == (StopReason.DONE, "Paris", 1.0, 1)
     assert t.weight_versions == ["1", "2"]
     assert [p["max_new_tokens"] for p in engine.params] == [50, 48, 48]

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from agentrl import ConfigError, EnvFactory, InfraError, Limits, StepResult, StopReason, run_episode, tool
-from agentrl.episode.options import Host as EpisodeHost
+from agentrl.episode.options import EpisodeHooks
 from agentrl.errors import ResumeError
 from tests.test_episode_resume import ENVS, SCRIPT, TASK, Engine, Host, Replayed, Saved, Sum, closed, picture
 
@@ -53,7 +53,7 @@ async def test_a_parking_that_refuses(renderer):
         TASK,
         engine=Engine(["x"], renderer),
         renderer=renderer,
-        host=EpisodeHost(aborted=iter([False, True]).__next__, park=park),
+        hooks=EpisodeHooks(aborted=iter([False, True]).__next__, park=park),
     )
     assert t.info["not_parked"] == "OSError: [Errno 28] No space left on device"
     assert len(closed) == 1, "an Env that nobody took is closed"
@@ -71,7 +71,7 @@ async def test_cancelled_while_it_is_parked(renderer, env):
             TASK,
             engine=Engine(["x"], renderer),
             renderer=renderer,
-            host=EpisodeHost(aborted=aborted, park=park),
+            hooks=EpisodeHooks(aborted=aborted, park=park),
         )
     )
     await asyncio.sleep(0.1)

@@ -21,8 +21,7 @@ from agentrl import (
     tool,
 )
 from agentrl.engine import ScriptedEngine
-from agentrl.episode.options import EpisodeOptions
-from agentrl.episode.options import Host as EpisodeHost
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.parking import resume_method
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.state import Parked
@@ -136,7 +135,7 @@ class Host:
             "engine": self.engine,
             "renderer": self.renderer,
             "options": EpisodeOptions(limits=self.limits, thinking=self.thinking),
-            "host": EpisodeHost(aborted=self.aborted, park=self.park),
+            "hooks": EpisodeHooks(aborted=self.aborted, park=self.park),
         }
 
     def play(self):
@@ -223,7 +222,7 @@ async def test_a_replay_that_an_abort_cuts_short_is_parked_unchanged(renderer, s
     assert before.episode.steps == 4
 
     polls = iter(range(1, 1000))
-    t = await host.resume(host=EpisodeHost(aborted=lambda: next(polls) == seen, park=host.park))
+    t = await host.resume(hooks=EpisodeHooks(aborted=lambda: next(polls) == seen, park=host.park))
     assert (t.stop, len(host.parked), len(host.engine.requests)) == (StopReason.ABORTED, 2, 4)
     again = host.parked[-1]
     assert (again.how, again.rng, again.episode.steps) == (before.how, before.rng, 4)
@@ -260,7 +259,7 @@ async def test_an_abort_in_the_middle_of_any_turn(renderer, env):
     [
         ({"turns": 3}, StopReason.MAX_TURNS),
         ({"tokens": 200}, StopReason.MAX_TOKENS),
-        ({"turn_tokens": 12}, StopReason.TURN_MAX_TOKENS),
+        ({"max_tokens_per_turn": 12}, StopReason.TURN_MAX_TOKENS),
         ({"context": 300}, StopReason.CONTEXT_FULL),
     ],
 )
@@ -353,7 +352,7 @@ async def test_errors_in_tools_are_counted_over_all_of_it(renderer):
 async def test_without_park_an_abort_before_scoring_leaves_it_unscored(renderer):
     polls = iter([False] * 11 + [True])
     t = await run_episode(
-        Sum(), TASK, engine=Engine(SCRIPT, renderer), renderer=renderer, host=EpisodeHost(aborted=lambda: next(polls))
+        Sum(), TASK, engine=Engine(SCRIPT, renderer), renderer=renderer, hooks=EpisodeHooks(aborted=lambda: next(polls))
     )
     assert (t.stop, t.reward, len(t.turns), len(closed)) == (StopReason.ABORTED, None, 5, 1)
 

@@ -21,7 +21,7 @@ from agentrl import (
 )
 from agentrl.chat.client import ScriptedSpeaker
 from agentrl.chat.completions import read_reply
-from agentrl.engine import PlayerEngine, ScriptedEngine
+from agentrl.engine import ChatEngine, ScriptedEngine
 from agentrl.env.env import tools_of
 from agentrl.episode.options import EpisodeOptions
 from agentrl.render import Renderer, load_renderer
@@ -148,7 +148,7 @@ async def test_search_r1_with_tools(renderer):
 
 
 def said(**message):
-    """What an API's answer says, as PlayerEngine's speaker gives it."""
+    """What an API's answer says, as ChatEngine's speaker gives it."""
     choices = [{"message": {"role": "assistant", "content": None, **message}}]
     return read_reply({"choices": choices}, "").message
 
@@ -182,7 +182,7 @@ async def test_what_an_api_says_plays_over_every_template(renderer, first):
 
     if any("without tools only" in departure for departure in renderer.certificate.departures):
         pytest.skip("this template serves without tools only")
-    engine = PlayerEngine(ScriptedSpeaker(reply), renderer)
+    engine = ChatEngine(ScriptedSpeaker(reply), renderer)
     t = await run_episode(Capitals(), Task(prompt="Capital of France?"), engine=engine, renderer=renderer)
     t.verify()
     assert (t.failure, t.reward) == (None, 1.0)

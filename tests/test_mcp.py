@@ -106,7 +106,7 @@ SMALL = """
 steps: 10
 prompts_per_step: 1
 group_size: 2
-limits: {turns: 2, turn_tokens: 4, context: 400}
+limits: {turns: 2, max_tokens_per_turn: 4, context: 400}
 device: cpu
 canaries: {no_tool_calls: 0}
 """

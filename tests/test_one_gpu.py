@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="training needs the extra `train`")
 from agentrl.cli import app
 from agentrl.cli.settings import merge, parse_settings
 from agentrl.train import TrainConfig
-from agentrl.train.memory import MemoryEstimate, Plan, Shape
+from agentrl.train.memory import MemoryEstimate, MemoryInputs, Shape
 from tests.train.qwen3 import qwen3
 
 PAGE = (Path(__file__).parents[1] / "docs" / "one-gpu.md").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def test_its_table_is_computed() -> None:
     shapes = {model: Shape.of(qwen3(model)) for model in ("0.6B", "1.7B", "4B")}
     for gpu, model, settings, learning, playing, at_once in ROWS:
         config = TrainConfig.make(**merge(FILES[0], parse_settings(settings.split())))
-        need = MemoryEstimate.of(shapes[model], Plan.of(config, shapes[model], on_gpu=True))
+        need = MemoryEstimate.of(shapes[model], MemoryInputs.of(config, shapes[model], on_gpu=True))
         free = FREE[gpu]
         told = f"{need.learning / 1e9:.1f}", f"{need.rollout / 1e9:.1f}", str(need.episodes(free))
         assert told == (learning, playing, at_once), (gpu, model, settings)

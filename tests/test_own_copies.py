@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, Task, tool
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.env.env import own_task
-from agentrl.episode.options import EpisodeOptions, Host
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
 from agentrl.episode.state import Parked
@@ -161,8 +161,8 @@ async def test_an_episode_is_replayed_on_the_task_as_it_was_given(renderer):
         parked.append(one)
 
     given = {"engine": Engine(renderer), "renderer": renderer, "options": EpisodeOptions(limits=CLOSE)}
-    host = Host(aborted=lambda: bool(turns), park=park, on_turn=turns.append)
-    await run_episode(Again(), Task(prompt="Hi"), host=host, session_id="s", **given)
+    hooks = EpisodeHooks(aborted=lambda: bool(turns), park=park, on_turn=turns.append)
+    await run_episode(Again(), Task(prompt="Hi"), hooks=hooks, session_id="s", **given)
     trajectory = await resume_episode(parked[0], Again(), **given)
     assert trajectory.reward == 1.0
     assert trajectory.task.metadata == {"asked": ["a"]}

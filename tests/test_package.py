@@ -28,7 +28,8 @@ HEAVY = {"torch", "ray", "aiodocker", "sglang", "transformers", "aiohttp", "nump
 def test_the_public_names_are_these():
     assert " ".join(agentrl.__all__) == (
         "Action AgentEnv AgentRLError BadCall BadCallPolicy CallError CanaryError ConfigError Endpoint Engine "
-        "EngineError Env EnvFactory EpisodeOptions Failure Generation Host InfraError Ledger LedgerError Limits "
+        "EngineError Env EnvFactory EpisodeHooks "
+        "EpisodeOptions Failure Generation InfraError Ledger LedgerError Limits "
         "LocalEngine Message Observation Raw Renderer RequestError ResumeError Reward SGLangEngine SamplingParams "
         "SandboxError SessionOptions Span StepResult StopReason Task TemplateError ToolCall "
         "ToolError ToolResult ToolSpec Trajectory TurnOptions adapt load_renderer resume_episode run_episode "

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agentrl import ConfigError, Env, Limits, Raw, Reward, StepResult, StopReason, Task, Trajectory, TurnOptions, tool
-from agentrl.plain import MAX_DEPTH, number, plain, shown
+from agentrl.plain import MAX_DEPTH, number, to_json, to_json_lossy
 from agentrl.testing import call, rollout
 
 HALF = os.fsdecode(b"a\xff")
@@ -46,8 +46,8 @@ def written(trajectory: Trajectory) -> Trajectory:
     ],
 )
 def test_what_becomes_json(value, expected):
-    assert plain(value, "x") == shown(value) == expected
-    assert type(plain(value, "x")) is type(expected)
+    assert to_json(value, "x") == to_json_lossy(value) == expected
+    assert type(to_json(value, "x")) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -63,23 +63,23 @@ def test_what_becomes_json(value, expected):
 )
 def test_what_json_cannot_hold_is_named_or_shown(value, said, instead):
     with pytest.raises((TypeError, ValueError), match=said):
-        plain({"k": value}, "x")
-    assert shown({"k": value}) == {"k": instead}
+        to_json({"k": value}, "x")
+    assert to_json_lossy({"k": value}) == {"k": instead}
 
 
 def test_depth_is_bounded_and_rings_end():
-    plain(deep(MAX_DEPTH - 1), "x")
+    to_json(deep(MAX_DEPTH - 1), "x")
     ring: list[object] = []
     ring += [ring, ring]
     for endless in (range(10**15), ring):
-        shown({"k": endless})
+        to_json_lossy({"k": endless})
         with pytest.raises(ValueError, match=r"more than 100000 values|holds itself"):
-            plain(endless, "x")
+            to_json(endless, "x")
     with pytest.raises(ValueError, match="nested more than 100 deep"):
-        plain(deep(50_000), "x")
+        to_json(deep(50_000), "x")
     ring: list = []
     ring.append(ring)
-    json.dumps(shown(ring))
+    json.dumps(to_json_lossy(ring))
 
 
 def test_nothing_that_is_shown_can_raise():
@@ -87,8 +87,8 @@ def test_nothing_that_is_shown_can_raise():
         def __repr__(self):
             raise RuntimeError
 
-    assert shown([Broken()]) == ["a Broken"]
-    assert shown({Broken(): {Broken()}}) == {"a Broken": "a set"}
+    assert to_json_lossy([Broken()]) == ["a Broken"]
+    assert to_json_lossy({Broken(): {Broken()}}) == {"a Broken": "a set"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, "x", "0.5", b"1", None, [1]])
@@ -149,7 +149,7 @@ async def test_what_a_step_answers_is_written(renderer, result):
     )
     assert (t.failure, t.stop, t.reward) == (None, StopReason.DONE, 0.5)
     assert written(t).messages == t.messages
-    assert written(t).to_json()["info"] == json.loads(json.dumps(shown(t.info)))
+    assert written(t).to_json()["info"] == json.loads(json.dumps(to_json_lossy(t.info)))
 
 
 @pytest.mark.parametrize(

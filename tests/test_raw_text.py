@@ -133,7 +133,7 @@ async def test_an_end_before_the_tag_reopens_the_turn(renderer):
 
 async def test_a_turn_cut_by_length_is_not_read(renderer):
     env = SearchR1()
-    t = await play(renderer, [SEARCH], env, limits=Limits(turn_tokens=len(encode(renderer, SEARCH)) - 1))
+    t = await play(renderer, [SEARCH], env, limits=Limits(max_tokens_per_turn=len(encode(renderer, SEARCH)) - 1))
     assert (t.stop, env.read, t.reward, t.truncated) == (StopReason.TURN_MAX_TOKENS, [], 0.0, True)
     assert t.turns[0].finish_reason == "length"
 
@@ -331,7 +331,12 @@ class TestLocalEngine:
         first = next(n for n in range(31) if stop in renderer.decode(tokens[:n]))
         params = {"sampling_seed": 3, "ignore_eos": True}
         t = await play(
-            renderer, [], self.env(stop), engine=engine, sampling_params=params, limits=Limits(turns=2, turn_tokens=30)
+            renderer,
+            [],
+            self.env(stop),
+            engine=engine,
+            sampling_params=params,
+            limits=Limits(turns=2, max_tokens_per_turn=30),
         )
         assert (t.actions[0].tokens, t.actions[0].matched) == (tuple(tokens[:first]), stop)
         assert t.spans[1].kind == "observation"
@@ -368,7 +373,7 @@ class TestLocalEngine:
             engine=Aborts(),
             sampling_params=params,
             aborted=lambda: False,
-            limits=Limits(turns=1, turn_tokens=30),
+            limits=Limits(turns=1, max_tokens_per_turn=30),
         )
         # with a seed, a token depends on its position alone: the resumed turn says what the whole one would have
         assert (t.actions[0].tokens, t.actions[0].matched) == (tuple(tokens[:first]), stop)

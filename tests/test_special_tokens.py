@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from agentrl import ConfigError, Env, EpisodeOptions, Raw, StepResult, Task, TemplateError, run_episode, tool
-from agentrl.cli.episodes import EpisodeConfig
+from agentrl.cli.episodes import PlayConfig
 from agentrl.engine import ScriptedEngine
 from agentrl.monitor import RolloutMetrics
 from agentrl.render import markers
@@ -93,9 +93,9 @@ async def test_an_agent_of_somebody_else(renderer, special_tokens):
 
 
 def test_configurations_take_it(renderer):
-    assert EpisodeConfig.parse(["special_tokens=as_text"]).options().special_tokens == "as_text"
+    assert PlayConfig.parse(["special_tokens=as_text"]).options().special_tokens == "as_text"
     with pytest.raises(ConfigError, match="--set special_tokens=text: it is one of keep, as_text"):
-        EpisodeConfig.parse(["special_tokens=text"])
+        PlayConfig.parse(["special_tokens=text"])
     config = TrainConfig(env="my_env.py:Env", data="x.jsonl", model="tiny", out="run", special_tokens="as_text")
     assert config.options().special_tokens == "as_text"
     assert config.options().renderer(renderer) is renderer.as_text()

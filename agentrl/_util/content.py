@@ -26,11 +26,11 @@ def content(value: Any) -> str:
 
     An object is read as pickle would write it. If it cannot be pickled, the name of its class takes its place.
     """
-    return json.dumps(_Reading().of(value), sort_keys=True)
+    return json.dumps(_ValueReader().of(value), sort_keys=True)
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ValueReader:
     sets: int = _SETS
     inside: set[int] = field(default_factory=set)
     """Ids of the lists, mappings and sets around the current value."""
@@ -69,7 +69,7 @@ class _Reading:
         if not self.sets:
             return len(value)
         return sorted(
-            json.dumps(_Reading(self.sets - 1, set(self.inside)).of(member), sort_keys=True) for member in value
+            json.dumps(_ValueReader(self.sets - 1, set(self.inside)).of(member), sort_keys=True) for member in value
         )
 
     def _object(self, value: Any) -> JSON:

@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from agentrl._util.per_loop import PerLoop
-from agentrl.errors import ConfigError, InfraError, told
+from agentrl.errors import ConfigError, InfraError, one_line
 from agentrl.types import JSON
 
 _LARGE_BYTES = 1 << 20
@@ -26,7 +26,7 @@ _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 _ASKS_TO_WAIT = {429, 503}
 _LONGEST_WAIT_S = 60.0
 """Upper bound of a single wait, whatever Retry-After the server asks for."""
-_KNOCKS = 3
+_MAX_REFUSED_CONNECTS = 3
 """Connection attempts to a server that has not answered yet; it may still be starting."""
 _CHAT = "/chat/completions"
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit", "insufficient balance")
@@ -38,7 +38,7 @@ _NO_JSON = {
 }
 
 
-class RefusedError(ConfigError):
+class HttpRefusedError(ConfigError):
     """The server will always refuse this request."""
 
     def __init__(self, message: str, status: int, words: str) -> None:
@@ -54,12 +54,12 @@ class _BusyError(InfraError):
         self.seconds = seconds
 
 
-class _NobodyError(InfraError):
+class _ConnectionRefusedError(InfraError):
     """The connection was refused."""
 
 
 @dataclass(slots=True)
-class _OfLoop:
+class _LoopState:
     """The state of one event loop. The session lives while it is in use, so callers need not close it."""
 
     slots: asyncio.Semaphore
@@ -68,7 +68,7 @@ class _OfLoop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class HttpService:
     """JSON over HTTP POST to one URL, from any number of event loops.
 
     After `trip` requests in a row that failed with all their retries, the circuit is open for `open_s` seconds: each
@@ -85,7 +85,7 @@ class Service:
     open_s: float = 30.0
     always_json: bool = False
     """A web page or a stream means that the address is wrong, not that a proxy answers for a server that is down."""
-    _loops: PerLoop[_OfLoop] = field(default_factory=PerLoop, repr=False)
+    _loops: PerLoop[_LoopState] = field(default_factory=PerLoop, repr=False)
     _breaker: Breaker = field(default_factory=lambda: Breaker(), repr=False)
     _pause: Pause = field(default_factory=lambda: Pause(), repr=False)
 
@@ -133,12 +133,12 @@ class Service:
                         return read(await self._once(session, body, headers))
                     except ConfigError:
                         raise
-                    except _NobodyError as exc:
-                        if not self._breaker.answered and attempt + 1 >= _KNOCKS:
+                    except _ConnectionRefusedError as exc:
+                        if not self._breaker.answered and attempt + 1 >= _MAX_REFUSED_CONNECTS:
                             raise InfraError(str(exc)) from None
                         last = str(exc)
                     except (OSError, InfraError, ValueError, RecursionError) as exc:  # the latter two: not JSON
-                        last = _hidden(told(exc), headers)
+                        last = _hidden(one_line(exc), headers)
                         self._pause.begin(exc.seconds if isinstance(exc, _BusyError) else None)
         except TimeoutError:
             raise InfraError(f"{self.name} did not answer within {self.seconds:g} s; the last error: {last}") from None
@@ -161,10 +161,10 @@ class Service:
                 return await response.json(content_type=None)
         except aiohttp.ClientConnectorError as exc:
             if exc.os_error.errno == errno.ECONNREFUSED:
-                raise _NobodyError(f"nothing listens at {exc.host}:{exc.port}") from None
-            raise InfraError(_hidden(told(exc), headers)) from None
+                raise _ConnectionRefusedError(f"nothing listens at {exc.host}:{exc.port}") from None
+            raise InfraError(_hidden(one_line(exc), headers)) from None
         except aiohttp.ClientError as exc:
-            raise InfraError(_hidden(told(exc), headers)) from None
+            raise InfraError(_hidden(one_line(exc), headers)) from None
 
     def _refuse(self, status: int, said: str, headers: Mapping[str, str]) -> None:
         """Raises the error that an HTTP error status means."""
@@ -174,7 +174,7 @@ class Service:
             raise _BusyError(f"HTTP {status}: {words[:200]}", retry_after(headers, datetime.now(UTC)))
         if (status in _RETRIED or status >= 500) and not hopeless:
             raise InfraError(f"HTTP {status}: {words[:200]}")
-        raise RefusedError(
+        raise HttpRefusedError(
             f"{self.name} refuses the request with HTTP {status}: {words[:300]}; {self._remedy(status)}",
             status,
             words,
@@ -198,7 +198,7 @@ class Service:
             yield session
 
     @asynccontextmanager
-    async def _connected(self, mine: _OfLoop) -> AsyncIterator[Any]:
+    async def _connected(self, mine: _LoopState) -> AsyncIterator[Any]:
         import aiohttp
 
         if mine.session is None:
@@ -213,8 +213,8 @@ class Service:
                 session, mine.session = mine.session, None
                 await session.close()
 
-    def _of_loop(self) -> _OfLoop:
-        return self._loops.here(lambda: _OfLoop(asyncio.Semaphore(self.concurrency)))
+    def _of_loop(self) -> _LoopState:
+        return self._loops.here(lambda: _LoopState(asyncio.Semaphore(self.concurrency)))
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:

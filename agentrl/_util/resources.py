@@ -16,7 +16,7 @@ from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
 
 from agentrl._util.concurrency import safe_to_raise
-from agentrl.errors import InfraError, told
+from agentrl.errors import InfraError, one_line
 
 T = TypeVar("T")
 log = logging.getLogger("agentrl")
@@ -199,7 +199,7 @@ class SharedResource(Generic[T]):
                 held.leave()
                 await asyncio.wait([held.task])
                 for error in held.error():
-                    log.warning("closing %s failed: %s", held.name, told(error))
+                    log.warning("closing %s failed: %s", held.name, one_line(error))
 
 
 class _HeldResource(Generic[T]):

@@ -19,11 +19,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from agentrl._util.http import RefusedError, Service
+from agentrl._util.http import HttpRefusedError, HttpService
 from agentrl._util.loading import load_object
-from agentrl.chat.completions import Habits, Reply, read_reply, wire_message, wire_tool
+from agentrl.chat.completions import Completion, ServerQuirks, read_reply, wire_message, wire_tool
 from agentrl.errors import ConfigError, ContextFullError, RequestError
-from agentrl.plain import plain
+from agentrl.plain import to_json
 from agentrl.types import JSON, MaybeAwait, Message, ToolSpec
 
 _PATH = "/chat/completions"
@@ -59,7 +59,7 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens that the server took from its cache."""
-    untold: int = 0
+    responses_without_usage: int = 0
     """Answers that did not report how many tokens they used."""
     cost: float = 0.0
     """In the server's currency, if its answers report it."""
@@ -69,7 +69,7 @@ class Usage:
         """Count one more answer. `told` holds the usage that it reported."""
         with self._lock:
             self.requests += 1
-            self.untold += not told
+            self.responses_without_usage += not told
             for name, value in told.items():
                 setattr(self, name, getattr(self, name) + value)
 
@@ -94,11 +94,11 @@ class ChatModel:
     options: Mapping[str, JSON] = field(default_factory=dict)
     """Added to each request: temperature, max_completion_tokens, ..."""
     usage: Usage = field(default_factory=Usage, compare=False)
-    _service: Service = field(init=False, repr=False, compare=False)
-    _habits: Habits = field(init=False, repr=False, compare=False, default_factory=Habits)
+    _service: HttpService = field(init=False, repr=False, compare=False)
+    _habits: ServerQuirks = field(init=False, repr=False, compare=False, default_factory=ServerQuirks)
 
     def __post_init__(self) -> None:
-        service = Service(
+        service = HttpService(
             url=_endpoint(self.base_url),
             seconds=self.seconds,
             retries=self.retries,
@@ -117,7 +117,7 @@ class ChatModel:
 
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, most: int | None = None, **options: JSON
-    ) -> Reply:
+    ) -> Completion:
         """The reply, with its finish reason and usage. `options` are added to this request.
 
         `most` bounds the answer in the model's tokens, in the parameter that the server accepts. Message fields that
@@ -134,17 +134,17 @@ class ChatModel:
         while True:
             asked = self._habits.apply({**body, **self.options, **options}, most)
             try:
-                reply: Reply = await self._service.post(
-                    plain(asked, "the request"), headers=headers, read=lambda answer: read_reply(answer, url)
+                reply: Completion = await self._service.post(
+                    to_json(asked, "the request"), headers=headers, read=lambda answer: read_reply(answer, url)
                 )
-            except RefusedError as exc:
+            except HttpRefusedError as exc:
                 if self._habits.learn(asked, exc):
                     continue
                 raise self._refused(exc, bool(headers)) from None
             self.usage.add(reply.usage)
             return reply
 
-    def _refused(self, exc: RefusedError, with_key: bool) -> Exception:
+    def _refused(self, exc: HttpRefusedError, with_key: bool) -> Exception:
         """The exception for a refusal, which concerns this conversation or all of them."""
         url, words = self._service.name, exc.words[:300]
         if exc.status in (401, 403):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from agentrl._util.http import RefusedError
+from agentrl._util.http import HttpRefusedError
 from agentrl.env.tool_calls import new_call_id
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError, InfraError
@@ -27,7 +27,7 @@ _THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)</think>\s*(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Completion:
     """An answer: the message, its finish reason and its usage."""
 
     message: Message
@@ -40,7 +40,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Habits:
+class ServerQuirks:
     """What a server has refused by name, so that later requests avoid it."""
 
     renamed: bool = False
@@ -60,7 +60,7 @@ class Habits:
             messages = [{**message, "content": message.get("content") or ""} for message in messages]
         return {**body, "messages": messages}
 
-    def learn(self, sent: Mapping[str, JSON], refused: RefusedError) -> bool:
+    def learn(self, sent: Mapping[str, JSON], refused: HttpRefusedError) -> bool:
         """Note what was refused. Returns whether another form of the request is worth a try."""
         if refused.status not in (400, 422):
             return False
@@ -116,7 +116,7 @@ def wire_tool(tool: ToolSpec) -> ToolSpec:
     return normal_spec(tool)
 
 
-def read_reply(answer: JSON, url: str) -> Reply:
+def read_reply(answer: JSON, url: str) -> Completion:
     """The reply in a server's answer. Raises InfraError if another attempt may help, ConfigError if none will."""
     if not isinstance(answer, Mapping):
         raise _no_completion(answer, url)
@@ -136,7 +136,7 @@ def read_reply(answer: JSON, url: str) -> Reply:
         raise _no_completion(answer, url)
     finish: Finish = "length" if reason in _CUT else "filtered" if reason in _FILTERED else "stop"
     said, sent_back = _read_message(message)
-    return Reply(said, sent_back, finish, _usage(answer.get("usage")))
+    return Completion(said, sent_back, finish, _usage(answer.get("usage")))
 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[Message, Message]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from agentrl.chat.client import ChatModel, Speaker
-from agentrl.chat.completions import Reply, wire_message
+from agentrl.chat.completions import Completion, wire_message
 from agentrl.engine.base import AsyncClosing, stop_strings
 from agentrl.engine.scripted import scripted_log_prob
 from agentrl.env.tool_calls import new_call
@@ -22,7 +22,7 @@ _OPTIONS = ("temperature", "top_p", "top_k")
 _LONGEST = 1 << 20
 
 
-class PlayerEngine(AsyncClosing):
+class ChatEngine(AsyncClosing):
     """Lets a speaker play the same episodes as a model. Its messages are encoded in the renderer's tokens.
 
     Answers are cut at stop strings here. The log-probs are made up, so the tokens can be imitated, but not trained by
@@ -67,14 +67,16 @@ class PlayerEngine(AsyncClosing):
                 task.cancel()
         return self._generation(reply, tools, sampling_params, len(messages))
 
-    async def _ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec], params: SamplingParams) -> Reply:
+    async def _ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec], params: SamplingParams) -> Completion:
         if not isinstance(self._speaker, ChatModel):
             message = await self._speaker.reply(messages, tools)
-            return Reply(message, wire_message(message), "stop", {})
+            return Completion(message, wire_message(message), "stop", {})
         options: Mapping[str, JSON] = {name: params[name] for name in _OPTIONS if name in params}  # type: ignore[literal-required]
         return await self._speaker.ask(messages, tools, most=params.get("max_new_tokens"), **options)
 
-    def _generation(self, reply: Reply, tools: Sequence[ToolSpec], params: SamplingParams, place: int) -> Generation:
+    def _generation(
+        self, reply: Completion, tools: Sequence[ToolSpec], params: SamplingParams, place: int
+    ) -> Generation:
         """The reply in tokens, cut at a stop string. `place` is the message's index in the conversation."""
         said, sent_back, stop = _cut_at(stop_strings(params), reply)
         renderer = self._renderer.bind(tools)
@@ -134,7 +136,7 @@ def _readable(call: Mapping[str, JSON], place: str) -> JSON:
     return new_call(function["name"] or "unknown", arguments, f"{place} ")
 
 
-def _cut_at(stop: Sequence[str], reply: Reply) -> tuple[Message, Message, str | None]:
+def _cut_at(stop: Sequence[str], reply: Completion) -> tuple[Message, Message, str | None]:
     """The message and its form to send back, both cut after the first stop string, and that string."""
     content = reply.message["content"]
     found = [(content.index(string) + len(string), string) for string in stop if string in content]
@@ -145,6 +147,6 @@ def _cut_at(stop: Sequence[str], reply: Reply) -> tuple[Message, Message, str | 
     return {**said, "content": content[:end]}, {"role": "assistant", "content": content[:end]}, string
 
 
-def _counts(reply: Reply) -> Mapping[str, float]:
+def _counts(reply: Completion) -> Mapping[str, float]:
     thought = {"thoughts": 1} if reply.message.get("reasoning_content") else {}
     return {"requests": 1, **reply.usage, **({reply.finish: 1} if reply.finish == "filtered" else {}), **thought}

@@ -62,7 +62,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ChatRequest:
     """One request for a reply."""
 
     wire: WireName
@@ -99,7 +99,7 @@ class ReplyCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReplyUsage:
     """Tokens of one reply, as the engine counts them."""
 
     prompt: int
@@ -121,7 +121,7 @@ class Reply:
     calls: tuple[ReplyCall, ...]
     stop: Literal["end", "calls", "length", "stop_sequence"]
     stop_sequence: str | None
-    usage: Usage
+    usage: ReplyUsage
     without_reasoning: bool = False
     """Whether to write only the rest, because the client already has the thoughts (its answer was cut off)."""
 
@@ -161,10 +161,10 @@ class SessionHandler(Protocol):
         """Log that the server refused a request before it reached the session. `what` is its method and path."""
         ...
 
-    def ask(self, request: Request) -> Exchange:
+    def ask(self, request: ChatRequest) -> Exchange:
         """Accept a request. Never raises: the returned exchange does."""
         ...
 
-    async def count(self, request: Request) -> int:
+    async def count(self, request: ChatRequest) -> int:
         """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
         ...

@@ -10,12 +10,12 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.check.leaks import Leak, Ledger
+from agentrl.check.leaks import Leak, LeakTracker
 from agentrl.check.places import Place, dotted
-from agentrl.check.playing import Speak, Subject, play, quiet_cancel
+from agentrl.check.playing import EnvUnderTest, Speak, play, quiet_cancel
 from agentrl.check.repeating import report_left
 from agentrl.check.suspended import Suspensions, Wait
-from agentrl.errors import leaves, told
+from agentrl.errors import leaves, one_line
 from agentrl.types import Task
 
 _CHECK = "cancellation"
@@ -29,7 +29,7 @@ class StuckError(Exception):
     """An episode waits forever, so no other can be played."""
 
 
-async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Speak) -> tuple[int, int]:
+async def cancellation(subject: EnvUnderTest, ledger: LeakTracker, task: Task, speak: Speak) -> tuple[int, int]:
     """How many waits were tried, and how many there are."""
     counter = Suspensions(subject.own)
     took = (await play(subject, task, speak, prepare=counter.attach)).seconds
@@ -52,7 +52,9 @@ async def cancellation(subject: Subject, ledger: Ledger, task: Task, speak: Spea
     return tried, len(chosen)
 
 
-async def _unless_stuck(subject: Subject, playing: Coroutine[Any, Any, Any], seconds: float, last: Wait | None) -> None:
+async def _unless_stuck(
+    subject: EnvUnderTest, playing: Coroutine[Any, Any, Any], seconds: float, last: Wait | None
+) -> None:
     """Raises StuckError, with a finding, if an episode waits forever because another one was cancelled before it."""
     task = asyncio.create_task(playing)
     before = asyncio.all_tasks()
@@ -73,7 +75,7 @@ async def _unless_stuck(subject: Subject, playing: Coroutine[Any, Any, Any], sec
     raise StuckError
 
 
-async def _cancelled_at(subject: Subject, ledger: Ledger, task: Task, speak: Speak, number: int) -> None:
+async def _cancelled_at(subject: EnvUnderTest, ledger: LeakTracker, task: Task, speak: Speak, number: int) -> None:
     there = ledger.look()
     counter, closing = await _cancel(subject, task, speak, number)
     if counter.cancelled is None:
@@ -92,13 +94,15 @@ async def _cancelled_at(subject: Subject, ledger: Ledger, task: Task, speak: Spe
             )
 
 
-async def _left(ledger: Ledger, there: Any) -> list[Leak]:
+async def _left(ledger: LeakTracker, there: Any) -> list[Leak]:
     left = await ledger.left(there)
     await ledger.clear(left)
     return [one for one in left if one.same not in ledger.known]
 
 
-async def _cancel(subject: Subject, task: Task, speak: Speak, number: int) -> tuple[Suspensions, Sequence[Exception]]:
+async def _cancel(
+    subject: EnvUnderTest, task: Task, speak: Speak, number: int
+) -> tuple[Suspensions, Sequence[Exception]]:
     """Play until the wait with that number, and cancel there. Also returns what close raised."""
     playing: asyncio.Task[Any]
     counter = Suspensions(subject.own, number, lambda: playing.cancel())
@@ -123,7 +127,7 @@ async def _cancel(subject: Subject, task: Task, speak: Speak, number: int) -> tu
     return counter, closing
 
 
-def _judge(subject: Subject, counter: Suspensions) -> None:
+def _judge(subject: EnvUnderTest, counter: Suspensions) -> None:
     wait, report = counter.cancelled, subject.report
     if wait is None or counter.ended == "cancelled":
         return
@@ -133,18 +137,19 @@ def _judge(subject: Subject, counter: Suspensions) -> None:
     elif counter.ended == "":
         what = f"{wait.hook} does not end when it is cancelled at line {wait.place.line}"
     else:
-        said = told(counter.error) if counter.error is not None else counter.ended
+        said = one_line(counter.error) if counter.error is not None else counter.ended
         what = f"{wait.hook} turns its cancellation at line {wait.place.line} into another error: {said}"
     report.error(
         _CHECK, place, what, "let asyncio.CancelledError through: catch Exception, or `raise` again after cleaning up"
     )
 
 
-def _close_failed(subject: Subject, wait: Wait, error: Exception) -> None:
+def _close_failed(subject: EnvUnderTest, wait: Wait, error: Exception) -> None:
     subject.report.error(
         _CHECK,
         subject.own.of_error(error) or subject.own.of_member("close"),
-        f"close fails after {wait.hook} was cancelled at line {wait.place.line}: {'; '.join(map(told, leaves(error)))}",
+        f"close fails after {wait.hook} was cancelled at line {wait.place.line}: "
+        + "; ".join(map(one_line, leaves(error))),
         "close only what exists: reset may end at any await",
     )
 

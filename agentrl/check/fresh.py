@@ -17,14 +17,14 @@ from random import Random
 from typing import Any
 
 from agentrl.check.places import Place
-from agentrl.check.playing import Subject, play, saying
+from agentrl.check.playing import EnvUnderTest, play, saying
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
 from agentrl.env.factory import EnvFactory, load_env
 from agentrl.episode.bad_calls import messages_of, observed
 from agentrl.episode.parking import resume_method
 from agentrl.episode.state import Parked
-from agentrl.errors import told
+from agentrl.errors import one_line
 from agentrl.types import JSON, Action, Limits, Raw, Task
 
 _CHECK = "determinism"
@@ -51,7 +51,7 @@ class _Order:
     patience_s: float
 
 
-async def fresh_process(subject: Subject, task: Task, script: Sequence[Turn], config: Mapping[str, JSON]) -> None:
+async def fresh_process(subject: EnvUnderTest, task: Task, script: Sequence[Turn], config: Mapping[str, JSON]) -> None:
     """Compare the Env's answers with those in a separate process, from reset and from a snapshot."""
     reason = _why_not(subject)
     if reason:
@@ -68,13 +68,13 @@ async def fresh_process(subject: Subject, task: Task, script: Sequence[Turn], co
         here = await played(order, subject.envs)
         there = await _elsewhere(order)
     except Exception as exc:  # noqa: BLE001 - the boundary of another process: pickle, the Env and Python may refuse
-        subject.report.skipped["in a separate process"] = told(exc)
+        subject.report.skipped["in a separate process"] = one_line(exc)
         return
     _compare(subject, here, there)
     subject.report.checked["in a separate process"] = f"reset, {len(actions)} turns" + (", restore" if parked else "")
 
 
-def _why_not(subject: Subject) -> str:
+def _why_not(subject: EnvUnderTest) -> str:
     if not subject.path:
         return "only the class is known, not how to import it"
     if subject.is_agent:
@@ -116,7 +116,7 @@ async def _elsewhere(order: _Order) -> dict[str, Any]:
     return found
 
 
-def _compare(subject: Subject, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+def _compare(subject: EnvUnderTest, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     from agentrl.check.repeating import difference
     from agentrl.check.undetermined import undetermined_calls
 
@@ -158,7 +158,7 @@ async def played(order: _Order, envs: EnvFactory) -> dict[str, Any]:
         if order.saved is not None:
             found["restored"] = await _restored(order, envs)
     except Exception as exc:  # noqa: BLE001 - the boundary of the Env: both processes must fail alike
-        found["broken"] = told(exc)
+        found["broken"] = one_line(exc)
     return found
 
 

@@ -11,12 +11,12 @@ from typing import Any
 from agentrl.blame import is_the_worlds
 from agentrl.check.arguments import LONG, Try, tries
 from agentrl.check.places import AuthorCode, Place
-from agentrl.check.playing import PlayedEpisode, Speech, Subject, play
+from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Speech, play
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, runtime
-from agentrl.errors import BadCallPolicy, InfraError, ToolError, leaves, told
+from agentrl.errors import BadCallPolicy, InfraError, ToolError, leaves, one_line
 from agentrl.testing import call
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task, ToolCall, ToolResult, ToolSpec
@@ -27,7 +27,7 @@ _TURNS = 40
 _TEXTS = ("", "\n", "I do not know.", "<tool_call>", "</search></answer>", "{}", "é 漢字 \u202e", LONG)
 
 
-async def fuzzing(subject: Subject, task: Task, tools: Sequence[ToolSpec], seed: int = 0) -> str:
+async def fuzzing(subject: EnvUnderTest, task: Task, tools: Sequence[ToolSpec], seed: int = 0) -> str:
     """Play in random order until everything has been tried. Returns how much that was, in words."""
     rng = Random(seed)
     said: list[Turn] = [_call(one) for spec in tools for one in tries(spec, rng, fitting=3 if subject.slow else 8)]
@@ -60,7 +60,7 @@ def _speech(waiting: deque[Turn]) -> Speech:
         yield "That is all."
 
 
-def _broke(subject: Subject, played: PlayedEpisode) -> None:
+def _broke(subject: EnvUnderTest, played: PlayedEpisode) -> None:
     """Report a hook that raised because of the model's turn."""
     failure = played.failure
     if failure is None or failure.boundary in ("engine", "render"):
@@ -79,7 +79,7 @@ def _broke(subject: Subject, played: PlayedEpisode) -> None:
 class _Watched:
     """What the tools of an Env raise and return."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: EnvUnderTest) -> None:
         self._subject = subject
         self._raised: list[tuple[ToolCall, Exception]] = []
         self._odd: list[tuple[ToolCall, str]] = []
@@ -117,7 +117,7 @@ class _Watched:
                 self._infra(call_, exc)
                 continue
             place = own.of_error(exc) or self._of_tool(call_)
-            what = f"tool {call_.name} raises {told(exc)[:120]} for {_shown(call_.arguments)}"
+            what = f"tool {call_.name} raises {one_line(exc)[:120]} for {_shown(call_.arguments)}"
             world = is_the_worlds(exc)
             remedy = "raise ToolError for the model's mistakes" + (
                 ", InfraError if the environment itself failed" if world else ""
@@ -132,7 +132,7 @@ class _Watched:
         self._subject.report.error(
             _CHECK,
             self._subject.own.of_error(exc) or self._of_tool(call_),
-            f"tool {call_.name} raises InfraError, but the cause is {told(cause)[:80]}: {_shown(call_.arguments)}",
+            f"tool {call_.name} raises InfraError, but the cause is {one_line(cause)[:80]}: {_shown(call_.arguments)}",
             "raise InfraError only if the environment failed, ToolError for the model's mistakes",
         )
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.check.playing import PlayedEpisode, Speak, Subject, play
+from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Speak, play
 from agentrl.check.repeating import difference, first_change, global_random
 from agentrl.engine.base import EngineWrapper
 from agentrl.types import Generation, SamplingParams, Task
@@ -15,7 +15,7 @@ _CHECK = "state"
 _PATIENCE_S = 2.0
 
 
-async def interleaved(subject: Subject, tasks: Sequence[Task], speaks: Sequence[Speak]) -> str:
+async def interleaved(subject: EnvUnderTest, tasks: Sequence[Task], speaks: Sequence[Speak]) -> str:
     """Play two tasks (or one twice) alone and alternating, and compare. Returns what could not be judged."""
     alone = [await _alone(subject, task, speak) for task, speak in zip(tasks, speaks, strict=True)]
     rounds = _Rounds(len(tasks))
@@ -39,12 +39,12 @@ async def interleaved(subject: Subject, tasks: Sequence[Task], speaks: Sequence[
     return "" if rounds.strict else "one episode had to wait for the other, so they could not alternate"
 
 
-async def _alone(subject: Subject, task: Task, speak: Speak) -> PlayedEpisode:
+async def _alone(subject: EnvUnderTest, task: Task, speak: Speak) -> PlayedEpisode:
     with global_random(7):
         return await play(subject, task, speak)
 
 
-async def _taking_part(subject: Subject, task: Task, speak: Speak, rounds: _Rounds, number: int) -> PlayedEpisode:
+async def _taking_part(subject: EnvUnderTest, task: Task, speak: Speak, rounds: _Rounds, number: int) -> PlayedEpisode:
     try:
         return await play(subject, task, speak, around=lambda engine: _PacedEngine(engine, rounds, number))
     finally:

@@ -40,7 +40,7 @@ class Leak:
 
 
 @dataclass(slots=True)
-class _There:
+class _Snapshot:
     tasks: set[Any]
     threads: set[Any]
     files: Mapping[int, str]
@@ -49,7 +49,7 @@ class _There:
     held: int
 
 
-class Ledger:
+class LeakTracker:
     """Within `with`: knows what existed before, and which line made what has come since."""
 
     def __init__(self, own: AuthorCode, held: Callable[[], int] = lambda: 0) -> None:
@@ -65,7 +65,7 @@ class Ledger:
         self._temporary = os.path.realpath(tempfile.gettempdir())
 
     @contextmanager
-    def watching(self) -> Iterator[Ledger]:
+    def watching(self) -> Iterator[LeakTracker]:
         loop, start = asyncio.get_running_loop(), threading.Thread.start
         factory = loop.get_task_factory()
         ledger = self
@@ -91,15 +91,15 @@ class Ledger:
             threading.Thread.start = start  # type: ignore[method-assign]
             loop.set_task_factory(factory)
 
-    def look(self) -> _There:
+    def look(self) -> _Snapshot:
         """Everything that exists now."""
         tasks = {task for task in asyncio.all_tasks() if not task.done()}
         threads = {t for t in threading.enumerate() if not t.name.startswith(_OF_HOST)}
-        return _There(
+        return _Snapshot(
             tasks, threads, _open_files(), _children(), {p for p in self._made if os.path.lexists(p)}, self._held()
         )
 
-    async def left(self, before: _There, *, patience: float = _WAIT_S) -> list[Leak]:
+    async def left(self, before: _Snapshot, *, patience: float = _WAIT_S) -> list[Leak]:
         """What exists now, did not exist before, and does not end by itself."""
         until = time.monotonic() + patience
         while True:
@@ -121,7 +121,7 @@ class Ledger:
         if tasks := [one.key for one in left if isinstance(one.key, asyncio.Task)]:
             await asyncio.wait(tasks, timeout=_WAIT_S)
 
-    def _since(self, before: _There) -> Iterator[Leak]:
+    def _since(self, before: _Snapshot) -> Iterator[Leak]:
         now = self.look()
         for task in now.tasks - before.tasks:
             if (place := self._tasks.get(task)) is not None:
@@ -131,7 +131,7 @@ class Ledger:
                 yield Leak("thread", thread.name, place, thread)
         yield from self._outside(now, before)
 
-    def _outside(self, now: _There, before: _There) -> Iterator[Leak]:
+    def _outside(self, now: _Snapshot, before: _Snapshot) -> Iterator[Leak]:
         """What is left outside of Python: processes, sandboxes and files."""
         for pid, command in now.processes.items():
             if before.processes.get(pid) is None:
@@ -194,15 +194,15 @@ class Ledger:
             self._opened[os.path.realpath(os.fsdecode(args[0]))] = place
 
 
-_Heard = Callable[[Ledger, tuple[Any, ...], Place], None]
+_Heard = Callable[[LeakTracker, tuple[Any, ...], Place], None]
 _EVENTS: Mapping[str, _Heard] = {
-    "open": Ledger._opens,
-    "os.mkdir": Ledger._makes_folder,
-    "tempfile.mkstemp": Ledger._makes_folder,
-    "tempfile.mkdtemp": Ledger._makes_folder,
-    "subprocess.Popen": Ledger._starts,
-    "socket.__new__": Ledger._connects,
-    "sqlite3.connect": Ledger._connects_database,
+    "open": LeakTracker._opens,
+    "os.mkdir": LeakTracker._makes_folder,
+    "tempfile.mkstemp": LeakTracker._makes_folder,
+    "tempfile.mkdtemp": LeakTracker._makes_folder,
+    "subprocess.Popen": LeakTracker._starts,
+    "socket.__new__": LeakTracker._connects,
+    "sqlite3.connect": LeakTracker._connects_database,
 }
 _listeners: list[Callable[[str, tuple[Any, ...]], None]] = []
 _hooked: list[bool] = []

@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from agentrl.check.playing import Speak, Subject, play
+from agentrl.check.playing import EnvUnderTest, Speak, play
 from agentrl.env.env import Env, begin_env, own_task, runtime
-from agentrl.errors import leaves, told
+from agentrl.errors import leaves, one_line
 from agentrl.types import Task
 
 _CHECK = "lifecycle"
 
 
-async def lifecycle(subject: Subject, task: Task, speak: Speak) -> None:
+async def lifecycle(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
     """Findings about `make` and `close`."""
     one, other = subject.envs.make(), subject.envs.make()
     if one is other:
@@ -33,7 +33,7 @@ async def lifecycle(subject: Subject, task: Task, speak: Speak) -> None:
         subject.report.checked[_CHECK] = "close after no reset"
 
 
-async def _close_without_reset(subject: Subject, env: Env, task: Task) -> None:
+async def _close_without_reset(subject: EnvUnderTest, env: Env, task: Task) -> None:
     """An episode that is cancelled before its reset is also closed."""
     begin_env(env, own_task(task), subject.limits)
     error = await _close(env)
@@ -54,7 +54,7 @@ async def _close(env: Env) -> Exception | None:
     return None
 
 
-async def _close_twice(subject: Subject, task: Task, speak: Speak) -> None:
+async def _close_twice(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
     second: list[Exception] = []
 
     def prepare(env: Env) -> None:
@@ -94,4 +94,4 @@ async def _close_twice(subject: Subject, task: Task, speak: Speak) -> None:
 
 
 def _told(error: Exception) -> str:
-    return "; ".join(map(told, leaves(error)))
+    return "; ".join(map(one_line, leaves(error)))

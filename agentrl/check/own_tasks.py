@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.check.playing import Subject
+from agentrl.check.playing import EnvUnderTest
 from agentrl.check.state import picture
 from agentrl.check.undetermined import undetermined_calls
 from agentrl.errors import ConfigError
@@ -14,7 +14,7 @@ _MOST = 20
 _SPLITS: tuple[Split, ...] = ("train", "train", "eval")
 
 
-def own_tasks(subject: Subject) -> None:
+def own_tasks(subject: EnvUnderTest) -> None:
     """Findings about `Env.tasks`."""
     if not makes_tasks(subject.cls):
         return
@@ -39,6 +39,6 @@ def own_tasks(subject: Subject) -> None:
     subject.report.checked[_CHECK] = f"the first {len(train)} of each split"
 
 
-def _seen(subject: Subject, task: object) -> object:
+def _seen(subject: EnvUnderTest, task: object) -> object:
     fields = ("prompt", "label", "metadata", "tools", "seed")
     return [picture(getattr(task, name, None), subject.own) for name in fields]

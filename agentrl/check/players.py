@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from agentrl.check.places import Place, of_function
-from agentrl.check.playing import NOTHING, PlayedEpisode, Speak, Speech, Subject, by, play, recording
+from agentrl.check.playing import NOTHING, EnvUnderTest, PlayedEpisode, Speak, Speech, by, play, recording
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.check.verdicts import TIMES, Play, judge
@@ -21,7 +21,7 @@ _TURNS_OF_NOTHING = 6
 _SCORE_NOTHING = "give reward=0.0 in the last step of a loss, or let score return sum(trajectory.step_rewards)"
 
 
-async def players(subject: Subject, tasks: Sequence[Task], of: str = "") -> None:
+async def players(subject: EnvUnderTest, tasks: Sequence[Task], of: str = "") -> None:
     """Findings about the scores. The gold player's turns are kept as a script of the task.
 
     `of` describes all tasks there are: "6 held-out and 18 training tasks".
@@ -56,7 +56,7 @@ class _Both:
         return max(played.trajectory.reward or 0.0 for played in self.noop)
 
 
-async def _both(subject: Subject, task: Task) -> _Both:
+async def _both(subject: EnvUnderTest, task: Task) -> _Both:
     gold: list[PlayedEpisode] = []
     if subject.gold is not None:
         said: list[Turn] = []
@@ -68,7 +68,7 @@ async def _both(subject: Subject, task: Task) -> _Both:
     return _Both(task, gold, noop)
 
 
-def _unscored(subject: Subject, plays: Sequence[_Both]) -> None:
+def _unscored(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
     """Report plays that should have been scored, but got no reward at all.
 
     A `score` may return what the steps gave, which is None if no step gave anything. That is an error only if no step
@@ -93,7 +93,7 @@ def _unscored(subject: Subject, plays: Sequence[_Both]) -> None:
             return
 
 
-def _judged(subject: Subject, one: _Both) -> None:
+def _judged(subject: EnvUnderTest, one: _Both) -> None:
     """Report what is wrong with the gold player's scores, and two plays that disagree."""
     if one.broken or any(played.trajectory.reward is None for played in one.gold):
         return
@@ -122,7 +122,7 @@ def _answered(trajectory: Trajectory) -> str:
     return f"{shown}, of type {type(label).__name__}: compare with str(self.task.label)"
 
 
-def _nothing_rewarded(subject: Subject, plays: Sequence[_Both]) -> None:
+def _nothing_rewarded(subject: EnvUnderTest, plays: Sequence[_Both]) -> None:
     """Report that doing nothing is rewarded. It is an error if it wins every task, as then nothing can be learned.
 
     If it wins only some, those may be tasks with nothing to do.
@@ -149,16 +149,18 @@ def _nothing_rewarded(subject: Subject, plays: Sequence[_Both]) -> None:
     subject.report.warn(_CHECK, place, what, remedy, first.row(player))
 
 
-def _range(subject: Subject) -> tuple[float, float]:
+def _range(subject: EnvUnderTest) -> tuple[float, float]:
     """The rewards that doing nothing and the gold player should get."""
     return subject.cls.reward_range or (0.0, 1.0)
 
 
-def _noop(subject: Subject) -> str:
+def _noop(subject: EnvUnderTest) -> str:
     return "the no-op player" if subject.noop else "a player that does nothing useful"
 
 
-async def _played(subject: Subject, task: Task, speak: Speak, player: str, turns: int | None = None) -> PlayedEpisode:
+async def _played(
+    subject: EnvUnderTest, task: Task, speak: Speak, player: str, turns: int | None = None
+) -> PlayedEpisode:
     played = await play(subject, task, speak, turns=turns)
     sizes(subject, played)
     in_range(subject, played, player)
@@ -166,7 +168,7 @@ async def _played(subject: Subject, task: Task, speak: Speak, player: str, turns
     return played
 
 
-def failed(subject: Subject, played: PlayedEpisode) -> bool:
+def failed(subject: EnvUnderTest, played: PlayedEpisode) -> bool:
     """Whether an ordinary play failed. A failure is reported."""
     failure = played.failure
     if failure is None:

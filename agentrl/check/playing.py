@@ -15,7 +15,7 @@ from agentrl.engine.base import Engine
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env.env import Env, is_agent, own_task, runtime
 from agentrl.env.factory import EnvFactory
-from agentrl.episode.options import EpisodeOptions, Host
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import Episode
 from agentrl.episode.state import EpisodeState, Parked
@@ -37,7 +37,7 @@ _HOOKS_OF = {"reset": ("reset", "tools"), "step": ("step", "exec_tool", "last_tu
 
 
 @dataclass(slots=True)
-class Subject:
+class EnvUnderTest:
     """The Env under check, and everything a check needs to play it."""
 
     path: str
@@ -128,7 +128,7 @@ class PlayedEpisode:
 
 
 async def play(
-    subject: Subject,
+    subject: EnvUnderTest,
     task: Task,
     speak: Speak,
     *,
@@ -158,7 +158,12 @@ async def play(
 
 
 async def _episode(
-    subject: Subject, played: PlayedEpisode, speak: Speak, turns: int | None, around: Around, stop_after: int | None
+    subject: EnvUnderTest,
+    played: PlayedEpisode,
+    speak: Speak,
+    turns: int | None,
+    around: Around,
+    stop_after: int | None,
 ) -> Episode:
     trajectory, heard = played.trajectory, LastAnswer(played.env)
 
@@ -169,7 +174,7 @@ async def _episode(
         return stop_after is not None and len(trajectory.turns) >= stop_after and not trajectory.open
 
     engine = ScriptedEngine(speak(trajectory.task, trajectory), subject.renderer, reads=heard.read)
-    host = Host(on_turn=heard.note, park=park if stop_after is not None else None, aborted=is_over)
+    hooks = EpisodeHooks(on_turn=heard.note, park=park if stop_after is not None else None, aborted=is_over)
     return Episode.of(
         played.env,
         EpisodeState(trajectory),
@@ -177,11 +182,11 @@ async def _episode(
         subject.renderer,
         EpisodeOptions(limits=limits_of(subject, turns)),
         None,
-        host,
+        hooks,
     )
 
 
-async def go_on(subject: Subject, parked: Parked, turns: Sequence[Turn]) -> PlayedEpisode:
+async def go_on(subject: EnvUnderTest, parked: Parked, turns: Sequence[Turn]) -> PlayedEpisode:
     """Continue a parked episode in a fresh Env. Raises ResumeError if that Env does not reach the same state."""
     env = parked.env or subject.envs.make()
     played = PlayedEpisode(env, parked.episode.trajectory)
@@ -190,12 +195,12 @@ async def go_on(subject: Subject, parked: Parked, turns: Sequence[Turn]) -> Play
     engine = ScriptedEngine(talk(turns), subject.renderer, reads=heard.read)
     options = EpisodeOptions(limits=limits_of(subject, None))
     await resume_episode(
-        parked, env, engine=engine, renderer=subject.renderer, options=options, host=Host(on_turn=heard.note)
+        parked, env, engine=engine, renderer=subject.renderer, options=options, hooks=EpisodeHooks(on_turn=heard.note)
     )
     return played
 
 
-def limits_of(subject: Subject, turns: int | None) -> Limits:
+def limits_of(subject: EnvUnderTest, turns: int | None) -> Limits:
     from dataclasses import replace
 
     return subject.limits if turns is None else replace(subject.limits, turns=turns)

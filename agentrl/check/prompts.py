@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.check.playing import PlayedEpisode, Subject
+from agentrl.check.playing import EnvUnderTest, PlayedEpisode
 from agentrl.env.env import Env, runtime
 from agentrl.types import Task
 
@@ -53,14 +53,14 @@ class ResetReads:
         kept.hook = watching  # type: ignore[method-assign, assignment]
 
 
-def prompts(subject: Subject, plays: Sequence[PlayedEpisode], reads: ResetReads) -> None:
+def prompts(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: ResetReads) -> None:
     """Findings about the first observations of several tasks."""
     if not subject.is_agent:
         _ignored(subject, plays, reads)
     _label_shown(subject, plays)
 
 
-def _ignored(subject: Subject, plays: Sequence[PlayedEpisode], reads: ResetReads) -> None:
+def _ignored(subject: EnvUnderTest, plays: Sequence[PlayedEpisode], reads: ResetReads) -> None:
     first = [played.first() for played in plays]
     tasks = [(p.trajectory.task.prompt, p.trajectory.task.label, p.trajectory.task.metadata) for p in plays]
     differ = any(task != tasks[0] for task in tasks)
@@ -73,7 +73,7 @@ def _ignored(subject: Subject, plays: Sequence[PlayedEpisode], reads: ResetReads
         )
 
 
-def _label_shown(subject: Subject, plays: Sequence[PlayedEpisode]) -> None:
+def _label_shown(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
     """Report if each prompt contains its own label, and not those of the other tasks."""
     shown = [(_prompt(played), _labels(played.trajectory.task.label)) for played in plays]
     if len(shown) < 2 or not all(labels for _, labels in shown) or len({tuple(labels) for _, labels in shown}) < 2:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agentrl.check.leaks import Leak, Ledger
-from agentrl.check.playing import PlayedEpisode, Speak, Subject, play, saying
+from agentrl.check.leaks import Leak, LeakTracker
+from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Speak, play, saying
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.check.state import Culprit, Pictures, StateName, changed, pictures
@@ -34,7 +34,7 @@ class _Once:
     after: Pictures
 
 
-async def repeat(subject: Subject, ledger: Ledger, script: Sequence[Turn], task: Task) -> None:
+async def repeat(subject: EnvUnderTest, ledger: LeakTracker, script: Sequence[Turn], task: Task) -> None:
     """Play one script three times on one task, and report what differs, leaks or changes."""
     speak = saying(script)
     plays = [await _once(subject, ledger, task, speak, number) for number in range(_TIMES)]
@@ -45,7 +45,7 @@ async def repeat(subject: Subject, ledger: Ledger, script: Sequence[Turn], task:
     _determinism(subject, [once.played for once in plays])
 
 
-async def _once(subject: Subject, ledger: Ledger, task: Task, speak: Speak, number: int) -> _Once:
+async def _once(subject: EnvUnderTest, ledger: LeakTracker, task: Task, speak: Speak, number: int) -> _Once:
     gc.collect()  # garbage of earlier episodes is collected now, not during this one
     for _ in range(3):
         await asyncio.sleep(0)
@@ -68,14 +68,14 @@ def global_random(seed: int) -> Iterator[None]:
         random.setstate(state)
 
 
-def _leaks(subject: Subject, ledger: Ledger, plays: Sequence[_Once]) -> None:
+def _leaks(subject: EnvUnderTest, ledger: LeakTracker, plays: Sequence[_Once]) -> None:
     """Report what both plays left open. What only one of them leaves is kept on purpose, such as a pool's thread."""
     first, second = ({one.same: one for one in once.left} for once in plays)
     for same in first.keys() & second.keys():
         report_left(subject, ledger, second[same], "an episode")
 
 
-def report_left(subject: Subject, ledger: Ledger, one: Leak, when: str) -> None:
+def report_left(subject: EnvUnderTest, ledger: LeakTracker, one: Leak, when: str) -> None:
     ledger.known.add(one.same)
     subject.report.error(
         "leaks",
@@ -95,7 +95,7 @@ _ENDINGS = {
 }
 
 
-async def _state(subject: Subject, task: Task, speak: Speak, plays: Sequence[_Once]) -> None:
+async def _state(subject: EnvUnderTest, task: Task, speak: Speak, plays: Sequence[_Once]) -> None:
     """Report what every play changes anew. A cache is filled only once, by the first play."""
     found = changed(plays[1].before, plays[1].after) & changed(plays[2].before, plays[2].after)
     if difference(plays[0].played.answers(), plays[1].played.answers()):
@@ -109,7 +109,7 @@ async def _state(subject: Subject, task: Task, speak: Speak, plays: Sequence[_On
         tell("state", place, said, _REMEDIES[kept.kind])
 
 
-async def first_change(subject: Subject, tasks: Sequence[Task], speak: Speak) -> tuple[Culprit, set[StateName]]:
+async def first_change(subject: EnvUnderTest, tasks: Sequence[Task], speak: Speak) -> tuple[Culprit, set[StateName]]:
     """Play two tasks, and find the first line that changes something which outlives the episode."""
     before = pictures(subject.own, subject.envs)
     with Culprit(subject.own, lambda: pictures(subject.own, subject.envs)) as culprit:
@@ -128,7 +128,7 @@ def difference(one: Sequence[str], other: Sequence[str]) -> str:
     return "" if len(one) == len(other) else f"{len(one)} and {len(other)} messages"
 
 
-def _determinism(subject: Subject, plays: Sequence[PlayedEpisode]) -> None:
+def _determinism(subject: EnvUnderTest, plays: Sequence[PlayedEpisode]) -> None:
     report, first = subject.report, plays[0]
     answers = next((d for other in plays[1:] if (d := difference(first.answers(), other.answers()))), "")
     begins = any(first.first() != other.first() for other in plays[1:])

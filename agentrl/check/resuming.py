@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentrl.check.places import Place
-from agentrl.check.playing import PlayedEpisode, Subject, go_on, play, saying
+from agentrl.check.playing import EnvUnderTest, PlayedEpisode, go_on, play, saying
 from agentrl.check.repeating import difference, global_random
 from agentrl.engine.scripted import Turn
 from agentrl.env.env import Env, runtime
 from agentrl.episode.parking import resume_method
 from agentrl.episode.state import Parked
-from agentrl.errors import ResumeError, told
+from agentrl.errors import ResumeError, one_line
 from agentrl.types import Task
 
 _CHECK = "resuming"
 
 
-async def resuming(subject: Subject, task: Task, script: Sequence[Turn]) -> str:
+async def resuming(subject: EnvUnderTest, task: Task, script: Sequence[Turn]) -> str:
     """Returns what was tried, or why nothing could be."""
     how = resume_method(subject.cls)
     if how == "alive" or subject.is_agent:
@@ -37,7 +37,7 @@ async def resuming(subject: Subject, task: Task, script: Sequence[Turn]) -> str:
     return f"{how} after {'the first' if subject.slow else 'each'} of {turns - 1} turns"
 
 
-async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: PlayedEpisode, after: int) -> bool:
+async def _resumed(subject: EnvUnderTest, task: Task, script: Sequence[Turn], whole: PlayedEpisode, after: int) -> bool:
     """Whether an episode that is aborted after that many turns ends as `whole` did."""
     first = await play(subject, task, saying(script), stop_after=after)
     if first.parked is None:
@@ -53,7 +53,9 @@ async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: 
     except ResumeError as exc:
         if subject.steady:
             place = (subject.own.of_error(exc) if exc.__cause__ else None) or _of_snapshot(subject)
-            _found(subject, place, f"an episode cannot be resumed after turn {after}: {told(exc)}", _remedy(subject))
+            _found(
+                subject, place, f"an episode cannot be resumed after turn {after}: {one_line(exc)}", _remedy(subject)
+            )
         return False
     said = difference(whole.answers(), second.answers())
     if said and subject.steady:
@@ -64,7 +66,7 @@ async def _resumed(subject: Subject, task: Task, script: Sequence[Turn], whole: 
     return not said
 
 
-def _where(subject: Subject, played: PlayedEpisode) -> Place:
+def _where(subject: EnvUnderTest, played: PlayedEpisode) -> Place:
     """The line that broke after resuming, if any; else the snapshot's."""
     if played.failure is not None:
         return subject.place_of(played.failure)
@@ -72,26 +74,26 @@ def _where(subject: Subject, played: PlayedEpisode) -> Place:
     return (subject.own.of_error(error) if error is not None else None) or _of_snapshot(subject)
 
 
-def _through_pickle(subject: Subject, parked: Parked, after: int) -> Parked | None:
+def _through_pickle(subject: EnvUnderTest, parked: Parked, after: int) -> Parked | None:
     try:
         written = pickle.dumps(replace(parked, env=None))
     except Exception as exc:  # noqa: BLE001 - the pickle boundary: classes that refuse it raise anything
-        what = f"pickle cannot write the snapshot after turn {after}: {told(exc)}"
+        what = f"pickle cannot write the snapshot after turn {after}: {one_line(exc)}"
         _found(subject, subject.own.of_member("snapshot"), what, "return plain data: numbers, text, lists, dicts")
         return None
     read: Parked = pickle.loads(written)
     return read
 
 
-def _of_snapshot(subject: Subject) -> Place:
+def _of_snapshot(subject: EnvUnderTest) -> Place:
     return subject.own.of_member("snapshot" if subject.cls.snapshot is not Env.snapshot else "deterministic")
 
 
-def _remedy(subject: Subject) -> str:
+def _remedy(subject: EnvUnderTest) -> str:
     if subject.cls.snapshot is Env.snapshot:
         return "remove `deterministic`, or make each answer depend on task, seed and actions alone"
     return "put all that later turns and the score need into snapshot, and set it in restore"
 
 
-def _found(subject: Subject, place: Place, what: str, remedy: str) -> None:
+def _found(subject: EnvUnderTest, place: Place, what: str, remedy: str) -> None:
     subject.report.error(_CHECK, place, what, remedy)

@@ -11,7 +11,7 @@ import docstring_parser
 
 from agentrl.check.fuzzing import place_of_tool
 from agentrl.check.places import Place
-from agentrl.check.playing import Subject
+from agentrl.check.playing import EnvUnderTest
 from agentrl.env.env import tools_of
 from agentrl.errors import TemplateError
 from agentrl.types import JSON, ToolSpec
@@ -21,7 +21,7 @@ _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean",
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def schemas(subject: Subject, tools: Sequence[ToolSpec]) -> None:
+def schemas(subject: EnvUnderTest, tools: Sequence[ToolSpec]) -> None:
     """Findings about the tools that an episode offers."""
     for spec in tools:
         function = spec["function"]
@@ -93,7 +93,7 @@ def _faults_here(schema: Mapping[str, JSON], path: str) -> Iterator[tuple[str, s
         yield f"{path}.enum", "is empty, so nothing fits"
 
 
-def _described(subject: Subject, function: Mapping[str, JSON], place: Place) -> None:
+def _described(subject: EnvUnderTest, function: Mapping[str, JSON], place: Place) -> None:
     name = function["name"]
     if not str(function.get("description") or "").strip():
         subject.report.warn(
@@ -109,7 +109,7 @@ def _described(subject: Subject, function: Mapping[str, JSON], place: Place) -> 
         subject.report.warn(_CHECK, place, said, "describe it too, under `Args:`")
 
 
-def _documented(subject: Subject, name: str, method: Any) -> None:
+def _documented(subject: EnvUnderTest, name: str, method: Any) -> None:
     """Report a docstring that describes an argument which the method does not have."""
     described = {param.arg_name for param in docstring_parser.parse(inspect.getdoc(method) or "").params}
     for unknown in sorted(described - set(inspect.signature(method).parameters)):
@@ -131,7 +131,7 @@ def _line_in_docstring(method: Any, word: str, otherwise: Place) -> Place:
     return otherwise if at is None else Place(otherwise.file, first + at)
 
 
-def _rendered(subject: Subject, tools: Sequence[ToolSpec]) -> None:
+def _rendered(subject: EnvUnderTest, tools: Sequence[ToolSpec]) -> None:
     """Report tools that the model's template does not show."""
     place = subject.own.of_member("tools", *(made.attribute for made in tools_of(subject.cls).values()))
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from agentrl.check.playing import PlayedEpisode, Speak, Subject, play
+from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Speak, play
 from agentrl.check.state import Culprit, picture
 from agentrl.env.env import Env, runtime
 from agentrl.types import JSON, Reward, Task
@@ -14,7 +14,7 @@ _CHECK = "reward"
 _USUAL = (-1.0, 1.0)
 
 
-async def scoring(subject: Subject, task: Task, speak: Speak) -> None:
+async def scoring(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
     """Findings about `score`. It is called twice on one trajectory, which must not change."""
     if not subject.own.wrote("score"):
         return
@@ -46,7 +46,7 @@ async def scoring(subject: Subject, task: Task, speak: Speak) -> None:
             )
 
 
-async def _changes(subject: Subject, task: Task, speak: Speak) -> None:
+async def _changes(subject: EnvUnderTest, task: Task, speak: Speak) -> None:
     places = []
 
     def prepare(env: Env) -> None:
@@ -66,7 +66,7 @@ async def _changes(subject: Subject, task: Task, speak: Speak) -> None:
     subject.report.error(_CHECK, place, what, "work on a copy; write notes to trajectory.info")
 
 
-def in_range(subject: Subject, played: PlayedEpisode, player: str) -> None:
+def in_range(subject: EnvUnderTest, played: PlayedEpisode, player: str) -> None:
     """Report a reward outside the range that the Env declares, or else outside the usual one."""
     reward, declared = played.trajectory.reward, subject.cls.reward_range
     if reward is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from agentrl.check.playing import PlayedEpisode, Subject
+from agentrl.check.playing import EnvUnderTest, PlayedEpisode
 from agentrl.env.env import tools_of
 
 _CHECK = "sizes"
@@ -15,7 +15,7 @@ _REPEATS = 3
 _LEAST = 20
 
 
-def sizes(subject: Subject, played: PlayedEpisode) -> None:
+def sizes(subject: EnvUnderTest, played: PlayedEpisode) -> None:
     """Findings about the observations of one play."""
     observed = _observed(played)
     if (largest := max(map(len, observed), default=0)) > LARGE:
@@ -34,11 +34,11 @@ def sizes(subject: Subject, played: PlayedEpisode) -> None:
         )
 
 
-def _hooks(subject: Subject, observed: Sequence[str]) -> Sequence[str]:
+def _hooks(subject: EnvUnderTest, observed: Sequence[str]) -> Sequence[str]:
     return ("reset",) if observed and len(observed[0]) > LARGE else ("step", "exec_tool", *_tools(subject), "reset")
 
 
-def _tools(subject: Subject) -> list[str]:
+def _tools(subject: EnvUnderTest) -> list[str]:
     return [made.attribute for made in tools_of(subject.cls).values()]
 
 

@@ -17,12 +17,12 @@ from agentrl.check.findings import Report
 from agentrl.check.fresh import fresh_process
 from agentrl.check.fuzzing import explored, fuzzing
 from agentrl.check.interleaving import interleaved
-from agentrl.check.leaks import Ledger, sandboxes_held
+from agentrl.check.leaks import LeakTracker, sandboxes_held
 from agentrl.check.lifecycle import lifecycle
 from agentrl.check.own_tasks import own_tasks
 from agentrl.check.places import AuthorCode
 from agentrl.check.players import failed, players
-from agentrl.check.playing import PlayedEpisode, Player, Subject, play, saying
+from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Player, play, saying
 from agentrl.check.prompts import ResetReads, prompts, watched
 from agentrl.check.repeating import repeat
 from agentrl.check.resuming import resuming
@@ -89,9 +89,9 @@ async def check(given: CheckInputs) -> Report:
     report, own = Report(), AuthorCode(envs.cls)
     path = given.env if isinstance(given.env, str) else ""
     limits = replace(given.limits, turns=min(given.limits.turns, _TURNS))
-    subject = Subject(path, envs, given.tasks, given.renderer, limits, own, report, given.gold, given.noop)
+    subject = EnvUnderTest(path, envs, given.tasks, given.renderer, limits, own, report, given.gold, given.noop)
     subject.patience_s = given.seconds
-    ledger = Ledger(own, held=lambda: sandboxes_held(envs.shared))
+    ledger = LeakTracker(own, held=lambda: sandboxes_held(envs.shared))
     with _quiet(), WarningCollector(subject) as warned, Watchdog(own, lambda: subject.plays) as dog, ledger.watching():
         there, began = ledger.look(), time.monotonic()
         given.begins("share")
@@ -113,7 +113,7 @@ async def check(given: CheckInputs) -> Report:
 class _Suite:
     """One Env, with what watches it."""
 
-    def __init__(self, subject: Subject, ledger: Ledger, given: CheckInputs) -> None:
+    def __init__(self, subject: EnvUnderTest, ledger: LeakTracker, given: CheckInputs) -> None:
         self.subject, self.ledger, self.given = subject, ledger, given
         self._scripts: list[list[Turn]] = []
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.check.places import Place
-from agentrl.check.playing import Subject
-from agentrl.errors import told
+from agentrl.check.playing import EnvUnderTest
+from agentrl.errors import one_line
 
 
 class WarningCollector:
     """Collects these warnings within `with`."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: EnvUnderTest) -> None:
         self._subject, self._said = subject, list[tuple[str, Place | None]]()
 
     def __enter__(self) -> WarningCollector:
@@ -59,7 +59,7 @@ class WarningCollector:
         elif "never retrieved" in message and error is not None:
             place = self._subject.own.of_error(error)
             if place is not None:
-                self._said.append((f"a task ended with an error that was never read: {told(error)}", place))
+                self._said.append((f"a task ended with an error that was never read: {one_line(error)}", place))
 
 
 def _remedy(said: str) -> str:

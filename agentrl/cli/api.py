@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from agentrl._util.concurrency import gather
-from agentrl.cli.episodes import EpisodeConfig, progress
+from agentrl.cli.episodes import PlayConfig, progress
 from agentrl.cli.models import open_renderer
 from agentrl.cli.results import Results, Seat
 from agentrl.env.env import is_agent
@@ -68,7 +68,7 @@ class Api:
     tokenizer: str
     concurrency: int
     temperature: float | None
-    config: EpisodeConfig
+    config: PlayConfig
 
     def chat(self) -> ChatModel:
         """Raises ConfigError."""
@@ -104,7 +104,7 @@ def api_of(
     tokenizer: str | None,
     concurrency: int,
     temperature: float | None,
-    config: EpisodeConfig,
+    config: PlayConfig,
 ) -> Api:
     """The Api that the flags describe. Raises ConfigError if the URL or the model is missing, or the URL is wrong."""
     if url is None:
@@ -158,7 +158,7 @@ async def play_all(
     With `trained` they may be imitated, up to the first turn that the tokens cannot represent. Raises as `play_episode`
     does; `results` then has the finished episodes.
     """
-    from agentrl.chat.engine import PlayerEngine
+    from agentrl.chat.engine import ChatEngine
     from agentrl.rollout.groups import Rollout, settle_rewards
 
     reward = own_reward(api.config)
@@ -166,7 +166,7 @@ async def play_all(
         await refuse_silence(api.url)
     renderer, _ = open_renderer(api.tokenizer)
     async with envs, api.chat().kept_open() as chat:
-        options, engine = api.config.options(), PlayerEngine(chat, renderer)
+        options, engine = api.config.options(), ChatEngine(chat, renderer)
         rollout = Rollout(envs=envs, engine=engine, renderer=renderer, options=options, reward=reward)
         with progress(what, len(results.tasks) * samples) as on_episode:
             for episode in [episode for group in results.groups(samples) for episode in group]:
@@ -186,7 +186,7 @@ async def play_all(
     return results.groups(samples)
 
 
-def own_reward(config: EpisodeConfig) -> RewardFn | None:
+def own_reward(config: PlayConfig) -> RewardFn | None:
     """The configured reward function, for episodes that are scored one by one. Raises ConfigError."""
     from agentrl.rollout.groups import GroupReward
 

@@ -16,7 +16,7 @@ import typer
 from agentrl._util.loading import load_object
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.episodes import EpisodeConfig
+from agentrl.cli.episodes import PlayConfig
 from agentrl.cli.models import open_renderer
 from agentrl.cli.options import EnvPath, EpisodeSettings, ModelName
 from agentrl.cli.play import Player, load_player
@@ -66,7 +66,7 @@ def check(
     with one_line_errors():
         if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
             raise ConfigError(f"--json {out}: name a file in a folder that exists")
-        report = _checked(env, data, gold, noop, model, limit, seconds, EpisodeConfig.parse(settings or ()))
+        report = _checked(env, data, gold, noop, model, limit, seconds, PlayConfig.parse(settings or ()))
         if out is not None:
             write_atomically(out, json.dumps(report.to_json(), indent=1) + "\n")
         _print(report)
@@ -82,7 +82,7 @@ def _checked(
     model: str,
     limit: int,
     seconds: float,
-    config: EpisodeConfig,
+    config: PlayConfig,
 ) -> Report:
     from agentrl.check import CheckInputs
     from agentrl.check import check as check_env
@@ -102,11 +102,11 @@ def _checked(
         seconds=seconds,
         of=of,
     )
-    with Progress() as progress:
+    with CheckProgress() as progress:
         return run(check_env(replace(given, begins=progress.begins)))
 
 
-class Progress:
+class CheckProgress:
     """Within `with`, shows from time to time which check runs. It uses a thread, as an Env may block the loop."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Progress:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tell, name="agentrl-check-progress", daemon=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> CheckProgress:
         self._thread.start()
         return self
 

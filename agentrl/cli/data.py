@@ -11,7 +11,7 @@ import typer
 
 from agentrl._util.loading import load_object
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.episodes import EpisodeConfig
+from agentrl.cli.episodes import PlayConfig
 from agentrl.cli.options import EnvPath, Episodes, EpisodeSettings
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
@@ -45,7 +45,7 @@ def tasks(
     with one_line_errors():
         if out.exists():
             raise ConfigError(f"--out {out} exists; name a new file")
-        config = EpisodeConfig.parse(settings or ())
+        config = PlayConfig.parse(settings or ())
         envs = EnvFactory(env, config.env_config)
         rows = [row_of(task) for task in tasks_of(envs, None, split.value, episodes=episodes)]
         out.parent.mkdir(parents=True, exist_ok=True)

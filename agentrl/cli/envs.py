@@ -14,7 +14,7 @@ from agentrl.cli._errors import one_line_errors
 from agentrl.env.config import required
 from agentrl.env.env import Env, is_agent, tools_of
 from agentrl.env.factory import EnvFactory, load_env
-from agentrl.env.registry import Entry, entries
+from agentrl.env.registry import OfferedEnv, entries
 from agentrl.errors import ConfigError
 
 
@@ -72,7 +72,7 @@ def _short(need: str) -> str:
     return need if need.startswith("config: ") else re.split(r" at |[(,;]", need)[0].strip()
 
 
-def described(entry: Entry) -> Described:
+def described(entry: OfferedEnv) -> Described:
     """Describe one entry; for a broken one, why it is broken."""
     try:
         cls = load_env(entry.path)

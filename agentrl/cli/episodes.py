@@ -31,7 +31,7 @@ OnEpisode = Callable[[Trajectory], None]
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeConfig:
+class PlayConfig:
     """How an Env is configured and limited outside of a training run."""
 
     env_config: Mapping[str, Any] = field(default_factory=dict)

@@ -29,7 +29,7 @@ from agentrl.cli.api import (
     refuse_agents,
     refuse_silence,
 )
-from agentrl.cli.episodes import EpisodeConfig, check_out, progress, refuse_all_failed, write_trajectories
+from agentrl.cli.episodes import PlayConfig, check_out, progress, refuse_all_failed, write_trajectories
 from agentrl.cli.figures import ReportOptions, report
 from agentrl.cli.models import check_model, import_slow, open_model, run_config, weights_digest
 from agentrl.cli.options import (
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _EvaluateJob:
     env: str
     model: str
     data: Path | None
@@ -67,7 +67,7 @@ class _Job:
     sampling_params: SamplingParams
     device: DeviceName
     engine: str
-    config: EpisodeConfig
+    config: PlayConfig
     thinking: Literal["keep", "strip"]
     by: str | None
 
@@ -111,7 +111,7 @@ def evaluate(
         told = ReportOptions(title=title, by=by, least=min_reward, prices=read_prices(prices), as_json=as_json)
         trained_with = _trained_with(model, env) if api is None else {}
         thinking = trained_with.pop("thinking", "keep")
-        job = _Job(
+        job = _EvaluateJob(
             env=env,
             model=model,
             data=data,
@@ -122,7 +122,7 @@ def evaluate(
             sampling_params={} if temperature is None else {"temperature": temperature},
             device=device,
             engine=engine,
-            config=EpisodeConfig.parse(settings or (), trained_with, with_engine=True, with_reward=True),
+            config=PlayConfig.parse(settings or (), trained_with, with_engine=True, with_reward=True),
             thinking=thinking,
             by=by,
         )
@@ -136,7 +136,7 @@ def evaluate(
         refuse_all_failed([trajectory for group in groups for trajectory in group])
 
 
-def _play(job: _Job) -> list[list[Trajectory]]:
+def _play(job: _EvaluateJob) -> list[list[Trajectory]]:
     """Episodes by task, played by a model that runs here."""
     check_model(job.model, job.engine, job.config.engine_config)
     envs, reward, tasks = _prepare(job)
@@ -150,7 +150,7 @@ def _play(job: _Job) -> list[list[Trajectory]]:
     return groups
 
 
-def _about(job: _Job, envs: EnvFactory) -> Mapping[str, Any]:
+def _about(job: _EvaluateJob, envs: EnvFactory) -> Mapping[str, Any]:
     """What two runs of the command must share, if the second is to resume the first."""
     return {
         "env": job.env,
@@ -167,7 +167,7 @@ def _refuse_engine(engine: str) -> None:
         raise ConfigError(f"--api and --engine {engine}: one model plays at a time; leave one of them out")
 
 
-def _ask(job: _Job, api: Api) -> list[list[Trajectory]]:
+def _ask(job: _EvaluateJob, api: Api) -> list[list[Trajectory]]:
     """Episodes by task, including those in --out. Raises as `play_all` does."""
     envs, _, tasks = _prepare(job)
     refuse_agents(envs)
@@ -182,7 +182,7 @@ def _ask(job: _Job, api: Api) -> list[list[Trajectory]]:
     return groups
 
 
-def _prepare(job: _Job) -> tuple[EnvFactory, Any, list[Task]]:
+def _prepare(job: _EvaluateJob) -> tuple[EnvFactory, Any, list[Task]]:
     """The Env, the reward function and the tasks. Raises ConfigError. Nothing is written, and no model loaded."""
     from agentrl.rollout import tasks_of
 
@@ -197,7 +197,7 @@ def _prepare(job: _Job) -> tuple[EnvFactory, Any, list[Task]]:
     return envs, reward, tasks
 
 
-async def _evaluate(job: _Job, envs: EnvFactory, reward: Any, results: Results) -> list[list[Trajectory]]:
+async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: Results) -> list[list[Trajectory]]:
     """Episodes by task. Those in `results` are not played again; the others are added to it one by one."""
     from agentrl.rollout import Rollout, run_groups
 

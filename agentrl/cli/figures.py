@@ -24,7 +24,15 @@ _TRAINING = ("groups", "zero_advantage_groups", "uncredited_groups", "failed_gro
 _OF_TOOLS = ("episodes_with_tools", "tool_call_rate", "bad_call_rate", "tool_errors")
 _OF_TOKENS = ("trained_tokens", "masked_tokens", "prefix_breaks")
 """Metrics that matter only for training."""
-_COUNTED = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "untold", "filtered", "cost")
+_COUNTED = (
+    "requests",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "responses_without_usage",
+    "filtered",
+    "cost",
+)
 _PER_PRICE = 1e6
 _NO_PLAYER = "An API's turns come without log-probs: nothing here can be trained by reinforcement."
 

@@ -19,19 +19,19 @@ from rich.text import Text
 from agentrl._util.signals import run
 from agentrl.cli._session import visible
 from agentrl.cli.api import mask, own_reward, refuse_agents
-from agentrl.cli.episodes import EpisodeConfig, write_trajectories
+from agentrl.cli.episodes import PlayConfig, write_trajectories
 from agentrl.cli.models import open_renderer
 from agentrl.cli.show import render_trajectory
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tool_calls import new_call
 from agentrl.env.tools import tool_name
-from agentrl.episode.options import Host
+from agentrl.episode.options import EpisodeHooks
 from agentrl.errors import ConfigError
 from agentrl.train.files import is_special
 from agentrl.types import JSON, Message, Task, ToolSpec
 
 if TYPE_CHECKING:
-    from agentrl.chat.engine import PlayerEngine
+    from agentrl.chat.engine import ChatEngine
     from agentrl.render.base import Renderer
     from agentrl.trajectory.trajectory import Trajectory
 
@@ -55,7 +55,7 @@ def play_yourself(
     envs: EnvFactory,
     tasks: Sequence[Task],
     model: str,
-    config: EpisodeConfig,
+    config: PlayConfig,
     out: Path | None,
     played: list[Trajectory],
 ) -> None:
@@ -83,7 +83,7 @@ async def _play(
     envs: EnvFactory,
     tasks: Sequence[Task],
     renderer: Renderer,
-    config: EpisodeConfig,
+    config: PlayConfig,
     terminal: _Terminal,
     out: Path | None,
     played: list[Trajectory],
@@ -110,20 +110,20 @@ async def _play(
 
 
 async def _episode(
-    envs: EnvFactory, task: Task, renderer: Renderer, config: EpisodeConfig, terminal: _Terminal
+    envs: EnvFactory, task: Task, renderer: Renderer, config: PlayConfig, terminal: _Terminal
 ) -> Trajectory:
     """Raises _QuitError."""
-    from agentrl.chat.engine import PlayerEngine
+    from agentrl.chat.engine import ChatEngine
     from agentrl.episode.run import Episode
     from agentrl.episode.state import EpisodeState
     from agentrl.trajectory.trajectory import Trajectory
 
     trajectory = Trajectory(task, session_id=f"you-{task.id}")
     speaker = _Human(terminal, lambda: terminal.tokens(trajectory, renderer), trajectory, config.limits.turns)
-    engine = speaker.engine = PlayerEngine(speaker, renderer, by={"model": "you"})
-    options, host = config.options(), Host(aborted=lambda: speaker.quit)
+    engine = speaker.engine = ChatEngine(speaker, renderer, by={"model": "you"})
+    options, hooks = config.options(), EpisodeHooks(aborted=lambda: speaker.quit)
     state, reward = EpisodeState(trajectory, None), own_reward(config)
-    episode = Episode.of(envs.make(), state, engine, renderer, options, reward, host)
+    episode = Episode.of(envs.make(), state, engine, renderer, options, reward, hooks)
     played = await episode.run(episode.begin)
     if speaker.quit:
         raise _QuitError
@@ -220,7 +220,7 @@ class _Human:
     trajectory: Trajectory
     turns: int
     """The most turns of an episode."""
-    engine: PlayerEngine = field(init=False)
+    engine: ChatEngine = field(init=False)
     seen: int = 0
     quit: bool = False
 

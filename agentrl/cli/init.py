@@ -10,7 +10,7 @@ import typer
 from agentrl.cli._errors import one_line_errors
 
 
-class Template(StrEnum):
+class ProjectTemplate(StrEnum):
     TOOL = "tool"
     GAME = "game"
     RETRIEVAL = "retrieval"
@@ -21,7 +21,7 @@ class Template(StrEnum):
 
 def init(
     name: Annotated[str, typer.Argument(help="Name of the package and its folder, such as weather.")],
-    template: Annotated[Template, typer.Option(help="The example to start from.")] = Template.TOOL,
+    template: Annotated[ProjectTemplate, typer.Option(help="The example to start from.")] = ProjectTemplate.TOOL,
 ) -> None:
     """Write a new environment: a package with an Env, players, tasks, a test and a configuration that trains.
 

@@ -40,8 +40,8 @@ from agentrl.cli.api import (
     refuse_agents,
 )
 from agentrl.cli.episodes import (
-    EpisodeConfig,
     OnEpisode,
+    PlayConfig,
     check_out,
     held,
     progress,
@@ -82,7 +82,7 @@ _CONCURRENCY = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _PlayJob:
     env: str
     data: Path | None
     episodes: int | None
@@ -90,7 +90,7 @@ class _Job:
     out: Path | None
     samples: int
     min_reward: float | None
-    config: EpisodeConfig
+    config: PlayConfig
 
     def prepare(self) -> tuple[EnvFactory, list[Task]]:
         """The Env and its tasks. Raises ConfigError. Nothing is written."""
@@ -151,8 +151,8 @@ def play(
     asked = api is not None or player == _API
     yours, replaced = list[Trajectory](), 0
     with one_line_errors(lambda: _how_to_go_on(out, player, yours, asked=asked)):
-        config = EpisodeConfig.parse(settings or (), with_engine=asked, with_reward=True)
-        job = _Job(
+        config = PlayConfig.parse(settings or (), with_engine=asked, with_reward=True)
+        job = _PlayJob(
             env=env,
             data=data,
             episodes=episodes,
@@ -211,7 +211,7 @@ def load_player(path: str) -> Player:
     return start
 
 
-def _player(path: str, config: EpisodeConfig) -> _PlayOne:
+def _player(path: str, config: PlayConfig) -> _PlayOne:
     """The function that plays an episode with the player at `path`. Raises ConfigError."""
     reward = own_reward(config)
     if _reads_messages(path):
@@ -265,11 +265,11 @@ def _to_the_end(turns: Generator[Turn, str, None], path: str, task: Task) -> Gen
 
 
 async def _play_speaker(
-    env: Env, task: Task, renderer: Renderer, *, path: str, config: EpisodeConfig, reward: RewardFn | None
+    env: Env, task: Task, renderer: Renderer, *, path: str, config: PlayConfig, reward: RewardFn | None
 ) -> Trajectory:
     """An episode of a function of messages and tools. Raises ConfigError, and AssertionError for a bug of a tool."""
     from agentrl.chat.client import ScriptedSpeaker
-    from agentrl.chat.engine import PlayerEngine
+    from agentrl.chat.engine import ChatEngine
 
     if is_agent(type(env)):
         name = type(env).__name__
@@ -286,7 +286,7 @@ async def _play_speaker(
             raise ConfigError(f"--player {path} failed on task {task.id}: {cause(exc)}") from exc
 
     engine, options = (
-        PlayerEngine(ScriptedSpeaker(say), renderer, by={"model": path}),
+        ChatEngine(ScriptedSpeaker(say), renderer, by={"model": path}),
         config.options(),
     )
     played = await run_episode(env, task, engine=engine, renderer=renderer, options=options, reward=reward)
@@ -317,7 +317,7 @@ def _how_to_go_on(out: Path | None, player: str | None, yours: Sequence[Trajecto
     return how_to_resume(out)
 
 
-def _play_api(job: _Job, api: Api) -> list[Trajectory]:
+def _play_api(job: _PlayJob, api: Api) -> list[Trajectory]:
     """All episodes. Those to keep are written. Raises as `play_all` does; the command can then be resumed."""
     envs, tasks = job.prepare()
     refuse_agents(envs)
@@ -334,7 +334,7 @@ def _play_api(job: _Job, api: Api) -> list[Trajectory]:
     return trajectories
 
 
-def _play_script(job: _Job, path: str, model: str) -> list[Trajectory]:
+def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
     """All episodes, including those that a killed command has left. Those to keep are written."""
     from agentrl.rollout.groups import RewardSeen, settle_rewards
 
@@ -350,14 +350,14 @@ def _play_script(job: _Job, path: str, model: str) -> list[Trajectory]:
     return trajectories
 
 
-def _about(job: _Job, envs: EnvFactory, path: str, model: str) -> Mapping[str, object]:
+def _about(job: _PlayJob, envs: EnvFactory, path: str, model: str) -> Mapping[str, object]:
     """What two runs of the command must share, if the second is to resume the first."""
     sources = {"env": envs.cls, "player": load_object(path), "reward": job.config.reward_function()}
     code = {name: source_of(found)[1] for name, found in sources.items()}
     return {"env": job.env, "player": path, "code": code, "tokenizer": model, "settings": asdict(job.config)}
 
 
-async def _play(job: _Job, envs: EnvFactory, play_one: _PlayOne, results: Results, model: str) -> list[Trajectory]:
+async def _play(job: _PlayJob, envs: EnvFactory, play_one: _PlayOne, results: Results, model: str) -> list[Trajectory]:
     renderer, _ = open_renderer(model)  # transformers takes seconds to import
     async with envs:
         with progress("playing", len(results.tasks) * job.samples) as on_episode:
@@ -392,7 +392,7 @@ async def _episodes(
 
 
 def _report(
-    played: Sequence[Trajectory], kept: Sequence[Trajectory], job: _Job, prices: tuple[float, float] | None
+    played: Sequence[Trajectory], kept: Sequence[Trajectory], job: _PlayJob, prices: tuple[float, float] | None
 ) -> None:
     earned = Earned.of(played)
     typer.echo(f"episodes     {len(played)}")

@@ -17,7 +17,7 @@ from agentrl._util.content import content
 from agentrl._util.loading import short
 from agentrl.cli.episodes import write_trajectories
 from agentrl.errors import ConfigError, LedgerError
-from agentrl.plain import shown
+from agentrl.plain import to_json_lossy
 from agentrl.train.files import append_line, is_special
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
@@ -57,7 +57,7 @@ class Results:
         if self.file is not None and is_special(self.file):  # such as /dev/stdout: there is nothing to resume
             self.file = None
         self.keys = _keys(self.tasks)
-        self.about = shown(self.about)
+        self.about = to_json_lossy(self.about)
 
     def load(self) -> None:
         """Read the episodes in the file. A row that a kill cut off is dropped; failed episodes are played again.

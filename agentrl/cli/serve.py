@@ -9,7 +9,7 @@ import typer
 
 from agentrl._util.signals import run
 from agentrl.cli._errors import one_line_errors
-from agentrl.cli.episodes import EpisodeConfig
+from agentrl.cli.episodes import PlayConfig
 from agentrl.cli.models import OpenModel, check_model, import_slow, open_model
 from agentrl.cli.options import Device, DeviceName, EngineName, ModelName
 from agentrl.errors import ConfigError
@@ -61,7 +61,7 @@ def serve(
         from agentrl.engine.sglang.access import Access  # aiohttp takes 0.2 s to import
 
         Access(host, api_key)  # refuses wrong options before a model is loaded
-        config = EpisodeConfig.parse(settings or (), with_engine=True)
+        config = PlayConfig.parse(settings or (), with_engine=True)
         if config.special_tokens != "keep" and not openai:
             raise ConfigError("--set special_tokens: SGLang's protocol has tokens, not messages; add --openai")
         check_model(model, engine, config.engine_config)
@@ -69,7 +69,7 @@ def serve(
         run(_serve(model, host, port, device, engine, config, _openai if openai else _sglang, api_key))
 
 
-_Serve: TypeAlias = "Callable[[OpenModel, str, str, int, EpisodeConfig, str | None], Awaitable[None]]"
+_Serve: TypeAlias = "Callable[[OpenModel, str, str, int, PlayConfig, str | None], Awaitable[None]]"
 
 
 async def _serve(
@@ -78,7 +78,7 @@ async def _serve(
     port: int,
     device: DeviceName,
     engine: str,
-    config: EpisodeConfig,
+    config: PlayConfig,
     serve_with: _Serve,
     api_key: str | None,
 ) -> None:
@@ -91,9 +91,7 @@ async def _serve(
             ) from exc
 
 
-async def _sglang(
-    opened: OpenModel, model: str, host: str, port: int, config: EpisodeConfig, api_key: str | None
-) -> None:
+async def _sglang(opened: OpenModel, model: str, host: str, port: int, config: PlayConfig, api_key: str | None) -> None:
     from agentrl.engine.sglang.server import serve as serve_engine
 
     await serve_engine(
@@ -108,9 +106,7 @@ async def _sglang(
     )
 
 
-async def _openai(
-    opened: OpenModel, model: str, host: str, port: int, config: EpisodeConfig, api_key: str | None
-) -> None:
+async def _openai(opened: OpenModel, model: str, host: str, port: int, config: PlayConfig, api_key: str | None) -> None:
     from agentrl._util.signals import stopping
     from agentrl.chat.tokens.writer import prove_for_agents
     from agentrl.gateway.serving.standalone import Standalone, running_server

@@ -10,7 +10,7 @@ import typer
 from agentrl.cli._errors import USAGE_ERROR, one_line_errors
 
 if TYPE_CHECKING:
-    from agentrl.slime.check import Finding
+    from agentrl.slime.check import LaunchFinding
 
 slime = typer.Typer(help="Check a slime launch configuration, or write one.", no_args_is_help=True)
 
@@ -42,7 +42,7 @@ def check(
             raise typer.Exit(USAGE_ERROR)
 
 
-def _print(finding: Finding) -> None:
+def _print(finding: LaunchFinding) -> None:
     text = " ".join(finding.text.split())
     typer.echo(f"{typer.style(f'{finding.level:<9}', fg=_COLOURS[finding.level])} {text}")
 

@@ -10,17 +10,17 @@ from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.types import ChatReply, Generation, SamplingParams
 
 if TYPE_CHECKING:
-    from agentrl.chat.engine import PlayerEngine
+    from agentrl.chat.engine import ChatEngine
     from agentrl.engine.local import LocalEngine
     from agentrl.engine.sglang import SGLangEngine
 
 __all__ = [
+    "ChatEngine",
     "ChatReply",
     "Engine",
     "Generation",
     "LocalEngine",
     "MessageEngine",
-    "PlayerEngine",
     "SGLangEngine",
     "SamplingParams",
     "ScriptedEngine",
@@ -31,7 +31,7 @@ __all__ = [
 # Imported on use: aiohttp takes 0.2 s to import, torch more than a second.
 _LAZY = {
     "LocalEngine": "agentrl.engine.local",
-    "PlayerEngine": "agentrl.chat.engine",
+    "ChatEngine": "agentrl.chat.engine",
     "SGLangEngine": "agentrl.engine.sglang",
 }
 

@@ -60,7 +60,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class MessageEngine(Engine, Protocol):
-    """An engine that is asked with messages, not with tokens: PlayerEngine. Its answers cannot be trained on."""
+    """An engine that is asked with messages, not with tokens: ChatEngine. Its answers cannot be trained on."""
 
     async def answer(
         self,

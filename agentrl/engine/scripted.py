@@ -29,7 +29,7 @@ def scripted_log_prob(token: int) -> float:
 
 
 @dataclass(slots=True)
-class _Session:
+class _ScriptPosition:
     """The position of one episode in the script."""
 
     turns: int = 0
@@ -73,7 +73,7 @@ class ScriptedEngine(AsyncClosing):
         self._seconds = seconds
         self._context_length = context_length
         self._reads = reads
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _ScriptPosition] = {}
         self._running: dict[str, asyncio.Event] = {}
 
     async def generate(
@@ -88,7 +88,7 @@ class ScriptedEngine(AsyncClosing):
         return await self._play(self._limit(self._generation(turn), sampling_params), rid)
 
     async def _generate_next(
-        self, session: _Session, input_ids: Sequence[int], sampling_params: SamplingParams, rid: str
+        self, session: _ScriptPosition, input_ids: Sequence[int], sampling_params: SamplingParams, rid: str
     ) -> Generation:
         said = self._resumed(session, len(input_ids)) or self._generation(self._next_turn(session, input_ids))
         # The turn is open until its end. After an abort or a cancellation it stays open.
@@ -99,17 +99,17 @@ class ScriptedEngine(AsyncClosing):
             session.open = None
         return played
 
-    def _session(self, session_id: str) -> _Session:
+    def _session(self, session_id: str) -> _ScriptPosition:
         if session_id not in self._sessions and self._sessions and isinstance(self._turns, Generator):
             first = next(iter(self._sessions))
             raise AssertionError(
                 f"ScriptedEngine: a generator plays one session ({first!r}), but {session_id!r} asks too; "
                 "use a function of the input ids"
             )
-        return self._sessions.setdefault(session_id, _Session())
+        return self._sessions.setdefault(session_id, _ScriptPosition())
 
     @staticmethod
-    def _resumed(session: _Session, length: int) -> Generation | None:
+    def _resumed(session: _ScriptPosition, length: int) -> Generation | None:
         """The rest of an open turn, if a prompt of `length` tokens ends inside it."""
         if session.open is None:
             return None
@@ -119,7 +119,7 @@ class ScriptedEngine(AsyncClosing):
             return None
         return replace(said, tokens=said.tokens[given:], log_probs=said.log_probs[given:])
 
-    def _next_turn(self, session: _Session, input_ids: Sequence[int]) -> Turn:
+    def _next_turn(self, session: _ScriptPosition, input_ids: Sequence[int]) -> Turn:
         session.turns += 1
         if isinstance(self._turns, Sequence):
             if session.turns <= len(self._turns):

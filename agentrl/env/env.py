@@ -21,7 +21,7 @@ from agentrl.env.runtime import Runtime
 from agentrl.env.tool_calls import exec_own_tool, run_calls
 from agentrl.env.tools import Tool, collect_tools, is_tool, normal_spec, tool_name
 from agentrl.errors import BadCallPolicy, ConfigError
-from agentrl.plain import copied, plain
+from agentrl.plain import copied, to_json
 from agentrl.types import (
     JSON,
     Action,
@@ -308,7 +308,7 @@ async def offered_tools(env: Env) -> Sequence[ToolSpec]:
     offered = tuple(map(normal_spec, given))
     refuse_unknown(type(env), offered)
     env._agentrl.offered = tuple(map(tool_name, offered))
-    tools: list[ToolSpec] = plain(offered, f"{type(env).__name__}.tools")
+    tools: list[ToolSpec] = to_json(offered, f"{type(env).__name__}.tools")
     return tools
 
 

@@ -19,7 +19,7 @@ GROUP = "agentrl.envs"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class OfferedEnv:
     """An environment that a package offers."""
 
     name: str
@@ -29,20 +29,20 @@ class Entry:
     """The distribution that offers it, and its version."""
 
 
-def entries() -> Sequence[Entry]:
+def entries() -> Sequence[OfferedEnv]:
     """What the installed packages offer, by name. Nothing of them is imported."""
     return _entries(tuple(sys.path))
 
 
 @lru_cache(maxsize=2)
-def _entries(search_path: tuple[str, ...]) -> Sequence[Entry]:
+def _entries(search_path: tuple[str, ...]) -> Sequence[OfferedEnv]:
     """Cached, because a host asks for its Env with every sample, and reading the metadata takes milliseconds."""
     from importlib.metadata import entry_points
 
-    found: dict[tuple[str, str], Entry] = {}
+    found: dict[tuple[str, str], OfferedEnv] = {}
     for point in entry_points(group=GROUP):
         package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
-        found.setdefault((point.name, point.value), Entry(point.name, point.value, package))
+        found.setdefault((point.name, point.value), OfferedEnv(point.name, point.value, package))
     return sorted(found.values())
 
 

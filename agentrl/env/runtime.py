@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from agentrl._util.concurrency import Deadline, Worker, safe_to_raise, uncounted
 from agentrl._util.resources import OwnTask, Resources
-from agentrl.errors import BadCall, InfraError, told
+from agentrl.errors import BadCall, InfraError, one_line
 from agentrl.types import Limits, MaybeAwait
 
 __all__ = ["Runtime", "uncounted"]
@@ -39,7 +39,7 @@ class Runtime:
         self.first_tool_error: Exception | None = None
         self.call_errors: list[BadCall] = []
         """Content errors among the calls of the last action."""
-        self.ends_first: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.before_close: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Ends what runs beside the episode, such as an agent. It is called before the `close` hook."""
         self._inline = inline
         self._resources = Resources()
@@ -79,8 +79,8 @@ class Runtime:
         loop, seconds = asyncio.get_running_loop(), self.limits.close_s
         self._resources.begin_close()
         until, errors = loop.time() + seconds, list[BaseException]()
-        if self.ends_first is not None:
-            errors += await self._error(self._in_time(self.ends_first, seconds, self.ends_first()))
+        if self.before_close is not None:
+            errors += await self._error(self._in_time(self.before_close, seconds, self.before_close()))
         errors += await self._error(self._in_time(hook, seconds, self._run(hook, (), self._in_task, always=True)))
         errors += await self._resources.release(until, seconds, self._thread.stop)
         await self._task.stop()
@@ -88,7 +88,7 @@ class Runtime:
         if len(found) == 1:
             raise found[0]
         if found:
-            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(told, found)), found)
+            raise ExceptionGroup(f"closing {self.name}: " + "; ".join(map(one_line, found)), found)
 
     @staticmethod
     async def _error(closing: Coroutine[Any, Any, None]) -> list[BaseException]:

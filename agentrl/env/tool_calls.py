@@ -13,7 +13,7 @@ from zlib import crc32
 from agentrl._util.concurrency import Deadline, gather
 from agentrl.env.runtime import Runtime
 from agentrl.env.tools import Tool, normal_spec, tool_name
-from agentrl.errors import BadCall, CallError, InfraError, ToolError, leaves, told
+from agentrl.errors import BadCall, CallError, InfraError, ToolError, leaves, one_line
 from agentrl.plain import number
 from agentrl.types import JSON, MaybeAwait, Message, StepResult, Task, ToolCall, ToolResult
 
@@ -95,7 +95,7 @@ async def _answer(env: ToolOwner, call: ToolCall) -> tuple[Message, ToolResult]:
         if deadline.expired() and isinstance(exc, TimeoutError):
             return _error(call, f"{call.name} {deadline.said()}")
         _count(env, call, exc)
-        return _error(call, told(exc))
+        return _error(call, one_line(exc))
 
 
 def new_call(name: str, arguments: JSON, about: str = "") -> JSON:

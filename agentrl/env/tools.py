@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from agentrl.errors import CallError, ConfigError
-from agentrl.plain import plain
+from agentrl.plain import to_json
 from agentrl.types import JSON, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -152,7 +152,7 @@ def _make_tool(cls: type, attribute: str, members: Sequence[Any], options: ToolO
     except (PydanticUserError, NameError) as exc:
         raise ConfigError(f"{where}: no JSON schema for its arguments: {str(exc).splitlines()[0]}") from exc
     try:
-        parameters = plain(_plain(schema), "its schema")
+        parameters = to_json(_plain(schema), "its schema")
     except (TypeError, ValueError) as exc:
         raise ConfigError(f"{where}: {exc}; give a default that JSON can hold, such as None") from exc
     description = "\n\n".join(filter(None, (doc.short_description, doc.long_description)))

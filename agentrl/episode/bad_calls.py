@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentrl.errors import BadCallPolicy
-from agentrl.plain import plain, text
 from agentrl._util.texts import text_of
+from agentrl.errors import BadCallPolicy
+from agentrl.plain import text, to_json
 from agentrl.types import Action, Message, Observation, Observed, Raw
 
 
@@ -19,7 +19,7 @@ def observed(observation: Observation, where: str) -> Observed:
     readable = isinstance(observation, Sequence) and not isinstance(observation, bytes | bytearray)
     if not readable or not all(isinstance(m, Mapping) and "role" in m for m in observation):
         raise TypeError(f"{where} gave {observation!r:.80}; return text, a list of messages with a role each, or Raw")
-    messages: list[Message] = plain(observation, where)
+    messages: list[Message] = to_json(observation, where)
     return messages
 
 

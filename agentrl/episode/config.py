@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import JSON, Limits, SamplingParams
 
 
-class EpisodeKeys(BaseModel):
+class EpisodeConfig(BaseModel):
     """The keys that every trainer and host has. Each adds its own in a subclass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -24,7 +24,7 @@ class EpisodeKeys(BaseModel):
     env_config: dict[str, Any] = Field(default_factory=dict)
     """The Env's configuration."""
     limits: Annotated[dict[str, Any], Limits] = Field(default_factory=dict)
-    """Fields of `Limits`: turns, tokens, turn_tokens, ..."""
+    """Fields of `Limits`: turns, tokens, max_tokens_per_turn, ..."""
     reward: str | None = None
     """Path of a reward function that replaces `Env.score`, written like `env`."""
     thinking: Thinking = "keep"

@@ -24,9 +24,9 @@ from agentrl.engine.base import Engine, MessageEngine, stop_strings
 from agentrl.episode.bad_calls import messages_of
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
 from agentrl.episode.options import EpisodeOptions
-from agentrl.episode.reasoning import Thoughts
+from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
-from agentrl.plain import plain, text
+from agentrl.plain import text, to_json
 from agentrl.render.base import Renderer
 from agentrl.render.long_text import aside, size_of, texts_of, too_long
 from agentrl.render.markers import warn
@@ -70,8 +70,8 @@ class Conversation:
     trajectory: Trajectory
     options: EpisodeOptions
     aborted: Callable[[], bool] | None = None
-    """See `Host.aborted`."""
-    thoughts: Thoughts | None = None
+    """See `EpisodeHooks.aborted`."""
+    thoughts: ReasoningStripper | None = None
     """How far thoughts have been stripped; None if they are kept."""
     context: int = 0
     """Tokens of the longest sequence; known from `open` on."""
@@ -79,7 +79,7 @@ class Conversation:
     """Turns of the same conversation that are not in `trajectory`."""
     rid: str = ""
     """The request that the engine is answering now."""
-    unkept: int = 0
+    discarded_tokens: int = 0
     """Tokens sampled after a stop string that the engine failed to detect. They were discarded."""
     speaker: MessageEngine | None = field(init=False)
     """The engine, if it is asked with messages. Checked once, because checking a protocol is slow."""
@@ -240,7 +240,7 @@ class Conversation:
         generation = self._cut_at_split_stop(
             _mark_finished(generation, params["stop_token_ids"]), params.get("stop") or ()
         )
-        self.unkept += given - len(generation.tokens)
+        self.discarded_tokens += given - len(generation.tokens)
         trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
         return generation
 
@@ -328,7 +328,7 @@ class Conversation:
     def _caps(self, turn_options: TurnOptions) -> list[int]:
         """Bounds of one turn, in tokens."""
         given = self.options.sampling_params.get("max_new_tokens")
-        caps = (self.options.limits.turn_tokens, turn_options.max_tokens, given)
+        caps = (self.options.limits.max_tokens_per_turn, turn_options.max_tokens, given)
         return [cap for cap in caps if cap is not None]
 
     def _sampling_params(self, turn_options: TurnOptions, budget: int) -> SamplingParams:
@@ -358,7 +358,7 @@ def _executable(action: Action) -> Action:
 def _plain_call(call: ToolCall) -> ToolCall:
     error, arguments = call.error, call.arguments
     try:
-        arguments = plain(arguments, "arguments")
+        arguments = to_json(arguments, "arguments")
     except (TypeError, ValueError) as exc:
         error, arguments = error or str(exc), {}
     return replace(call, id=text(call.id), name=text(call.name), arguments=arguments, error=error and text(error))

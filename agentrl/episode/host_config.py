@@ -12,13 +12,13 @@ from pydantic import Field
 from agentrl._util.yaml_files import read_yaml
 from agentrl.engine.base import RETRY_S
 from agentrl.env.factory import EnvFactory, load_env
-from agentrl.episode.config import EpisodeKeys
+from agentrl.episode.config import EpisodeConfig
 from agentrl.errors import ConfigError
 
 CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
 
 
-class HostedConfig(EpisodeKeys):
+class HostedConfig(EpisodeConfig):
     """The keys of a host's `agentrl` mapping. A host adds its own keys in a subclass.
 
     A row's metadata["env"] replaces `env`. It gets `env_config` as well, unless `env_configs` names it. `limits`

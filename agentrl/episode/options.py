@@ -34,7 +34,7 @@ class EpisodeOptions:
     """Parameters of the engine: temperature, top_p, sampling_seed, ..."""
     thinking: Thinking = "keep"
     """Some templates drop earlier thoughts from the next prompt. "keep" keeps the thoughts as they were sampled.
-    "strip" follows the template, and begins a new segment of the trajectory each time (see `Thoughts`)."""
+    "strip" follows the template, and begins a new segment of the trajectory each time (see `ReasoningStripper`)."""
 
     special_tokens: SpecialTokens = "keep"
     """Special tokens such as `<|im_end|>` in users' text, tools and documents. "keep" encodes them as the template's
@@ -50,7 +50,7 @@ class EpisodeOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class EpisodeHooks:
     """Hooks for a program that plays many episodes. A program that plays a few needs none of them."""
 
     aborted: Callable[[], bool] | None = None

@@ -60,7 +60,7 @@ async def hand_over(
     park: ParkFn | None, env: Env, state: EpisodeState, returning: Parked | None, *, timeout: float
 ) -> bool:
     """Give an aborted episode to `park`. Return whether the Env stays open. An error here does not fail the episode."""
-    begun = state.trajectory.length or runtime(env).ends_first is not None
+    begun = state.trajectory.length or runtime(env).before_close is not None
     if park is None or not begun:
         return False
     if errors := runtime(env).tool_errors:

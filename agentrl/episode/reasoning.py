@@ -13,7 +13,7 @@ from agentrl.types import Message, Observed, Raw, Rendered
 
 
 @dataclass(slots=True)
-class Thoughts:
+class ReasoningStripper:
     """How many thoughts of one episode the template has dropped. It drops the oldest first.
 
     Nothing is dropped if messages lack part of what was sampled and read: after Raw text, or after a call that could

@@ -8,11 +8,11 @@ from agentrl._util.boundary import FailedError, at_boundary
 from agentrl.engine.base import Engine
 from agentrl.env.env import Env, begin_env, is_agent, runtime
 from agentrl.env.tools import tool_name
-from agentrl.episode.options import EpisodeOptions, Host, RewardFn
-from agentrl.episode.reasoning import Thoughts
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
+from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.run import Episode
 from agentrl.episode.state import EpisodeState, Parked
-from agentrl.errors import ResumeError, told
+from agentrl.errors import ResumeError, one_line
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Generation
@@ -26,7 +26,7 @@ async def resume_episode(
     renderer: Renderer,
     options: EpisodeOptions | None = None,
     reward: RewardFn | None = None,
-    host: Host | None = None,
+    hooks: EpisodeHooks | None = None,
 ) -> Trajectory:
     """Continue an episode where it stopped, even in the middle of a turn. The rest is as in `run_episode`.
 
@@ -34,7 +34,7 @@ async def resume_episode(
     `Limits.episode_s` does not count the time in between. Whether thoughts are stripped cannot change. If the Env
     cannot be restored, or answers a recorded action differently, `env` is closed and ResumeError is raised.
     """
-    episode = Episode.of(env, parked.episode, engine, renderer, options, reward, host)
+    episode = Episode.of(env, parked.episode, engine, renderer, options, reward, hooks)
     episode.returning = parked
     return await episode.run(partial(_return, episode, parked))
 
@@ -52,7 +52,7 @@ async def _return(episode: Episode, parked: Parked) -> None:
                     episode.talk.use_tools(parked.episode.trajectory.tools)
                 episode.returning = None
     except Exception as exc:  # the boundary of resuming: after any error the episode restarts
-        error = str(exc) if isinstance(exc, FailedError | ResumeError) else told(exc)
+        error = str(exc) if isinstance(exc, FailedError | ResumeError) else one_line(exc)
         raise ResumeError(f"{parked.how}: {error}") from exc
 
 
@@ -78,9 +78,9 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
     """
     recorded, steps = parked.episode.trajectory, parked.episode.steps
     again = Trajectory(parked.episode.given or recorded.task, session_id=recorded.session_id)
-    state = EpisodeState(again, None if parked.episode.thoughts is None else Thoughts())
+    state = EpisodeState(again, None if parked.episode.thoughts is None else ReasoningStripper())
     talk = episode.talk
-    played = Episode.of(episode.env, state, talk.engine, talk.renderer, talk.options, None, episode.host)
+    played = Episode.of(episode.env, state, talk.engine, talk.renderer, talk.options, None, episode.hooks)
     await played.begin()
     await played.reset()
     for turn, action in zip(recorded.turns[:steps], recorded.actions, strict=False):

@@ -15,18 +15,18 @@ from agentrl.engine.base import Engine
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
 from agentrl.episode.bad_calls import in_call_order, joined, observed, replies
 from agentrl.episode.conversation import Conversation
-from agentrl.episode.options import EpisodeOptions, Host, ParkFn, RewardFn
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions, ParkFn, RewardFn
 from agentrl.episode.parking import hand_over
-from agentrl.episode.reasoning import Thoughts
+from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.scoring import score
 from agentrl.episode.state import EpisodeState, Parked
-from agentrl.errors import BadCallPolicy, told
-from agentrl.plain import copied, number, shown
+from agentrl.errors import BadCallPolicy, one_line
+from agentrl.plain import copied, number, to_json_lossy
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Message, Observation, Observed, Raw, StepResult, StopReason, Task, TurnOptions
 
-__all__ = ["EpisodeOptions", "Host", "ParkFn", "RewardFn", "run_episode"]
+__all__ = ["EpisodeHooks", "EpisodeOptions", "ParkFn", "RewardFn", "run_episode"]
 
 log = logging.getLogger("agentrl")
 
@@ -40,20 +40,20 @@ async def run_episode(
     options: EpisodeOptions | None = None,
     reward: RewardFn | None = None,
     session_id: str | None = None,
-    host: Host | None = None,
+    hooks: EpisodeHooks | None = None,
 ) -> Trajectory:
     """Play one episode and return its trajectory, even if something broke.
 
     The trajectory's `stop` is why the episode ended. If it is StopReason.FAILED, `failure` is what broke. `reward`
-    replaces `Env.score`. `session_id` names the episode to the engine; the default is a random one. `host` is for
+    replaces `Env.score`. `session_id` names the episode to the engine; the default is a random one. `hooks` is for
     programs that abort and resume episodes.
 
     Raises ConfigError, TemplateError, LedgerError and cancellation. Any other error is recorded.
     """
     options = options or EpisodeOptions()
-    thoughts = Thoughts() if options.thinking == "strip" else None
+    thoughts = ReasoningStripper() if options.thinking == "strip" else None
     state = EpisodeState(Trajectory(task, session_id=session_id or uuid.uuid4().hex), thoughts)
-    episode = Episode.of(env, state, engine, renderer, options, reward, host)
+    episode = Episode.of(env, state, engine, renderer, options, reward, hooks)
     return await episode.run(episode.begin)
 
 
@@ -65,7 +65,7 @@ class Episode:
     state: EpisodeState
     talk: Conversation
     reward: RewardFn | None
-    host: Host
+    hooks: EpisodeHooks
     returning: Parked | None = None
     """The parked episode, until its Env is restored. If it is aborted before that, it is parked again unchanged."""
 
@@ -78,13 +78,13 @@ class Episode:
         renderer: Renderer,
         options: EpisodeOptions | None,
         reward: RewardFn | None,
-        host: Host | None,
+        hooks: EpisodeHooks | None,
     ) -> Self:
-        host = host or Host()
+        hooks = hooks or EpisodeHooks()
         talk = Conversation(
-            engine, renderer, state.trajectory, options or EpisodeOptions(), host.aborted, state.thoughts
+            engine, renderer, state.trajectory, options or EpisodeOptions(), hooks.aborted, state.thoughts
         )
-        return cls(env, state, talk, reward, host)
+        return cls(env, state, talk, reward, hooks)
 
     async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
         """Begin, play to the end, and close the Env or leave it to `park`. Raises as run_episode and `begin` do."""
@@ -95,7 +95,7 @@ class Episode:
             trajectory.stop = await self._stop()
             if trajectory.stop is StopReason.ABORTED:
                 timeout = self.talk.options.limits.step_s
-                kept = await hand_over(self.host.park, self.env, self.state, self.returning, timeout=timeout)
+                kept = await hand_over(self.hooks.park, self.env, self.state, self.returning, timeout=timeout)
         except FailedError as failed:
             trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
             log.warning(
@@ -103,7 +103,7 @@ class Episode:
             )
         finally:
             if not kept and (error := await close_env(self.env)):
-                trajectory.info["close_error"] = told(error)
+                trajectory.info["close_error"] = one_line(error)
         if errors := runtime(self.env).tool_errors:
             trajectory.info["tool_errors"] = dict(errors)
         return trajectory
@@ -186,8 +186,8 @@ class Episode:
                 return StopReason.ABORTED
             stop = await self.step(action)
             state.next = "generate"
-        if self.host.on_turn is not None:
-            self.host.on_turn(state.trajectory)
+        if self.hooks.on_turn is not None:
+            self.hooks.on_turn(state.trajectory)
         return stop
 
     async def step(self, action: Action) -> StopReason | None:
@@ -197,7 +197,7 @@ class Episode:
         with at_boundary("step", hook=env.step):
             result, said = await self._answer(action)
             read, reward = self._plain(result, said, action)
-            trajectory.info.update(shown(dict(result.info)))
+            trajectory.info.update(to_json_lossy(dict(result.info)))
         state.steps += 1
         turn.env_s, turn.reward = time.monotonic() - started, reward
         if runtime(env).call_errors:

@@ -9,7 +9,7 @@ from agentrl._util.boundary import at_boundary
 from agentrl.env.env import Env, runtime
 from agentrl.episode.options import RewardFn
 from agentrl.errors import BadCallPolicy
-from agentrl.plain import number, shown
+from agentrl.plain import number, to_json_lossy
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Reward
 
@@ -22,7 +22,9 @@ async def score(
     with at_boundary("score", hook=hook):
         value = await runtime(env).hook(hook, trajectory, timeout=timeout)
         given = value if isinstance(value, Reward) else Reward(value)
-        parts = {str(shown(name)): number(part, f"part {name!r} of the reward") for name, part in given.parts.items()}
+        parts = {
+            str(to_json_lossy(name)): number(part, f"part {name!r} of the reward") for name, part in given.parts.items()
+        }
         trajectory.reward = None if value is None else number(given.value, "the reward")
         trajectory.reward_parts = parts
     _penalise(trajectory, policy.penalty if policy else 0.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from agentrl.env.env import Env
-from agentrl.episode.reasoning import Thoughts
+from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason, Task, TurnOptions
 
@@ -19,7 +19,7 @@ class EpisodeState:
     """The state of an episode: all it needs to continue, except the Env, the engine and the like. Picklable."""
 
     trajectory: Trajectory
-    thoughts: Thoughts | None = None
+    thoughts: ReasoningStripper | None = None
     given: Task | None = None
     """The task as it was given. The Env may have changed its own copy, which the trajectory holds."""
     turn_options: TurnOptions = field(default_factory=TurnOptions)

@@ -12,7 +12,7 @@ from agentrl.env.env import Env, runtime
 from agentrl.env.tools import is_tool
 from agentrl.errors import ConfigError
 from agentrl.gateway.endpoint import Endpoint
-from agentrl.gateway.playing import Playing
+from agentrl.gateway.playing import AgentRun
 from agentrl.gateway.session.session import Session
 from agentrl.render.base import Renderer
 from agentrl.types import JSON, MaybeAwait, StopReason, Task
@@ -47,7 +47,7 @@ class AgentEnv(Env):
     """How the agent's requests become tokens to train on."""
     result: JSON = None
     """What `run` returned. None before that, and if a limit ended the agent."""
-    _playing: Playing | None = None
+    _playing: AgentRun | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -78,14 +78,14 @@ class AgentEnv(Env):
             with at_boundary("run"):
                 self._playing = await self._begin()
         try:
-            return await self._playing.go_on(episode, left)
+            return await self._playing.run_until_pause(episode, left)
         finally:
             self.result = self._playing.result
 
     def _agentrl_read(self, answer: str | None, /) -> str | None:
         return None if self._playing is None else self._playing.read
 
-    async def _begin(self) -> Playing:
+    async def _begin(self) -> AgentRun:
         """Open a session at this event loop's gateway."""
         from agentrl.gateway.serving.server import loop_gateway  # aiohttp is imported only if it is used
 
@@ -94,9 +94,9 @@ class AgentEnv(Env):
         gateway = await loop_gateway()
         session = Session(f"sk-{secrets.token_hex(20)}", options=self.session)
         endpoint = Endpoint(key=session.key, url=gateway.url, socket=str(gateway.socket_path))
-        playing = Playing(self, self.run, session, endpoint, leave=lambda: gateway.remove(session))
+        playing = AgentRun(self, self.run, session, endpoint, leave=lambda: gateway.remove(session))
         gateway.add(session)
-        runtime(self).ends_first = playing.end
+        runtime(self).before_close = playing.end
         return playing
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl.chat.request import RefusedError
 from agentrl.env.env import Env, runtime
-from agentrl.errors import AgentRLError, Failure, InfraError, ResumeError, told
+from agentrl.errors import AgentRLError, Failure, InfraError, ResumeError, one_line
 from agentrl.gateway.endpoint import Endpoint
 from agentrl.gateway.session.session import Session
-from agentrl.plain import plain
+from agentrl.plain import to_json
 from agentrl.trajectory.spans import MaskReason
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, MaybeAwait, StopReason, Task
@@ -37,7 +37,7 @@ _LAST_WORDS_S = 1.0
 """Seconds that a paused agent has to end by itself if its episode is not resumed."""
 
 
-class Playing:
+class AgentRun:
     """The run of an agent and its session, from the first request to the end of the Env. An abort only pauses it."""
 
     result: JSON = None
@@ -55,13 +55,13 @@ class Playing:
         told = [message for message in prompts[-1].messages if message["role"] != "assistant"] if prompts else []
         return "\n".join(str(message["content"]) for message in told) or None
 
-    async def go_on(self, episode: Episode, left: float | None) -> StopReason:
+    async def run_until_pause(self, episode: Episode, left: float | None) -> StopReason:
         """Let the agent run until it or its session ends, `left` seconds have passed, or the host aborts.
 
         Raises FailedError. Raises ResumeError if the agent did not survive a pause.
         """
         running, trajectory = self._start_or_resume(episode), episode.state.trajectory
-        stop = await self._wait(running, episode.host.aborted, left)
+        stop = await self._wait(running, episode.hooks.aborted, left)
         if stop is StopReason.ABORTED:
             self._paused = True
             self._session.hold()
@@ -102,7 +102,7 @@ class Playing:
         """Start or resume sampling, and start the agent the first time."""
         env, talk, trajectory = self._env, episode.talk, episode.state.trajectory
         if self._running is not None and self._running.done() and (error := _error(self._running)) is not None:
-            raise ResumeError(f"the agent ended while it waited: {told(error)}")
+            raise ResumeError(f"the agent ended while it waited: {one_line(error)}")
         for reason in _masked_by_host(trajectory):
             self._session.mask(reason)
         self._paused = False
@@ -110,9 +110,9 @@ class Playing:
             talk.engine,
             talk.renderer,
             talk.options,
-            episode.host.aborted,
+            episode.hooks.aborted,
             trajectory.session_id,
-            on_turn=episode.host.on_turn,
+            on_turn=episode.hooks.on_turn,
         )
         if self._running is None:
             run = runtime(env).hook(self._run, trajectory.task, self._endpoint)
@@ -178,7 +178,7 @@ class Playing:
         """Keep what `run` returned, or raise what it raised. Do nothing if the episode's end has cancelled it."""
         if running.cancelled() and stop is not None:
             return
-        self.result = plain(running.result(), f"{type(self._env).__name__}.run")
+        self.result = to_json(running.result(), f"{type(self._env).__name__}.run")
         if self.result is not None:
             trajectory.info["result"] = self.result
 

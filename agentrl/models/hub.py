@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl._util.signals import raising_at_once
-from agentrl.errors import ConfigError, did_you_mean, told
+from agentrl.errors import ConfigError, did_you_mean, one_line
 from agentrl.models.smollm2 import smollm2_folder
 
 NAMES = ("tiny", "smollm2-135m")
@@ -198,6 +198,6 @@ def _why(model: str, revision: str, exc: Exception) -> str:
     if isinstance(exc, PermissionError):
         return f"{model} cannot be downloaded: {exc.filename} may not be written; set HF_HOME to a folder of yours"
     return (
-        f"{model} is not (completely) in the cache, and cannot be downloaded from {hub}: {told(exc):.200}; run the "
+        f"{model} is not (completely) in the cache, and cannot be downloaded from {hub}: {one_line(exc):.200}; run the "
         "command again where there is a network (what was finished is kept), or name the model's folder"
     )

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
 
-from agentrl.render.base import Renderer
 from agentrl._util.texts import texts_in
+from agentrl.render.base import Renderer
 from agentrl.types import Observed, Raw
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from jinja2 import TemplateError as JinjaError
 from jinja2 import TemplateSyntaxError, UndefinedError
 from jinja2.exceptions import SecurityError
 
-from agentrl.errors import TemplateError
 from agentrl._util.texts import text_of
+from agentrl.errors import TemplateError
 from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescaped
 from agentrl.types import JSON, Message, ToolSpec
 
@@ -41,7 +41,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """The form of messages that a template takes, where templates differ. Probing finds it (`probe.settle`)."""
+    """The form of messages that a template takes, where templates differ. Probing finds it (`detect_message_form`)."""
 
     arguments_as_text: bool = False
     """A call's arguments as JSON text; else as a mapping, which templates write as JSON themselves."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from agentrl.errors import TemplateError
 from agentrl._util.texts import text_of
+from agentrl.errors import TemplateError
 from agentrl.render.formats.conventions import convention_of
 from agentrl.render.learn.close import Close
 from agentrl.render.learn.probe import QUESTION, RESULT, assistant, behind_question

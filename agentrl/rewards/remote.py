@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from agentrl._util.http import Service
+from agentrl._util.http import HttpService
 from agentrl._util.per_loop import PerLoop
 from agentrl.errors import ConfigError, InfraError
 from agentrl.rewards.grader import Grade, Grader
@@ -42,13 +42,13 @@ class RemoteReward(Grader):
             "retries": retries,
             "concurrency": concurrency,
         }
-        self._service = Service(url=url, **self._settings) if url else None
+        self._service = HttpService(url=url, **self._settings) if url else None
         self._waiting: PerLoop[list[tuple[JSON, asyncio.Future[JSON]]]] = PerLoop()
         self._sending: set[asyncio.Task[None]] = set()
 
     def __call__(self, *given: Any, **kwargs: Any) -> Awaitable[JSON]:
         if self._service is None and len(given) == 2 and getattr(given[0], "rm_url", None):
-            self._service = Service(url=given[0].rm_url, **self._settings)
+            self._service = HttpService(url=given[0].rm_url, **self._settings)
         return super().__call__(*given, **kwargs)
 
     async def grade(self, written: ModelOutput) -> Grade:

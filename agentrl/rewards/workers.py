@@ -35,7 +35,7 @@ class GraderError(AgentRLError):
     """A grader that runs in a process has a bug. The message is that of its exception."""
 
 
-class Workers:
+class ProcessPool:
     """Up to `size` processes, made when they are needed. They serve any number of event loops and threads."""
 
     def __init__(self, size: int | None = None) -> None:
@@ -52,7 +52,7 @@ class Workers:
         Raises TimeoutError after `seconds`, InfraError if the process died, GraderError for any other exception. The
         process is killed at the deadline, and when the caller is cancelled; another one takes its place.
         """
-        job = _Job(function, args, seconds)
+        job = _ProcessJob(function, args, seconds)
         running = self._threads.submit(self._run, job)
         try:
             return await asyncio.wrap_future(running)
@@ -75,7 +75,7 @@ class Workers:
         for process in processes:
             self._drop(process)
 
-    def _run(self, job: _Job) -> JSON:
+    def _run(self, job: _ProcessJob) -> JSON:
         process = self._take()
         try:
             result = job.run(process)
@@ -109,7 +109,7 @@ class Workers:
             self._all.discard(process)
 
 
-class _Job:
+class _ProcessJob:
     """One call. It can be cancelled from another thread while it runs."""
 
     def __init__(self, function: str, args: Sequence[JSON], seconds: float) -> None:
@@ -199,9 +199,9 @@ class _Process:
 
 
 @cache
-def shared() -> Workers:
+def shared() -> ProcessPool:
     """The processes that all graders of this program use."""
-    workers = Workers()
+    workers = ProcessPool()
     atexit.register(workers.close)
     return workers
 

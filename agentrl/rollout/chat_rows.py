@@ -16,13 +16,13 @@ from typing import Any
 
 from agentrl._util.boundary import FailedError
 from agentrl.chat.request import Entry, RefusedError
-from agentrl.chat.tokens.messages import Forms, plain_id, spoken, told
-from agentrl.chat.tokens.missing_words import lost
+from agentrl.chat.tokens.messages import EntryConverter, plain_id, to_assistant_message, to_messages
+from agentrl.chat.tokens.missing_words import first_message_not_in
 from agentrl.chat.wires.chat import Chat
 from agentrl.engine.scripted import ScriptedEngine, scripted_log_prob
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeOptions, Thinking
-from agentrl.episode.reasoning import Thoughts
+from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.errors import AgentRLError, ConfigError, TemplateError
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
@@ -89,7 +89,7 @@ class ChatReader:
             self.renderer,
             Trajectory(Task(tools=chat.tools)),
             options,
-            thoughts=Thoughts() if self.thinking == "strip" else None,
+            thoughts=ReasoningStripper() if self.thinking == "strip" else None,
             context=self.context,
         )
         with _template():
@@ -154,7 +154,7 @@ class _Replay:
         return ChatRow(trajectory, len(turns) - taken, self.chat.remarks)
 
     def _begin(self, entries: Sequence[Entry]) -> None:
-        messages = told(entries, self._forms(), self.ids, root=True)
+        messages = to_messages(entries, self._forms(), self.ids, root=True)
         self.talk.begin(messages)
         self._check(messages, self.talk.trajectory.tokens)
 
@@ -163,7 +163,7 @@ class _Replay:
         talk, entry = self.talk, _with_thought(self.chat.entries[at], self._forms())
         if any(isinstance(call.arguments, str) for call in entry.calls):
             raise SkippedError("the arguments of a call are not a JSON object", entry.calls[0].name)
-        tokens = talk.renderer.encode(spoken(entry, {}))
+        tokens = talk.renderer.encode(to_assistant_message(entry, {}))
         _check_end(tokens, talk.renderer)
         if talk.trajectory.length + len(tokens) > talk.context:
             return None
@@ -188,24 +188,24 @@ class _Replay:
         """The messages after the assistant's turn. A system message stays one if the template supports it there."""
         forms, names = self._forms(), {call.id: call.name for call in action.calls}
         if not forms.carries("later_system"):
-            return told(entries, forms, self.ids, calls=names)
+            return to_messages(entries, forms, self.ids, calls=names)
         messages: list[Message] = []
         for instructs, run in groupby(entries, lambda entry: entry.role in ("system", "developer")):
             if instructs:
                 messages += [{"role": "system", "content": entry.text} for entry in run]
             else:
-                messages += told(list(run), forms, self.ids, calls=names)
+                messages += to_messages(list(run), forms, self.ids, calls=names)
         return messages
 
     def _check(self, messages: Sequence[Message], tokens: Sequence[int]) -> None:
         """Raises SkippedError if the tokens lack the content of a message."""
-        at = lost(messages, self.talk.renderer.decode(tokens))
+        at = first_message_not_in(messages, self.talk.renderer.decode(tokens))
         if at is not None:
             role, content = messages[at]["role"], messages[at]["content"]
             raise SkippedError(f"the chat template leaves out this message of the {role}", f"{content!r:.80}")
 
-    def _forms(self) -> Forms:
-        return Forms(capabilities=self.talk.renderer.certificate.capabilities)
+    def _forms(self) -> EntryConverter:
+        return EntryConverter(capabilities=self.talk.renderer.certificate.capabilities)
 
 
 def _messages(row: Mapping[str, JSON]) -> tuple[list[Any], int]:
@@ -297,7 +297,7 @@ def _turns(entries: Sequence[Entry]) -> list[int]:
     return [i for i, entry in enumerate(entries) if entry.role == "assistant" and i > asked]
 
 
-def _with_thought(entry: Entry, forms: Forms) -> Entry:
+def _with_thought(entry: Entry, forms: EntryConverter) -> Entry:
     """The entry, with reasoning moved out of its content. Raises SkippedError if the reasoning would be lost."""
     inline = _INLINE.fullmatch(entry.text) if entry.reasoning is None else None
     thinks = forms.carries("thinking")

@@ -38,7 +38,7 @@ class BugError(AgentRLError):
         super().__init__(f"{self.summary}\n{failure.traceback}")
 
 
-class Lockstep(Protocol):
+class LockstepProtocol(Protocol):
     """Episodes that take their turns together; see `agentrl.engine.local.lockstep`."""
 
     def episode(self) -> AbstractContextManager[None]: ...
@@ -51,7 +51,7 @@ class LockstepEngine(Protocol):
     """An engine such as LocalEngine: its results are bit-identical in each run if episodes take their turns in
     waves."""
 
-    def lockstep(self, episodes: int) -> AbstractContextManager[Lockstep]: ...
+    def lockstep(self, episodes: int) -> AbstractContextManager[LockstepProtocol]: ...
 
 
 @runtime_checkable
@@ -108,7 +108,7 @@ async def run_groups(
     """
     slots = asyncio.Semaphore(rollout.concurrency)
 
-    async def play(seat: Seat, lockstep: Lockstep) -> Trajectory:
+    async def play(seat: Seat, lockstep: LockstepProtocol) -> Trajectory:
         group, member = seat
         params: SamplingParams = {
             **rollout.options.sampling_params,
@@ -217,7 +217,7 @@ async def play_episode(rollout: Rollout, task: Task, params: SamplingParams, ses
 
 
 async def _play_with_retry(
-    rollout: Rollout, task: Task, params: SamplingParams, session_id: str, lockstep: Lockstep
+    rollout: Rollout, task: Task, params: SamplingParams, session_id: str, lockstep: LockstepProtocol
 ) -> Trajectory:
     """Play an episode; if its environment fails, play it once more under another session id."""
     trajectory = await _play(rollout, task, params, session_id)

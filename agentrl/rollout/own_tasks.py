@@ -13,7 +13,7 @@ from agentrl._util.loading import cause, definition
 from agentrl.env.env import Env
 from agentrl.env.factory import EnvFactory
 from agentrl.errors import ConfigError
-from agentrl.plain import plain
+from agentrl.plain import to_json
 from agentrl.types import JSON, Raw, Task
 
 Split: TypeAlias = Literal["train", "eval"]
@@ -54,7 +54,7 @@ def row_of(task: Task) -> dict[str, JSON]:
     row = {"id": task.id, "prompt": task.prompt, "label": task.label, "metadata": task.metadata, "tools": task.tools}
     try:
         return {
-            **{key: plain(value, key) for key, value in row.items() if value not in (None, (), {})},
+            **{key: to_json(value, key) for key, value in row.items() if value not in (None, (), {})},
             "seed": task.seed,
         }
     except (TypeError, ValueError) as exc:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.plain import plain
+from agentrl.plain import to_json
 from agentrl.rollout.jsonl import read_jsonl
 from agentrl.types import JSON
 
@@ -40,6 +40,6 @@ def _read_parquet(path: Path, remedy: str, columns: Sequence[str] | None) -> Ite
 
 def _plain(row: JSON, where: str) -> JSON:
     try:
-        return plain(row, "the row")
+        return to_json(row, "the row")
     except (TypeError, ValueError) as exc:
         raise ConfigError(f"{where}: {exc}") from exc

@@ -13,7 +13,7 @@ from agentrl._util.concurrency import is_cancelled
 from agentrl.engine.base import Engine
 from agentrl.env.env import Env, is_agent, tools_of
 from agentrl.env.factory import EnvFactory, load_env
-from agentrl.episode.options import EpisodeOptions, Host, RewardFn
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
 from agentrl.episode.shared import LoopResources, loop_resources
@@ -48,7 +48,9 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
     flags = HostArgs.of(args)
     try:
         sample.metadata = metadata_of(sample)
-        call = _Call(flags, SlimeConfig.from_args(args), sample, sampling_params, evaluation, abort_flag(args, sample))
+        call = _AdaptCall(
+            flags, SlimeConfig.from_args(args), sample, sampling_params, evaluation, abort_flag(args, sample)
+        )
         call.check_flags()
         return await call.play()
     except Exception as exc:  # the host's boundary: its fully-async rollout would swallow whatever this is
@@ -66,11 +68,11 @@ class _EpisodeSetup:
     renderer: Renderer
     options: EpisodeOptions
     reward: RewardFn | None
-    host: Host
+    hooks: EpisodeHooks
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _AdaptCall:
     """One call of `adapt`. All methods raise ConfigError."""
 
     flags: HostArgs
@@ -103,13 +105,13 @@ class _Call:
             stopped=self.aborted,
         )
         with traced(self.sample, engine) as engine:
-            host = Host(
+            hooks = EpisodeHooks(
                 aborted=self.aborted,
                 on_turn=forget_old_experts if experts else None,
                 park=resumption.park if config.park_s and not self.evaluation and flags.sends_aborted_again else None,
             )
             options = config.slime_options(flags, self.sampling_params, evaluation=self.evaluation)
-            setup = _EpisodeSetup(engine, renderer, options, config.reward_function(), host)
+            setup = _EpisodeSetup(engine, renderer, options, config.reward_function(), hooks)
             trajectory = await self._episode(here, resumption, task, setup)
         if self.evaluation:
             return ship_evaluation(flags, trajectory, self.sample, decode=renderer.decode, extra=resumption.metadata())
@@ -166,7 +168,7 @@ class _Call:
                 options=setup.options,
                 reward=setup.reward,
                 session_id=session_id,
-                host=setup.host,
+                hooks=setup.hooks,
             )
         except ConfigError:
             raise
@@ -191,7 +193,7 @@ class _Call:
                 renderer=setup.renderer,
                 options=setup.options,
                 reward=setup.reward,
-                host=setup.host,
+                hooks=setup.hooks,
             )
         except ResumeError as exc:
             resumption.cannot_resume(str(exc))

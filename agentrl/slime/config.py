@@ -95,7 +95,7 @@ class SlimeConfig(HostedConfig):
         """The options of an episode, with the limits from slime's flags."""
         flags, params = HostArgs.of(args), dict(sampling_params)
         context = (flags.eval_max_context_len if evaluation else None) or flags.rollout_max_context_len
-        budget = "tokens" if self.max_new_tokens == "episode" else "turn_tokens"
+        budget = "tokens" if self.max_new_tokens == "episode" else "max_tokens_per_turn"
         limits = {"context": context, budget: params.pop("max_new_tokens", None)}
         return self.options(cast(SamplingParams, params), **limits)
 

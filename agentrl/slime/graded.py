@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from agentrl.errors import ConfigError, Failure
-from agentrl.plain import number, shown
+from agentrl.plain import number, to_json_lossy
 from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import WRITTEN_KEY, episode_metadata, write_account
 from agentrl.slime.task import without_arrays
@@ -115,7 +115,7 @@ def _shown(args: Any, sample: Any, grade: float | Reward) -> JSON:
     given = grade if isinstance(grade, Reward) else Reward(grade)
     value = number(given.value, "the reward")
     key = HostArgs.of(args).reward_name(evaluation=sample.group_index is None)
-    return {**shown(given.parts), key: value} if key else value
+    return {**to_json_lossy(given.parts), key: value} if key else value
 
 
 def _failed(args: Any, sample: Any, exc: Exception) -> JSON:

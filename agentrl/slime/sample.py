@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.monitor.metrics import failed_at
-from agentrl.plain import shown
+from agentrl.plain import to_json_lossy
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory, Turn, total_ledger
@@ -50,7 +50,7 @@ def write_account(sample: Any, account: Mapping[str, JSON]) -> None:
     """Write into a new mapping, since samples may share theirs. Only JSON types: slime pickles it."""
     own = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     row = {_ROW_KEY: own_metadata(own)[METADATA_KEY]} if METADATA_KEY in own_metadata(own) else {}
-    _write(sample, metadata={**own, METADATA_KEY: {**shown(account), **row}})
+    _write(sample, metadata={**own, METADATA_KEY: {**to_json_lossy(account), **row}})
 
 
 def own_metadata(metadata: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -203,7 +203,7 @@ def _metadata(trajectory: Trajectory) -> dict[str, JSON]:
         "reward_parts": dict(trajectory.reward_parts),
     }
     if trajectory.info:
-        metadata["info"] = shown(trajectory.info)
+        metadata["info"] = to_json_lossy(trajectory.info)
     return metadata
 
 

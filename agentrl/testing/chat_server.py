@@ -61,7 +61,7 @@ def chat_server(reply: Replying, *, port: int = 0, key: str | None = None) -> It
     Port 0 takes a free one. With a `key`, other keys get HTTP 401. Tokens are counted as words. An exception of `reply`
     becomes HTTP 500. Raises OSError for a port that is taken.
     """
-    server = _Server(("127.0.0.1", port), _Handler)
+    server = _ChatHttpServer(("127.0.0.1", port), _Handler)
     server.reply, server.key = reply, key
     server.seen = ChatServer(f"http://127.0.0.1:{server.server_port}/v1")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -105,7 +105,7 @@ def _words(said: JSON) -> int:
     return len(json.dumps(said).split())
 
 
-class _Server(ThreadingHTTPServer):
+class _ChatHttpServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
     reply: Replying
@@ -118,7 +118,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: _ChatHttpServer
 
     def do_GET(self) -> None:
         if self.path.partition("?")[0] == "/v1/models":

@@ -10,7 +10,7 @@ from agentrl._util.loading import cause
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env.env import Env, runtime
 from agentrl.env.tool_calls import new_call
-from agentrl.episode.options import EpisodeOptions, Host, RewardFn, SpecialTokens
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn, SpecialTokens
 from agentrl.episode.run import run_episode
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
@@ -50,9 +50,9 @@ async def rollout(
     answered = LastAnswer(env)
     engine = ScriptedEngine(turns, renderer, reads=answered.read)
     options = EpisodeOptions(limits=limits or Limits(), special_tokens=special_tokens)
-    host = Host(on_turn=answered.note)
+    hooks = EpisodeHooks(on_turn=answered.note)
     trajectory = await run_episode(
-        env, task, engine=engine, renderer=renderer, options=options, reward=reward, host=host
+        env, task, engine=engine, renderer=renderer, options=options, reward=reward, hooks=hooks
     )
     failure = trajectory.failure
     if failure is not None and (failure.kind, failure.boundary) == ("bug", "engine"):

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl._util.yaml_files import read_yaml
-from agentrl.episode.config import EpisodeKeys
+from agentrl.episode.config import EpisodeConfig
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
 
@@ -71,13 +71,13 @@ _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """Settings of an algorithm's paper that differ from GRPO's."""
 
 _TINY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "limits": {"turns": 8, "turn_tokens": 64},
+    "limits": {"turns": 8, "max_tokens_per_turn": 64},
     "warm_start": {"steps": 100, "optimizer": "muon", "context_weight": 1.0},
 }
 """Settings for `tiny`: with random weights turns do not end by themselves, and reading must be learned too."""
 
 
-class TrainConfig(EpisodeKeys):
+class TrainConfig(EpisodeConfig):
     """An embedded training run: GRPO (arXiv 2402.03300) with clip-higher of DAPO (arXiv 2503.14476), or a relative."""
 
     env: str

@@ -106,7 +106,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryInputs:
     """The settings of a TrainConfig that affect memory."""
 
     itemsize: int
@@ -178,7 +178,7 @@ class MemoryEstimate:
     """Whether the engine's memory is free while the learner learns."""
 
     @classmethod
-    def of(cls, shape: Shape, plan: Plan) -> Self:
+    def of(cls, shape: Shape, plan: MemoryInputs) -> Self:
         size, count = plan.itemsize, shape.parameters
         adapter = shape.adapter(plan.rank, plan.targets) if plan.rank else 0
         trained = adapter or count
@@ -248,7 +248,7 @@ class MemoryEstimate:
         return int((ALONE_SHARE if self.asleep else BESIDE_SHARE) * left)
 
 
-def _activations(shape: Shape, plan: Plan, parameters: int) -> int:
+def _activations(shape: Shape, plan: MemoryInputs, parameters: int) -> int:
     """Bytes of activations. With gradient checkpointing: the inputs of all layers, and the inside of one. Else: the
     inside of all.
     """
@@ -263,8 +263,8 @@ def _longest(config: TrainConfig, context: int) -> int:
     bounds: list[float] = [context, limits.context or math.inf, config.engine_config.get("max_context") or math.inf]
     if limits.tokens:
         bounds.append(limits.tokens + _PROMPT_TOKENS)
-    if limits.turn_tokens and limits.observation_tokens:
-        bounds.append(limits.turns * (limits.turn_tokens + limits.observation_tokens) + _PROMPT_TOKENS)
+    if limits.max_tokens_per_turn and limits.observation_tokens:
+        bounds.append(limits.turns * (limits.max_tokens_per_turn + limits.observation_tokens) + _PROMPT_TOKENS)
     return int(min(bounds))
 
 

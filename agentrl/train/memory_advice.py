@@ -10,7 +10,7 @@ from typing import Any
 from agentrl._util.memory import free_ram
 from agentrl.models import load_config
 from agentrl.train.config import LoRAConfig, TrainConfig
-from agentrl.train.memory import MemoryEstimate, Plan, Shape
+from agentrl.train.memory import MemoryEstimate, MemoryInputs, Shape
 
 log = logging.getLogger("agentrl")
 
@@ -44,7 +44,7 @@ def memory_lines(config: TrainConfig, model: str, device: str) -> list[str]:
 
 def lines_about(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -> Iterator[str]:
     """The lines of `memory_lines` about a model of this shape, where so many bytes are free."""
-    plan = Plan.of(config, shape, on_gpu=on_gpu)
+    plan = MemoryInputs.of(config, shape, on_gpu=on_gpu)
     need = MemoryEstimate.of(shape, plan)
     if need.peak - need.fixed < _WORTH_SAYING:
         return
@@ -71,7 +71,7 @@ def ways_to_fit(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -
         changed = config
         for option in options:
             changed = option.apply(changed)
-        return MemoryEstimate.of(shape, Plan.of(changed, shape, on_gpu=on_gpu)).fits(free)
+        return MemoryEstimate.of(shape, MemoryInputs.of(changed, shape, on_gpu=on_gpu)).fits(free)
 
     options = list(_options(config, shape, on_gpu=on_gpu))
     for option in options:
@@ -95,7 +95,7 @@ def ways_to_fit(config: TrainConfig, shape: Shape, free: int, *, on_gpu: bool) -
 
 def _options(config: TrainConfig, shape: Shape, *, on_gpu: bool) -> Iterator[_Option]:
     """What may save memory, the cheapest first."""
-    plan = Plan.of(config, shape, on_gpu=on_gpu)
+    plan = MemoryInputs.of(config, shape, on_gpu=on_gpu)
     if config.gradient_checkpointing is False:
         yield _setting("gradient_checkpointing=true", gradient_checkpointing=True)
     if plan.engine == "beside" and on_gpu and not plan.sleeps:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from agentrl.plain import shown, text
+from agentrl.plain import text, to_json_lossy
 from agentrl.types import JSON, FinishReason, Generation
 
 Source: TypeAlias = Literal["sampled", "observation", "scaffold"]
@@ -84,7 +84,7 @@ class Turn:
         self.prompt_tokens += prompt_tokens
         self.sampled_tokens += len(generation.tokens)
         self.cached_tokens += int(generation.cached_tokens)
-        self.finish_reason, self.matched = generation.finish_reason, shown(generation.matched)
+        self.finish_reason, self.matched = generation.finish_reason, to_json_lossy(generation.matched)
         self.generate_s += seconds
         self.meta.append(generation.meta)
         versions = [version for version, _, _ in generation.versions() if version is not None]

@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Self, TypeVar
 
 from agentrl.errors import Failure
-from agentrl.plain import shown
+from agentrl.plain import to_json_lossy
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Turn
 from agentrl.types import JSON, Action, Generation, Message, Observed, Raw, Rendered, StopReason, Task, ToolSpec
@@ -350,8 +350,8 @@ class Trajectory:
             "reward_parts": dict(self.reward_parts),
             "stop": self.stop,
             "failure": asdict(self.failure) if self.failure else None,
-            "info": shown(self.info),
-            **({} if self.session is None else {"session": shown(self.session)}),
+            "info": to_json_lossy(self.info),
+            **({} if self.session is None else {"session": to_json_lossy(self.session)}),
         }
 
     @classmethod
@@ -406,7 +406,7 @@ def _from_turn(spans: Sequence[Mapping[str, JSON]], first: int) -> list[dict[str
 def _task_to_json(task: Task) -> dict[str, JSON]:
     prompt = {"raw": task.prompt.text} if isinstance(task.prompt, Raw) else task.prompt
     data = {field.name: getattr(task, field.name) for field in fields(task)}
-    written: dict[str, JSON] = shown({**data, "prompt": prompt})
+    written: dict[str, JSON] = to_json_lossy({**data, "prompt": prompt})
     return written
 
 

@@ -70,7 +70,7 @@ def rollout_args(
         eval_datasets=[held_out],
         sglang_router_ip=host,
         sglang_router_port=int(port),
-        agentrl={"env": env, "reward": reward, "limits": {"turns": 4, "turn_tokens": 48}},
+        agentrl={"env": env, "reward": reward, "limits": {"turns": 4, "max_tokens_per_turn": 48}},
         **own,
     )
 

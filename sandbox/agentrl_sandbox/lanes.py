@@ -18,7 +18,7 @@ _TRIES = 5
 
 
 @dataclass(slots=True, eq=False)
-class Box:
+class PooledSandbox:
     """A sandbox of the pool. Times are the event loop's."""
 
     sandbox: Sandbox
@@ -29,11 +29,11 @@ class Box:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SandboxRequest:
     """A caller of `acquire`."""
 
     spec: SandboxSpec
-    given: asyncio.Future[Box]
+    given: asyncio.Future[PooledSandbox]
 
 
 @dataclass(slots=True)
@@ -62,10 +62,10 @@ class Lane:
     capacity: int
     recent: deque[SandboxSpec]
     """The latest requested specs, as many as are kept ready."""
-    waiting: deque[Request] = field(default_factory=deque)
-    ready: list[Box] = field(default_factory=list)
+    waiting: deque[SandboxRequest] = field(default_factory=deque)
+    ready: list[PooledSandbox] = field(default_factory=list)
     """Oldest first."""
-    in_use: set[Box] = field(default_factory=set)
+    in_use: set[PooledSandbox] = field(default_factory=set)
     making: Counter[SandboxSpec] = field(default_factory=Counter)
     removing: int = 0
     given_at: float = float("-inf")
@@ -75,11 +75,11 @@ class Lane:
     def room(self) -> int:
         return self.capacity - len(self.ready) - len(self.in_use) - self.making.total() - self.removing
 
-    def ask(self, spec: SandboxSpec) -> Request:
+    def ask(self, spec: SandboxSpec) -> SandboxRequest:
         """Queue up for a sandbox."""
         if self.recent.maxlen:
             self.recent.append(spec)
-        request = Request(spec, asyncio.get_running_loop().create_future())
+        request = SandboxRequest(spec, asyncio.get_running_loop().create_future())
         self.waiting.append(request)
         return request
 
@@ -110,12 +110,12 @@ class Lane:
         lacking = Counter(self.recent) - Counter(box.spec for box in self.ready) - coming
         return list(lacking.elements())[: max(0, self.room - len(self.unmet()))]
 
-    def surplus(self) -> Box | None:
+    def surplus(self) -> PooledSandbox | None:
         """A ready sandbox to give up, to make room for one that a caller waits for."""
         wanted = len(self.unmet()) - self.room - self.removing
         return self.ready[0] if self.ready and wanted > 0 else None
 
-    def take_out(self, box: Box) -> bool:
+    def take_out(self, box: PooledSandbox) -> bool:
         """Count a sandbox as being removed. False if it was taken out before."""
         if box in self.ready:
             self.ready.remove(box)
@@ -126,7 +126,7 @@ class Lane:
         self.removing += 1
         return True
 
-    def withdraw(self, request: Request) -> Box | None:
+    def withdraw(self, request: SandboxRequest) -> PooledSandbox | None:
         """Forget a request. Returns the sandbox that it was given meanwhile."""
         if request in self.waiting:
             self.waiting.remove(request)

@@ -15,10 +15,10 @@ from agentrl.sandbox import Sandbox, Snapshot
 from agentrl_sandbox import machine
 from agentrl_sandbox.backend import Backend, machine_of, open_backend
 from agentrl_sandbox.figures import LaneName, PoolFigures, Tally
-from agentrl_sandbox.lanes import Box, Lane, Request, Trouble
+from agentrl_sandbox.lanes import Lane, PooledSandbox, SandboxRequest, Trouble
 from agentrl_sandbox.machine import Machine
 from agentrl_sandbox.spec import SandboxSpec
-from agentrl_sandbox.workshop import Workshop
+from agentrl_sandbox.workshop import SandboxFactory
 
 log = logging.getLogger("agentrl")
 
@@ -97,7 +97,7 @@ class SandboxPool:
             backend = await stack.enter_async_context(open_backend(given)) if isinstance(given, str) else given
             found = machine_of(backend)
             self._plan(found)
-            self._workshop = Workshop(backend, self._tally, self._create)
+            self._workshop = SandboxFactory(backend, self._tally, self._create)
             stack.push_async_callback(self._workshop.close)
             if self._spec is not None:
                 backend.sandbox(self._spec)  # refused now, not in the first episode
@@ -162,7 +162,7 @@ class SandboxPool:
 
     # Handing out
 
-    async def _take(self, lane: Lane, spec: SandboxSpec) -> Box:
+    async def _take(self, lane: Lane, spec: SandboxSpec) -> PooledSandbox:
         """A living sandbox, which is counted as in use. After an error or a cancellation, none is left."""
         since = self._now()
         while True:
@@ -183,7 +183,7 @@ class SandboxPool:
                 return box
             self._bury(lane, box, fault)
 
-    async def _wait(self, lane: Lane, request: Request) -> Box:
+    async def _wait(self, lane: Lane, request: SandboxRequest) -> PooledSandbox:
         began = self._now()
         while (patience := max(began, lane.given_at) + self._wait_s - self._now()) > 0:
             await asyncio.wait([request.given], timeout=patience)
@@ -237,7 +237,7 @@ class SandboxPool:
         else:  # without an await, so that a cancellation cannot lose it
             if self._troubles.pop(spec, None) is not None:
                 log.info("sandboxes of %s can be made again", _name(spec))
-            lane.ready.append(Box(sandbox, spec, self._now(), self._now()))
+            lane.ready.append(PooledSandbox(sandbox, spec, self._now(), self._now()))
         finally:
             lane.making -= Counter([spec])
             self._schedule()
@@ -263,14 +263,14 @@ class SandboxPool:
         if self._alarm is not None:
             self._alarm.cancel()
 
-    def _retire(self, lane: Lane, box: Box) -> None:
+    def _retire(self, lane: Lane, box: PooledSandbox) -> None:
         """Remove a sandbox in the background. Its place is free once it is gone."""
         if lane.take_out(box):
             remover = asyncio.create_task(self._remove(lane, box), name="sandbox pool: remove")
             self._removers.add(remover)
             remover.add_done_callback(self._removers.discard)
 
-    async def _remove(self, lane: Lane, box: Box) -> None:
+    async def _remove(self, lane: Lane, box: PooledSandbox) -> None:
         await self._workshop.remove(box.sandbox)
         lane.removing -= 1
         self._schedule()
@@ -282,7 +282,7 @@ class SandboxPool:
             ready = [(lane, box) for lane in self._lanes.values() for box in lane.ready]
             await asyncio.gather(*(self._look_after(lane, box) for lane, box in ready))
 
-    async def _look_after(self, lane: Lane, box: Box) -> None:
+    async def _look_after(self, lane: Lane, box: PooledSandbox) -> None:
         old = self._now() - box.born > _RIPE * box.spec.lifetime_s
         fault = "" if old else await self._workshop.fault(box.sandbox, _LOOKED_AFTER_S)
         if box not in lane.ready:
@@ -294,7 +294,7 @@ class SandboxPool:
         else:
             box.seen = self._now()
 
-    def _bury(self, lane: Lane, box: Box, fault: str) -> None:
+    def _bury(self, lane: Lane, box: PooledSandbox, fault: str) -> None:
         self._tally.died += 1
         log.warning("sandbox %s died before it was used, and is replaced: %s", box.sandbox.sandbox_id, fault)
         self._retire(lane, box)

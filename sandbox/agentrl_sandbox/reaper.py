@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 
-from agentrl.errors import told
+from agentrl.errors import one_line
 from agentrl_sandbox.backend import Backend
 from agentrl_sandbox.owners import heartbeat
 
@@ -56,7 +56,7 @@ async def sweep(backend: Backend) -> int:
             if gone:
                 await backend.remove(gone)
     except Exception as exc:  # noqa: BLE001 - the reaper's boundary: its caller came to make sandboxes, not to sweep
-        log.warning("%s: leftover sandboxes could not be removed: %s", backend.name, told(exc))
+        log.warning("%s: leftover sandboxes could not be removed: %s", backend.name, one_line(exc))
         return 0
     if gone:
         log.info("%s: removed %d sandboxes whose owner is gone or whose time was over", backend.name, len(gone))

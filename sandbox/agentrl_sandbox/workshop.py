@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable
 from contextlib import suppress
 
-from agentrl.errors import AgentRLError, ConfigError, SandboxError, told
+from agentrl.errors import AgentRLError, ConfigError, SandboxError, one_line
 from agentrl.sandbox import Sandbox
 from agentrl_sandbox.backend import Backend
 from agentrl_sandbox.figures import Tally
@@ -19,7 +19,7 @@ _PULLING_S, _MAKING_S, _REMOVING_S, _PING_S = 1800.0, 120.0, 60.0, 10.0
 """Deadlines for what a back end does with one sandbox."""
 
 
-class Workshop:
+class SandboxFactory:
     """The pool's calls to its back end. Any exception there becomes an agentrl error, or is logged."""
 
     def __init__(self, backend: Backend, tally: Tally, at_a_time: int) -> None:
@@ -50,7 +50,7 @@ class Workshop:
         try:
             await _within(within_s or _PING_S, sandbox.ping(), "ping")
         except Exception as exc:  # noqa: BLE001 - the back end's boundary: whatever is wrong with it, it is replaced
-            return told(exc)
+            return one_line(exc)
         return ""
 
     async def remove(self, sandbox: Sandbox) -> None:
@@ -65,7 +65,7 @@ class Workshop:
                 await _within(_REMOVING_S, sandbox.__aexit__(None, None, None), "removing it")
         except Exception as exc:  # noqa: BLE001 - the back end's boundary: no caller waits for the removal
             self._tally.left_behind += 1
-            log.warning("sandbox %s could not be removed: %s", sandbox.sandbox_id, told(exc))
+            log.warning("sandbox %s could not be removed: %s", sandbox.sandbox_id, one_line(exc))
         else:
             self._tally.removed += 1
 
@@ -104,4 +104,4 @@ async def _within(seconds: float, work: Awaitable[object], what: str) -> None:
 
 def _as_ours(exc: Exception) -> AgentRLError:
     """The exception as one of agentrl's. A ConfigError is the user's and stays. Anything else is the world's."""
-    return exc if isinstance(exc, ConfigError | SandboxError) else SandboxError(told(exc))
+    return exc if isinstance(exc, ConfigError | SandboxError) else SandboxError(one_line(exc))

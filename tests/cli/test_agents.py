@@ -50,7 +50,7 @@ SMALL = """\
 steps: 1
 prompts_per_step: 2
 group_size: 2
-limits: {turns: 2, turn_tokens: 8}
+limits: {turns: 2, max_tokens_per_turn: 8}
 device: cpu
 """
 TASKS = [("France", "Paris"), ("Peru", "Lima")]

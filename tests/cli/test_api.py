@@ -85,7 +85,7 @@ def test_eval_says_how_well_and_that_nothing_can_be_trained(folder, agentrl, api
 def test_options_reach_the_request(folder, agentrl, api, monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret-secret")
     args = ("eval", *ASK, "--api", api.url, "--temperature", "0", "--api-key-env", "MY_KEY", "--limit", "1")
-    settings = ("--set", "engine_config.top_p=0.5", "--set", "limits.turn_tokens=99")
+    settings = ("--set", "engine_config.top_p=0.5", "--set", "limits.max_tokens_per_turn=99")
     assert agentrl(*args, *settings, "--out", "r.jsonl") == 0
     body = api.requests[0]
     assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"]) == ("gpt", 0, 0.5, 99)

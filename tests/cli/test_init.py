@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.init import Template
+from agentrl.cli.init import ProjectTemplate
 from agentrl.cli.settings import read_yaml
 from agentrl.env.factory import load_env
 from agentrl.errors import ConfigError
@@ -79,7 +79,7 @@ def test_the_name_stands_wherever_the_template_s_stood(template, tmp_path):
 
 
 def test_the_templates_are_those_that_the_command_names():
-    assert [template.value for template in Template] == list(TEMPLATES)
+    assert [template.value for template in ProjectTemplate] == list(TEMPLATES)
     assert {path.name for path in _FOLDER.iterdir() if path.is_dir()} == {name.replace("-", "_") for name in TEMPLATES}
 
 

@@ -22,7 +22,7 @@ SMALL = """\
 steps: 1
 prompts_per_step: 2
 group_size: 2
-limits: {turns: 2, turn_tokens: 8}
+limits: {turns: 2, max_tokens_per_turn: 8}
 device: cpu
 """
 
@@ -43,7 +43,7 @@ def metrics(run) -> list[dict]:
 def test_train_then_everything_else(run, agentrl):
     assert "agentrl eval my_env.py:Capitals --model run --data tasks.jsonl" in agentrl.stdout
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert (config["steps"], config["limits"]) == (1, {"turns": 3, "turn_tokens": 8})
+    assert (config["steps"], config["limits"]) == (1, {"turns": 3, "max_tokens_per_turn": 8})
     assert json.loads((run / "summary.json").read_text())["steps"] == 1
 
     # eval takes the run's limits, and writes what was played
@@ -58,7 +58,9 @@ def test_train_then_everything_else(run, agentrl):
     assert figures["sampled_tokens"] == played.ledger.sampled
     assert agentrl(*args) == 0
     assert re.search(r"reward mean\W+\d\.\d{3}", agentrl.stdout)
-    assert agentrl(*args, "--samples", "3", "--temperature", "1", "--json", "--set", "limits.turn_tokens=2") == 0
+    assert (
+        agentrl(*args, "--samples", "3", "--temperature", "1", "--json", "--set", "limits.max_tokens_per_turn=2") == 0
+    )
     figures = json.loads(agentrl.stdout)
     assert figures["episodes"] == 6
     assert figures["sampled_tokens"] <= 6 * 3 * 2

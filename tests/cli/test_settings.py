@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl import ConfigError, Limits
-from agentrl.cli.episodes import EpisodeConfig
+from agentrl.cli.episodes import PlayConfig
 from agentrl.cli.settings import merge, parse_settings
 
 
@@ -39,8 +39,8 @@ def test_merge_leaves_its_arguments_alone():
 
 
 def test_episode_settings_win_over_the_runs_own():
-    config = EpisodeConfig.parse(["limits.turns=2"], {"limits": {"turns": 9, "tokens": 5}, "env_config": {"k": 1}})
-    assert config == EpisodeConfig({"k": 1}, Limits(turns=2, tokens=5))
+    config = PlayConfig.parse(["limits.turns=2"], {"limits": {"turns": 9, "tokens": 5}, "env_config": {"k": 1}})
+    assert config == PlayConfig({"k": 1}, Limits(turns=2, tokens=5))
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_episode_settings_win_over_the_runs_own():
 )
 def test_episode_settings_are_checked(pair, problem):
     with pytest.raises(ConfigError, match=problem):
-        EpisodeConfig.parse([pair])
+        PlayConfig.parse([pair])

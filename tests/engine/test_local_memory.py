@@ -132,18 +132,18 @@ async def test_rows_that_come_leave_and_grow_across_length_classes_stay_exact() 
 
 
 async def test_no_memory_for_a_long_prompt_fails_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrl.engine.local.kv_cache import Block
+    from agentrl.engine.local.kv_cache import CacheBlock
     from agentrl.errors import EngineError
 
-    fit = Block.fit
+    fit = CacheBlock.fit
 
-    def limited(self: Block, rows: int, columns: int, most_rows: int) -> None:
+    def limited(self: CacheBlock, rows: int, columns: int, most_rows: int) -> None:
         if columns > 200:
             raise torch.OutOfMemoryError("no memory for so many columns")
         fit(self, rows, columns, most_rows)
 
     async with LocalEngine(MODEL, TOKENIZER) as engine:
-        monkeypatch.setattr(Block, "fit", limited)
+        monkeypatch.setattr(CacheBlock, "fit", limited)
         lengths = [20, 500, 190, 30]
         calls = [ask(engine, prompt(i, length), 20, seed=i) for i, length in enumerate(lengths)]
         answers = await asyncio.gather(*calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""A speaker plays an Env through PlayerEngine: the Env gets what was said, the tokens are a copy, the API reads all."""
+"""A speaker plays an Env through ChatEngine: the Env gets what was said, the tokens are a copy, the API reads all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import Env, EnvFactory, EpisodeOptions, Limits, Raw, StepResult, StopReason, Task, run_episode, tool
 from agentrl.chat.client import ChatModel, ScriptedSpeaker
-from agentrl.engine import PlayerEngine, ScriptedEngine
+from agentrl.engine import ChatEngine, ScriptedEngine
 from agentrl.engine.base import MessageEngine
 from agentrl.errors import ContextFullError, TemplateError
 from agentrl.testing import call
@@ -44,7 +44,7 @@ class Tags(Env):
 async def played(env, reply, renderer, *, task=TASK, **limits):
     """The trajectory, and the messages of each request."""
     with chat_server(reply) as server:
-        engine = PlayerEngine(ChatModel(base_url=server.url, model="m", retries=0), renderer)
+        engine = ChatEngine(ChatModel(base_url=server.url, model="m", retries=0), renderer)
         options = EpisodeOptions(limits=Limits(**limits))
         trajectory = await run_episode(env, task, engine=engine, renderer=renderer, options=options)
     trajectory.verify()
@@ -226,7 +226,7 @@ def cut(**fields):
 
 
 async def test_a_turn_that_the_server_cut_ends_as_any_cut_turn(renderer):
-    trajectory, _ = await played(Capitals(), by_turn(cut(content="Par")), renderer, turn_tokens=3)
+    trajectory, _ = await played(Capitals(), by_turn(cut(content="Par")), renderer, max_tokens_per_turn=3)
     assert (trajectory.stop, trajectory.actions[0].text) == (StopReason.TURN_MAX_TOKENS, "Par")
     calls = [made('{"query": "France"}')]
     trajectory, _ = await played(Capitals(), by_turn(cut(content=None, tool_calls=calls)), renderer)
@@ -271,14 +271,14 @@ async def test_any_speaker_is_a_player_and_is_asked_no_longer_after_an_abort(ren
         begun.set()
         await asyncio.Event().wait()
 
-    engine = PlayerEngine(ScriptedSpeaker(say), renderer)
+    engine = ChatEngine(ScriptedSpeaker(say), renderer)
     assert isinstance(engine, MessageEngine)
     asking = asyncio.create_task(engine.answer([], (), {}, rid="r"))
     await begun.wait()
     await engine.abort("r")
     assert (await asking).finish_reason == "abort"
     task = run_episode(
-        Capitals(), TASK, engine=PlayerEngine(ScriptedSpeaker(lambda m, t: "Paris"), renderer), renderer=renderer
+        Capitals(), TASK, engine=ChatEngine(ScriptedSpeaker(lambda m, t: "Paris"), renderer), renderer=renderer
     )
     trajectory = await task
     assert (trajectory.reward, player(trajectory)) == (1.0, {"model": "ScriptedSpeaker", "requests": 1})
@@ -307,7 +307,7 @@ async def test_the_same_rewards_through_the_gateways_api_and_through_tokens(rend
 
     tokens = await rewards(engine)
     async with running_server(Standalone(engine, renderer), model_name="m") as url:
-        api = await rewards(PlayerEngine(ChatModel(base_url=f"{url}/v1", model="m"), renderer))
+        api = await rewards(ChatEngine(ChatModel(base_url=f"{url}/v1", model="m"), renderer))
     assert [t.reward for t in api] == [t.reward for t in tokens]
     assert {t.reward for t in api} == {0.0, 1.0}
     assert [t.tokens for t in api] == [t.tokens for t in tokens]

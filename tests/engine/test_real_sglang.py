@@ -77,7 +77,7 @@ class Chat(Env):
 async def test_episodes_agree_token_for_token(sglang, local, renderer):
     def play(engine, n):
         task = Task(prompt=f"{QUESTION[:-1]}{'!' * n}?")
-        limits = Limits(turn_tokens=40, context=400)
+        limits = Limits(max_tokens_per_turn=40, context=400)
         # What is greedy repeats itself: only stops this frequent let some episodes come to a third turn.
         params = {"temperature": 0.0, "stop_token_ids": list(range(8, 632, 2))}
         return run_episode(
@@ -205,7 +205,7 @@ async def test_the_next_turn_finds_its_prefix_cached(sglang, renderer):
         engine=sglang,
         renderer=renderer,
         options=EpisodeOptions(
-            limits=Limits(turn_tokens=200, context=900),
+            limits=Limits(max_tokens_per_turn=200, context=900),
             sampling_params={"temperature": 1.0, "stop_token_ids": SOMETIMES},
         ),
     )

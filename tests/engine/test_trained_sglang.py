@@ -54,7 +54,7 @@ def settings(tmp_path):
         "out": str(tmp_path / "run"),
         "prompts_per_step": 2,
         "group_size": 4,
-        "limits": {"turns": 3, "turn_tokens": 6, "context": 200},
+        "limits": {"turns": 3, "max_tokens_per_turn": 6, "context": 200},
         "device": "cpu",
         "learning_rate": 0.05,
         "lr_warmup_steps": 0,

@@ -52,7 +52,10 @@ async def test_the_same_seed_gives_the_same_tokens_and_log_probs():
     from agentrl.models import load_tokenizer, tiny_model
     from agentrl.render import load_renderer
 
-    tokenizer, options = load_tokenizer("tiny"), EpisodeOptions(limits=Limits(turns=2, turn_tokens=12, context=400))
+    tokenizer, options = (
+        load_tokenizer("tiny"),
+        EpisodeOptions(limits=Limits(turns=2, max_tokens_per_turn=12, context=400)),
+    )
     found = []
     async with EnvFactory(ENV) as envs, LocalEngine(tiny_model(0), tokenizer) as engine:
         rollouts = Rollout(envs=envs, engine=engine, renderer=load_renderer(tokenizer), options=options)

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl import EpisodeOptions, Limits, SamplingParams, Trajectory
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Call, Entry, Exchange, RefusedError, Reply, Request
+from agentrl.chat.request import Call, ChatRequest, Entry, Exchange, RefusedError, Reply
 from agentrl.engine import Generation, ScriptedEngine
 from agentrl.gateway.session.session import Session
 
@@ -82,7 +82,7 @@ class Talk:
 
     def ask(self, *entries: Entry, **given: Any) -> Exchange:
         given = {"wire": "chat", "tools": (FIND,), **given}
-        return self.session.ask(Request(entries=tuple(entries), **given))
+        return self.session.ask(ChatRequest(entries=tuple(entries), **given))
 
     async def says(self, *entries: Entry, **given: Any) -> Reply:
         """The reply to these entries, which the client gets."""

@@ -10,7 +10,7 @@ import pytest
 from agentrl import EpisodeOptions, Limits, ResumeError, StopReason, Task, resume_episode, run_episode
 from agentrl.engine import ScriptedEngine
 from agentrl.env.env import close_env
-from agentrl.episode.options import Host
+from agentrl.episode.options import EpisodeHooks
 from agentrl.episode.parking import Parking
 from agentrl.testing import call, rollout
 from tests.gateway.agents import Adder, RefusedByGateway, ask, doing
@@ -34,8 +34,8 @@ class Rollouts:
     async def play(self, env, seconds=None):
         """Play, or go on, until the end or an abort after so many seconds."""
         self.aborted, parked, self.parked = False, self.parked, None
-        host = Host(aborted=lambda: self.aborted, park=self._park)
-        given = {"engine": self.engine, "renderer": self.renderer, "options": self.options, "host": host}
+        host = EpisodeHooks(aborted=lambda: self.aborted, park=self._park)
+        given = {"engine": self.engine, "renderer": self.renderer, "options": self.options, "hooks": host}
         playing = resume_episode(parked, env, **given) if parked else run_episode(env, TASK, **given)
         task = asyncio.create_task(playing)
         if seconds is not None:

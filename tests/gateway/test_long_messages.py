@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from agentrl import Env, EpisodeOptions, Limits, Raw, StepResult, StopReason, Task, run_episode, tool
-from agentrl.chat.request import Entry, RefusedError, Request
+from agentrl.chat.request import ChatRequest, Entry, RefusedError
 from agentrl.engine import ScriptedEngine
 from agentrl.render import long_text
 from agentrl.render.template import Template
@@ -41,7 +41,7 @@ def on_loop(encoded):
 
 
 def request(*entries):
-    return Request(wire="chat", entries=entries, tools=(FIND,))
+    return ChatRequest(wire="chat", entries=entries, tools=(FIND,))
 
 
 async def test_a_message_that_cannot_fit_is_refused_by_its_length(renderer, encoded):

@@ -18,7 +18,7 @@ from agentrl_envs.fact_search import FactSearch
 from agentrl_envs.fact_search.facts import Index, load_facts
 
 GREEDY = 0.0
-LIMITS = Limits(turns=5, turn_tokens=48, context=400)
+LIMITS = Limits(turns=5, max_tokens_per_turn=48, context=400)
 TOOLS = [made.spec for made in tools_of(FactSearch).values()]
 
 
@@ -77,7 +77,7 @@ async def agent(client: openai.AsyncOpenAI, task: Task, index: Index) -> float:
     read = ""
     for _ in range(LIMITS.turns):
         answer = await client.chat.completions.create(
-            model="m", messages=messages, tools=TOOLS, temperature=GREEDY, max_tokens=LIMITS.turn_tokens
+            model="m", messages=messages, tools=TOOLS, temperature=GREEDY, max_tokens=LIMITS.max_tokens_per_turn
         )
         said = answer.choices[0].message
         messages.append(said.model_dump(exclude_none=True))

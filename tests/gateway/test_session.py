@@ -9,14 +9,14 @@ import pytest
 
 from agentrl import EngineError, Generation, Limits, StopReason, TemplateError, Trajectory
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import RefusedError, Request
+from agentrl.chat.request import ChatRequest, RefusedError
 from agentrl.errors import EngineLostError
 from agentrl.testing import call
 from tests.gateway.client import ASK, FIND, SYSTEM, Entry, Talk, results, told
 
 
 def request(*entries):
-    return Request(wire="chat", entries=entries, tools=(FIND,))
+    return ChatRequest(wire="chat", entries=entries, tools=(FIND,))
 
 
 async def called(params):

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.chat.request import Call, Entry
 from agentrl.chat.tokens.messages import plain_id
-from agentrl.chat.tokens.missing_words import lost
+from agentrl.chat.tokens.missing_words import first_message_not_in
 from agentrl.chat.tokens.writer import Writer
 from agentrl.render import Renderer, load_renderer
 from agentrl.types import Action
@@ -94,14 +94,17 @@ def test_a_turn_that_the_client_began(writer: Writer) -> None:
     ],
 )
 def test_words_are_found_however_a_template_writes_them(said: str, text: str) -> None:
-    assert lost([{"role": "user", "content": said}], text) is None
+    assert first_message_not_in([{"role": "user", "content": said}], text) is None
 
 
 @pytest.mark.parametrize(
     ("said", "text"), [("two words", "two"), ("zq1", "zq12"), ("n", "\\n"), ("long " * 40, "long " * 40 + "er")]
 )
 def test_a_word_that_is_only_a_part_of_another_is_lost(said: str, text: str) -> None:
-    assert lost([{"role": "user", "content": "x"}, {"role": "user", "content": f"{said}y"}], f"x {text}") == 1
+    assert (
+        first_message_not_in([{"role": "user", "content": "x"}, {"role": "user", "content": f"{said}y"}], f"x {text}")
+        == 1
+    )
 
 
 ASKED = (Entry("user", "Go."), Entry("assistant", "", calls=(Call("toolu_1", "lookup", {"query": "x"}),)))

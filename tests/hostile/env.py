@@ -16,7 +16,7 @@ from tests.hostile.faults import FAULTS
 LIMITS = {
     "turns": 4,
     "context": 900,
-    "turn_tokens": 600,
+    "max_tokens_per_turn": 600,
     "reset_s": 2.0,
     "step_s": 2.5,
     "tool_s": 1.0,

@@ -95,7 +95,7 @@ def test_run_groups_in_lockstep(tokenizer, renderer, before, monkeypatch):
     monkeypatch.setattr(lockstep, "QUIET_S", 0.5)
     torch.set_num_threads(1)
     engine = LocalEngine(load_model("tiny", seed=1), tokenizer)
-    limits = {"turn_tokens": 60, "episode_s": None}
+    limits = {"max_tokens_per_turn": 60, "episode_s": None}
     names = sorted(NOT_SAMPLED - {"a pool that is too small"})  # a box is kept for all of a wave: rollout/test_pools.py
     count = max(EPISODES // 2, len(names))
     judge(asyncio.run(play(engine, renderer, names, count=count, limits=limits, random=True)), count, at_random=True)

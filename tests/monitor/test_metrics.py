@@ -33,7 +33,7 @@ async def played(renderer):
             await play(call("search", query="France"), "Paris"),
             await play(BROKEN, call("find"), call("search", query="Peru"), "Lima"),
         ],
-        [await play(call("find"), "Paris"), await play("I will think about it", turn_tokens=3)],
+        [await play(call("find"), "Paris"), await play("I will think about it", max_tokens_per_turn=3)],
     ]
 
 

@@ -20,7 +20,7 @@ from agentrl.testing import call, tiny_renderer
 from agentrl.types import Limits
 from agentrl_envs.fact_search import FactSearch, make_tasks
 
-LIMITS = Limits(turns=4, turn_tokens=48, context=400)
+LIMITS = Limits(turns=4, max_tokens_per_turn=48, context=400)
 
 
 class Breakable(FactSearch):

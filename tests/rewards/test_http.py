@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentrl._util.http import Service
+from agentrl._util.http import HttpService
 from agentrl.errors import ConfigError, InfraError
 from agentrl.rewards import LLMJudge, RemoteReward
 from agentrl.rewards.judge import verdict
@@ -107,7 +107,7 @@ async def test_the_deadline_is_that_of_all_tries_together():
 async def test_the_circuit_opens_and_closes():
     down = True
     async with Served(lambda body: Status(500) if down else 1.0) as served:
-        service = Service(url=served.url, retries=0, trip=3, open_s=0.3)
+        service = HttpService(url=served.url, retries=0, trip=3, open_s=0.3)
         for _ in range(3):
             with pytest.raises(InfraError, match="failed 1 times; the last error: InfraError: HTTP 500"):
                 await service.post({})
@@ -122,7 +122,7 @@ async def test_the_circuit_opens_and_closes():
 
 async def test_after_the_pause_one_request_is_tried_and_not_all():
     async with Served(lambda body: Status(500)) as served:
-        service = Service(url=served.url, retries=0, trip=1, open_s=0.2)
+        service = HttpService(url=served.url, retries=0, trip=1, open_s=0.2)
         with pytest.raises(InfraError):
             await service.post({})
         await asyncio.sleep(0.21)

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import InfraError
-from agentrl.rewards.workers import GraderError, Workers
+from agentrl.rewards.workers import GraderError, ProcessPool
 
 HERE = f"{Path(__file__).parent / 'slow_graders.py'}:"
 
 
 @pytest.fixture
 def workers():
-    workers = Workers(2)
+    workers = ProcessPool(2)
     yield workers
     pids = workers.processes()
     workers.close()

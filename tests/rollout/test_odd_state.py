@@ -21,7 +21,7 @@ import pytest
 from agentrl import Env, EnvFactory, InfraError, Limits, StepResult, StopReason
 from agentrl.check import CheckInputs, check
 from agentrl.engine import ScriptedEngine
-from agentrl.episode.options import EpisodeOptions, Host
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions
 from agentrl.episode.parking import Parking
 from agentrl.episode.resume import resume_episode
 from agentrl.episode.run import run_episode
@@ -269,9 +269,9 @@ async def test_an_aborted_episode_goes_on_with_its_state(renderer, tmp_path, env
         flag[0] = len(trajectory.turns) == stops
 
     engine = ScriptedEngine(["left", "right"], renderer)
-    host = Host(aborted=lambda: flag[0], on_turn=after, park=park)
+    hooks = EpisodeHooks(aborted=lambda: flag[0], on_turn=after, park=park)
     task = row(metadata={"seen": []})
-    first = await run_episode(env(), task, engine=engine, renderer=renderer, host=host, session_id="s")
+    first = await run_episode(env(), task, engine=engine, renderer=renderer, hooks=hooks, session_id="s")
     assert (first.stop, len(tickets)) == (StopReason.ABORTED, 1), first.info
     back = await parking.take(tickets[0])
     ended = await resume_episode(back, env(), engine=engine, renderer=renderer)

@@ -68,7 +68,7 @@ async def play(tokenizer, renderer, env=Boxed, seed=0, fails=()):
     Boxed.jitter, Boxed.fails = random.Random(seed), set(fails)
     try:
         async with EnvFactory(env) as envs, asyncio.timeout(60):
-            options = EpisodeOptions(limits=Limits(turns=2, turn_tokens=6))
+            options = EpisodeOptions(limits=Limits(turns=2, max_tokens_per_turn=6))
             rollout = Rollout(envs=envs, engine=engine, renderer=renderer, options=options)
             tasks = [Task(prompt=f"say {i}", id=str(i)) for i in range(4)]
             groups = await run_groups(rollout, tasks, 2)

@@ -48,7 +48,7 @@ class Boxed(Env):
             return float(clean is not self.box)
 
 
-LIMITS = Limits(turns=2, turn_tokens=6, reset_s=0.5, score_s=0.5)
+LIMITS = Limits(turns=2, max_tokens_per_turn=6, reset_s=0.5, score_s=0.5)
 """Most episodes wait longer than that for a sandbox; it does not count."""
 
 

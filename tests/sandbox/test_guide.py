@@ -11,7 +11,7 @@ import pytest
 
 from agentrl import EnvFactory, EpisodeOptions, Limits, StopReason, Task, resume_episode, run_episode
 from agentrl.engine import ScriptedEngine
-from agentrl.episode.options import Host
+from agentrl.episode.options import EpisodeHooks
 from agentrl.episode.parking import Parking
 from agentrl.testing import call, rollout, tiny_renderer
 from agentrl_sandbox.owners import current
@@ -69,8 +69,8 @@ async def test_a_partial_rollout_of_the_guides_env(terminal, backend, renderer, 
     async def park(parked):
         tickets.append(await parking.park(parked, 60))
 
-    host = Host(aborted=lambda: bool(flag), park=park)
-    given = {"renderer": renderer, "options": EpisodeOptions(limits=Limits(reset_s=30)), "host": host}
+    hooks = EpisodeHooks(aborted=lambda: bool(flag), park=park)
+    given = {"renderer": renderer, "options": EpisodeOptions(limits=Limits(reset_s=30)), "hooks": hooks}
     async with EnvFactory(terminal, {"backend": backend}) as envs:
         env = envs.make()
         playing = asyncio.create_task(run_episode(env, TASK, engine=ScriptedEngine(turns, renderer), **given))

@@ -108,7 +108,7 @@ async def test_evaluation(Sample, serve, make_args):
     ("limits", "params", "stop", "status"),
     [
         ({"turns": 1}, {}, "max_turns", "COMPLETED"),
-        ({"turn_tokens": 5}, {}, "turn_max_tokens", "TRUNCATED"),
+        ({"max_tokens_per_turn": 5}, {}, "turn_max_tokens", "TRUNCATED"),
         ({}, {"max_new_tokens": 5}, "max_tokens", "TRUNCATED"),
         ({"context": 40}, {}, "context_full", "TRUNCATED"),
         ({"episode_s": 0.3, "tool_s": 60}, {}, "deadline", "TRUNCATED"),

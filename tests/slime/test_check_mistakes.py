@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.slime.check import Finding, arguments, check, read_command
+from agentrl.slime.check import LaunchFinding, arguments, check, read_command
 from agentrl.slime.init import CONFIG, SCRIPT, write
 
 ENV = '''
@@ -48,7 +48,7 @@ ROW = '{"prompt": "a", "label": "b", "metadata": {}}\n'
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch) -> Callable[..., list[Finding]]:
+def run(tmp_path: Path, monkeypatch) -> Callable[..., list[LaunchFinding]]:
     """Change one line of a good launch, and check what bash makes of it."""
     (tmp_path / "slime/scripts/models").mkdir(parents=True)
     write("my_env.py:Lookup", "qwen3-30B-A3B", tmp_path / "slime", tmp_path)
@@ -77,7 +77,7 @@ def run(tmp_path: Path, monkeypatch) -> Callable[..., list[Finding]]:
     values = {"SLIME": "slime", "MEGATRON": "/megatron", "MODEL": "/models/m", "DATA": ".", "CHECK": "1", "GPUS": "8"}
     environment = {**os.environ, **values, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
 
-    def checked(file: str = SCRIPT, old: str = "", new: str = "") -> list[Finding]:
+    def checked(file: str = SCRIPT, old: str = "", new: str = "") -> list[LaunchFinding]:
         if old:
             content = Path(file).read_text()
             assert content.count(old) == 1, f"{old!r} is not once in {file}"
@@ -88,7 +88,7 @@ def run(tmp_path: Path, monkeypatch) -> Callable[..., list[Finding]]:
     return checked
 
 
-def serious(findings: list[Finding]) -> list[tuple[str, str]]:
+def serious(findings: list[LaunchFinding]) -> list[tuple[str, str]]:
     return [(str(found.level), found.text) for found in findings if found.level in ("error", "warning")]
 
 

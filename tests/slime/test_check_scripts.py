@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.slime.check import Command, arguments, check, read_command
-from agentrl.slime.check.finding import Finding
+from agentrl.slime.check import TrainCommand, arguments, check, read_command
+from agentrl.slime.check.finding import LaunchFinding
 
 SOURCE = os.environ.get("SLIME_SRC", "")
 pytestmark = pytest.mark.skipif(
@@ -93,10 +93,10 @@ def test_slimes_own_scripts_raise_no_false_alarm(script, programs, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     Path("my_env.py").write_text(ENV)
     Path("agentrl.yaml").write_text("agentrl: {env: my_env.py:E}\n")
-    adapted = Command((*command.words, *AGENTRL.split()), command.program, command.path)
+    adapted = TrainCommand((*command.words, *AGENTRL.split()), command.program, command.path)
     alarms = [finding for finding in check(adapted) if is_alarm(finding)]
     assert alarms == []
 
 
-def is_alarm(finding: Finding) -> bool:
+def is_alarm(finding: LaunchFinding) -> bool:
     return finding.level in ("error", "warning") and not any(known in finding.text for known in EXPECTED)

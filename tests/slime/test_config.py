@@ -74,7 +74,7 @@ def test_a_bad_file(tmp_path, monkeypatch, content, message):
         ({"limits": {"turn": 3}}, r"unknown key limits.turn; did you mean turns?"),
         ({"limits": {"turns": "many"}}, r"limits.turns must be a whole number, not 'many'"),
         ({"limits": {"turns": None}}, r"limits.turns must be a whole number, not None"),
-        ({"limits": {"turn_tokens": "1e1"}}, r"limits.turn_tokens must be a whole number, not '1e1'"),
+        ({"limits": {"max_tokens_per_turn": "1e1"}}, r"limits.max_tokens_per_turn must be a whole number, not '1e1'"),
         ({"limits": {"turns": 0}}, r"limits.turns must be positive"),
         ({"max_new_tokens": "run"}, r"max_new_tokens must be 'episode' or 'turn'"),
         ({"thinking": "drop"}, r"thinking must be 'keep' or 'strip'"),
@@ -143,7 +143,7 @@ def test_slimes_flags_become_limits():
     assert limits == Limits(tokens=512, context=4096)
     assert read().slime_options(args, params, evaluation=True).limits.context == 8192
     turn = read(max_new_tokens="turn").slime_options(args, params, evaluation=False).limits
-    assert (turn.tokens, turn.turn_tokens) == (None, 512)
+    assert (turn.tokens, turn.max_tokens_per_turn) == (None, 512)
 
 
 def test_an_explicit_limit_wins():

@@ -17,7 +17,7 @@ from agentrl.train import TrainConfig
 from agentrl.types import Limits, Task
 
 TOY = Path(__file__).with_name("toy_env.py")
-LIMITS = {"turns": 3, "turn_tokens": 6, "context": 200}
+LIMITS = {"turns": 3, "max_tokens_per_turn": 6, "context": 200}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from agentrl._util.memory import free_ram
 from agentrl.models.adapter import quiet_peft
 from agentrl.train import TrainConfig, Trainer, memory_advice
-from agentrl.train.memory import MemoryEstimate, Plan, Shape
+from agentrl.train.memory import MemoryEstimate, MemoryInputs, Shape
 from agentrl.train.memory_advice import free_memory, lines_about, memory_lines, ways_to_fit
 from tests.train.qwen3 import qwen3
 
@@ -47,7 +47,7 @@ def config(**values: Any) -> TrainConfig:
 
 
 def need(shape: Shape, *, on_gpu: bool = True, **values: Any) -> MemoryEstimate:
-    return MemoryEstimate.of(shape, Plan.of(config(**values), shape, on_gpu=on_gpu))
+    return MemoryEstimate.of(shape, MemoryInputs.of(config(**values), shape, on_gpu=on_gpu))
 
 
 @pytest.mark.parametrize(

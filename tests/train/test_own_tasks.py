@@ -49,7 +49,7 @@ def test_without_data_and_without_own_tasks_there_is_nothing_to_train_on(make_co
 def test_a_run_that_finds_nothing_says_why(make_config, demonstrations):
     console = Console(file=io.StringIO(), width=300)
     warm = {"demonstrations": demonstrations, "steps": 1, "batch_size": 2}
-    config = make_config(reward=f"{TOY}:same", warm_start=warm, steps=1, limits={"turns": 1, "turn_tokens": 6})
+    config = make_config(reward=f"{TOY}:same", warm_start=warm, steps=1, limits={"turns": 1, "max_tokens_per_turn": 6})
     train(config, console=console)
     said = console.file.getvalue()
     assert "nothing was learned by reinforcement: in each group, all episodes got the same reward" in said

@@ -408,7 +408,7 @@ def test_a_run_begins_from_the_model_of_another(make_config, tmp_path):
 
 
 def test_overlong_episodes_are_masked_and_stay_in_the_baseline(make_config, tmp_path):
-    train(make_config(mask_overlong=True, steps=1, limits={**LIMITS, "turn_tokens": 3}), console=quiet())
+    train(make_config(mask_overlong=True, steps=1, limits={**LIMITS, "max_tokens_per_turn": 3}), console=quiet())
 
     [line] = lines(tmp_path / "run")
     cut = line["stops"]["turn_max_tokens"]

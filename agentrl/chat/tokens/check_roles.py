@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from agentrl.chat.request import Call, Entry
-from agentrl.chat.tokens.messages import spoken
+from agentrl.chat.tokens.messages import to_assistant_message
 from agentrl.errors import TemplateError
 from agentrl.render.base import Renderer
 from agentrl.render.cache import Cache
@@ -98,7 +98,7 @@ def _numbered(entries: Sequence[Entry]) -> list[Entry]:
 def _sampled(renderer: Renderer, turn: Entry) -> Action | None:
     """The turn as a model would sample it. None if the template cannot write such a turn."""
     try:
-        tokens = renderer.encode(spoken(turn, {}))
+        tokens = renderer.encode(to_assistant_message(turn, {}))
     except TemplateError:
         return None
     return renderer.parse(tokens, "stop", tokens[-1])

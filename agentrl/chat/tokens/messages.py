@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.chat.request import Call, Entry
-from agentrl.plain import plain, text
+from agentrl.plain import text, to_json
 from agentrl.types import Message, ToolSpec
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -23,7 +23,7 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forms:
+class EntryConverter:
     """How entries become messages of one template."""
 
     capabilities: Mapping[str, bool]
@@ -37,9 +37,9 @@ class Forms:
         return self.capabilities.get(capability, False)
 
 
-def told(
+def to_messages(
     entries: Sequence[Entry],
-    forms: Forms,
+    forms: EntryConverter,
     ids: Mapping[str, str],
     *,
     root: bool = False,
@@ -60,7 +60,7 @@ def told(
 class _MessageBuilder:
     """Builds messages from entries."""
 
-    forms: Forms
+    forms: EntryConverter
     ids: Mapping[str, str]
     root: bool
     calls: dict[str, str]
@@ -132,7 +132,7 @@ class _MessageBuilder:
         return self.forms.deferred.get(name, {"name": name})
 
     def _assistant(self, entry: Entry) -> None:
-        message = spoken(entry, self.ids)
+        message = to_assistant_message(entry, self.ids)
         self.calls = {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
         self.messages.append(message)
 
@@ -160,7 +160,7 @@ def one_by_one(entries: Sequence[Entry], known: Container[int] = ()) -> Iterator
     yield from ((None, Entry("assistant", calls=(call,))) for call in waiting.values())
 
 
-def spoken(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
+def to_assistant_message(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
     """An assistant entry as a message."""
     message: dict[str, Any] = {"role": "assistant", "content": text(entry.text)}
     if entry.reasoning is not None:
@@ -193,4 +193,4 @@ def _arguments(call: Call) -> Any:
     """The arguments as an object, which templates require. Other text is wrapped in one, under the key `unreadable`."""
     if isinstance(call.arguments, str):
         return {"unreadable": text(call.arguments)} if call.arguments.strip() else {}
-    return plain(call.arguments, f"the arguments of {call.name}")
+    return to_json(call.arguments, f"the arguments of {call.name}")

@@ -15,7 +15,7 @@ _ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
 """JSON escapes, such as a line break's, if a template writes text as JSON. Their letters belong to no word."""
 
 
-def lost(messages: Sequence[Message], text: str) -> int | None:
+def first_message_not_in(messages: Sequence[Message], text: str) -> int | None:
     """The index of the first message with a word that is not in the decoded `text`. None if no word is missing.
 
     Only words of Latin letters and digits are compared, because quoting, trimming and a tokenizer's normalization do

@@ -14,8 +14,8 @@ from typing import Any
 
 from agentrl.chat.request import Entry
 from agentrl.chat.tokens.check_roles import prove_places
-from agentrl.chat.tokens.messages import Forms, one_by_one, plain_id, spoken, told
-from agentrl.chat.tokens.missing_words import lost
+from agentrl.chat.tokens.messages import EntryConverter, one_by_one, plain_id, to_assistant_message, to_messages
+from agentrl.chat.tokens.missing_words import first_message_not_in
 from agentrl.errors import TemplateError
 from agentrl.render.base import Renderer
 from agentrl.render.learn.probe import TOOL as PROBE_TOOL
@@ -57,7 +57,7 @@ class Writer:
         `root`, the conversation begins here, and instructions at its head become its system message.
         """
         entries, _ = self._apart(entries, _NONE)
-        return told(entries, self._forms(), ids, root=root, calls=_names(action))
+        return to_messages(entries, self._forms(), ids, root=root, calls=_names(action))
 
     def prompt(self, entries: Sequence[Entry], known: Known = _NONE, ids: Mapping[str, str] = _NONE) -> Rendered:
         """The prompt of a new root.
@@ -111,8 +111,10 @@ class Writer:
             rendered.special + added.special,
         )
 
-    def _forms(self, careful: bool = False) -> Forms:
-        return Forms(capabilities=self.renderer.certificate.capabilities, deferred=self.deferred, careful=careful)
+    def _forms(self, careful: bool = False) -> EntryConverter:
+        return EntryConverter(
+            capabilities=self.renderer.certificate.capabilities, deferred=self.deferred, careful=careful
+        )
 
     def _apart(self, entries: Sequence[Entry], known: Known) -> tuple[Sequence[Entry], Known]:
         """Give parallel calls a turn each if the template takes one call per turn. Sampled calls stay together."""
@@ -128,11 +130,11 @@ class Writer:
         if not self.renderer.certificate.capabilities.get("text_with_calls", False):
             yield from (i for i, entry in enumerate(entries) if entry.text and entry.calls)
 
-    def _head(self, entries: Sequence[Entry], ids: Mapping[str, str]) -> _Piece:
+    def _head(self, entries: Sequence[Entry], ids: Mapping[str, str]) -> _WriterState:
         """The template's own render. Instructions alone, which some templates refuse or drop, may become user text."""
 
-        def attempt(careful: bool, root: bool = True) -> _Piece:
-            messages = told(entries, self._forms(careful), ids, root=root)
+        def attempt(careful: bool, root: bool = True) -> _WriterState:
+            messages = to_messages(entries, self._forms(careful), ids, root=root)
             return self._whole(self.renderer.prompt(messages), messages, messages)
 
         attempts = [lambda: attempt(False), lambda: attempt(True)]
@@ -147,12 +149,12 @@ class Writer:
         entries: Sequence[Entry],
         ids: Mapping[str, str],
         budget: int | None = None,
-    ) -> _Piece:
+    ) -> _WriterState:
         """The bridge to entries without an assistant entry. If the template refuses calls without their results, the
         turn counts as text."""
 
-        def attempt(careful: bool, action: Action) -> _Piece:
-            messages = told(entries, self._forms(careful), ids, calls=_names(action))
+        def attempt(careful: bool, action: Action) -> _WriterState:
+            messages = to_messages(entries, self._forms(careful), ids, calls=_names(action))
             rendered = self.renderer.bridge(history, action, messages, budget=budget)
             return self._whole(rendered, messages, [*history, *messages])
 
@@ -162,7 +164,7 @@ class Writer:
         return _first(attempts)
 
     def _pieces(
-        self, piece: _Piece, entries: Sequence[Entry], first: int, known: Known, ids: Mapping[str, str]
+        self, piece: _WriterState, entries: Sequence[Entry], first: int, known: Known, ids: Mapping[str, str]
     ) -> Rendered:
         """`piece`, then each assistant entry from `first` on, with the entries that follow it."""
         tokens, cut, last = list(piece.rendered.tokens), piece.rendered.cut, piece
@@ -178,9 +180,9 @@ class Writer:
         spans = _spans(piece.rendered, len(tokens), last.rendered)
         return Rendered(tuple(tokens), spans, last.rendered.thinking, cut, special)
 
-    def _said(self, entry: Entry, ids: Mapping[str, str], before: _Piece) -> tuple[Action, Sequence[int]]:
+    def _said(self, entry: Entry, ids: Mapping[str, str], before: _WriterState) -> tuple[Action, Sequence[int]]:
         """Encode an assistant entry that did not come from the model in the form that the model would have sampled."""
-        written = spoken(entry, ids)
+        written = to_assistant_message(entry, ids)
         calls = [
             ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
             for call in written.get("tool_calls", ())
@@ -198,7 +200,7 @@ class Writer:
         """The message's tokens. If the template leaves its text out, the plain text is put before the calls."""
         try:
             tokens = self.renderer.encode(message)
-            if lost([message], self.renderer.decode(tokens)) is None:
+            if first_message_not_in([message], self.renderer.decode(tokens)) is None:
                 return tokens
         except TemplateError:
             if not message["content"]:
@@ -206,16 +208,16 @@ class Writer:
         text = self.renderer.text(Raw(message["content"]), Action("", "", None)).tokens
         return [*text, *(self.renderer.encode({**message, "content": ""}) if message.get("tool_calls") else ())]
 
-    def _whole(self, rendered: Rendered, messages: Sequence[Message], history: Sequence[Message]) -> _Piece:
+    def _whole(self, rendered: Rendered, messages: Sequence[Message], history: Sequence[Message]) -> _WriterState:
         """Raises TemplateError if a part of a message is not in the tokens."""
-        at = None if rendered.cut else lost(messages, self.renderer.decode(rendered.tokens))
+        at = None if rendered.cut else first_message_not_in(messages, self.renderer.decode(rendered.tokens))
         if at is not None:
             role, content = messages[at]["role"], messages[at]["content"]
             raise TemplateError(
                 f"the chat template of {self.renderer.certificate.template} leaves out words of "
                 f"message {at + 1} of {len(messages)} ({role}): {content!r:.80}"
             )
-        return _Piece(rendered, history)
+        return _WriterState(rendered, history)
 
 
 def prove_for_agents(renderer: Renderer) -> None:
@@ -232,14 +234,14 @@ def prove_for_agents(renderer: Renderer) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _WriterState:
     """The last text that was written, and all messages so far."""
 
     rendered: Rendered
     history: Sequence[Message]
 
 
-def _first(attempts: Iterable[Callable[[], _Piece]]) -> _Piece:
+def _first(attempts: Iterable[Callable[[], _WriterState]]) -> _WriterState:
     """The result of the first attempt that succeeds. If none does, the error of the first attempt is raised."""
     failure: TemplateError | None = None
     for attempt in attempts:

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import RefusalKind, RefusedError, Reply, Request
+from agentrl.chat.request import ChatRequest, RefusalKind, RefusedError, Reply
 from agentrl.types import JSON
 
 DEFAULTS = SessionOptions()
 
 
-class Answer(Protocol):
+class ReplyWriter(Protocol):
     """Writes the answer to one request."""
 
     @property
-    def request(self) -> Request:
+    def request(self) -> ChatRequest:
         """The request that was read."""
         ...
 
@@ -47,7 +47,7 @@ class Wire(Protocol):
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
-    ) -> Answer:
+    ) -> ReplyWriter:
         """Read a request. The returned Answer holds it and writes the answer. `headers` finds names in any case.
 
         Raises RefusedError, which names the parameter.

@@ -9,9 +9,9 @@ from typing import cast
 from uuid import uuid4
 
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Call, Entry, RefusalKind, RefusedError, Reply, Request, Role
+from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, RefusedError, Reply, Role
 from agentrl.chat.wires import reading
-from agentrl.chat.wires.base import DEFAULTS, Answer, arguments_text, compact
+from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, arguments_text, compact
 from agentrl.chat.wires.openai_errors import error_body
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
@@ -26,7 +26,7 @@ class Chat:
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
-    ) -> Answer:
+    ) -> ReplyWriter:
         body, changed = relaxed(body, options)
         _refuse_unserved(body)
         sent = reading.sequence(body.get("messages"), "messages")
@@ -35,7 +35,7 @@ class Chat:
             raise refuse("messages: at least one message is needed")
         tools, left_out = _tools(body.get("tools"))
         most = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        request = Request(
+        request = ChatRequest(
             wire="chat",
             entries=tuple(entries),
             tools=tuple(tools) if reading.no_force(body.get("tool_choice")) else (),
@@ -50,7 +50,7 @@ class Chat:
             retried=reading.is_retry(headers),
         )
         streamed = body.get("stream_options")
-        return _Answer(request, isinstance(streamed, dict) and streamed.get("include_usage") is True)
+        return _CompletionWriter(request, isinstance(streamed, dict) and streamed.get("include_usage") is True)
 
     def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
         return error_body(status, message, kind)
@@ -122,8 +122,8 @@ def _tools(sent: JSON) -> tuple[list[ToolSpec], list[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    request: Request
+class _CompletionWriter:
+    request: ChatRequest
     include_usage: bool
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Call, Entry, RefusalKind, RefusedError, Reply, Request, Role, Usage
+from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, RefusedError, Reply, ReplyUsage, Role
 from agentrl.chat.wires import reading
-from agentrl.chat.wires.base import DEFAULTS, Answer, compact, event
+from agentrl.chat.wires.base import DEFAULTS, ReplyWriter, compact, event
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
 from agentrl.types import JSON, ToolSpec
@@ -30,7 +30,7 @@ class Messages:
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
-    ) -> Answer:
+    ) -> ReplyWriter:
         body, changed = relaxed(body, options)
         _refuse_unserved(body)
         system = list(_system(body.get("system")))
@@ -41,7 +41,7 @@ class Messages:
         tools, deferred, left_out = _tools(body.get("tools"))
         shown = reading.no_force(body.get("tool_choice"))
         kept = [text for text in system if not text.startswith(_BILLING)]
-        request = Request(
+        request = ChatRequest(
             wire="messages",
             entries=(*(reading.blocks("system", kept) if kept else ()), *entries),
             tools=tuple(tools) if shown else (),
@@ -55,7 +55,7 @@ class Messages:
             digest=digest,
             retried=reading.is_retry(headers),
         )
-        return _Answer(request)
+        return _MessageWriter(request)
 
     def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
         return _error(_error_type(status, kind), message)
@@ -190,8 +190,8 @@ def _tools(sent: JSON) -> tuple[list[ToolSpec], dict[str, ToolSpec], list[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    request: Request
+class _MessageWriter:
+    request: ChatRequest
 
     def whole(self, replies: Sequence[Reply]) -> JSON:
         (reply,) = replies
@@ -231,7 +231,7 @@ class _Answer:
 _PING = event("ping", {"type": "ping"})
 
 
-def _usage(usage: Usage, sampled: int) -> JSON:
+def _usage(usage: ReplyUsage, sampled: int) -> JSON:
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from uuid import uuid4
 
-from agentrl.chat.request import RefusedError, Reply, ReplyCall, Request, Usage
+from agentrl.chat.request import ChatRequest, RefusedError, Reply, ReplyCall, ReplyUsage
 from agentrl.chat.wires.base import arguments_text, event
 from agentrl.chat.wires.openai_errors import full, stream_code
 from agentrl.types import JSON
@@ -36,10 +36,10 @@ class ToolForm:
 
 
 @dataclass(slots=True)
-class ResponseAnswer:
+class ResponseWriter:
     """Writes the answer to one request."""
 
-    request: Request
+    request: ChatRequest
     forms: Mapping[str, ToolForm]
     body: Mapping[str, JSON]
     id: str = field(default_factory=lambda: f"resp_{uuid4().hex}")
@@ -180,7 +180,7 @@ def _plain_input(call: ReplyCall) -> str:
     return text if isinstance(text, str) else arguments_text(call.arguments)
 
 
-def _usage(usage: Usage) -> JSON:
+def _usage(usage: ReplyUsage) -> JSON:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

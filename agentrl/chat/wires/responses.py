@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Call, Entry, RefusalKind, Request, Role
+from agentrl.chat.request import Call, ChatRequest, Entry, RefusalKind, Role
 from agentrl.chat.wires import reading
-from agentrl.chat.wires.base import DEFAULTS, Answer
+from agentrl.chat.wires.base import DEFAULTS, ReplyWriter
 from agentrl.chat.wires.openai_errors import error_body
 from agentrl.chat.wires.reading import refuse
 from agentrl.chat.wires.relaxed import relaxed
-from agentrl.chat.wires.response_events import ResponseAnswer, ToolForm
+from agentrl.chat.wires.response_events import ResponseWriter, ToolForm
 from agentrl.types import JSON, ToolSpec
 
 _ROLES = ("system", "developer", "user", "assistant")
@@ -37,7 +37,7 @@ class Responses:
 
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
-    ) -> Answer:
+    ) -> ReplyWriter:
         body, changed = relaxed(body, options)
         _refuse_unserved(body)
         tools = _Tools.of(body.get("tools"))
@@ -45,7 +45,7 @@ class Responses:
         entries = list(_entries(body.get("input"), tools))
         if not entries:
             raise refuse("input: a text, or at least one item, is needed")
-        request = Request(
+        request = ChatRequest(
             wire="responses",
             entries=(*([Entry("system", instructions)] if instructions else ()), *entries),
             tools=tuple(tools.specs) if reading.no_force(body.get("tool_choice")) else (),
@@ -57,7 +57,7 @@ class Responses:
             digest=digest,
             retried=reading.is_retry(headers),
         )
-        return ResponseAnswer(request, tools.forms, body)
+        return ResponseWriter(request, tools.forms, body)
 
     def error(self, status: int, message: str, kind: RefusalKind | None = None) -> JSON:
         return error_body(status, message, kind)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from agentrl.engine.local.kv_cache import SMALL_BYTES, Block, Remembered, run
-from agentrl.engine.local.request import Failed, Finished, Outcome, Request
+from agentrl.engine.local.kv_cache import SMALL_BYTES, CacheBlock, Remembered, run
+from agentrl.engine.local.request import Failed, Finished, GenerateRequest, Outcome
 from agentrl.engine.local.sampling import draw
 from agentrl.errors import EngineError
 
@@ -25,8 +25,8 @@ _PREFILL_TOKENS = 4096
 class _Group:
     """The rows of one block. One pass computes them all."""
 
-    block: Block
-    rows: list[Request] = field(default_factory=list)
+    block: CacheBlock
+    rows: list[GenerateRequest] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class Batch:
         self._groups: dict[int, _Group] = {}
         self._split = False
         self._kept: dict[str, _KeptSession] = {}  # the least recently used first
-        self._forgetting: set[Request] = set()
+        self._forgetting: set[GenerateRequest] = set()
         """Running rows with keys and values from other weights. Nothing is kept of them."""
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[GenerateRequest]:
         return [row for group in self._groups.values() for row in group.rows]
 
     @property
@@ -92,7 +92,7 @@ class Batch:
     # Admission
 
     @torch.inference_mode()
-    def admit(self, requests: Sequence[Request]) -> list[Failed]:
+    def admit(self, requests: Sequence[GenerateRequest]) -> list[Failed]:
         """Admit up to `room` requests and prefill them. Returns those that failed."""
         kept = {request: self._kept.pop(request.session_id, None) for request in requests}
         for request, found in kept.items():
@@ -105,7 +105,7 @@ class Batch:
         new = sorted(requests, key=lambda row: len(row.input_ids) - row.computed)
         return self._enter(new, kept)
 
-    def _enter(self, new: Sequence[Request], kept: dict[Request, _KeptSession | None]) -> list[Failed]:
+    def _enter(self, new: Sequence[GenerateRequest], kept: dict[GenerateRequest, _KeptSession | None]) -> list[Failed]:
         try:
             self._arrange(new)
         except RuntimeError as exc:  # too little memory: find the requests at fault
@@ -160,11 +160,11 @@ class Batch:
 
     # Memory
 
-    def _key(self, row: Request) -> int:
+    def _key(self, row: GenerateRequest) -> int:
         """The key of a row's group: 0, or the power of two that holds its tokens."""
         return max(64, 1 << (len(row.tokens) - 1).bit_length()) if self._split else 0
 
-    def _arrange(self, new: Sequence[Request] = ()) -> None:
+    def _arrange(self, new: Sequence[GenerateRequest] = ()) -> None:
         """Give every row a block of its length class, with room for the `new` ones.
 
         One block for all rows is fastest, but is padded to its longest row. It is split if the padding would more than
@@ -195,9 +195,9 @@ class Batch:
                 target.rows.append(row)
 
     def _group(self, key: int) -> _Group:
-        return self._groups.setdefault(key, _Group(Block(self._token_bytes)))
+        return self._groups.setdefault(key, _Group(CacheBlock(self._token_bytes)))
 
-    def _leave(self, group: _Group, row: Request) -> None:
+    def _leave(self, group: _Group, row: GenerateRequest) -> None:
         """Remove a row. The last row of the group moves to the free place."""
         seat, last = group.rows.index(row), len(group.rows) - 1
         if seat != last:
@@ -250,7 +250,7 @@ class Batch:
             if outcome := self._take(row, token, log_prob):
                 yield outcome
 
-    def _take(self, row: Request, token: int, log_prob: float) -> Outcome | None:
+    def _take(self, row: GenerateRequest, token: int, log_prob: float) -> Outcome | None:
         if not math.isfinite(log_prob):
             return Failed(row, EngineError("the model's logits are not finite: are its weights damaged, or NaN?"))
         row.tokens.append(token)
@@ -260,7 +260,7 @@ class Batch:
         except Exception as exc:  # noqa: BLE001 - the tokenizer's own code, on tokens of this row only
             return _failed(row, exc)
 
-    def _judge(self, row: Request) -> Finished | None:
+    def _judge(self, row: GenerateRequest) -> Finished | None:
         token, sampling = row.tokens[-1], row.sampling
         # SGLang checks in this order.
         if sampling.stop and (matched := self._stop_string(row)):
@@ -270,7 +270,7 @@ class Batch:
         at_limit = len(row.log_probs) == sampling.max_new_tokens or len(row.tokens) == self._max_context
         return Finished(row, "length") if at_limit else None
 
-    def _stop_string(self, row: Request) -> str | None:
+    def _stop_string(self, row: GenerateRequest) -> str | None:
         """The stop string that the last token completed. A token has at least one byte, so the tail is long enough."""
         longest = max(len(stop.encode()) for stop in row.sampling.stop)
         tail = row.tokens[max(len(row.input_ids), len(row.tokens) - longest - 4) :]
@@ -278,7 +278,7 @@ class Batch:
         return next((stop for stop in row.sampling.stop if stop in text), None)
 
     @torch.inference_mode()
-    def remove(self, request: Request, *, failed: bool = False) -> None:
+    def remove(self, request: GenerateRequest, *, failed: bool = False) -> None:
         """Remove a row. Its keys and values are kept for its session, unless it failed or the weights have changed."""
         group = next(group for group in self._groups.values() if request in group.rows)
         seat = group.rows.index(request)
@@ -293,7 +293,7 @@ class Batch:
         self._drop_empty(set())
 
 
-def _failed(request: Request, exc: Exception) -> Failed:
+def _failed(request: GenerateRequest, exc: Exception) -> Failed:
     error = EngineError(f"a forward pass failed: {_words(exc)}")
     error.__cause__ = exc
     return Failed(request, error)

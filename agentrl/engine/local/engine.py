@@ -15,9 +15,9 @@ from agentrl.engine.base import AsyncClosing
 from agentrl.engine.local.batch import Batch
 from agentrl.engine.local.fitness import check_attention, context_length, measure
 from agentrl.engine.local.lockstep import Lockstep
-from agentrl.engine.local.request import Request
+from agentrl.engine.local.request import GenerateRequest
 from agentrl.engine.local.sampling import Sampling
-from agentrl.engine.local.worker import Worker
+from agentrl.engine.local.worker import BatchWorker
 from agentrl.errors import ConfigError, EngineError, RequestError
 from agentrl.types import Generation, SamplingParams
 
@@ -55,7 +55,7 @@ class LocalEngine(AsyncClosing):
             eos=_eos_tokens(model, tokenizer),
             token_bytes=measure(self._model, self._context),
         )
-        self._worker = Worker(batch)
+        self._worker = BatchWorker(batch)
         weakref.finalize(self, self._worker.stop)
 
     async def generate(
@@ -71,7 +71,7 @@ class LocalEngine(AsyncClosing):
             raise RequestError(f"session_id and rid must be strings, not {session_id!r:.50} and {rid!r:.50}")
         if sampling.max_new_tokens == 0:
             return Generation([], [], "length", weight_version=self.weight_version)
-        request = Request(ids, sampling, session_id, rid, asyncio.get_running_loop())
+        request = GenerateRequest(ids, sampling, session_id, rid, asyncio.get_running_loop())
         self._worker.submit(request)
         return await asyncio.wrap_future(request.future)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agentrl.engine.local.kv_cache import Block, run
+from agentrl.engine.local.kv_cache import CacheBlock, run
 from agentrl.errors import ConfigError
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
@@ -83,7 +83,7 @@ def measure(model: Any, context: int) -> int:
     lengths = (length, max(length - 5, 2))
     vocabulary = model.config.vocab_size
     ids = [[(17 + row * 7 + 29 * i * i) % vocabulary for i in range(length)] for row in range(2)]
-    block, decoded = Block(), min(3, lengths[1] - 1)
+    block, decoded = CacheBlock(), min(3, lengths[1] - 1)
     try:
         plain = model(input_ids=torch.tensor(ids, device=model.device), use_cache=False).logits.float()
         block.fit(2, length, 2)

@@ -14,7 +14,7 @@ SMALL_BYTES = 256 << 20
 """Blocks up to this size have ample room and are kept for later. Larger blocks stay near the size that is needed."""
 
 
-class Block(Cache):  # type: ignore[misc]
+class CacheBlock(Cache):  # type: ignore[misc]
     """Memory for sequences of similar length. A sequence is a row, and a token's column is its position.
 
     transformers' DynamicCache copies all keys and values at each step to append one column, and pads shorter rows on
@@ -69,7 +69,7 @@ class Block(Cache):  # type: ignore[misc]
                 memories[layer] = new
         self.rows, self.columns = rows, columns
 
-    def select(self, first: int, stop: int, columns: torch.Tensor, end: int) -> Block:
+    def select(self, first: int, stop: int, columns: torch.Tensor, end: int) -> CacheBlock:
         """Set where the next forward pass writes and reads.
 
         It writes to `columns` [rows, tokens] of rows first..stop, and reads up to column `end`.
@@ -122,7 +122,7 @@ class Block(Cache):  # type: ignore[misc]
 
 
 def run(
-    model: Any, block: Block, first: int, ids: list[list[int]], starts: list[int], end: int, context: int
+    model: Any, block: CacheBlock, first: int, ids: list[list[int]], starts: list[int], end: int, context: int
 ) -> torch.Tensor:
     """A forward pass of rows `first`... over `ids`. Row r begins at position starts[r]. Returns each row's last logits.
 

@@ -13,7 +13,7 @@ from agentrl.types import FinishReason, Generation
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class GenerateRequest:
     """One call of `generate`, from waiting to answered. Fields below `aborted` belong to the worker thread."""
 
     input_ids: list[int]
@@ -46,7 +46,7 @@ class Request:
 class Finished:
     """A request that has left the batch with an answer."""
 
-    request: Request
+    request: GenerateRequest
     reason: FinishReason
     matched: int | str | None = None
 
@@ -55,7 +55,7 @@ class Finished:
 class Failed:
     """A request that has left the batch without an answer."""
 
-    request: Request
+    request: GenerateRequest
     error: EngineError
 
 

@@ -15,13 +15,13 @@ from weakref import WeakSet
 
 from agentrl.engine.local.batch import Batch
 from agentrl.engine.local.lockstep import Lockstep
-from agentrl.engine.local.request import Failed, Finished, Outcome, Request
+from agentrl.engine.local.request import Failed, Finished, GenerateRequest, Outcome
 from agentrl.errors import EngineError
 from agentrl.types import Generation
 
 log = logging.getLogger(__name__)
 
-_at_exit: WeakSet[Worker] = WeakSet()
+_at_exit: WeakSet[BatchWorker] = WeakSet()
 _EXIT_S = 10.0
 
 
@@ -32,7 +32,7 @@ def _end_threads() -> None:
         worker.end(_EXIT_S)
 
 
-class Worker:
+class BatchWorker:
     """Owns the batch and its thread, but holds no reference to its engine.
 
     So an unused engine can be garbage-collected while its thread is alive. Its collection ends the thread.
@@ -44,16 +44,16 @@ class Worker:
         self._pid = os.getpid()
         self._stepping = threading.Lock()  # held while the thread uses model or batch
         self._wake = threading.Condition()  # guards the fields below
-        self._waiting: list[Request] = []
-        self._backlog: deque[Request] = deque()
-        self._running: set[Request] = set()
+        self._waiting: list[GenerateRequest] = []
+        self._backlog: deque[GenerateRequest] = deque()
+        self._running: set[GenerateRequest] = set()
         self._lockstep: Lockstep | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
         self._held = 0
         """How many callers wait for the thread to pause between two steps."""
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Starts the thread if it does not run, or has died."""
         self._check_process()
         with self._wake:
@@ -175,7 +175,7 @@ class Worker:
                 idle = not self._backlog and not self._batch.requests
                 lockstep, waiting = self._lockstep, len(self._waiting)
                 if waiting and (lockstep is None or (idle and lockstep.is_complete(waiting))):
-                    in_order = self._waiting if lockstep is None else sorted(self._waiting, key=Request.content)
+                    in_order = self._waiting if lockstep is None else sorted(self._waiting, key=GenerateRequest.content)
                     self._backlog.extend(in_order)
                     self._running.update(in_order)
                     self._waiting = []
@@ -200,7 +200,7 @@ class Worker:
             if request.aborted or request.abandoned:
                 self._batch.remove(request)
                 self._answer(Finished(request, "abort"))
-        begin: list[Request] = []
+        begin: list[GenerateRequest] = []
         while self._backlog and len(begin) < self._batch.room:
             request = self._backlog.popleft()
             if request.aborted or request.abandoned:
@@ -244,7 +244,7 @@ class Worker:
             _settle(request, error)
 
 
-def _settle(request: Request, result: Generation | EngineError) -> None:
+def _settle(request: GenerateRequest, result: Generation | EngineError) -> None:
     if request.abandoned:  # a closed loop cannot be notified
         return
     try:

@@ -33,7 +33,7 @@ _TOKEN_CHARACTERS = 256
 """More characters than any token has, even a run of spaces. A text longer than this times the context is refused."""
 
 
-class _Server:
+class _EngineServer:
     """One engine and its running requests."""
 
     def __init__(
@@ -318,7 +318,7 @@ def create_app(
     disconnects keeps running. Without `encode`, requests need input_ids. Without `decode`, the `text` of answers is
     empty. `host` is the server's own name; docs/serve.md explains who may use it.
     """
-    server = _Server(engine, model_name, encode, decode)
+    server = _EngineServer(engine, model_name, encode, decode)
     access = guard(Access(host, api_key))
     app = web.Application(middlewares=[access, _errors], client_max_size=_BODY_BYTES)
     app.add_routes(server.routes())

@@ -9,7 +9,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from agentrl.chat.request import Exchange, RefusedError, Reply
-from agentrl.chat.wires.base import Answer, compact
+from agentrl.chat.wires.base import ReplyWriter, compact
 
 ACCEPT_S = 2.0
 """Seconds for which a stream's headers are held back, so that a refusal keeps its status."""
@@ -20,7 +20,7 @@ _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": 
 
 
 async def respond(
-    request: web.BaseRequest, answer: Answer, exchange: Exchange, closing: asyncio.Future[None]
+    request: web.BaseRequest, answer: ReplyWriter, exchange: Exchange, closing: asyncio.Future[None]
 ) -> web.StreamResponse:
     """Send the answer, and report to the exchange whether the client got it. `closing` is done when the gateway closes.
 
@@ -38,7 +38,7 @@ async def respond(
 
 
 async def _whole(
-    request: web.BaseRequest, answer: Answer, exchange: Exchange, closing: asyncio.Future[None]
+    request: web.BaseRequest, answer: ReplyWriter, exchange: Exchange, closing: asyncio.Future[None]
 ) -> web.StreamResponse:
     replies = await _replies(exchange, closing)
     response = json_response(answer.whole(replies))
@@ -49,7 +49,7 @@ async def _whole(
 
 
 async def _stream(
-    request: web.BaseRequest, answer: Answer, exchange: Exchange, closing: asyncio.Future[None]
+    request: web.BaseRequest, answer: ReplyWriter, exchange: Exchange, closing: asyncio.Future[None]
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers=_STREAM)
     with suppress(TimeoutError):  # the headers are sent anyway

@@ -15,7 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from agentrl.chat.request import Exchange, RefusedError, SessionHandler
 from agentrl.chat.wires import reading
-from agentrl.chat.wires.base import Answer, Wire
+from agentrl.chat.wires.base import ReplyWriter, Wire
 from agentrl.chat.wires.chat import Chat
 from agentrl.chat.wires.messages import Messages
 from agentrl.chat.wires.responses import Responses
@@ -174,7 +174,7 @@ def _noting(session: SessionHandler, what: str) -> Iterator[None]:
         raise
 
 
-async def _read(request: web.BaseRequest, path: str, wire: Wire, session: SessionHandler) -> Answer:
+async def _read(request: web.BaseRequest, path: str, wire: Wire, session: SessionHandler) -> ReplyWriter:
     """Read a request. The returned Answer writes the answer. Raises RefusedError and DeniedError."""
     raw = await body_of(request)
     return wire.read(reading.read_body(raw), request.headers, _digest(path, raw), session.options)

@@ -13,7 +13,7 @@ from typing import cast
 from aiohttp import web
 
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Exchange, RefusalKind, RefusedError, Reply, Request
+from agentrl.chat.request import ChatRequest, Exchange, RefusalKind, RefusedError, Reply
 from agentrl.engine.base import Engine
 from agentrl.engine.sglang.access import Access, exposure
 from agentrl.episode.options import EpisodeOptions, SpecialTokens
@@ -47,7 +47,7 @@ class Standalone:
     options: SessionOptions = SessionOptions()  # noqa: RUF009 - immutable
     special_tokens: SpecialTokens = "keep"
 
-    def ask(self, request: Request) -> Exchange:
+    def ask(self, request: ChatRequest) -> Exchange:
         """Accept a request. Never raises: the returned exchange does."""
         try:
             session = self._session(request)
@@ -59,11 +59,11 @@ class Standalone:
     def note_refused(self, what: str, status: int, message: str, kind: RefusalKind = "invalid") -> None:
         """Do nothing: requests are not recorded."""
 
-    async def count(self, request: Request) -> int:
+    async def count(self, request: ChatRequest) -> int:
         """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
         return await self._session(request).count(request)
 
-    def _session(self, request: Request) -> Session:
+    def _session(self, request: ChatRequest) -> Session:
         session = Session("", options=self.options)
         limits = replace(self.limits, turns=self.options.most_replies)
         asked = _sampling(request.asked)
@@ -111,7 +111,7 @@ def _sampling(asked: Mapping[str, JSON]) -> SamplingParams:
     return cast(SamplingParams, {ours: asked[theirs] for theirs, ours in _OBEYED.items() if theirs in asked})
 
 
-def _conversation(request: Request) -> str:
+def _conversation(request: ChatRequest) -> str:
     """A name for the engine's prefix cache: equal in all turns of one conversation."""
     hashed = hashlib.blake2b(digest_size=8)
     for entry in request.entries:

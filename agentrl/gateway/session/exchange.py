@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from agentrl.chat.request import RefusedError, Reply, Request
+from agentrl.chat.request import ChatRequest, RefusedError, Reply
 from agentrl.gateway.session.tree import Node, Prompt
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class PendingAnswer:
     """The answer to a request and to its retries, which all get the same replies."""
 
-    request: Request
+    request: ChatRequest
     """Without its conversation, which is in the tree."""
     prompt: Prompt
     number: int = 0
@@ -37,7 +37,7 @@ class Answer:
         """Whether a repeated request may get this answer, now or later."""
         return self.refused is None and (self.task is None or not self.task.cancelled())
 
-    def is_like(self, request: Request) -> bool:
+    def is_like(self, request: ChatRequest) -> bool:
         """Whether another request asks the same of the prompt."""
         mine = self.request
         return (mine.n, mine.max_tokens, mine.stop) == (request.n, request.max_tokens, request.stop)
@@ -47,30 +47,30 @@ class Answers:
     """All answers of a session. It finds the one that a repeated request should get."""
 
     def __init__(self) -> None:
-        self._all: list[Answer] = []
-        self._by_body: dict[str, Answer] = {}
-        self._by_prompt: dict[Prompt, list[Answer]] = {}
+        self._all: list[PendingAnswer] = []
+        self._by_body: dict[str, PendingAnswer] = {}
+        self._by_prompt: dict[Prompt, list[PendingAnswer]] = {}
 
-    def __iter__(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[PendingAnswer]:
         return iter(self._all)
 
-    def add(self, request: Request, prompt: Prompt, *, whole: bool = True) -> Answer:
+    def add(self, request: ChatRequest, prompt: Prompt, *, whole: bool = True) -> PendingAnswer:
         """Register an answer. A partial one (`whole=False`) completes a truncated reply; no other body gets it."""
-        answer = Answer(replace(request, entries=(), tools=(), deferred={}), prompt, len(self._all))
+        answer = PendingAnswer(replace(request, entries=(), tools=(), deferred={}), prompt, len(self._all))
         self._all.append(answer)
         if whole:
             self._by_prompt.setdefault(prompt, []).append(answer)
         self._note(request, answer)
         return answer
 
-    def repeated(self, request: Request) -> Answer | None:
+    def repeated(self, request: ChatRequest) -> PendingAnswer | None:
         """The answer to an earlier request with the same body. None if its client got it and wants another one."""
         answer = self._by_body.get(request.digest) if request.digest else None
         if answer is None or not answer.replayable or (answer.got and not request.retried):
             return None
         return answer
 
-    def unclaimed(self, prompt: Prompt, request: Request) -> Answer | None:
+    def unclaimed(self, prompt: Prompt, request: ChatRequest) -> PendingAnswer | None:
         """An answer to the same prompt that no client has got. Unless `request` is a retry, no client waits for it."""
         for answer in reversed(self._by_prompt.get(prompt, ())):
             unclaimed = not answer.got and (request.retried or not answer.waiting)
@@ -79,11 +79,11 @@ class Answers:
                 return answer
         return None
 
-    def behind(self, node: Node) -> Iterator[Answer]:
+    def behind(self, node: Node) -> Iterator[PendingAnswer]:
         """The answers to requests that continue after a reply."""
         return (answer for prompt in node.prompts.values() for answer in self._by_prompt.get(prompt, ()))
 
-    def _note(self, request: Request, answer: Answer) -> None:
+    def _note(self, request: ChatRequest, answer: PendingAnswer) -> None:
         if request.digest:
             self._by_body[request.digest] = answer
 
@@ -93,9 +93,9 @@ class Waiting:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: PendingAnswer,
         closed: Callable[[], RefusedError],
-        note: Callable[[Literal["delivered", "lost"], Answer], None],
+        note: Callable[[Literal["delivered", "lost"], PendingAnswer], None],
     ) -> None:
         self._answer, self._closed, self._note = answer, closed, note
         self._state: Literal["waits", "delivered", "lost"] = "waits"

@@ -44,11 +44,11 @@ def tools_digest(tools: Sequence[ToolSpec]) -> Digest:
 def entry_digest(entry: Entry) -> Digest:
     """The digest of an entry's normal form. Ids, outer spaces and thoughts make no difference."""
     if entry.role == "assistant":
-        return lean(entry.text, entry.calls)
+        return content_digest(entry.text, entry.calls)
     return digest_of(entry.role, entry.text.strip(), *entry.loads)
 
 
-def lean(text: str, calls: Iterable[Call]) -> Digest:
+def content_digest(text: str, calls: Iterable[Call]) -> Digest:
     """The digest of an assistant's text and calls. Arguments are compared as JSON values."""
     return digest_of("assistant", thoughtless(text), *(f"{call.name} {canonical(call.arguments)}" for call in calls))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
-from agentrl.chat.request import Call, Entry, Reply, ReplyCall, Usage
+from agentrl.chat.request import Call, Entry, Reply, ReplyCall, ReplyUsage
 from agentrl.gateway.session.matching import tools_digest
 from agentrl.gateway.session.tree import Head, Node, Prompt, Tree
 from agentrl.trajectory.segment import Segment
@@ -93,7 +93,9 @@ def _prompt(line: Mapping[str, JSON], prompts: Mapping[int, Prompt], nodes: Mapp
 
 def _node(line: Mapping[str, JSON], prompt: Prompt, tree: Tree) -> Node:
     told = line["reply"]
-    reply = Reply(**{**told, "calls": tuple(ReplyCall(**c) for c in told["calls"]), "usage": Usage(**told["usage"])})
+    reply = Reply(
+        **{**told, "calls": tuple(ReplyCall(**c) for c in told["calls"]), "usage": ReplyUsage(**told["usage"])}
+    )
     turn = Segment.from_json(line["sampled"])
     node = Node(line["node"], prompt, line["id"], turn)
     tree.nodes.append(node)

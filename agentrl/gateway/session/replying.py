@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Entry, Reply, ReplyCall, Usage
+from agentrl.chat.request import Entry, Reply, ReplyCall, ReplyUsage
 from agentrl.gateway.session.matching import canonical
 from agentrl.gateway.session.tree import Node
 from agentrl.types import Action, ToolCall, ToolSpec
@@ -42,7 +42,7 @@ def reply_of(
         calls,
         "length" if action.finish_reason == "length" else "calls" if calls else "stop_sequence" if matched else "end",
         matched,
-        Usage(prompt, min(turn.cached_tokens, prompt), turn.sampled_tokens),
+        ReplyUsage(prompt, min(turn.cached_tokens, prompt), turn.sampled_tokens),
     ), ids
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from agentrl._util.boundary import at_boundary
-from agentrl.chat.request import RefusedError, Request
+from agentrl.chat.request import ChatRequest, RefusedError
 from agentrl.chat.tokens.writer import Writer, prove_for_agents
 from agentrl.engine.base import Engine, EngineWrapper
 from agentrl.episode.conversation import Conversation
@@ -33,7 +33,7 @@ class Sampler:
         self.options = EpisodeOptions()
         self.returned = 0
         """Tokens that the engine returned."""
-        self.unkept = 0
+        self.discarded_tokens = 0
         """Returned tokens that are in no turn, because they came after a stop string that the engine missed."""
         self._engine: Engine | None = None
         self._renderer: Renderer | None = None
@@ -105,7 +105,7 @@ class Sampler:
             with at_boundary("engine"):
                 self._context = self.options.limits.context or await self._engine.context_length()
 
-    async def render(self, prompt: Prompt, request: Request) -> None:
+    async def render(self, prompt: Prompt, request: ChatRequest) -> None:
         """Write a prompt's tokens, unless they exist. A long prompt is written in a thread.
 
         Raises RefusedError for one that certainly does not fit, and TemplateError if the template cannot carry it.
@@ -133,7 +133,7 @@ class Sampler:
         if about is not None:
             raise _full(f"about {prompt.before + about}", bound)
 
-    def _written(self, writer: Writer, prompt: Prompt, request: Request) -> tuple[Rendered, Sequence[Message]]:
+    def _written(self, writer: Writer, prompt: Prompt, request: ChatRequest) -> tuple[Rendered, Sequence[Message]]:
         """A prompt's new tokens and messages."""
         above = prompt.parent
         rendered = self._rendered(writer, prompt, request)
@@ -143,7 +143,7 @@ class Sampler:
             prompt.entries, _ids(prompt), root=above is None, action=above.action if above else None
         )
 
-    def _rendered(self, writer: Writer, prompt: Prompt, request: Request) -> Rendered:
+    def _rendered(self, writer: Writer, prompt: Prompt, request: ChatRequest) -> Rendered:
         """The tokens of a prompt's entries, and of what starts the model's turn.
 
         On Anthropic's wire, if the conversation ends with an assistant message, the model continues that message.
@@ -178,15 +178,15 @@ class Sampler:
             return prompt.top.length + tokens, StopReason.MAX_TOKENS
         return self._context, StopReason.CONTEXT_FULL
 
-    async def sample(self, node: Node, request: Request, number: int) -> Action:
+    async def sample(self, node: Node, request: ChatRequest, number: int) -> Action:
         """Sample a reply to its end, over as many plays as it takes. `number` counts the replies to one prompt.
 
         Raises FailedError if the engine breaks.
         """
         await self.ready()
         talk = self._talk(node, number)
-        wishes = wishes_of(request)
-        unkept = 0
+        wishes = turn_options_of(request)
+        discarded_tokens = 0
         while True:
             await self.ready()
             assert self._engine is not None
@@ -196,7 +196,10 @@ class Sampler:
                 sampled = await talk.sample(wishes)
             finally:
                 self._end(node)
-                self.unkept, unkept = self.unkept + talk.unkept - unkept, talk.unkept
+                self.discarded_tokens, discarded_tokens = (
+                    self.discarded_tokens + talk.discarded_tokens - discarded_tokens,
+                    talk.discarded_tokens,
+                )
             if sampled.action is not None:
                 return sampled.action
             if sampled.stop is not StopReason.ABORTED:
@@ -240,7 +243,7 @@ class Sampler:
         if not self._running:
             self._still.set()
 
-    def _writer(self, head: Head, request: Request) -> Writer:
+    def _writer(self, head: Head, request: ChatRequest) -> Writer:
         return Writer(self.bind(head), request.deferred)
 
     def bind(self, head: Head) -> Renderer:
@@ -277,7 +280,7 @@ def _size(prompt: Prompt) -> int:
     return sum(len(entry.text) + len(entry.reasoning or "") for entry in prompt.entries) + calls + tools
 
 
-def wishes_of(request: Request) -> TurnOptions:
+def turn_options_of(request: ChatRequest) -> TurnOptions:
     """The turn options that a client chose. Raises ConfigError if they make no sense."""
     return TurnOptions(stop=request.stop, max_tokens=request.max_tokens)
 

@@ -25,18 +25,18 @@ from typing import Literal, Self
 from agentrl._util.boundary import FailedError
 from agentrl._util.concurrency import gather
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Entry, Exchange, RefusalKind, RefusedError, Reply, Request
+from agentrl.chat.request import ChatRequest, Entry, Exchange, RefusalKind, RefusedError, Reply
 from agentrl.engine.base import Engine
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError, Failure, TemplateError
 from agentrl.gateway.session import replaying
-from agentrl.gateway.session.exchange import Answer, Answers, RefusedExchange, Waiting
+from agentrl.gateway.session.exchange import Answers, PendingAnswer, RefusedExchange, Waiting
 from agentrl.gateway.session.log import SessionLog
 from agentrl.gateway.session.matching import START, Digest, entry_digest, tools_digest
 from agentrl.gateway.session.replying import reply_of, shown
-from agentrl.gateway.session.sampling import Sampler, wishes_of
+from agentrl.gateway.session.sampling import Sampler, turn_options_of
 from agentrl.gateway.session.segments import write
-from agentrl.gateway.session.tree import Head, Node, Place, Prompt, Tree
+from agentrl.gateway.session.tree import Head, Node, Prompt, Tree, TreePosition
 from agentrl.render.base import Renderer
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.spans import MaskReason
@@ -126,7 +126,7 @@ class Session:
         Raises LedgerError if a token that the engine returned is not in exactly one segment.
         """
         unknown = self.failure or self.error or not self._sampler.started
-        exact = None if unknown else self._sampler.returned - self._sampler.unkept
+        exact = None if unknown else self._sampler.returned - self._sampler.discarded_tokens
         end = write(trajectory, self.tree, self.options, self.log.lines, closed=self._closed is not None, sampled=exact)
         if end is not None and self.stop is None and self._closed is not None:
             refused = [answer.prompt for answer in self._answers.behind(end) if answer.refused]
@@ -148,7 +148,7 @@ class Session:
 
     # The client's side
 
-    def ask(self, request: Request) -> Exchange:
+    def ask(self, request: ChatRequest) -> Exchange:
         """Accept a request. Never raises: the returned exchange does."""
         try:
             answer = self._attach(request)
@@ -161,7 +161,7 @@ class Session:
         """Log that the server refused a request before it reached the session."""
         self.log.note("refused", kind=kind, message=message, what=what, status=status)
 
-    async def count(self, request: Request) -> int:
+    async def count(self, request: ChatRequest) -> int:
         """The tokens of the request's whole prompt. Raises RefusedError if it is too long or cannot be written."""
         self._check_open()
         if not self._sampler.started:
@@ -178,7 +178,7 @@ class Session:
             raise RefusedError("unavailable", f"the model cannot answer: {failed.failure.error}") from failed
         return prompt.length
 
-    def _attach(self, request: Request) -> Answer:
+    def _attach(self, request: ChatRequest) -> PendingAnswer:
         """The answer to a request: a new one, or that of an earlier request that this one repeats."""
         self._check_open()
         self._check(request)
@@ -193,18 +193,18 @@ class Session:
             return self._joined(again, request)
         return self._begin(prompt, request)
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: ChatRequest) -> None:
         """Raises RefusedError for a request that makes no sense."""
         if not request.entries:
             raise RefusedError("invalid", "the request holds no messages; send at least one")
         if not 1 <= request.n <= self.options.most_replies:
             raise RefusedError("invalid", f"n is {request.n}; ask for 1 to {self.options.most_replies} replies")
         try:
-            wishes_of(request)
+            turn_options_of(request)
         except ConfigError as exc:
             raise RefusedError("invalid", str(exc)) from exc
 
-    def _joined(self, answer: Answer, request: Request) -> Answer:
+    def _joined(self, answer: PendingAnswer, request: ChatRequest) -> PendingAnswer:
         done = answer.task is not None and answer.task.done()
         at_once = answer.waiting > 0 and not request.retried
         self.log.note("replay" if done else "join", request=answer.number, at_once=at_once)
@@ -212,7 +212,7 @@ class Session:
             _warn_one_for_two()
         return answer
 
-    def _rest(self, node: Node, rest: Entry, request: Request) -> Answer:
+    def _rest(self, node: Node, rest: Entry, request: ChatRequest) -> PendingAnswer:
         """The answer to a client that got only the beginning of a reply: the rest of it."""
         assert node.reply is not None
         calls = node.reply.calls if rest.calls else ()
@@ -224,7 +224,7 @@ class Session:
         self.log.note("rest", request=answer.number, node=node.index)
         return answer
 
-    def _begin(self, prompt: Prompt, request: Request) -> Answer:
+    def _begin(self, prompt: Prompt, request: ChatRequest) -> PendingAnswer:
         """Start to sample replies to a prompt."""
         answer = self._answers.add(request, prompt)
         prompt.ask(answer.number)
@@ -245,7 +245,7 @@ class Session:
         )
         return answer
 
-    async def _answer(self, answer: Answer, request: Request) -> Sequence[Reply]:
+    async def _answer(self, answer: PendingAnswer, request: ChatRequest) -> Sequence[Reply]:
         try:
             return await self._sampled(answer, request)
         except asyncio.CancelledError:
@@ -267,7 +267,7 @@ class Session:
             if answer.refused is not None:
                 self.log.note("refused", request=answer.number, kind=answer.refused.kind, message=str(answer.refused))
 
-    async def _sampled(self, answer: Answer, request: Request) -> Sequence[Reply]:
+    async def _sampled(self, answer: PendingAnswer, request: ChatRequest) -> Sequence[Reply]:
         """Render, check and sample. Raises RefusedError and FailedError."""
         prompt = answer.prompt
         await self._sampler.ready()
@@ -285,7 +285,7 @@ class Session:
         answer.accepted.set()
         return await gather(self._one(node, answer, first + i) for i, node in enumerate(answer.nodes))
 
-    async def _one(self, node: Node, answer: Answer, number: int) -> Reply:
+    async def _one(self, node: Node, answer: PendingAnswer, number: int) -> Reply:
         action = await self._sampler.sample(node, answer.request, number)
         reply, ids = reply_of(node, action, answer.request.stop, self.options)
         self.tree.commit(node, action, reply, ids)
@@ -307,26 +307,26 @@ class Session:
             self.ended.set()
             raise RefusedError("closed", f"this session has had its {turns} replies")
 
-    def _left(self, event: Literal["delivered", "lost"], answer: Answer) -> None:
+    def _left(self, event: Literal["delivered", "lost"], answer: PendingAnswer) -> None:
         """A client has got its answer or disconnected. After a disconnect, sampling continues for a while, for a
         retry."""
         self.log.note(event, request=answer.number)
         if event == "lost" and answer.task is not None and not answer.task.done():
             asyncio.get_running_loop().call_later(_ORPHAN_S, self._forget, answer)
 
-    def _forget(self, answer: Answer) -> None:
+    def _forget(self, answer: PendingAnswer) -> None:
         """Cancel an answer that no client waits for."""
         if not answer.waiting and not answer.delivered:
             self._give_up(answer)
 
-    def _give_up(self, answer: Answer) -> None:
+    def _give_up(self, answer: PendingAnswer) -> None:
         """Cancel an answer that is not complete yet."""
         if answer.task is not None and not answer.task.done():
             answer.task.cancel()
             answer.refused = self._refusal()  # a task that never began does not set this itself
             answer.accepted.set()
 
-    def _find(self, request: Request) -> Place:
+    def _find(self, request: ChatRequest) -> TreePosition:
         tools = self._tools_digest(request)
         place = self.tree.find(request.entries, tools)
         if not self.options.sticky_tools or request.tools or place.parent is not None:
@@ -334,7 +334,7 @@ class Session:
         others = (self.tree.find(request.entries, head) for head in self.tree.heads() if head != START)
         return next((other for other in others if other.parent is not None), place)
 
-    def _note_told(self, place: Place) -> None:
+    def _note_told(self, place: TreePosition) -> None:
         """Log how the client echoes the replies that it got, the first time that it echoes them."""
         for node, entry in place.told:
             if node.told or node.sent is None:
@@ -359,10 +359,10 @@ class Session:
     def _audit(self, kind: str, node: Node, **texts: str) -> None:
         self.log.note("audit", kind=kind, node=node.index, **texts)
 
-    def _head(self, request: Request) -> Head:
+    def _head(self, request: ChatRequest) -> Head:
         return Head(tuple(request.tools), self._tools_digest(request), request.branch)
 
-    def _tools_digest(self, request: Request) -> Digest:
+    def _tools_digest(self, request: ChatRequest) -> Digest:
         """The digest of the request's tools. Most requests have the tools of the one before."""
         if self._tools[0] != request.tools:
             self._tools = (request.tools, tools_digest(request.tools))

@@ -195,7 +195,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TreePosition:
     """Where a request belongs in the tree."""
 
     parent: Node | None
@@ -310,7 +310,7 @@ class Tree:
             return node.telling(told) == "meaning"
         return node.edited(told) and not last
 
-    def find(self, entries: Sequence[Entry], tools: Digest) -> Place:
+    def find(self, entries: Sequence[Entry], tools: Digest) -> TreePosition:
         """Where the entries belong: after the deepest reply that they echo, or the latest one of equal replies."""
         cursors, read = [_Cursor(None, 0)], self._read(entries)
         for i, (entry, name) in enumerate(zip(read.entries, read.named, strict=True)):
@@ -328,7 +328,7 @@ class Tree:
         best = max(cursors, key=lambda cursor: (cursor.node is not None and cursor.node.delivered, _index(cursor)))
         return self._place(best, read, tools)
 
-    def attach(self, place: Place, head: Head) -> Prompt:
+    def attach(self, place: TreePosition, head: Head) -> Prompt:
         """The prompt at a place, made if it is new. `head` is that of the request."""
         if place.prompt is not None:
             return place.prompt
@@ -415,7 +415,7 @@ class Tree:
         prompt = self._prompt(cursor, tools)
         return () if prompt is None else prompt.replies
 
-    def _place(self, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> Place:
+    def _place(self, cursor: _Cursor, read: _RequestEntries, tools: Digest) -> TreePosition:
         start, node = cursor.start, cursor.node
         known, tells, told = dict[int, Node](), list[tuple[Node, Entry]](), cursor.told
         for i, entry in enumerate(read.entries[start:], start):
@@ -431,7 +431,7 @@ class Tree:
         rest = None
         if node is not None and node.sent is not None and cursor.entry is not None and start == len(read.entries):
             rest = missing(node.sent, cursor.entry) if read.named[-1] is node else None
-        return Place(
+        return TreePosition(
             node,
             tuple(read.entries[start:]),
             cursor.digest,

@@ -11,7 +11,7 @@ from agentrl.render.template import REASONING_FIELDS, Forms, Template, breaks, n
 from agentrl.types import ToolCall
 
 
-def settle(template: Template) -> Template:
+def detect_message_form(template: Template) -> Template:
     """The template with the forms of messages that it takes.
 
     Raises TemplateError if it breaks while writing a call. A template that refuses calls with its own message, or

@@ -12,7 +12,7 @@ from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate
 from agentrl.render.formats.conventions import convention_of
 from agentrl.render.prove.cases import CASES, SAYS, THOUGHT, Case
-from agentrl.render.prove.reading import Reading
+from agentrl.render.prove.reading import ReadingProblems
 from agentrl.render.prove.roles import roles_carried
 from agentrl.render.read.thinking import shared
 from agentrl.render.template import Template, with_named_ids
@@ -58,7 +58,7 @@ class _Findings:
     capabilities: dict[str, bool] = field(default_factory=dict)
 
 
-def certify(turns: Turns, reading: Reading, *, calls: bool = True) -> tuple[Turns, Certificate]:
+def certify(turns: Turns, reading: ReadingProblems, *, calls: bool = True) -> tuple[Turns, Certificate]:
     """Walk every case with the least context that a bridge of this template needs. Without `calls`, walk only cases
     without calls.
 
@@ -91,7 +91,7 @@ def certify(turns: Turns, reading: Reading, *, calls: bool = True) -> tuple[Turn
     raise failure
 
 
-def _walked(turns: Turns, reading: Reading, renders: _Renders, cases: Sequence[Case]) -> _Findings:
+def _walked(turns: Turns, reading: ReadingProblems, renders: _Renders, cases: Sequence[Case]) -> _Findings:
     found = _Findings()
     template, profile = turns.template, turns.profile
     found.capabilities["calls"] = profile.called is not None and not reading.calls
@@ -108,7 +108,7 @@ def _walked(turns: Turns, reading: Reading, renders: _Renders, cases: Sequence[C
     return found
 
 
-def _remarks(turns: Turns, reading: Reading, shown: bool) -> Iterator[str]:
+def _remarks(turns: Turns, reading: ReadingProblems, shown: bool) -> Iterator[str]:
     """Findings about a template before any conversation."""
     profile = turns.profile
     if turns.template.tools:

@@ -12,7 +12,7 @@ from agentrl.render.base import Certificate
 from agentrl.render.cache import Cache, key_of
 from agentrl.render.formats.conventions import conventional
 from agentrl.render.learn.calls import derive, known_calls
-from agentrl.render.learn.forms import settle, with_reasoning
+from agentrl.render.learn.forms import detect_message_form, with_reasoning
 from agentrl.render.learn.frames import learn_frames
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, TOOL, assistant
 from agentrl.render.learn.profile import Profile
@@ -113,7 +113,7 @@ _OF_CALLS = ("calls", "tools", "parallel_calls", "tool_results", "orphan_tool", 
 
 def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = True) -> Proof:
     """Learn the template and prove what was learned. Without `calls`, leave out what only a model with tools writes."""
-    template = settle(template) if calls else with_reasoning(template)
+    template = detect_message_form(template) if calls else with_reasoning(template)
     turns = Turns(template, Profile.of(template, calls=calls), learnt.context if learnt is not None else Context())
     profile = turns.profile
     block = learnt.block if learnt is not None else _block(turns)

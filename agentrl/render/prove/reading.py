@@ -15,7 +15,7 @@ from agentrl.types import Action, Message
 
 
 @dataclass(slots=True)
-class Reading:
+class ReadingProblems:
     """Problems with reading the template's own turns."""
 
     answers: str = ""
@@ -28,9 +28,9 @@ class Reading:
     """Why a call is not read as models write it, though it is read as the template writes it."""
 
 
-def read_back(turns: Turns, parser: Parser) -> Reading:
+def read_back(turns: Turns, parser: Parser) -> ReadingProblems:
     """Read every turn of `READ`."""
-    found = Reading()
+    found = ReadingProblems()
     parser = parser.bind([{"name": name, "parameters": ask_parameters()} for name in ("lookup", "seek_2")])
     thinking = turns.profile.thinking.left_open(turns.template.render([QUESTION], generation_prompt=True)[-2000:])
     for message in (_carried(message, turns.template.forms) for message in READ):
@@ -46,7 +46,7 @@ def read_back(turns: Turns, parser: Parser) -> Reading:
     return found
 
 
-def _read_freely(found: Reading, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
+def _read_freely(found: ReadingProblems, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
     """Read a call as models write it. If it is read as another call, tools are refused."""
     try:
         text = turns.sampled(message)
@@ -65,7 +65,7 @@ def _read_freely(found: Reading, turns: Turns, parser: Parser, message: Message,
                 found.calls = wrong
 
 
-def _read_answer(found: Reading, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
+def _read_answer(found: ReadingProblems, turns: Turns, parser: Parser, message: Message, thinking: bool) -> None:
     wrong = _wrong(turns, parser, message, thinking)
     if wrong is None:
         return

@@ -8,10 +8,10 @@ from typing import Any
 from agentrl.env.env import Env
 from agentrl.errors import ConfigError
 from agentrl.slime.check import arguments
-from agentrl.slime.check.command import Command, read_argument, read_command
+from agentrl.slime.check.command import TrainCommand, read_argument, read_command
 from agentrl.slime.check.configuration import paths, template
 from agentrl.slime.check.data import data
-from agentrl.slime.check.finding import Finding, Level, error, unchecked
+from agentrl.slime.check.finding import LaunchFinding, Level, error, unchecked
 from agentrl.slime.check.flags import Words
 from agentrl.slime.check.memory import memory
 from agentrl.slime.check.needs import needs
@@ -20,16 +20,16 @@ from agentrl.slime.check.setup import Setup, open_env, read_config, read_keys
 from agentrl.slime.check.supervised import is_supervised, supervised
 from agentrl.slime.config import SlimeConfig
 
-__all__ = ["Command", "Finding", "Level", "check", "read_argument", "read_command", "verdict"]
+__all__ = ["LaunchFinding", "Level", "TrainCommand", "check", "read_argument", "read_command", "verdict"]
 
 _FLAG = "--custom-config-path"
 
 
-def check(command: Command) -> list[Finding]:
+def check(command: TrainCommand) -> list[LaunchFinding]:
     """All findings, errors first. Imports the Env, validates its configuration, calls no hook but `needs`."""
     if is_supervised(words := Words(command.words)):
         return sorted(supervised(words), key=lambda finding: list(Level).index(finding.level))
-    found: list[Finding] = []
+    found: list[LaunchFinding] = []
     config, keys = _configuration(command, found)
     reading = arguments.read(command, keys)
     found += reading.findings
@@ -45,7 +45,7 @@ def check(command: Command) -> list[Finding]:
     return sorted(dict.fromkeys(found), key=lambda finding: list(Level).index(finding.level))
 
 
-def _configuration(command: Command, found: list[Finding]) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
+def _configuration(command: TrainCommand, found: list[LaunchFinding]) -> tuple[SlimeConfig | None, Mapping[str, Any]]:
     """agentrl's configuration and the file's other keys. Problems with them are appended to `found`."""
     keys: dict[str, Any] = {}
     try:
@@ -56,7 +56,7 @@ def _configuration(command: Command, found: list[Finding]) -> tuple[SlimeConfig 
         return None, keys
 
 
-def _env(config: SlimeConfig | None, command: Command, found: list[Finding]) -> type[Env] | None:
+def _env(config: SlimeConfig | None, command: TrainCommand, found: list[LaunchFinding]) -> type[Env] | None:
     if config is None:
         return None
     try:
@@ -69,7 +69,7 @@ def _env(config: SlimeConfig | None, command: Command, found: list[Finding]) -> 
     return None
 
 
-def _guarded(rule: Callable[[Setup], Iterable[Finding]], setup: Setup) -> Iterator[Finding]:
+def _guarded(rule: Callable[[Setup], Iterable[LaunchFinding]], setup: Setup) -> Iterator[LaunchFinding]:
     """The findings of one rule. A value that it cannot read becomes a finding."""
     try:
         yield from rule(setup)
@@ -77,7 +77,7 @@ def _guarded(rule: Callable[[Setup], Iterable[Finding]], setup: Setup) -> Iterat
         yield error(str(exc))
 
 
-def verdict(findings: Sequence[Finding]) -> str:
+def verdict(findings: Sequence[LaunchFinding]) -> str:
     """One line: whether the run may start, and which parts were not checked."""
     errors, warnings = (sum(f.level is level for f in findings) for level in (Level.ERROR, Level.WARNING))
     missing = list(dict.fromkeys(f.subject for f in findings if f.level is Level.UNCHECKED))

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.slime.check.command import Command
-from agentrl.slime.check.finding import Finding, error, unchecked
+from agentrl.slime.check.command import TrainCommand
+from agentrl.slime.check.finding import LaunchFinding, error, unchecked
 from agentrl.slime.check.flags import Words, misspelt, override, plain
 
 HOSTS = ("slime", "miles")
@@ -45,39 +45,39 @@ class Args:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedArguments:
     args: Args
     exact: bool = False
     """Whether slime's own parser read the arguments."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LaunchFinding] = field(default_factory=list)
 
 
-def read(command: Command, keys: Mapping[str, Any]) -> Reading:
+def read(command: TrainCommand, keys: Mapping[str, Any]) -> ParsedArguments:
     """Read the arguments. `keys` come from the file of --custom-config-path; slime turns them into arguments."""
     words = Words(command.words)
     values, found = plain(words)
     override(values, keys)
     if command.yaml_only:
-        return Reading(Args(values))
+        return ParsedArguments(Args(values))
     report = _ask(command)
     if "args" in report:
         found = [*misspelt(words, frozenset(report["flags"])), *_strays(found)]
         if "unfinished" in report:
             found.append(unchecked("Megatron's own checks", f"they need a GPU ({report['unfinished']})"))
-        return Reading(Args(report["args"]), True, found)
+        return ParsedArguments(Args(report["args"]), True, found)
     if "refused" in report:
         found.append(error(f"slime refuses the command: {report['refused']}"))
     else:
         found.append(unchecked(_PARSER, f"{report['absent']}; so Megatron's and SGLang's flags were not read"))
-    return Reading(Args(values), "refused" in report, [*found, *misspelt(words, None)])
+    return ParsedArguments(Args(values), "refused" in report, [*found, *misspelt(words, None)])
 
 
-def _strays(found: list[Finding]) -> list[Finding]:
+def _strays(found: list[LaunchFinding]) -> list[LaunchFinding]:
     """The findings of the simple reader that slime's parser does not report."""
     return [finding for finding in found if finding.level == "warning"]
 
 
-def _ask(command: Command) -> dict[str, Any]:
+def _ask(command: TrainCommand) -> dict[str, Any]:
     host = _host(command.path)
     if host is None:
         return {"absent": "slime is not installed here, nor on PYTHONPATH"}

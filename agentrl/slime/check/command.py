@@ -16,7 +16,7 @@ _ENV_FLAG = "--runtime-env-json"
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class TrainCommand:
     words: tuple[str, ...]
     """The arguments of train.py."""
     program: str = TRAIN_PROGRAMS[0]
@@ -25,26 +25,26 @@ class Command:
     yaml_only: bool = False
 
 
-def read_command(words: Sequence[str]) -> Command:
+def read_command(words: Sequence[str]) -> TrainCommand:
     """Read `python3 train.py FLAGS`, `ray job submit ... -- python3 train.py FLAGS`, or only the flags.
 
     Raises ConfigError where Ray's environment is not JSON.
     """
     at = next((i for i, word in enumerate(words) if Path(word).name in TRAIN_PROGRAMS), None)
     if at is None:
-        return Command(tuple(words))
+        return TrainCommand(tuple(words))
     program = Path(words[at])
     folders = (str(program.parent.resolve()), *_python_path(words[:at]))
-    return Command(tuple(words[at + 1 :]), program.name, tuple(dict.fromkeys(filter(None, folders))))
+    return TrainCommand(tuple(words[at + 1 :]), program.name, tuple(dict.fromkeys(filter(None, folders))))
 
 
-def read_argument(words: Sequence[str]) -> Command:
+def read_argument(words: Sequence[str]) -> TrainCommand:
     """Read the arguments of `agentrl slime check`: a YAML file or a command. Raises ConfigError."""
     file = Path(words[0])
     if len(words) > 1 or words[0].startswith("--"):
         return read_command(words)
     if file.suffix in (".yaml", ".yml"):
-        return Command(("--custom-config-path", str(file)), yaml_only=True)
+        return TrainCommand(("--custom-config-path", str(file)), yaml_only=True)
     raise ConfigError(
         f"{file}: only bash can read a script; write `agentrl slime check --` before the command in it that starts "
         "train.py, and run it (in one of `agentrl slime init`: CHECK=1 bash run.sh)"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.env.env import tools_of
 from agentrl.errors import ConfigError
-from agentrl.slime.check.finding import Finding, error, note, unchecked, warning
+from agentrl.slime.check.finding import LaunchFinding, error, note, unchecked, warning
 from agentrl.slime.check.setup import Setup
 from agentrl.slime.config import SlimeConfig
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentrl.render import Certificate
 
 
-def paths(setup: Setup) -> Iterator[Finding]:
+def paths(setup: Setup) -> Iterator[LaunchFinding]:
     """Check the files and functions that agentrl's configuration names."""
     if setup.config is None:
         return
@@ -27,7 +27,7 @@ def paths(setup: Setup) -> Iterator[Finding]:
         yield note(f"{path} is looked for in the folder that Ray runs in; on {nodes} nodes give its whole path")
 
 
-def template(setup: Setup) -> Iterator[Finding]:
+def template(setup: Setup) -> Iterator[LaunchFinding]:
     """Check whether the model's chat template can be continued exactly."""
     if setup.config is None:
         return

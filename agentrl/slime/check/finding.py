@@ -18,7 +18,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LaunchFinding:
     level: Level
     text: str
     """One line that names the thing and the remedy."""
@@ -26,17 +26,17 @@ class Finding:
     """The part that was not checked, for the verdict."""
 
 
-def error(text: str) -> Finding:
-    return Finding(Level.ERROR, text)
+def error(text: str) -> LaunchFinding:
+    return LaunchFinding(Level.ERROR, text)
 
 
-def warning(text: str) -> Finding:
-    return Finding(Level.WARNING, text)
+def warning(text: str) -> LaunchFinding:
+    return LaunchFinding(Level.WARNING, text)
 
 
-def unchecked(subject: str, why: str) -> Finding:
-    return Finding(Level.UNCHECKED, f"{subject}: {why}", subject)
+def unchecked(subject: str, why: str) -> LaunchFinding:
+    return LaunchFinding(Level.UNCHECKED, f"{subject}: {why}", subject)
 
 
-def note(text: str) -> Finding:
-    return Finding(Level.NOTE, text)
+def note(text: str) -> LaunchFinding:
+    return LaunchFinding(Level.NOTE, text)

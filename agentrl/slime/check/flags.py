@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from agentrl.slime.check.finding import Finding, error, warning
+from agentrl.slime.check.finding import LaunchFinding, error, warning
 
 _ALIKE = 0.88
 """The similarity from which a name counts as a misspelling. `--partial-rollouts` is one; other real flags are not."""
@@ -112,11 +112,11 @@ class Words:
                 values.append(word)
 
 
-def plain(words: Words) -> tuple[dict[str, Any], list[Finding]]:
+def plain(words: Words) -> tuple[dict[str, Any], list[LaunchFinding]]:
     """The arguments by name, and findings for values that cannot be read."""
     args: dict[str, Any] = {**_WHOLE, **_NUMBERS, **_TEXTS, **dict.fromkeys((*_LISTS, *_OBJECTS))}
     args |= {attribute: not given for attribute, given in _SWITCHES.values()}
-    found: list[Finding] = []
+    found: list[LaunchFinding] = []
     for flag, values in words.values.items():
         name = flag.removeprefix("--").replace("-", "_")
         if flag not in _FLAGS:
@@ -132,7 +132,7 @@ def plain(words: Words) -> tuple[dict[str, Any], list[Finding]]:
     return args, found
 
 
-def _set(args: dict[str, Any], name: str, flag: str, values: Sequence[str]) -> Iterator[Finding]:
+def _set(args: dict[str, Any], name: str, flag: str, values: Sequence[str]) -> Iterator[LaunchFinding]:
     if not values:
         yield error(f"{flag} has no value; write one after it, or remove it")
         return
@@ -166,7 +166,7 @@ def override(args: dict[str, Any], keys: Mapping[str, Any]) -> None:
     args.update({str(key): value for key, value in keys.items()})
 
 
-def misspelt(words: Words, known: frozenset[str] | None) -> Iterator[Finding]:
+def misspelt(words: Words, known: frozenset[str] | None) -> Iterator[LaunchFinding]:
     """Flags that slime would ignore. `known` are the flags of its parsers. Without it, only near matches are found."""
     for flag in words.values:
         if known is None:

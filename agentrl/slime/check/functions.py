@@ -11,13 +11,13 @@ from pathlib import Path
 
 from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.slime.check.finding import Finding, error, unchecked
+from agentrl.slime.check.finding import LaunchFinding, error, unchecked
 from agentrl.slime.check.setup import GENERATE, Setup
 
 _GENERATE_FLAG = "--custom-generate-function-path"
 
 
-def functions(setup: Setup) -> Iterator[Finding]:
+def functions(setup: Setup) -> Iterator[LaunchFinding]:
     for flag, path in dict.fromkeys(setup.args.functions()):
         if flag == _GENERATE_FLAG and (path == GENERATE or path.startswith("agent")):
             continue  # the rule of that flag reports it
@@ -27,14 +27,14 @@ def functions(setup: Setup) -> Iterator[Finding]:
             yield from _foreign(flag, path, (*setup.command.path, *sys.path))
 
 
-def _own(flag: str, path: str) -> Iterator[Finding]:
+def _own(flag: str, path: str) -> Iterator[LaunchFinding]:
     try:
         load_object(path)
     except ConfigError as exc:
         yield error(f"{flag} {path}: {exc}")
 
 
-def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[Finding]:
+def _foreign(flag: str, path: str, folders: Sequence[str]) -> Iterator[LaunchFinding]:
     module, _, name = path.rpartition(".")
     if not module:
         yield error(f"{flag} {path}: names no function; write package.module.function")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentrl.env.config import validated_config
-from agentrl.errors import told
-from agentrl.slime.check.finding import Finding, error, note
+from agentrl.errors import one_line
+from agentrl.slime.check.finding import LaunchFinding, error, note
 from agentrl.slime.check.memory import episodes_at_once
 from agentrl.slime.check.setup import Setup
 
 
-def needs(setup: Setup) -> Iterator[Finding]:
+def needs(setup: Setup) -> Iterator[LaunchFinding]:
     if setup.env is None or setup.config is None:
         return
     name = setup.env.__name__
@@ -19,7 +19,7 @@ def needs(setup: Setup) -> Iterator[Finding]:
     try:
         lines = list(setup.env.needs(config, episodes_at_once(setup) or 1))
     except Exception as exc:  # noqa: BLE001 - the boundary of a hook
-        yield error(f"{name}.needs failed: {told(exc)}")
+        yield error(f"{name}.needs failed: {one_line(exc)}")
         return
     for line in lines:
         yield note(f"{name} needs, on the node of slime's RolloutManager: {line}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from agentrl.episode.parking import resume_method
 from agentrl.slime.check.evaluation import evaluation
-from agentrl.slime.check.finding import Finding, error, note, warning
+from agentrl.slime.check.finding import LaunchFinding, error, note, warning
 from agentrl.slime.check.functions import functions
 from agentrl.slime.check.setup import GENERATE, Setup
 from agentrl.slime.config import fan_out_problems
@@ -23,7 +23,7 @@ REWARD = "agentrl.slime.reward"
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
 
 
-def generate_function(setup: Setup) -> Iterator[Finding]:
+def generate_function(setup: Setup) -> Iterator[LaunchFinding]:
     flag = "--custom-generate-function-path"
     path = setup.args.custom_generate_function_path
     if not path:
@@ -34,7 +34,7 @@ def generate_function(setup: Setup) -> Iterator[Finding]:
         yield warning(f"{flag} {path} is not {GENERATE}: findings about episodes are valid only if it calls {GENERATE}")
 
 
-def prompts(setup: Setup) -> Iterator[Finding]:
+def prompts(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     if args.apply_chat_template and setup.has_tools and setup.env:
         yield error(
@@ -58,7 +58,7 @@ def prompts(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def routing(setup: Setup) -> Iterator[Finding]:
+def routing(setup: Setup) -> Iterator[LaunchFinding]:
     count = setup.engines
     if setup.args.router_policy != "consistent_hashing" and count != 1:
         yield warning(
@@ -67,7 +67,7 @@ def routing(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def baseline(setup: Setup) -> Iterator[Finding]:
+def baseline(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     estimator = args.advantage_estimator
     if args.rewards_normalization is False:
@@ -93,7 +93,7 @@ def baseline(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def reward(setup: Setup) -> Iterator[Finding]:
+def reward(setup: Setup) -> Iterator[LaunchFinding]:
     """Check that only one place gives the reward."""
     args, owner = setup.args, setup.scores
     foreign = _foreign_rewards(setup)
@@ -117,12 +117,12 @@ def _foreign_rewards(setup: Setup) -> list[str]:
     return [f"{flag} {value}" for flag, value in named.items() if value and value != REWARD]
 
 
-def group_reward(setup: Setup) -> Iterator[Finding]:
+def group_reward(setup: Setup) -> Iterator[LaunchFinding]:
     if setup.args.group_rm and setup.args.eval_interval:
         yield error("--group-rm with --eval-interval: slime refuses to evaluate with it; remove one of them")
 
 
-def resuming(setup: Setup) -> Iterator[Finding]:
+def resuming(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     if not (args.partial_rollout or setup.fully_async):
         if args.mask_offpolicy_in_partial_rollout:
@@ -153,7 +153,7 @@ def resuming(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def fan_out(setup: Setup) -> Iterator[Finding]:
+def fan_out(setup: Setup) -> Iterator[LaunchFinding]:
     problems = fan_out_problems(setup.args, queues_lists=not setup.has_train_async)
     if setup.config is not None and setup.config.thinking == "strip":
         for problem in problems:
@@ -165,7 +165,7 @@ def fan_out(setup: Setup) -> Iterator[Finding]:
             )
 
 
-def filters(setup: Setup) -> Iterator[Finding]:
+def filters(setup: Setup) -> Iterator[LaunchFinding]:
     path = setup.args.dynamic_sampling_filter_path or ""
     if path.startswith("slime.") and "nonzero_std" in path:
         ours = "prefer_spread" if path.endswith("fallback") else "has_spread"
@@ -175,7 +175,7 @@ def filters(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def fully_async(setup: Setup) -> Iterator[Finding]:
+def fully_async(setup: Setup) -> Iterator[LaunchFinding]:
     """slime 0.4 has one program, train.py, which evaluates beside fully-async rollout; train_async.py cannot."""
     args, program = setup.args, setup.command.program
     if program == "train_async.py" and args.colocate:
@@ -193,7 +193,7 @@ def fully_async(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _evaluation_before_0_4(setup: Setup) -> Iterator[Finding]:
+def _evaluation_before_0_4(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     if not args.eval_interval:
         return
@@ -209,7 +209,7 @@ def _evaluation_before_0_4(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def batches(setup: Setup) -> Iterator[Finding]:
+def batches(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     prompts, samples, batch = args.rollout_batch_size, args.n_samples_per_prompt, args.global_batch_size
     if not prompts or not samples or not batch or args.num_steps_per_rollout:
@@ -226,11 +226,11 @@ def batches(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def lengths(setup: Setup) -> Iterator[Finding]:
+def lengths(setup: Setup) -> Iterator[LaunchFinding]:
     args, context = setup.args, setup.context
     limits = setup.config.limits if setup.config else {}
     response = limits.get("tokens") or args.rollout_max_response_len
-    if response is None and not limits.get("turn_tokens"):
+    if response is None and not limits.get("max_tokens_per_turn"):
         yield warning("add --rollout-max-response-len: without it SGLang ends each turn after 128 tokens")
     if context is None:
         yield warning("add --rollout-max-context-len: without it an episode may grow to the engine's whole context")
@@ -243,7 +243,7 @@ def lengths(setup: Setup) -> Iterator[Finding]:
     yield from _too_long(setup, context)
 
 
-def _too_long(setup: Setup, context: int) -> Iterator[Finding]:
+def _too_long(setup: Setup, context: int) -> Iterator[LaunchFinding]:
     """Check that the engine, the model and the trainer can take an episode of `context` tokens."""
     args = setup.args
     for name, most in (
@@ -260,7 +260,7 @@ def _too_long(setup: Setup, context: int) -> Iterator[Finding]:
         )
 
 
-def engine_url(setup: Setup) -> Iterator[Finding]:
+def engine_url(setup: Setup) -> Iterator[LaunchFinding]:
     """`engine` names a server that slime knows nothing of, unless it is the router that the flags name."""
     args, url = setup.args, setup.config.engine if setup.config else None
     router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
@@ -271,7 +271,7 @@ def engine_url(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def sampling(setup: Setup) -> Iterator[Finding]:
+def sampling(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     if args.rollout_temperature is not None and args.rollout_temperature <= 0:
         yield error(
@@ -280,12 +280,12 @@ def sampling(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def saving(setup: Setup) -> Iterator[Finding]:
+def saving(setup: Setup) -> Iterator[LaunchFinding]:
     if not (setup.args.save or setup.args.debug_rollout_only):
         yield warning("add --save FOLDER and --save-interval 20: without them nothing of the training is kept")
 
 
-def turns(setup: Setup) -> Iterator[Finding]:
+def turns(setup: Setup) -> Iterator[LaunchFinding]:
     limit = setup.config.limits.get("turns") if setup.config else None
     if limit == 1 and setup.env is not None and setup.has_tools and setup.agent is None:
         yield warning(
@@ -294,7 +294,7 @@ def turns(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def replay(setup: Setup) -> Iterator[Finding]:
+def replay(setup: Setup) -> Iterator[LaunchFinding]:
     if setup.args.use_rollout_routing_replay and setup.experts == 0:
         yield error(
             "remove --use-rollout-routing-replay: the model has no experts, so there are no routes to replay and the "
@@ -308,7 +308,7 @@ def replay(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def logging(setup: Setup) -> Iterator[Finding]:
+def logging(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     missing = [] if args.custom_rollout_log_function_path else [f"--custom-rollout-log-function-path {LOG}"]
     if args.eval_interval and not args.custom_eval_rollout_log_function_path:
@@ -317,7 +317,7 @@ def logging(setup: Setup) -> Iterator[Finding]:
         yield note(f"add {' and '.join(missing)} to log agentrl's metrics (turns, failures by cause, masked tokens)")
 
 
-RULES: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[Setup], Iterator[LaunchFinding]], ...] = (
     generate_function,
     functions,
     prompts,

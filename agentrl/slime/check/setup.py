@@ -17,7 +17,7 @@ import yaml
 from agentrl.env.env import Env, is_agent, tools_of
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
-from agentrl.slime.check.command import TRAIN_PROGRAMS, Command
+from agentrl.slime.check.command import TRAIN_PROGRAMS, TrainCommand
 from agentrl.slime.config import CONFIG_FILE_VARIABLE, SlimeConfig
 from agentrl.slime.host import is_fully_async
 
@@ -30,7 +30,7 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 @dataclass(frozen=True)
 class Setup:
     args: Args
-    command: Command
+    command: TrainCommand
     config: SlimeConfig | None
     env: type[Env] | None
     """None if no configuration names an Env, or it cannot be loaded."""

@@ -27,7 +27,7 @@ class GameConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GameTurn:
     """A game's response to one turn of the model."""
 
     text: str
@@ -43,7 +43,7 @@ class Game(Protocol):
         """Start it. Returns what the player reads first."""
         ...
 
-    def answer(self, text: str) -> Answer:
+    def answer(self, text: str) -> GameTurn:
         """Take what the player wrote as its move."""
         ...
 
@@ -103,7 +103,7 @@ class TextGame(Env):
     def step(self, action: Action) -> StepResult:
         game = self._game
         assert game is not None  # reset made it
-        answer: Answer = self._played(lambda: game.answer(action.content))
+        answer: GameTurn = self._played(lambda: game.answer(action.content))
         text = answer.text or ("" if answer.done else _SILENT)
         return StepResult(text, reward=answer.reward, done=answer.done, info=answer.info)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl import ConfigError
-from agentrl_envs.adapters.games import Answer, Game, GameConfig, TextGame
+from agentrl_envs.adapters.games import Game, GameConfig, GameTurn, TextGame
 from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 _NOTHING_MORE = "<｜TERMINAL_STATE｜>"
@@ -29,22 +29,22 @@ class Gem(TextGame):
     def open(cls, config: GameConfig, name: str) -> Game:
         gem = suite("gem", "gem-llm")
         refuse_unknown("environment of gem", name, importlib.import_module("gem.envs.registration").ENV_REGISTRY)
-        return _Game(name, gem.make(name, **config.options))
+        return _GemGame(name, gem.make(name, **config.options))
 
 
-class _Game:
+class _GemGame:
     def __init__(self, name: str, env: Any) -> None:
         self._name, self._env = name, env
 
     def begin(self, seed: int) -> str:
         return self._shown(*self._env.reset(seed=seed))
 
-    def answer(self, text: str) -> Answer:
+    def answer(self, text: str) -> GameTurn:
         observed, reward, terminated, truncated, info = self._env.step(text)
         done = bool(terminated or truncated)
         told = {"truncated": True} if truncated and not terminated else {}
         last = "" if observed == _NOTHING_MORE else str(observed)
-        return Answer(last if done else self._shown(observed, info), float(reward), done, told)
+        return GameTurn(last if done else self._shown(observed, info), float(reward), done, told)
 
     def close(self) -> None:
         """Most of gem's environments have no resources and no `close`."""

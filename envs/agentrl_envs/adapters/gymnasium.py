@@ -20,7 +20,7 @@ from pydantic import Field
 
 from agentrl import ConfigError
 from agentrl._util.loading import load_object
-from agentrl_envs.adapters.games import Answer, Game, GameConfig, TextGame
+from agentrl_envs.adapters.games import Game, GameConfig, GameTurn, TextGame
 from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 IN_A_ROW = 3
@@ -62,7 +62,7 @@ class Gymnasium(TextGame):
         gym = suite("gymnasium", "gymnasium")
         if ":" not in name:  # `package.module:Name-v0` is imported first, and registers itself
             refuse_unknown("environment of gymnasium", name, gym.registry)
-        return _Game(name, _made(gym, config, name), config)
+        return _GymnasiumGame(name, _made(gym, config, name), config)
 
 
 def _made(gym: ModuleType, config: GymnasiumConfig, name: str) -> Any:
@@ -77,7 +77,7 @@ def _made(gym: ModuleType, config: GymnasiumConfig, name: str) -> Any:
     return env
 
 
-class _Game:
+class _GymnasiumGame:
     def __init__(self, name: str, env: Any, config: GymnasiumConfig) -> None:
         self._name, self._env, self._config = name, env, config
         self._failed = 0
@@ -90,15 +90,15 @@ class _Game:
         prompt = _documentation(self._env) if self._config.prompt is None else self._config.prompt
         return "\n\n".join(filter(None, (prompt, self._asks(), self._shown(observed))))
 
-    def answer(self, text: str) -> Answer:
+    def answer(self, text: str) -> GameTurn:
         action = self._read(text, self._env) if self._read else read_action(self._env.action_space, text, self._names)
         if action is None:
             self._failed += 1
-            return Answer(f"That is no action. {self._asks()}", done=self._failed >= IN_A_ROW, info={"no_action": 1})
+            return GameTurn(f"That is no action. {self._asks()}", done=self._failed >= IN_A_ROW, info={"no_action": 1})
         self._failed = 0
         observed, reward, terminated, truncated, _ = self._env.step(action)
         told = {"truncated": True} if truncated and not terminated else {}
-        return Answer(self._shown(observed), float(reward), bool(terminated or truncated), told)
+        return GameTurn(self._shown(observed), float(reward), bool(terminated or truncated), told)
 
     def close(self) -> None:
         self._env.close()

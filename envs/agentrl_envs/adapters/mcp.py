@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agentrl import CallError, ConfigError, Env, InfraError, Task, ToolCall, ToolError, ToolSpec, Trajectory
 from agentrl._util.resources import SharedResource
-from agentrl.errors import leaves, told
+from agentrl.errors import leaves, one_line
 from agentrl.types import JSON, Observation
 from agentrl_envs.adapters.suites import refuse_unknown, suite
 
@@ -36,7 +36,7 @@ _rubbish: ContextVar[list[str] | None] = ContextVar("_rubbish", default=None)
 """The first line on stdout of this context's server that is not a message."""
 
 
-class Server(BaseModel):
+class McpServerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     command: str | None = None
@@ -57,8 +57,8 @@ class Server(BaseModel):
         return self.url or " ".join([self.command or "", *self.args])
 
 
-class MCPConfig(Server):
-    servers: dict[str, Server] = {}
+class MCPConfig(McpServerConfig):
+    servers: dict[str, McpServerConfig] = {}
     """Servers by name. A task chooses one by `metadata.server`."""
     only: list[str] = []
     """The tools that are offered, by name. Empty: all."""
@@ -85,13 +85,13 @@ class MCP(Env):
     """
 
     config: MCPConfig
-    shared: dict[str, SharedResource[_Session]]
+    shared: dict[str, SharedResource[_McpSession]]
     folder: Path
     """The episode's folder. It is removed when the episode ends."""
 
     @classmethod
     @asynccontextmanager
-    async def share(cls, config: MCPConfig) -> AsyncIterator[dict[str, SharedResource[_Session]]]:
+    async def share(cls, config: MCPConfig) -> AsyncIterator[dict[str, SharedResource[_McpSession]]]:
         """Start each server once, so that one that does not work is reported before the first token."""
         held = {}
         for name, server in _servers(config).items():
@@ -145,7 +145,7 @@ class MCP(Env):
         return None if label is None else float((trajectory.answer or "").strip() == str(label).strip())
 
 
-class _Session:
+class _McpSession:
     """One connection to a server."""
 
     def __init__(self, name: str, client: Any, folder: Path, last_words: Callable[[], str]) -> None:
@@ -184,11 +184,11 @@ class _Session:
         except (BrokenResourceError, ClosedResourceError) as exc:
             raise InfraError(f"the MCP server {self.name} is gone{self.last_words()}") from exc
         except (RuntimeError, ValueError) as exc:  # its result breaks the protocol, or its own schema
-            raise ToolError(f"the tool's result cannot be read: {told(exc)[:_SAID]}") from exc
+            raise ToolError(f"the tool's result cannot be read: {one_line(exc)[:_SAID]}") from exc
 
 
 @asynccontextmanager
-async def _session(server: Server, files: Mapping[str, str]) -> AsyncIterator[_Session]:
+async def _session(server: McpServerConfig, files: Mapping[str, str]) -> AsyncIterator[_McpSession]:
     """A server, or a session with one, and its folder. Raises InfraError if it does not answer."""
     suite("mcp", "mcp")
     from mcp import Client
@@ -204,7 +204,7 @@ async def _session(server: Server, files: Mapping[str, str]) -> AsyncIterator[_S
         try:
             async with Client(_transport(server, folder, errors)) as client:
                 entered = True
-                yield _Session(server.name, client, folder, last_words)
+                yield _McpSession(server.name, client, folder, last_words)
         except Exception as exc:
             if entered:
                 raise
@@ -212,7 +212,7 @@ async def _session(server: Server, files: Mapping[str, str]) -> AsyncIterator[_S
             if isinstance(first, ConfigError):
                 raise first from exc
             raise InfraError(
-                f"the MCP server {server.name} does not answer: {told(first)[:_SAID]}{last_words()}"
+                f"the MCP server {server.name} does not answer: {one_line(first)[:_SAID]}{last_words()}"
             ) from exc
 
 
@@ -226,7 +226,7 @@ def _keep_rubbish(record: logging.LogRecord) -> bool:
     return False
 
 
-def _transport(server: Server, folder: Path, errors: IO[str]) -> Any:
+def _transport(server: McpServerConfig, folder: Path, errors: IO[str]) -> Any:
     from mcp import StdioServerParameters, stdio_client
 
     if server.url is not None:
@@ -253,7 +253,7 @@ async def _over_http(url: str, key: str | None) -> AsyncIterator[Any]:
         yield streams
 
 
-async def _prove(server: Server, held: SharedResource[_Session], config: MCPConfig) -> None:
+async def _prove(server: McpServerConfig, held: SharedResource[_McpSession], config: MCPConfig) -> None:
     """Raises ConfigError for a server that does not start, or has no tools."""
     if server.command and shutil.which(server.command) is None:
         raise ConfigError(f"there is no program {server.command!r} on PATH to start an MCP server with; install it")
@@ -266,7 +266,7 @@ async def _prove(server: Server, held: SharedResource[_Session], config: MCPConf
         raise ConfigError(f"the MCP server {server.name} offers no tools{session.last_words()}")
 
 
-def _servers(config: MCPConfig) -> dict[str, Server]:
+def _servers(config: MCPConfig) -> dict[str, McpServerConfig]:
     own = {"": config} if config.command or config.url else {}
     return {**own, **config.servers}
 

@@ -35,7 +35,7 @@ from agentrl import (
     Trajectory,
 )
 from agentrl.env.runtime import uncounted
-from agentrl.errors import told
+from agentrl.errors import one_line
 from agentrl.types import JSON, Observation
 from agentrl_envs.adapters.suites import seeded
 
@@ -86,7 +86,7 @@ class OpenEnv(Env):
                 schema = dict((await answer.json())["action"])
         except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError) as exc:
             raise ConfigError(
-                f"no OpenEnv server answers at {url}: {told(exc)[:300]}; start one, or check the URL"
+                f"no OpenEnv server answers at {url}: {one_line(exc)[:300]}; start one, or check the URL"
             ) from exc
         if config.field is not None and config.field not in schema.get("properties", {}):
             known = ", ".join(schema.get("properties", {}))
@@ -146,7 +146,7 @@ class OpenEnv(Env):
         return sum(trajectory.step_rewards, 0.0)
 
 
-class _Session:
+class _OpenEnvSession:
     """One WebSocket, and the environment that the server made for it. It answers one message at a time."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, config: OpenEnvConfig) -> None:
@@ -171,7 +171,9 @@ class _Session:
                 await self._socket.send_json({"type": kind} | ({} if data is None else {"data": data}))
                 said = await self._socket.receive_json()
         except (aiohttp.ClientError, TimeoutError, OSError, TypeError, ValueError) as exc:
-            raise InfraError(f"the OpenEnv server at {self._config.url} does not answer {kind}: {told(exc)}") from exc
+            raise InfraError(
+                f"the OpenEnv server at {self._config.url} does not answer {kind}: {one_line(exc)}"
+            ) from exc
         answer = dict(said.get("data") or {})
         if said.get("type") != "error":
             return answer
@@ -188,13 +190,13 @@ class _FullError(InfraError):
 
 
 @asynccontextmanager
-async def _opened(config: OpenEnvConfig) -> AsyncIterator[_Session]:
+async def _opened(config: OpenEnvConfig) -> AsyncIterator[_OpenEnvSession]:
     """A session. If the server has none left, it waits, and that time is not counted."""
     url = _over("ws", config.url) + "/ws"
     async with aiohttp.ClientSession() as client:
         with uncounted():
             socket = await _connected(client, url, config)
-        session = _Session(socket, config)
+        session = _OpenEnvSession(socket, config)
         try:
             yield session
         finally:
@@ -210,7 +212,7 @@ async def _connected(client: aiohttp.ClientSession, url: str, config: OpenEnvCon
     while True:
         try:
             socket = await client.ws_connect(url, max_msg_size=_LARGEST)
-            await _Session(socket, config).ask("state")
+            await _OpenEnvSession(socket, config).ask("state")
         except _FullError as exc:
             await socket.close()
             if clock() > until:
@@ -220,7 +222,7 @@ async def _connected(client: aiohttp.ClientSession, url: str, config: OpenEnvCon
                 ) from exc
             await asyncio.sleep(_PAUSE_S)
         except (aiohttp.ClientError, OSError) as exc:
-            raise InfraError(f"the OpenEnv server at {config.url} does not answer: {told(exc)}") from exc
+            raise InfraError(f"the OpenEnv server at {config.url} does not answer: {one_line(exc)}") from exc
         except InfraError:
             if socket.closed:
                 raise

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl import ConfigError
-from agentrl_envs.adapters.games import Answer, Game, GameConfig, TextGame
+from agentrl_envs.adapters.games import Game, GameConfig, GameTurn, TextGame
 from agentrl_envs.adapters.suites import refuse_unknown, suite
 
 
@@ -31,10 +31,10 @@ class TextArena(TextGame):
         arena = suite("textarena", "textarena")
         registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
         refuse_unknown("TextArena game", name, registry)
-        return _Game(arena, name, config.options)
+        return _TextArenaGame(arena, name, config.options)
 
 
-class _Game:
+class _TextArenaGame:
     def __init__(self, arena: ModuleType, name: str, options: dict[str, Any]) -> None:
         self._arena, self._name = arena, name
         try:
@@ -52,13 +52,13 @@ class _Game:
         self._own = self._speaks_history()
         return self._read()
 
-    def answer(self, text: str) -> Answer:
+    def answer(self, text: str) -> GameTurn:
         done, info = self._env.step(action=text)
         if not done:
-            return Answer(self._read())
+            return GameTurn(self._read())
         rewards, told = self._env.close()
         reason = (told or info or {}).get(0, {}).get("reason")
-        return Answer(str(reason or ""), float((rewards or {}).get(0, 0.0)), done=True)
+        return GameTurn(str(reason or ""), float((rewards or {}).get(0, 0.0)), done=True)
 
     def close(self) -> None:
         """TextArena's games have no resources."""

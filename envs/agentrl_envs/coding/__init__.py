@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agentrl_envs.coding.env import CodingConfig, CodingEnv
 from agentrl_envs.coding.players import gold, hostile, noop
-from agentrl_envs.coding.problem import ApartGrader, Files, Grade, Grader, Problem, Solution, Step, load_problem
+from agentrl_envs.coding.problem import ApartGrader, Files, Grade, Problem, Solution, Step, TaskGrader, load_problem
 
 __all__ = [
     "ApartGrader",
@@ -16,10 +16,10 @@ __all__ = [
     "CodingEnv",
     "Files",
     "Grade",
-    "Grader",
     "Problem",
     "Solution",
     "Step",
+    "TaskGrader",
     "gold",
     "hostile",
     "load_problem",

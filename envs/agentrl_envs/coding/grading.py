@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from agentrl import Reward
-from agentrl.errors import InfraError, told
+from agentrl.errors import InfraError, one_line
 from agentrl.sandbox import Sandbox, SandboxKilledError
 from agentrl_envs.coding.problem import ApartGrader, Grade, OwnSandbox, Problem, Step
 from agentrl_envs.coding.work import WorkError, carry, carry_paths, prepare
@@ -126,7 +126,7 @@ async def _ended(step: Step, grading: Coroutine[Any, Any, Grade]) -> Grade:
             raise
         raise InfraError(f"grading took longer than {step.grade_s:g} s; raise the task's limit") from exc
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as exc:
-        raise InfraError(f"what was graded refuses a file of the tests: {told(exc)}") from exc
+        raise InfraError(f"what was graded refuses a file of the tests: {one_line(exc)}") from exc
 
 
 async def end_processes(box: Sandbox) -> None:

@@ -33,7 +33,7 @@ class Grade:
                 raise InfraError(f"grading gave {value} as {name!r}, not a finite number: {self.log[-400:]}")
 
 
-class Grader(Protocol):
+class TaskGrader(Protocol):
     async def grade(self, box: Sandbox) -> Grade:
         """Place the tests, run them and read their result. The agent's work is in `box` already.
 
@@ -48,7 +48,7 @@ class ApartGrader(Protocol):
     """A grader whose tests run in a sandbox that holds nothing of the agent's, so that the work cannot reach them."""
 
     async def grade_apart(self, work: Sandbox, tests: Sandbox) -> Grade:
-        """Run the work in one sandbox and judge it in the other, which is new. Raises InfraError as `Grader.grade`."""
+        """Run the work in one sandbox and judge it in the other, which is new. Raises as `TaskGrader.grade` does."""
         ...
 
 
@@ -80,7 +80,7 @@ class Step:
     """One instruction and how the work on it is graded. Most problems have one step."""
 
     instruction: str
-    grader: Grader | ApartGrader
+    grader: TaskGrader | ApartGrader
     gold: Solution | None = None
     """None: the task comes without a solution, so no oracle can show that it can be solved."""
     name: str = ""

@@ -12,7 +12,7 @@ from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
 from agentrl.trajectory.model_output import ModelOutput
 from agentrl.types import JSON, Reward
-from agentrl_envs.coding.formats.functions import FunctionGrader
+from agentrl_envs.coding.formats.functions import FunctionTestGrader
 from agentrl_envs.coding.grading import grade
 from agentrl_envs.coding.problem import Step
 from agentrl_envs.coding.suites import FILE, Suite, code_block, suite
@@ -67,7 +67,7 @@ class UnitTests(Grader):
             pool = await self._shared().get()
         step = Step(
             instruction="",
-            grader=FunctionGrader(tests.job, tests.files, self.seconds, {FILE: code.encode(errors="replace")}),
+            grader=FunctionTestGrader(tests.job, tests.files, self.seconds, {FILE: code.encode(errors="replace")}),
             clean=False,  # the sandbox is a new one: nothing ran in it
             keep=True,
             grade_s=self.seconds + _BESIDE_S,

@@ -16,7 +16,7 @@ from statistics import fmean
 from agentrl import ConfigError, InfraError, Task
 from agentrl._util.concurrency import gather
 from agentrl.check.verdicts import TIMES, Play, Verdict, judge
-from agentrl.errors import told
+from agentrl.errors import one_line
 from agentrl.rollout.tasks import load_tasks
 from agentrl.sandbox import Sandbox, SandboxKilledError
 from agentrl.types import JSON
@@ -30,7 +30,7 @@ from agentrl_sandbox.spec import SandboxSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TaskFinding:
     """What was found out about one task."""
 
     id: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ValidationSettings:
     """How tasks are validated."""
 
     backend: str = "auto"
@@ -59,7 +59,7 @@ class Settings:
     """Seconds for each play, grading included; less if the task allows less."""
 
 
-def find_tasks(place: Path, settings: Settings) -> list[Task]:
+def find_tasks(place: Path, settings: ValidationSettings) -> list[Task]:
     """The tasks of a data set (JSONL), of a Harbor task or a folder of them, or of function folders.
 
     Raises ConfigError if there are none.
@@ -76,12 +76,15 @@ def find_tasks(place: Path, settings: Settings) -> list[Task]:
 
 
 async def validate(
-    tasks: Sequence[Task], settings: Settings, *, on_finding: Callable[[Finding], None] = lambda finding: None
-) -> list[Finding]:
+    tasks: Sequence[Task],
+    settings: ValidationSettings,
+    *,
+    on_finding: Callable[[TaskFinding], None] = lambda finding: None,
+) -> list[TaskFinding]:
     """A finding for each task, in order. Raises SandboxError if the back end cannot work here at all."""
     at_a_time = asyncio.Semaphore(settings.concurrency)
 
-    async def one(task: Task, backend: Backend, pool: SandboxPool) -> Finding:
+    async def one(task: Task, backend: Backend, pool: SandboxPool) -> TaskFinding:
         async with at_a_time:
             found = await _Validation(task, backend, pool, settings).finding()
         on_finding(found)
@@ -94,7 +97,7 @@ async def validate(
         return await gather(one(task, backend, pool) for task in tasks)
 
 
-def counts(findings: Iterable[Finding]) -> dict[str, int]:
+def counts(findings: Iterable[TaskFinding]) -> dict[str, int]:
     """How many tasks got each verdict, the most frequent first."""
     return dict(Counter(found.verdict for found in findings).most_common())
 
@@ -102,10 +105,10 @@ def counts(findings: Iterable[Finding]) -> dict[str, int]:
 class _Validation:
     """One task."""
 
-    def __init__(self, task: Task, backend: Backend, pool: SandboxPool, settings: Settings) -> None:
+    def __init__(self, task: Task, backend: Backend, pool: SandboxPool, settings: ValidationSettings) -> None:
         self.task, self.backend, self.pool, self.settings = task, backend, pool, settings
 
-    async def finding(self) -> Finding:
+    async def finding(self) -> TaskFinding:
         began = time.monotonic()
         try:
             self.problem: Problem = await asyncio.to_thread(load_problem, self.task)
@@ -116,7 +119,7 @@ class _Validation:
         except harbor.CannotRunError as exc:
             return self._finding(began, "cannot run here", str(exc))
         except (InfraError, TimeoutError) as exc:
-            return self._finding(began, *_unbuilt(told(exc)))
+            return self._finding(began, *_unbuilt(one_line(exc)))
         except ConfigError as exc:
             return self._finding(began, "error", str(exc))
         noop = [await self._play(oracle=False) for _ in range(TIMES)]
@@ -129,10 +132,10 @@ class _Validation:
 
     def _finding(
         self, began: float, verdict: Verdict, reason: str, noop: Sequence[Play] = (), oracle: Sequence[Play] = ()
-    ) -> Finding:
+    ) -> TaskFinding:
         nothing, solved = ([play.score for play in plays] for plays in (noop, oracle))
         seconds = round(time.monotonic() - began, 1)
-        return Finding(self.task.id, verdict, " ".join(reason.split()), nothing, solved, seconds)
+        return TaskFinding(self.task.id, verdict, " ".join(reason.split()), nothing, solved, seconds)
 
     async def _play(self, *, oracle: bool) -> Play:
         """Play all steps once."""
@@ -141,11 +144,11 @@ class _Validation:
             async with asyncio.timeout(self.settings.deadline), self.pool.acquire(self.spec) as box:
                 grades = await self._grades(box, said, oracle=oracle)
         except TimeoutError as exc:
-            return Play(None, f"it took longer than {self.settings.deadline:g} s: {told(exc)}", late=True)
+            return Play(None, f"it took longer than {self.settings.deadline:g} s: {one_line(exc)}", late=True)
         except SandboxKilledError as exc:
             return Play(0.0, f"the sandbox was ended: {exc}")
         except (InfraError, OSError) as exc:
-            return Play(None, told(exc), late="did not end within" in str(exc), log="".join(said))
+            return Play(None, one_line(exc), late="did not end within" in str(exc), log="".join(said))
         missing = [0.0] * (len(self.problem.steps) - len(grades))
         scores = [made.score for made in grades] + missing
         total = scores[-1] if self.problem.total == "final" else fmean(scores)
@@ -190,14 +193,14 @@ def _spec(problem: Problem) -> SandboxSpec:
     return SandboxSpec.model_validate({**dict(problem.spec), **image})
 
 
-def _settled(task: Task, settings: Settings) -> Task:
+def _settled(task: Task, settings: ValidationSettings) -> Task:
     """A row's task, with the settings that are given for all Harbor tasks."""
     if task.metadata.get("format") != "harbor":
         return task
     return replace(task, metadata={**_given(settings), **task.metadata})
 
 
-def _given(settings: Settings) -> dict[str, JSON]:
+def _given(settings: ValidationSettings) -> dict[str, JSON]:
     return {"base": dict(settings.base), "installed": settings.installed, "keep": settings.keep}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from agentrl import Raw, Task
-from agentrl.engine.scripted import Turn
 from agentrl._util.texts import text_of
+from agentrl.engine.scripted import Turn
 from agentrl.rewards.answers import targets
 from agentrl.rewards.text import is_within
 from agentrl.testing import call

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
-from agentrl.errors import CallError, ConfigError, ToolError, told
+from agentrl.errors import CallError, ConfigError, ToolError, one_line
 from agentrl.types import JSON, ToolSpec
 
 DomainName: TypeAlias = Literal["retail", "airline"]
@@ -136,7 +136,7 @@ class World:
         except self._domain.refusal as exc:
             raise ToolError(str(exc)) from exc
         except Exception as exc:  # tau2's own environment, too, shows the agent whatever its tools raise
-            raise ToolError(told(exc)) from exc
+            raise ToolError(one_line(exc)) from exc
 
     def replay(self, name: str, arguments: Mapping[str, JSON]) -> None:
         """Call a tool as the suite's own scorer does."""

@@ -43,10 +43,10 @@ class Cgroups:
                 return made
         return None
 
-    def command(self) -> Command:
+    def command(self) -> CommandCgroup:
         folder = self.commands / f"c{next(self._numbers)}"
         folder.mkdir()
-        return Command(
+        return CommandCgroup(
             folder, tuple(str(one / "cgroup.procs") for one in (folder, *self.folders) if one != self.commands)
         )
 
@@ -64,7 +64,7 @@ class Cgroups:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandCgroup:
     """The folder of one command."""
 
     folder: Path

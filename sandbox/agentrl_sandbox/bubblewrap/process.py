@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.sandbox import OnOutput
-from agentrl_sandbox.bubblewrap.cgroups import Command
+from agentrl_sandbox.bubblewrap.cgroups import CommandCgroup
 from agentrl_sandbox.process import HostProcess
 
 _ENTER = str(Path(__file__).with_name("enter.py"))
@@ -24,10 +24,10 @@ _DYING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ProcessControl:
     """What a command needs from its sandbox."""
 
-    cgroup: Command | None
+    cgroup: CommandCgroup | None
     check_alive: Callable[[], Awaitable[None]]
     """Raises SandboxKilledError if the box has ended."""
     why_killed: Callable[[], str]
@@ -39,7 +39,7 @@ class Control:
 class BoxProcess(HostProcess):
     """See `Running`."""
 
-    def __init__(self, sink: OnOutput, control: Control) -> None:
+    def __init__(self, sink: OnOutput, control: ProcessControl) -> None:
         super().__init__(sink)
         self._control = control
         self._told = False

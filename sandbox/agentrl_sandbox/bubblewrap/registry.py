@@ -17,7 +17,7 @@ from agentrl_sandbox.bubblewrap import cgroups
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegisteredBox:
     """A box, and how to end it."""
 
     sandbox_id: str
@@ -46,7 +46,7 @@ def folder() -> Path:
     return Path(base, "agentrl") if base else Path(tempfile.gettempdir(), f"agentrl-{os.geteuid()}")
 
 
-def write(entry: Entry) -> None:
+def write(entry: RegisteredBox) -> None:
     home = folder()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if home.stat().st_uid != os.geteuid():
@@ -56,18 +56,18 @@ def write(entry: Entry) -> None:
     draft.rename(home / f"{entry.sandbox_id}.json")
 
 
-def entries() -> list[Entry]:
+def entries() -> list[RegisteredBox]:
     """All boxes that run, and those whose file and cgroups are left because their owner is gone."""
     found = []
     for file in sorted(folder().glob("bubblewrap-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            entry = Entry(**json.loads(file.read_text()))
+            entry = RegisteredBox(**json.loads(file.read_text()))
             if entry.runs or owners.is_gone(entry.owner, entry.deadline):  # else its owner is about to remove it
                 found.append(entry)
     return found
 
 
-def end(entry: Entry) -> None:
+def end(entry: RegisteredBox) -> None:
     """Kill a box with all that runs in it, and forget it."""
     if entry.runs:
         with contextlib.suppress(ProcessLookupError):

@@ -18,7 +18,7 @@ from agentrl_sandbox.base import ShellSandbox
 from agentrl_sandbox.bubblewrap import registry, root, seccomp
 from agentrl_sandbox.bubblewrap.box import Box
 from agentrl_sandbox.bubblewrap.cgroups import NAME, Cgroups
-from agentrl_sandbox.bubblewrap.process import BoxProcess, Control
+from agentrl_sandbox.bubblewrap.process import BoxProcess, ProcessControl
 from agentrl_sandbox.command import finish
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -38,7 +38,7 @@ class BubblewrapSandbox(ShellSandbox):
         super().__init__(spec, f"bubblewrap-{secrets.token_hex(8)}")
         self._box: Box | None = None
         self._cgroups: Cgroups | None = None
-        self._entry: registry.Entry | None = None
+        self._entry: registry.RegisteredBox | None = None
         self._processes: set[BoxProcess] = set()
         self._killed_for = ""
 
@@ -62,7 +62,7 @@ class BubblewrapSandbox(ShellSandbox):
                 os.close(file)
         if self._cgroups is not None:  # commands run as the same user and can make the first processes do anything
             self._cgroups.command().join(self._box.firsts())
-        self._entry = registry.Entry(
+        self._entry = registry.RegisteredBox(
             sandbox_id=self.sandbox_id,
             image=self.spec.image,
             owner=owners.current(),
@@ -94,7 +94,7 @@ class BubblewrapSandbox(ShellSandbox):
         self._require_alive()
         assert self._box is not None
         command = self._cgroups.command() if self._cgroups else None
-        process = BoxProcess(sink, Control(command, self._check_alive, self._teller(), self._give_up))
+        process = BoxProcess(sink, ProcessControl(command, self._check_alive, self._teller(), self._give_up))
         self._processes.add(process)
         process.released.add_done_callback(lambda _: self._processes.discard(process))
         order = self._order(argv, env, cwd, command.joins if command else ())

@@ -16,7 +16,7 @@ from agentrl_sandbox import machine, owners
 from agentrl_sandbox.backend import FoundSandbox, Leftover
 from agentrl_sandbox.docker.container import DEADLINE, IMAGE, OWNER, RUN, SANDBOX
 from agentrl_sandbox.docker.disk import DiskWatch
-from agentrl_sandbox.docker.engine import Engine
+from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.images import NAMES, Images
 from agentrl_sandbox.docker.sandbox import DockerSandbox, remove
 from agentrl_sandbox.machine import Machine
@@ -38,12 +38,12 @@ class DockerBackend:
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
-        self._engine: Engine | None = None
+        self._engine: DockerClient | None = None
         self._images: Images | None = None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            engine = Engine()
+            engine = DockerClient()
             stack.push_async_callback(engine.close)
             await engine.connect()
             self._engine, self._images, self._watch = engine, Images(engine), DiskWatch(engine)
@@ -128,7 +128,7 @@ class DockerBackend:
                 cleared.append(one)
         return cleared
 
-    def _opened(self) -> tuple[Engine, Images]:
+    def _opened(self) -> tuple[DockerClient, Images]:
         if self._engine is None or self._images is None:
             raise SandboxError("the docker back end is not open; use it within `async with`")
         return self._engine, self._images

@@ -13,10 +13,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from agentrl.errors import SandboxError, told
+from agentrl.errors import SandboxError, one_line
 from agentrl_sandbox import owners
 from agentrl_sandbox.docker.container import DISK, OWNER, SANDBOX
-from agentrl_sandbox.docker.engine import Engine
+from agentrl_sandbox.docker.engine import DockerClient
 
 log = logging.getLogger("agentrl")
 
@@ -33,7 +33,7 @@ engine's time.
 class DiskWatch:
     """Watches the sandboxes of one back end. It asks for all of them at once, and only while there are some."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DockerClient) -> None:
         self._engine = engine
         self._watched: dict[str, tuple[int, Callable[[str], Awaitable[None]]]] = {}
         self._some = asyncio.Event()
@@ -67,7 +67,7 @@ class DiskWatch:
             except SandboxError as exc:
                 fullest = 0.0
                 if not self._warned:
-                    log.warning("what sandboxes write to the disk cannot be watched: %s", told(exc))
+                    log.warning("what sandboxes write to the disk cannot be watched: %s", one_line(exc))
                 self._warned = True
             took = time.monotonic() - began
             await asyncio.sleep(max(_OFTEN_S if fullest > 0.5 else _EVERY_S, _REST * took))

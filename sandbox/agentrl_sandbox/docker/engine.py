@@ -17,7 +17,7 @@ from aiodocker import Docker, DockerError
 from aiodocker.execs import Exec
 from aiodocker.stream import Stream
 
-from agentrl.errors import SandboxError, told
+from agentrl.errors import SandboxError, one_line
 
 _ANSWER_S = 120.0
 """Seconds for the engine to answer; creating a container takes seconds where many are created at once."""
@@ -38,7 +38,7 @@ class Host:
     """Whether its disk can limit a container's size. Unknown until the first container with a limit is made."""
 
 
-class Engine:
+class DockerClient:
     """A client of one engine. It speaks API 1.41, which Docker has had since 2020."""
 
     def __init__(self) -> None:
@@ -127,4 +127,4 @@ async def exit_code(command: Exec) -> int | None:
 
 
 def _said(exc: BaseException) -> str:
-    return " ".join(str(exc).split()) or told(exc)
+    return " ".join(str(exc).split()) or one_line(exc)

@@ -21,7 +21,7 @@ from aiodocker.containers import DockerContainer
 from agentrl.errors import ConfigError, SandboxError
 from agentrl_sandbox.docker import context
 from agentrl_sandbox.docker.container import Image, identity, labels
-from agentrl_sandbox.docker.engine import Engine
+from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.spec import SandboxSpec
 
 NAMES = READY, BUILT, IMPORTED = "agentrl-ready", "agentrl-build", "agentrl-import"
@@ -77,7 +77,7 @@ class Images:
     - anything else: a name, as `docker run` takes it. It is pulled if it is not there.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DockerClient) -> None:
         self._engine = engine
         self._docker = engine.docker
         self._tasks: dict[tuple[str, ...], asyncio.Task[Image]] = {}

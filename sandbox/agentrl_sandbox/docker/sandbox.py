@@ -18,7 +18,7 @@ from agentrl_sandbox.base import ShellSandbox
 from agentrl_sandbox.command import finish
 from agentrl_sandbox.docker.container import Image, configuration, identity
 from agentrl_sandbox.docker.disk import DiskWatch
-from agentrl_sandbox.docker.engine import Engine
+from agentrl_sandbox.docker.engine import DockerClient
 from agentrl_sandbox.docker.images import SOWN, Images, sowing
 from agentrl_sandbox.docker.process import DockerProcess
 from agentrl_sandbox.docker.stored import stored
@@ -48,7 +48,7 @@ class DockerSandbox(ShellSandbox):
 
     kind: ClassVar[str] = "docker"
 
-    def __init__(self, spec: SandboxSpec, engine: Engine, images: Images, watch: DiskWatch) -> None:
+    def __init__(self, spec: SandboxSpec, engine: DockerClient, images: Images, watch: DiskWatch) -> None:
         super().__init__(spec, f"docker-{secrets.token_hex(8)}")
         self._engine, self._images, self._watch = engine, images, watch
         self._docker = engine.docker
@@ -322,7 +322,7 @@ class DockerSandbox(ShellSandbox):
         return "memory" if memory.get("usage", 0) > 0.9 * memory.get("limit", float("inf")) else ""
 
 
-async def remove(engine: Engine, sandbox_id: str) -> None:
+async def remove(engine: DockerClient, sandbox_id: str) -> None:
     """Remove a container with its volumes. One that is gone already is not an error."""
     try:
         await engine.docker.containers.container(sandbox_id).delete(force=True, v=True)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from aiodocker import DockerError
 
 if TYPE_CHECKING:
-    from agentrl_sandbox.docker.engine import Engine
+    from agentrl_sandbox.docker.engine import DockerClient
 
 _HEADERS = 64 << 10
 """Bytes that the archive of one file takes beside its content."""
 
 
-async def stored(engine: Engine, container: str, path: str, max_bytes: int) -> bytes:
+async def stored(engine: DockerClient, container: str, path: str, max_bytes: int) -> bytes:
     """The beginning of a plain file, at most `max_bytes`. Raises FileNotFoundError if there is none."""
     sent = bytearray()
     try:

@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 from agentrl._util.loading import load_object
 from agentrl.errors import ConfigError
 from agentrl_sandbox.backend import FoundSandbox
-from agentrl_sandbox.hosted.sandbox import HostedSandbox, Service
+from agentrl_sandbox.hosted.sandbox import HostedSandbox, SandboxService
 from agentrl_sandbox.owners import current, run_name
 from agentrl_sandbox.spec import SandboxSpec
 
@@ -45,7 +45,7 @@ class HostedBackend:
         """See `Backend.sandbox`."""
         takes = inspect.signature(self._make).parameters
         lifetime = {"timeout": round(spec.lifetime_s)} if "timeout" in takes else {}
-        box = HostedSandbox(spec, cast(Service, self._make(spec.image, **lifetime)))
+        box = HostedSandbox(spec, cast(SandboxService, self._make(spec.image, **lifetime)))
         self._made = [(one, until) for one, until in self._made if not one.is_closed]
         self._made.append((box, time.time() + spec.lifetime_s))
         return box

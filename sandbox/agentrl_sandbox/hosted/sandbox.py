@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol
 
-from agentrl.errors import ConfigError, SandboxError, told
+from agentrl.errors import ConfigError, SandboxError, one_line
 from agentrl.sandbox import OnOutput
 from agentrl_sandbox.base import ShellSandbox
 from agentrl_sandbox.hosted import scripts
@@ -28,7 +28,7 @@ _GIVING_UP_S = 30.0
 _LIMITS = "ulimit -c 0; ulimit -f {blocks}; ulimit -d {kilobytes}; ulimit -u {pids} 2>/dev/null || ulimit -p {pids}"
 
 
-class Service(Protocol):
+class SandboxService(Protocol):
     """slime's protocol of a sandbox: `slime.agent.sandbox.Sandbox`."""
 
     sandbox_id: str
@@ -60,7 +60,7 @@ class HostedSandbox(ShellSandbox):
 
     kind = "hosted"
 
-    def __init__(self, spec: SandboxSpec, service: Service) -> None:
+    def __init__(self, spec: SandboxSpec, service: SandboxService) -> None:
         check(spec)
         super().__init__(spec, f"{self.kind}-{secrets.token_hex(4)}")
         self._service = service
@@ -90,7 +90,7 @@ class HostedSandbox(ShellSandbox):
         try:
             await asyncio.shield(self._entering)
         except Exception as exc:  # the service's boundary
-            raise SandboxError(f"{self.sandbox_id}: the service made no machine: {told(exc)}") from exc
+            raise SandboxError(f"{self.sandbox_id}: the service made no machine: {one_line(exc)}") from exc
         self.sandbox_id = f"{self.kind}-{self._service.sandbox_id}"
         args = " ".join(map(quote, (self.spec.user, absolute(self.spec.workdir))))
         said = await self._ask(f"sh -c {quote(scripts.SETUP)} sh {args}", _SETUP_S, "root")
@@ -113,7 +113,9 @@ class HostedSandbox(ShellSandbox):
             await self._service.__aexit__(None, None, None)
         except Exception as exc:  # noqa: BLE001 - the service's boundary: its own time limit ends the machine
             log.warning(
-                "sandbox %s could not be removed, and lasts until its service ends it: %s", self.sandbox_id, told(exc)
+                "sandbox %s could not be removed, and lasts until its service ends it: %s",
+                self.sandbox_id,
+                one_line(exc),
             )
 
     async def _spawn(
@@ -148,7 +150,7 @@ class HostedSandbox(ShellSandbox):
         try:
             return await request
         except Exception as exc:  # the service's boundary: each has its own errors
-            raise SandboxError(f"sandbox {self.sandbox_id}: {what} failed at its service: {told(exc)}") from exc
+            raise SandboxError(f"sandbox {self.sandbox_id}: {what} failed at its service: {one_line(exc)}") from exc
 
     async def _give_up(self) -> None:
         """End the machine, with what runs in it."""

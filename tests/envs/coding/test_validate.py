@@ -9,7 +9,7 @@ from agentrl.cli import app
 from agentrl.errors import SandboxError
 from agentrl_envs.coding.grading import end_processes
 from agentrl_envs.coding.problem import Grade, Problem, Solution, Step
-from agentrl_envs.coding.validate import Play, Settings, counts, find_tasks, judge, validate
+from agentrl_envs.coding.validate import Play, ValidationSettings, counts, find_tasks, judge, validate
 from agentrl_sandbox import SandboxSpec
 from tests.envs.coding.harbor_tasks import harbor_task
 from tests.sandbox.engine import entered
@@ -61,7 +61,7 @@ def tasks(*names):
 async def test_each_way_in_which_a_task_can_be_broken():
     seen = []
     names = ["good", "wrong", "open", "unsolved", "unstable", "unset", "refused"]
-    found = await validate(tasks(*names), Settings(backend="local"), on_finding=seen.append)
+    found = await validate(tasks(*names), ValidationSettings(backend="local"), on_finding=seen.append)
     assert {one.id: one.verdict for one in found} == {
         "good": "good",
         "wrong": "oracle failed",
@@ -81,7 +81,7 @@ async def test_each_way_in_which_a_task_can_be_broken():
 
 
 async def test_a_deadline_is_kept():
-    (found,) = await validate(tasks("slow"), Settings(backend="local", deadline=0.3))
+    (found,) = await validate(tasks("slow"), ValidationSettings(backend="local", deadline=0.3))
     assert (found.verdict, found.noop) == ("deadline", [None, None])
 
 
@@ -106,20 +106,20 @@ def test_the_verdict(noop, oracle, verdict):
 
 def test_tasks_are_found_in_folders_and_files(tmp_path):
     harbor_task(tmp_path / "harbor" / "a")
-    (harbor,) = find_tasks(tmp_path / "harbor", Settings(base={"x": "y"}, installed=True))
+    (harbor,) = find_tasks(tmp_path / "harbor", ValidationSettings(base={"x": "y"}, installed=True))
     assert (harbor.id, harbor.metadata["base"], harbor.metadata["installed"]) == ("a", {"x": "y"}, True)
     (tmp_path / "folders" / "two").mkdir(parents=True)
     for name in ("two.py", "two_test.py"):
         (tmp_path / "folders" / "two" / name).write_text("")
-    assert [task.id for task in find_tasks(tmp_path / "folders", Settings())] == ["two"]
+    assert [task.id for task in find_tasks(tmp_path / "folders", ValidationSettings())] == ["two"]
     row = {"prompt": "x", "id": "row", "metadata": {"format": "harbor", "path": "p", "installed": False}}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    (task,) = find_tasks(tmp_path / "rows.jsonl", Settings(base={"x": "y"}, installed=True))
+    (task,) = find_tasks(tmp_path / "rows.jsonl", ValidationSettings(base={"x": "y"}, installed=True))
     assert (task.metadata["base"], task.metadata["installed"]) == ({"x": "y"}, False)
     (tmp_path / "empty").mkdir()
     for place in ("empty", "gone"):
         with pytest.raises(ConfigError, match=place):
-            find_tasks(tmp_path / place, Settings())
+            find_tasks(tmp_path / place, ValidationSettings())
 
 
 def rows(path, *names):
@@ -170,7 +170,7 @@ async def test_harbor_tasks_in_containers(tmp_path):
     user = 'FROM base\nRUN useradd -m dev || echo "dev:x:1234:1234::/app:/bin/sh" >> /etc/passwd\n'
     user += "RUN mkdir /app && chown 1234 /app\nWORKDIR /app\nUSER 1234\n"
     harbor_task(tmp_path / "user", dockerfile=user)
-    settings = Settings(backend="docker", base=base, installed=True, concurrency=6)
+    settings = ValidationSettings(backend="docker", base=base, installed=True, concurrency=6)
     found = {one.id: one for one in await validate(find_tasks(tmp_path, settings), settings)}
     assert {name: one.verdict for name, one in found.items()} == {
         "good": "good",

@@ -10,8 +10,8 @@ from agentrl import (
     Action,
     ConfigError,
     EnvFactory,
+    EpisodeHooks,
     EpisodeOptions,
-    Host,
     Limits,
     Raw,
     StopReason,
@@ -284,7 +284,7 @@ async def interrupted(library, turns, renderer, after):
 
     engine = ScriptedEngine(turns, renderer)
     given = {"engine": engine, "renderer": renderer, "options": EpisodeOptions(limits=PAPER)}
-    t = await run_episode(make(library), TASK, host=Host(aborted=aborted, park=park), **given)
+    t = await run_episode(make(library), TASK, hooks=EpisodeHooks(aborted=aborted, park=park), **given)
     return await resume_episode(parked[0], make(library), **given) if parked else t
 
 

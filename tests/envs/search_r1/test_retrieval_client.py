@@ -222,7 +222,7 @@ async def test_a_bug_reaches_the_caller_at_once(monkeypatch):
     async def broken(self, body):
         raise KeyError("a bug")
 
-    monkeypatch.setattr("agentrl._util.http.Service.post", broken)
+    monkeypatch.setattr("agentrl._util.http.HttpService.post", broken)
     with pytest.raises(KeyError, match="a bug"):
         await HTTPRetriever("http://127.0.0.1:1").search("q", 1)
 

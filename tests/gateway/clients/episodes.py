@@ -6,7 +6,7 @@ import asyncio
 
 from agentrl import AgentEnv, EpisodeOptions, Limits, StopReason, Task, Trajectory, resume_episode, run_episode
 from agentrl.env.env import close_env
-from agentrl.episode.options import Host
+from agentrl.episode.options import EpisodeHooks
 from tests.gateway.clients.playing import ScriptEngine, thinking_model
 from tests.gateway.clients.said import Script
 
@@ -27,8 +27,8 @@ async def episode(env: AgentEnv, task: Task, script: Script, *, pause_s: float =
         return 0.0
 
     engine.delay = slowly
-    host = Host(aborted=aborted.is_set, park=park)
-    given = {"engine": engine, "renderer": thinking_model()[1], "options": _OPTIONS, "host": host}
+    hooks = EpisodeHooks(aborted=aborted.is_set, park=park)
+    given = {"engine": engine, "renderer": thinking_model()[1], "options": _OPTIONS, "hooks": hooks}
     try:
         done = await run_episode(env, task, **given)
         if pause_s:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.chat.options import SessionOptions
-from agentrl.chat.request import Reply, ReplyCall, Request, Usage
+from agentrl.chat.request import ChatRequest, Reply, ReplyCall, ReplyUsage
 
-USAGE = Usage(prompt=100, cached=60, sampled=7)
+USAGE = ReplyUsage(prompt=100, cached=60, sampled=7)
 CALL = ReplyCall("call_1", "look", {"where": "über ☃", "deep": {"b": [1, None]}})
 OTHER = ReplyCall("call_2", "look", {})
 FULL = Reply("r1", "receipt-1", "Hello.", "Let me see.", (CALL, OTHER), "calls", None, USAGE)
@@ -27,9 +27,9 @@ TOOLS = {
 
 @dataclass
 class FakeExchange:
-    request: Request
-    answer: Callable[[Request], Sequence[Reply] | Exception]
-    accept: Callable[[Request], Exception | None] = lambda _: None
+    request: ChatRequest
+    answer: Callable[[ChatRequest], Sequence[Reply] | Exception]
+    accept: Callable[[ChatRequest], Exception | None] = lambda _: None
     hold: asyncio.Event | None = None
     told: list[str] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,8 +58,8 @@ class FakeExchange:
 @dataclass
 class FakeSession:
     key: str = "key-1"
-    answer: Callable[[Request], Sequence[Reply] | Exception] = lambda request: [FULL] * request.n
-    accept: Callable[[Request], Exception | None] = lambda _: None
+    answer: Callable[[ChatRequest], Sequence[Reply] | Exception] = lambda request: [FULL] * request.n
+    accept: Callable[[ChatRequest], Exception | None] = lambda _: None
     hold: asyncio.Event | None = None
     exchanges: list[FakeExchange] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,14 +69,14 @@ class FakeSession:
     def note_refused(self, what: str, status: int, message: str, kind: str = "invalid") -> None:
         self.refused.append((what, status, message))
 
-    def ask(self, request: Request) -> FakeExchange:
+    def ask(self, request: ChatRequest) -> FakeExchange:
         self.exchanges.append(FakeExchange(request, self.answer, self.accept, self.hold))
         self.asked.set()
         return self.exchanges[-1]
 
-    async def count(self, request: Request) -> int:
+    async def count(self, request: ChatRequest) -> int:
         return sum(len(entry.text) for entry in request.entries)
 
     @property
-    def request(self) -> Request:
+    def request(self) -> ChatRequest:
         return self.exchanges[-1].request

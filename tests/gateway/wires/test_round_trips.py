@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from agentrl.chat.request import Call, Entry, Reply, ReplyCall, Usage
+from agentrl.chat.request import Call, Entry, Reply, ReplyCall, ReplyUsage
 from agentrl.chat.wires.chat import Chat
 from agentrl.chat.wires.messages import Messages
 from agentrl.chat.wires.responses import Responses
@@ -40,7 +40,7 @@ REPLIES = st.builds(
     calls=CALLS,
     stop=st.sampled_from(["end", "calls", "length"]),
     stop_sequence=st.none(),
-    usage=st.builds(Usage, st.integers(100, 200), st.integers(0, 100), st.integers(0, 99)),
+    usage=st.builds(ReplyUsage, st.integers(100, 200), st.integers(0, 100), st.integers(0, 99)),
 )
 EVENTS = {"messages": TypeAdapter(RawMessageStreamEvent), "responses": TypeAdapter(ResponseStreamEvent)}
 TOOLS = [
@@ -156,7 +156,9 @@ def test_chat(reply):
 
 def test_a_custom_tools_call_comes_back_as_its_text():
     tool = {"type": "custom", "name": "patch"}
-    reply = Reply("r", "p", "", None, (ReplyCall("c", "patch", {"input": "*** x"}),), "calls", None, Usage(1, 0, 1))
+    reply = Reply(
+        "r", "p", "", None, (ReplyCall("c", "patch", {"input": "*** x"}),), "calls", None, ReplyUsage(1, 0, 1)
+    )
     answer = Responses().read({"model": "m", "input": "Go.", "tools": [tool]}, {}, "")
     (item,) = answer.whole([reply])["output"]
     assert (item["type"], item["input"]) == ("custom_tool_call", "*** x")
@@ -167,7 +169,7 @@ def test_a_custom_tools_call_comes_back_as_its_text():
 
 
 def test_the_rest_of_an_answer_whose_thoughts_are_known():
-    reply = Reply("r", "p", "Rest.", "Known.", (), "end", None, Usage(1, 0, 1), without_reasoning=True)
+    reply = Reply("r", "p", "Rest.", "Known.", (), "end", None, ReplyUsage(1, 0, 1), without_reasoning=True)
     (item,) = Responses().read({"input": "Go."}, {}, "").whole([reply])["output"]
     assert item["type"] == "message"
     (block,) = Messages().read({"messages": [{"role": "user", "content": "Go."}]}, {}, "").whole([reply])["content"]

@@ -20,7 +20,7 @@ _IDLE_S = 60.0
 _POLL_S = 0.1
 
 
-class Control:
+class ServerControl:
     """One server. Every method raises EngineError with the server's message if the server refuses."""
 
     def __init__(self, url: str) -> None:

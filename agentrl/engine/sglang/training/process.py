@@ -29,7 +29,7 @@ _TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessSettings:
     """Where a server runs."""
 
     log: Path
@@ -43,7 +43,7 @@ class Place:
 class ServerProcess:
     """A command with its own session and process group, under a watchdog, which ends it if this process dies."""
 
-    def __init__(self, command: Sequence[str], place: Place) -> None:
+    def __init__(self, command: Sequence[str], place: ProcessSettings) -> None:
         self.log = log = place.log
         watched = [sys.executable, "-S", "-E", str(_WATCHDOG), str(os.getpid()), str(place.scratch), *command]
         log.parent.mkdir(parents=True, exist_ok=True)

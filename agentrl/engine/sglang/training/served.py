@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Self
 
-from agentrl.engine.sglang.training.control import Control
+from agentrl.engine.sglang.training.control import ServerControl
 from agentrl.engine.sglang.training.flags import Launch, fixed_port
-from agentrl.engine.sglang.training.process import Place, ServerProcess, free_port, is_free
+from agentrl.engine.sglang.training.process import ProcessSettings, ServerProcess, free_port, is_free
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
 
 _log = logging.getLogger("agentrl")
@@ -23,20 +23,22 @@ _END_S = 15.0
 _POLL_S = 0.3
 
 
-class Server:
+class TrainingServer:
     """`control` of a server, and its process if agentrl started it. Decides whether an error means that it is gone."""
 
-    def __init__(self, control: Control, process: ServerProcess | None = None) -> None:
+    def __init__(self, control: ServerControl, process: ServerProcess | None = None) -> None:
         self.control = control
         self._process = process
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
-    async def launch(cls, launch: Launch, place: Place, *, seconds: float, say: Callable[[str], None]) -> Self:
+    async def launch(
+        cls, launch: Launch, place: ProcessSettings, *, seconds: float, say: Callable[[str], None]
+    ) -> Self:
         """Start a server, and wait until it is up. If it raises ConfigError, nothing of the server is left."""
         for attempt in range(1, _PORTS + 1):
             port = _port(launch.args)
-            process, control = ServerProcess(launch.command(port), place), Control(f"http://127.0.0.1:{port}")
+            process, control = ServerProcess(launch.command(port), place), ServerControl(f"http://127.0.0.1:{port}")
             try:
                 await process.until_up(partial(_is_ours, control, launch.name), seconds=seconds, say=say)
             except BaseException as exc:
@@ -106,7 +108,7 @@ def _port(args: Sequence[str]) -> int:
     return port
 
 
-async def _is_ours(control: Control, name: str) -> bool:
+async def _is_ours(control: ServerControl, name: str) -> bool:
     """Whether the server is up, and no other program has taken its port."""
     if not await control.is_up():
         return False

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine.sglang.training.control import Control
+from agentrl.engine.sglang.training.control import ServerControl
 from agentrl.engine.sglang.training.weights import Adapter
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError
@@ -19,7 +19,7 @@ _SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 
 
 async def check_suitable(
-    control: Control, model: Any, adapter: Adapter | None, training: TrainingParts, *, sleeps: bool
+    control: ServerControl, model: Any, adapter: Adapter | None, training: TrainingParts, *, sleeps: bool
 ) -> None:
     """Raises ConfigError if the server at a URL is not there, serves another kind of model, or lacks a flag."""
     try:

@@ -17,10 +17,10 @@ import torch
 from agentrl.engine.base import AsyncClosing
 from agentrl.engine.sglang.client import SGLangEngine
 from agentrl.engine.sglang.training import weights
-from agentrl.engine.sglang.training.control import Control
+from agentrl.engine.sglang.training.control import ServerControl
 from agentrl.engine.sglang.training.flags import Launch, read_args, variables
-from agentrl.engine.sglang.training.process import Place, check_interpreter
-from agentrl.engine.sglang.training.served import Server
+from agentrl.engine.sglang.training.process import ProcessSettings, check_interpreter
+from agentrl.engine.sglang.training.served import TrainingServer
 from agentrl.engine.sglang.training.suitable import check_suitable
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
@@ -76,7 +76,7 @@ class TrainedSGLang(AsyncClosing):
             raise ConfigError("engine_config.url names a server that runs already: leave out python and args")
         self._sleeps = training.device == "cuda" and url is None if sleep == "auto" else bool(sleep)
         self._start_s = start_s
-        self._server: Server | None = None
+        self._server: TrainingServer | None = None
         self._client: SGLangEngine | None = None
         self._scratch: Path | None = None
         self._version: str | None = None
@@ -152,7 +152,7 @@ class TrainedSGLang(AsyncClosing):
             self._asleep.remove(_CACHE)
         self._version = version
 
-    async def _update_adapter(self, client: SGLangEngine, server: Server, model: Any, folder: Path) -> None:
+    async def _update_adapter(self, client: SGLangEngine, server: TrainingServer, model: Any, folder: Path) -> None:
         """Load the adapter under a new name, use it in every request, and drop the previous one.
 
         A request without a name would get the base model's answer, with no sign of it in the answer.
@@ -190,7 +190,7 @@ class TrainedSGLang(AsyncClosing):
 
     # The server
 
-    async def _started(self) -> tuple[SGLangEngine, Server]:
+    async def _started(self) -> tuple[SGLangEngine, TrainingServer]:
         """The client and the server, which is started or checked first. Raises ConfigError."""
         if self._client is None or self._server is None:
             server = await (self._launch() if self._url is None else self._attach(self._url))
@@ -200,8 +200,8 @@ class TrainedSGLang(AsyncClosing):
             self._server = server
         return self._client, self._server
 
-    async def _attach(self, url: str) -> Server:
-        server = Server(Control(url))
+    async def _attach(self, url: str) -> TrainingServer:
+        server = TrainingServer(ServerControl(url))
         try:
             await check_suitable(server.control, self._model, self._adapter, self._training, sleeps=self._sleeps)
         except BaseException:
@@ -209,7 +209,7 @@ class TrainedSGLang(AsyncClosing):
             raise
         return server
 
-    async def _launch(self) -> Server:
+    async def _launch(self) -> TrainingServer:
         training = self._training
         environment = variables(self._python, training.device)
         await asyncio.to_thread(check_interpreter, self._python, environment)
@@ -226,8 +226,8 @@ class TrainedSGLang(AsyncClosing):
             self._args,
         )
         weights.save_whole(self._model, self._tokenizer, launch.model)
-        place = Place(training.folder / "engine.log", environment, self._scratch)
-        server = await Server.launch(launch, place, seconds=self._start_s, say=training.say)
+        place = ProcessSettings(training.folder / "engine.log", environment, self._scratch)
+        server = await TrainingServer.launch(launch, place, seconds=self._start_s, say=training.say)
         shutil.rmtree(launch.model)  # the server has loaded it, and keeps a copy if it has to come back
         return server
 

@@ -40,7 +40,7 @@ _LARGEST_SOURCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionGrader:
+class FunctionTestGrader:
     """Runs the tests in `job` on the agent's modules: the tests in one sandbox, and the modules in another."""
 
     job: Mapping[str, Any]
@@ -107,7 +107,7 @@ def load_function(task: Task) -> Problem:
         steps=(
             Step(
                 instruction=_INSTRUCTION.format(entry_point=row["entry_point"]),
-                grader=FunctionGrader(job),
+                grader=FunctionTestGrader(job),
                 gold=Solution({"solution.py": row["prompt"] + solution}) if solution else None,
                 files={"solution.py": row["prompt"]},
                 carry=("solution.py",),
@@ -134,7 +134,7 @@ def load_folder(task: Task) -> Problem:
         steps=(
             Step(
                 instruction=_instruction(task, folder),
-                grader=FunctionGrader(job, {f"{where}/{file.name}": file for file in (*tests, *support)}),
+                grader=FunctionTestGrader(job, {f"{where}/{file.name}": file for file in (*tests, *support)}),
                 gold=_gold(folder, stubs),
                 files={stub.name: stub for stub in stubs},
                 carry=tuple(stub.name for stub in stubs),

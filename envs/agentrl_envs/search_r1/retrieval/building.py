@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl_envs.search_r1.retrieval.documents import Document, read_corpus
-from agentrl_envs.search_r1.retrieval.index import FORMAT, Index, require_tantivy, write_index
+from agentrl_envs.search_r1.retrieval.index import FORMAT, TantivyIndex, require_tantivy, write_index
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the corpus that were read, and with its size."""
@@ -60,7 +60,7 @@ class _Corpus:
         os.replace(new, folder / _ABOUT)
 
 
-async def open_in_thread(corpus: Path, progress: Progress | None = None) -> Index:
+async def open_in_thread(corpus: Path, progress: Progress | None = None) -> TantivyIndex:
     """`open_index` beside a running event loop. If it is cancelled, the thread ends too, and removes what it began."""
     stop = threading.Event()
     try:
@@ -69,7 +69,7 @@ async def open_in_thread(corpus: Path, progress: Progress | None = None) -> Inde
         stop.set()
 
 
-def open_index(corpus: Path, progress: Progress | None = None, stop: threading.Event | None = None) -> Index:
+def open_index(corpus: Path, progress: Progress | None = None, stop: threading.Event | None = None) -> TantivyIndex:
     """The index of a corpus. It is made if there is none that fits the content.
 
     It lies beside the corpus in `NAME.bm25`, or in the user's cache if that folder is not to be written. Other
@@ -102,7 +102,7 @@ def _may_write(home: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
-def _find(home: Path, corpus: Path) -> Index | None:
+def _find(home: Path, corpus: Path) -> TantivyIndex | None:
     now = _Corpus.of(corpus)
     for about in sorted(home.glob(f"*/{_ABOUT}")):
         folder, known = about.parent, _Corpus.read(about.parent)
@@ -114,7 +114,7 @@ def _find(home: Path, corpus: Path) -> Index | None:
             with contextlib.suppress(OSError):  # a folder that is read-only: the digest is taken each time
                 replace(known, changed_ns=now.changed_ns).write(folder)
         with contextlib.suppress(OSError, ValueError):  # damaged, or of another tantivy: it is made anew
-            index = Index(folder)
+            index = TantivyIndex(folder)
             if index.documents == known.documents:
                 return index
     return None
@@ -129,7 +129,7 @@ def _hash() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=16)
 
 
-def _build(corpus: Path, home: Path, progress: Progress, stop: threading.Event) -> Index:
+def _build(corpus: Path, home: Path, progress: Progress, stop: threading.Event) -> TantivyIndex:
     home.mkdir(parents=True, exist_ok=True)
     with _alone(home, stop):
         if index := _find(home, corpus):  # another process has made it meanwhile
@@ -147,11 +147,11 @@ def _build(corpus: Path, home: Path, progress: Progress, stop: threading.Event) 
         for old in home.iterdir():
             if old.is_dir() and old != whole:
                 shutil.rmtree(old, ignore_errors=True)  # who has it open keeps it: it is mapped
-        return Index(whole)
+        return TantivyIndex(whole)
 
 
 def _write(corpus: Path, folder: Path, progress: Progress, stop: threading.Event) -> _Corpus:
-    reading = _Reading(corpus, progress, stop)
+    reading = _CorpusReader(corpus, progress, stop)
     before = _Corpus.of(corpus)
     threads = 1 if before.size < _ONE_THREAD_BYTES else min(_MOST_THREADS, os.cpu_count() or 1)
     documents = write_index(folder, reading.documents(before.size), threads)
@@ -162,7 +162,7 @@ def _write(corpus: Path, folder: Path, progress: Progress, stop: threading.Event
     return made
 
 
-class _Reading:
+class _CorpusReader:
     """One pass over a corpus: its documents, its digest, and whether an id is repeated."""
 
     def __init__(self, corpus: Path, progress: Progress, stop: threading.Event) -> None:

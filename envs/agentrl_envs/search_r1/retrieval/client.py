@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from agentrl._util.http import Service
-from agentrl.errors import ConfigError, InfraError, told
+from agentrl._util.http import HttpService
+from agentrl.errors import ConfigError, InfraError, one_line
 from agentrl.plain import text as whole_characters
 from agentrl.types import JSON
 from agentrl_envs.search_r1.retrieval.documents import QUERY_CHARACTERS, Document, Retriever
@@ -65,7 +65,7 @@ class HTTPRetriever:
     def __init__(self, url: str, *, timeout: float = 30.0, batch: int = 64) -> None:
         """`timeout` is the deadline of one search in seconds; `batch` bounds the queries of one request."""
         self.url, self.timeout, self.batch = _endpoint(url), timeout, batch
-        self._service = Service(url=self.url, seconds=timeout, retries=0, concurrency=_MOST_REQUESTS, trip=0)
+        self._service = HttpService(url=self.url, seconds=timeout, retries=0, concurrency=_MOST_REQUESTS, trip=0)
         self._waiting: dict[int, list[_PendingQuery]] = {}
         self._sending: dict[asyncio.Task[None], list[_PendingQuery]] = {}
         self._under_way = 0
@@ -143,7 +143,7 @@ class HTTPRetriever:
                 if not isinstance(exc, InfraError) or isinstance(exc, WrongAnswerError):
                     _fail(batch[0], exc)
                     return
-                batch[0].error = told(exc)
+                batch[0].error = one_line(exc)
             else:
                 for asked, documents in zip(batch, found, strict=True):
                     if not asked.future.done():

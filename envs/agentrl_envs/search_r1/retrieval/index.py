@@ -30,7 +30,7 @@ _MOST_WORDS = 512
 """The most different words of a query. This bounds the cost of a query."""
 
 
-class Index:
+class TantivyIndex:
     """A whole index. Any number of threads may search it; tantivy searches without Python's lock."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Self
 from agentrl.errors import ConfigError, InfraError
 from agentrl_envs.search_r1.retrieval.building import open_in_thread
 from agentrl_envs.search_r1.retrieval.documents import Document
-from agentrl_envs.search_r1.retrieval.index import Index
+from agentrl_envs.search_r1.retrieval.index import TantivyIndex
 
 _log = logging.getLogger("agentrl")
 
@@ -22,7 +22,7 @@ class LocalRetriever:
 
     def __init__(self, corpus: Path) -> None:
         self._corpus = corpus
-        self._index: Index | None = None
+        self._index: TantivyIndex | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     async def __aenter__(self) -> Self:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from agentrl._util.config_errors import problems
 from agentrl.errors import ConfigError
 from agentrl_envs.search_r1.retrieval.documents import Document
-from agentrl_envs.search_r1.retrieval.index import Index
+from agentrl_envs.search_r1.retrieval.index import TantivyIndex
 
 _log = logging.getLogger("agentrl")
 
@@ -74,8 +74,8 @@ def _size(key: tuple[str, int, bool], answer: bytes) -> int:
     return 4 * len(key[0]) + len(answer) + 200
 
 
-class _Server:
-    def __init__(self, index: Index, topk: int) -> None:
+class _SearchServer:
+    def __init__(self, index: TantivyIndex, topk: int) -> None:
         self._index, self._topk = index, topk
         self._cache = _Cache(_CACHE_BYTES)
         self._workers = os.cpu_count() or 1
@@ -149,9 +149,9 @@ async def _errors(
     return web.json_response({"error": message}, status=status)
 
 
-def create_app(index: Index, topk: int = 3) -> web.Application:
+def create_app(index: TantivyIndex, topk: int = 3) -> web.Application:
     """The endpoints. A request without a number gets `topk` passages."""
-    server = _Server(index, topk)
+    server = _SearchServer(index, topk)
     app = web.Application(middlewares=[_errors], client_max_size=BODY_BYTES)
     app.add_routes([web.post("/retrieve", server.retrieve), web.get("/health", server.health)])
     app.on_cleanup.append(server.close)
@@ -181,7 +181,7 @@ def _taken_address(host: str, port: int) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def running_server(index: Index, listening: socket.socket, topk: int = 3) -> AsyncIterator[str]:
+async def running_server(index: TantivyIndex, listening: socket.socket, topk: int = 3) -> AsyncIterator[str]:
     """Serve while the context is open, and yield the URL. At the end requests under way are answered first."""
     runner = web.AppRunner(create_app(index, topk), access_log=None, shutdown_timeout=5.0, handler_cancellation=True)
     await runner.setup()

@@ -148,7 +148,7 @@ class StepPart(_Part):
     artifacts: list[Artifact] = Field(default_factory=list)
 
 
-class Solution(_Part):
+class SolutionPart(_Part):
     env: dict[str, str] = Field(default_factory=dict)
 
 
@@ -160,7 +160,7 @@ class TaskToml(_Part):
     agent: Agent = Field(default_factory=Agent)
     verifier: Verifier = Field(default_factory=Verifier)
     environment: Environment = Field(default_factory=Environment)
-    solution: Solution = Field(default_factory=Solution)
+    solution: SolutionPart = Field(default_factory=SolutionPart)
     steps: list[StepPart] = Field(default_factory=list)
     multi_step_reward_strategy: Literal["mean", "final"] = "mean"
     artifacts: list[Artifact] = Field(default_factory=list)

@@ -69,7 +69,7 @@ def made_from(folder: Path, *, bases: Mapping[str, str], installed: bool) -> Ima
         raise CannotRunError("environment/ has no Dockerfile, and task.toml names no docker_image") from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{folder / 'Dockerfile'}: {exc}") from exc
-    reading = _Reading(bases, installed)
+    reading = _DockerfileReader(bases, installed)
     edited = reading.read(text)
     return ImageSource(
         image=str(folder if edited == text and context == folder else _copy(context, edited)),
@@ -110,7 +110,7 @@ def _only_service(file: Path) -> dict[str, Any]:
     return main
 
 
-class _Reading:
+class _DockerfileReader:
     """A Dockerfile as it is read and edited, an instruction at a time."""
 
     def __init__(self, bases: Mapping[str, str], installed: bool) -> None:

@@ -31,7 +31,7 @@ from agentrl_envs.coding.formats.harbor.config import (
 from agentrl_envs.coding.formats.harbor.environment import CannotRunError, ImageSource, made_from, named
 from agentrl_envs.coding.formats.harbor.verify import BOX, IN_A_BOX, TESTS, VERIFIER, HarborGrader
 from agentrl_envs.coding.formats.surroundings import NO_MONITOR, NO_USER_SITE, NOTE_NAMES, SETTINGS
-from agentrl_envs.coding.problem import Grader, OwnSandbox, Problem, Solution, Step
+from agentrl_envs.coding.problem import OwnSandbox, Problem, Solution, Step, TaskGrader
 
 ROOT = ("root", "0")
 _PLACING_S = 60.0
@@ -45,7 +45,7 @@ _NO_NETWORK = re.compile(
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 
 
-class Settings(BaseModel):
+class HarborSettings(BaseModel):
     """How a Harbor task is run here: the keys of `Task.metadata` beside `format`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -69,9 +69,9 @@ class Settings(BaseModel):
 def load(task: Task) -> Problem:
     """The problem of a task directory. Raises ConfigError, or CannotRunError if the task is valid but not for here."""
     try:
-        settings = Settings.model_validate(dict(task.metadata))
+        settings = HarborSettings.model_validate(dict(task.metadata))
     except ValidationError as exc:
-        raise ConfigError(f"task {task.id!r}: metadata: {problems(exc, Settings)}") from exc
+        raise ConfigError(f"task {task.id!r}: metadata: {problems(exc, HarborSettings)}") from exc
     return _Loading(settings).problem()
 
 
@@ -86,7 +86,7 @@ def tasks_in(folder: Path, **settings: JSON) -> Iterator[Task]:
 class _Loading:
     """One task directory on its way to a Problem."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: HarborSettings) -> None:
         self.settings, self.folder = settings, settings.path.resolve()
         self.toml: TaskToml = read_task_toml(self.folder / "task.toml")
         self.environment: Environment = self.toml.environment
@@ -191,7 +191,7 @@ class _Loading:
                 raise CannotRunError(f"{self.folder.name}: the artifact {path} would replace the verifier's own files")
         return tuple(dict.fromkeys((*paths, "/logs/artifacts")))
 
-    def _grader(self, folder: Path, part: StepPart | None, clean: bool, apart: bool) -> Grader:
+    def _grader(self, folder: Path, part: StepPart | None, clean: bool, apart: bool) -> TaskGrader:
         folders = [self.folder / "tests"] if part is None else [self.folder / "tests", folder / "tests"]
         found = tuple(one for one in folders if one.is_dir())
         if not any((one / "test.sh").is_file() for one in found):

@@ -3,8 +3,8 @@
 Grading recorded logs is proven; that the images of the data sets run here is not claimed.
 """
 
-from agentrl_envs.coding.formats.swebench.grading import Report, grade_log
+from agentrl_envs.coding.formats.swebench.grading import InstanceResult, grade_log
 from agentrl_envs.coding.formats.swebench.instance import Instance, parse_instance, read_instances
 from agentrl_envs.coding.formats.swebench.task import load
 
-__all__ = ["Instance", "Report", "grade_log", "load", "parse_instance", "read_instances"]
+__all__ = ["Instance", "InstanceResult", "grade_log", "load", "parse_instance", "read_instances"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl_envs.coding.formats.swebench.instance import Instance
-from agentrl_envs.coding.formats.swebench.logs import BAD, Reading, Status, read_log
+from agentrl_envs.coding.formats.swebench.logs import BAD, ParsedLog, Status, read_log
 
 START = ">>>>> Start Test Output"
 END = ">>>>> End Test Output"
@@ -25,7 +25,7 @@ _CODE = re.compile(rf"^{EXIT_CODE}: *(-?\d+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class InstanceResult:
     """The result of an instance, from its log."""
 
     resolved: bool
@@ -54,20 +54,20 @@ class Result:
 
 def grade_log(
     instance: Instance, log: str, *, exit_code: int | None = None, results: Mapping[str, Result] | None = None
-) -> Report:
+) -> InstanceResult:
     """Grade the log of an evaluation script. `exit_code` is that of the test command, unless the log records it.
 
     With `results`, by the ids of tests, a test that the fix repairs has passed only if they agree.
     """
     if said := next((mark for mark in _FAILED_BEFORE if mark in log), None):
-        return Report(False, f"the log reports: {said.lstrip('> ')}")
+        return InstanceResult(False, f"the log reports: {said.lstrip('> ')}")
     counted = {mark: log.count(mark) for mark in (START, END)}
     if not all(counted.values()):
-        return Report(
+        return InstanceResult(
             False, "the log has no test output: the marks of its beginning and end are not both there", broken=True
         )
     if max(counted.values()) > 1:
-        return Report(False, "the log has a mark of the test output twice: something printed it")
+        return InstanceResult(False, "the log has a mark of the test output twice: something printed it")
     between, _, behind = log.partition(START)[2].partition(END)
     reading = read_log(between, instance.style)
     if not reading.statuses:  # some hosts record stdout and stderr one after the other, and the marks with the latter
@@ -75,11 +75,11 @@ def grade_log(
     recorded = [int(code) for code in _CODE.findall(behind)]
     if doubt := _doubt(reading, recorded[-1] if recorded else exit_code):
         ran = reading.statuses or reading.ran or results or _ERROR.search(log)
-        return Report(False, doubt, broken=not ran)
+        return InstanceResult(False, doubt, broken=not ran)
     return _report(instance, reading.statuses, results)
 
 
-def _doubt(reading: Reading, exit_code: int | None) -> str:
+def _doubt(reading: ParsedLog, exit_code: int | None) -> str:
     """Why a log is not believed; empty if it is."""
     if not reading.statuses:
         return "the log names no test"
@@ -88,7 +88,7 @@ def _doubt(reading: Reading, exit_code: int | None) -> str:
     return f"the log is not that of one test run: {'; '.join(reading.doubts)}" if reading.doubts else ""
 
 
-def _report(instance: Instance, statuses: Mapping[str, Status], results: Mapping[str, Result] | None) -> Report:
+def _report(instance: Instance, statuses: Mapping[str, Status], results: Mapping[str, Result] | None) -> InstanceResult:
     names = _Names(statuses)
     repaired = {
         test: names.status(test) in ("PASSED", "XFAIL") and (results is None or _agrees(names, test, results))
@@ -97,7 +97,7 @@ def _report(instance: Instance, statuses: Mapping[str, Status], results: Mapping
     kept = {test: names.status(test) in ("PASSED", "XFAIL", "SKIPPED") for test in instance.pass_to_pass}
     failed = [test for test, good in (*repaired.items(), *kept.items()) if not good]
     reason = f"{len(failed)} of {len(repaired) + len(kept)} tests did not pass, first {failed[0]}" if failed else ""
-    return Report(not failed, reason, fail_to_pass=repaired, pass_to_pass=kept)
+    return InstanceResult(not failed, reason, fail_to_pass=repaired, pass_to_pass=kept)
 
 
 def _agrees(names: _Names, test: str, results: Mapping[str, Result]) -> bool:

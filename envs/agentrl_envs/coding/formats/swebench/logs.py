@@ -1,7 +1,7 @@
 """Read what a test run printed: the status of each test, as pytest, unittest and sympy write it.
 
 Output can come from the tests, and from the work under test. So the worst status printed for a test counts,
-and a reading lists what is suspicious about the log: `Reading.doubts`.
+and a reading lists what is suspicious about the log: `ParsedLog.doubts`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[\d+m|[\x00-\x08\x0b-\x1f]")
 
 
 @dataclass(slots=True)
-class Reading:
+class ParsedLog:
     """The tests of a log, with their status."""
 
     statuses: dict[str, Status] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Reading:
             self.statuses[test] = status
 
 
-def read_log(log: str, style: str) -> Reading:
+def read_log(log: str, style: str) -> ParsedLog:
     """Read the part of a log in which the tests ran. `style` is a name in STYLES."""
     return STYLES[style](log)
 
@@ -53,15 +53,15 @@ _VERBOSE = re.compile(r"(\S.*?)\s+(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)(?:\s
 _COUNTED: Mapping[str, str] = {"passed": "PASSED", "failed": "FAILED"}
 
 
-def _pytest_itself(log: str) -> Reading:
+def _pytest_itself(log: str) -> ParsedLog:
     """pytest's own tests run pytest, and print what that printed. The last summary is that of the outer run."""
     lines = log.splitlines()
     headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(_COLOURS.sub("", line).rstrip())]
     return _pytest("\n".join(lines[headings[-1] :])) if headings else _pytest(log)
 
 
-def _pytest(log: str) -> Reading:
-    found = Reading()
+def _pytest(log: str) -> ParsedLog:
+    found = ParsedLog()
     lines = [_COLOURS.sub("", line).rstrip() for line in log.splitlines()]
     for line in lines:
         if named := _pytest_line(line):
@@ -123,8 +123,8 @@ _ENDINGS: tuple[tuple[str, Status], ...] = (
 )
 
 
-def _unittest(log: str) -> Reading:
-    found = Reading()
+def _unittest(log: str) -> ParsedLog:
+    found = ParsedLog()
     waiting = ""
     lines = [_COLOURS.sub("", line).strip() for line in log.splitlines()]
     for number, line in enumerate(lines):
@@ -160,7 +160,7 @@ def _ending(text: str, *, alone: bool) -> Status | None:
     return next((status for word, status in _ENDINGS if text.rstrip() in (word, word.upper())), None)
 
 
-def _note_problem(found: Reading, problem: re.Match[str], below: str) -> None:
+def _note_problem(found: ParsedLog, problem: re.Match[str], below: str) -> None:
     """A test's block in the report: under its name, and under the first line of its docstring, if it has one."""
     status: Status = "FAILED" if problem[1] == "FAIL" else "ERROR"
     found.add(problem[2], status)
@@ -183,8 +183,8 @@ _MARKS: Mapping[str, Status] = {
 }
 
 
-def _sympy(log: str) -> Reading:
-    found = Reading()
+def _sympy(log: str) -> ParsedLog:
+    found = ParsedLog()
     totals = []
     for line in (_COLOURS.sub("", line).strip() for line in log.splitlines()):
         words = line.split()
@@ -200,7 +200,7 @@ def _sympy(log: str) -> Reading:
     return found
 
 
-STYLES: Mapping[str, Callable[[str], Reading]] = {
+STYLES: Mapping[str, Callable[[str], ParsedLog]] = {
     "pytest": _pytest,
     "pytest itself": _pytest_itself,
     "unittest": _unittest,
