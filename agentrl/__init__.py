@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrl._util.moved import answer_old_paths
+from agentrl._util.moved import answer_old_paths, renamed
 from agentrl.engine.base import Engine
 from agentrl.env.env import Env, tools_of
 from agentrl.env.factory import EnvFactory
@@ -78,7 +78,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+        return renamed(__name__, name, Host="EpisodeHooks")
     value = globals()[name] = getattr(import_module(_LATER[name]), name)
     return value
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,26 @@ def test_imports_point_down(house, imports):
 
 def test_no_circle_is_left(house, imports):
     assert house.circles(imports) == [], "imports for type checkers alone count, too"
+
+
+PACKAGES = ("agentrl", "envs/agentrl_envs", "sandbox/agentrl_sandbox")
+ALONE = {
+    "agentrl/init/templates/": "a project gets one of them, and each calls its Env MyEnv",
+    "envs/agentrl_envs/coding/formats/inside/": "they run in a sandbox, without agentrl",
+}
+"""Folders whose files are never loaded beside other code, and why."""
+SHARED_NAMES = {"SearchR1": "the Env and its grader have the paper's name, each in its own public room"}
+
+
+def test_a_class_name_is_used_once():
+    places = defaultdict(list)
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            path = file.relative_to(ROOT).as_posix()
+            if path.startswith(tuple(ALONE)):
+                continue
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(f"{path}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert twice.keys() == SHARED_NAMES.keys(), twice

@@ -1,15 +1,19 @@
-"""Modules that moved: the old path works for one version, with a warning that names the new one."""
+"""Old paths of modules and old names: each works for one version, with a warning that names the new one."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MOVED = {
     "agentrl.boundary": "agentrl._util.boundary",
@@ -80,3 +84,30 @@ def old_name(module: str, name: str) -> Any:
         f"{package}.{name} is {module}.{name} now; the old path works in this version only", DeprecationWarning, 3
     )
     return found
+
+
+def renamed(module: str, name: str, **names: str) -> Any:
+    """For a module's `__getattr__`: what has the new name in `names` (old -> new). Raises AttributeError."""
+    if name not in names:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warnings.warn(
+        f"{module}.{name} is {names[name]} now; the old name works in this version only", DeprecationWarning, 3
+    )
+    return getattr(importlib.import_module(module), names[name])
+
+
+def renamed_keyword(old: str, new: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: the function takes the keyword `new` by its old name, too."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **given: P.kwargs) -> T:
+            if old in given:
+                what = f"the parameter {old} of {function.__name__}"
+                warnings.warn(f"{what} is {new} now; the old name works in this version only", DeprecationWarning, 2)
+                given[new] = given.pop(old)
+            return function(*args, **given)
+
+        return call
+
+    return decorate

@@ -11,7 +11,7 @@ from agentrl._util.config_errors import problems
 from agentrl._util.loading import load_object
 from agentrl.episode.options import EpisodeOptions, RewardFn, SpecialTokens, Thinking
 from agentrl.errors import ConfigError
-from agentrl.types import JSON, Limits, SamplingParams
+from agentrl.types import JSON, Limits, SamplingParams, renamed_limits
 
 
 class EpisodeConfig(BaseModel):
@@ -36,6 +36,7 @@ class EpisodeConfig(BaseModel):
     @field_validator("limits")
     @classmethod
     def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
+        limits = renamed_limits(limits)
         valid = Limits.of(limits)
         return {name: getattr(valid, name) for name in limits}
 

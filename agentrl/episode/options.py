@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from agentrl._util.moved import renamed
 from agentrl.errors import ConfigError
 from agentrl.types import Limits, MaybeAwait, Reward, SamplingParams
 
@@ -62,3 +63,9 @@ class EpisodeHooks:
     park: ParkFn | None = None
     """Takes an aborted episode, which `resume_episode` can continue. If it fails, info["not_parked"] has the reason. An
     episode that was aborted before its reset is not parked, because there is nothing to keep."""
+
+
+if not TYPE_CHECKING:  # else mypy would accept any name
+
+    def __getattr__(name: str) -> Any:
+        return renamed(__name__, name, Host="EpisodeHooks")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from agentrl._util.boundary import FailedError, at_boundary
+from agentrl._util.moved import renamed_keyword
 from agentrl.engine.base import Engine
 from agentrl.env.env import Env, begin_env, is_agent, runtime
 from agentrl.env.tools import tool_name
@@ -18,6 +19,7 @@ from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Generation
 
 
+@renamed_keyword("host", "hooks")
 async def resume_episode(
     parked: Parked,
     env: Env,

@@ -7,10 +7,10 @@ Each name's module is imported when it is asked for. No module here may have the
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentrl._util.moved import renamed
 from agentrl.rewards.grader import Grader, grader
 from agentrl.trajectory.model_output import ModelOutput
 
@@ -69,15 +69,10 @@ def __getattr__(name: str) -> Any:
     if name in _READY:
         module, kind, settings = _READY[name]
         value = _find(module, kind)(**settings)
-    elif name == "Written":
-        warnings.warn(
-            "agentrl.rewards.Written is ModelOutput now; the old name works in this version only", DeprecationWarning, 2
-        )
-        return ModelOutput
     elif name in _MADE:
         value = _find(_MADE[name], name)
     else:
-        raise AttributeError(f"module 'agentrl.rewards' has no attribute {name!r}")
+        return renamed(__name__, name, Written="ModelOutput")
     globals()[name] = value
     return value
 
