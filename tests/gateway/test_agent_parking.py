@@ -135,7 +135,7 @@ async def test_after_park_s_the_client_is_told_to_come_later_and_the_agent_ends(
         await ended.wait()
     await parking.close()
     assert told == [503]
-    with pytest.raises(ResumeError, match="its time was over"):
+    with pytest.raises(ResumeError, match="its time was up"):
         await parking.take(ticket)
 
 

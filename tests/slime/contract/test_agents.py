@@ -137,7 +137,7 @@ def test_an_agent_that_waited_too_long_begins_anew(host, start, rows, renderer, 
     assert data["raw_reward"] == [1.0] * 4
     for sample in samples[:2]:
         assert sample.metadata["agentrl"]["restarts"] == 1
-        assert "its time was over" in sample.metadata["agentrl"]["restart_reason"]
+        assert "its time was up" in sample.metadata["agentrl"]["restart_reason"]
         assert sum(sample.loss_mask) == ledger(sample)["trained"] > 0
 
 
