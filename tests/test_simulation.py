@@ -175,5 +175,5 @@ async def test_a_judge_chooses_a_word():
     judge = Judge(ScriptedSpeaker(lambda messages, tools: next(said)))
 
     assert await judge.choose("Was it polite?") == "yes"
-    with pytest.raises(InfraError, match="none of the words yes or no, but with 'maybe'"):
+    with pytest.raises(InfraError, match="is 'maybe', which is none of the words yes or no"):
         await Judge(ScriptedSpeaker(lambda messages, tools: "Maybe.")).choose("Was it polite?")

@@ -131,7 +131,7 @@ async def test_an_engine_that_is_away_for_long_fails_nothing(caplog):
     assert len(fake.bodies) == 41
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1, "of the outage, not of each attempt"
-    assert "the engine is away: requests are sent again for 120 s" in warnings[0]
+    assert "the engine is unreachable: requests are repeated for 120 s" in warnings[0]
 
 
 async def test_waiting_for_an_engine_is_no_time_of_the_episode(renderer, monkeypatch):
@@ -205,7 +205,7 @@ async def test_a_refusal_is_final_and_says_why(body):
     [
         ([], "not an answer of SGLang"),
         ("ok", "not an answer of SGLang"),
-        ({"text": "no meta"}, r"meta_info is None.*: not an answer of SGLang; .*no meta"),
+        ({"text": "no meta"}, r"meta_info is None.*, so not an answer of SGLang; .*no meta"),
         ({"meta_info": {"finish_reason": None}}, "not an answer of SGLang"),
         ({"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-1]]}}, "must hold lists"),
         (answer([7], finish={"type": "bored"}), "finish_reason.type is 'bored'"),

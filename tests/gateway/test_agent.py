@@ -402,7 +402,7 @@ def test_an_agent_without_a_run_is_refused():
 
 @pytest.mark.parametrize("name", ["reset", "step", "tools", "exec_tool", "last_turn", "snapshot", "restore"])
 def test_hooks_that_an_agent_would_never_call_are_refused(name):
-    with pytest.raises(ConfigError, match=rf"Bad.{name} would never be used.*run\(task, endpoint\)"):
+    with pytest.raises(ConfigError, match=rf"Bad.{name} is never called.*run\(task, endpoint\)"):
         type("Bad", (AgentEnv,), {name: lambda self, *args: None})
 
 

@@ -142,7 +142,7 @@ def test_groups_that_fail_whole_in_step_after_step_are_a_warning_that_names_the_
     warnings = run({}, broken, {}, broken, broken, *[broken] * 12)
     assert [warning.split(":")[0] for warning in warnings] == ["steps 1 to 5", "steps 6 to 15"]
     assert "every episode of 12 in 80 groups failed" in warnings[0]
-    assert "most often at my_env.py:12 InfraError, score KeyError" in warnings[0]
+    assert "most failures at my_env.py:12 InfraError, score KeyError" in warnings[0]
     assert run(*[broken] * 9, failing_groups=0) == []
 
 

@@ -215,7 +215,7 @@ def test_slices_refuses(tmp_path, kind, sources, key, message):
 def test_slices_refuses_what_is_no_parquet(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow reads Parquet: pip install pyarrow")
     (tmp_path / "rows.parquet").write_text("{}")
-    with pytest.raises(ConfigError, match="no Parquet file that can be read"):
+    with pytest.raises(ConfigError, match="not a readable Parquet file"):
         slices(tmp_path / "rows.parquet", "data_source")
     with pytest.raises(ConfigError, match="no such data file"):
         slices(tmp_path / "none.parquet", "data_source")

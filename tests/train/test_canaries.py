@@ -59,7 +59,7 @@ def test_tasks_that_always_fail_are_a_warning_that_names_the_line(make_config, t
     train(make_config(env=f"{TOY}:Flaky", prompts_per_step=10, steps=3), console=console)
     said = console.file.getvalue()
     assert "warning: steps 1 to 3: every episode of 3 in 30 groups failed" in said, said
-    assert re.search(r"most often at \S*toy_env\.py:\d+ InfraError: fix that", said), said
+    assert re.search(r"most failures at \S*toy_env\.py:\d+ InfraError: fix that", said), said
     assert [line["failed_groups"] for line in lines(tmp_path / "run")] == [1, 1, 1]
 
 

@@ -107,7 +107,7 @@ async def test_reasoning_gym_scores_by_the_suite(renderer, monkeypatch):
             await rollout(envs.make(), other, [gold], renderer=renderer)
     assert envs.cls.needs(envs.config, 1) == []
     assert (
-        "n_queens executes what the model wrote"
+        "n_queens executes the model's text"
         in envs.cls.needs(envs.config.model_copy(update={"dataset": "n_queens"}), 1)[0]
     )
 

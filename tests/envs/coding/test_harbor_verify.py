@@ -85,7 +85,7 @@ async def test_hooks_run_before_the_tests_are_there(tests):
 
 
 async def test_no_reward_is_an_error_with_what_the_tests_said(tests):
-    with pytest.raises(InfraError, match=r"neither reward\.json nor reward\.txt; test\.sh said: no pytest here"):
+    with pytest.raises(InfraError, match=r"neither reward\.json nor reward\.txt; test\.sh wrote: no pytest here"):
         await graded(tests, {"test-stdout.txt": "no pytest here"})
     with pytest.raises(InfraError, match="did not end within 600 s"):
         await graded(tests, {"reward.txt": "1"}, hangs=True)

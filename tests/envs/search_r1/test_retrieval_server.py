@@ -80,9 +80,9 @@ def test_the_cache_forgets_what_was_not_asked_for_longest():
 
 
 BAD = {
-    "no JSON": (b'{"queries": ["a', "the body is no JSON"),
-    "no UTF-8": (b'{"queries": ["\xff"]}', "the body is no JSON"),
-    "nested": (b"[" * 100_000, "the body is no JSON"),
+    "no JSON": (b'{"queries": ["a', "the body is not JSON"),
+    "no UTF-8": (b'{"queries": ["\xff"]}', "the body is not JSON"),
+    "nested": (b"[" * 100_000, "the body is not JSON"),
     "no object": (["a"], "the body is not a JSON object"),
     "no queries": ({"query": "a"}, "queries is missing"),
     "one query": ({"queries": "a"}, "queries must be a valid list"),
