@@ -177,7 +177,7 @@ class Trainer:
             self.folder.save_model(self.folder.base, 0, self._save_base)
         if self._resume:
             self.folder.rewind(self.position.step)
-            self._say(f"going on {self._where()}" if checkpoint else "no checkpoint yet: beginning anew")
+            self._say(f"resuming {self._where()}" if checkpoint else "no checkpoint yet: beginning anew")
         limits = self.rollout.options.limits  # an engine may start here, and write to the run folder
         self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
         self._trackers = Trackers(config, self.folder.path, self.position.step, self._warn)

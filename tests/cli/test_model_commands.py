@@ -149,7 +149,7 @@ def test_interrupted_training_says_how_to_go_on(run, agentrl, monkeypatch):
 
     monkeypatch.setattr(Trainer, "collect", collect)
     assert agentrl("train", "--resume", "--out", "run", "--steps", "9") == 130
-    assert "going on after step 1" in agentrl.stdout
+    assert "resuming after step 1" in agentrl.stdout
     assert agentrl.stderr == "interrupted: resume with: agentrl train --resume --out run\n"
 
 

@@ -119,7 +119,7 @@ def test_an_interruption_loses_nothing(four_steps, straight, tmp_path, at, numbe
 
     console = quiet()
     resumed = train(broken, resume=True, console=console)
-    assert f"going on {says}\n" in console.file.getvalue()
+    assert f"resuming {says}\n" in console.file.getvalue()
     assert lines(broken.out) == straight["lines"]
     assert played(broken.out) == straight["played"]
     assert (resumed.eval_start, resumed.eval_warm, resumed.eval_final) == straight["evals"]
@@ -167,7 +167,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(make_config):
     said = console.file.getvalue()
     assert "warning: " in said
     assert "step_000003 is damaged: optimizer.pt is not as it was written; taking the one before" in said
-    assert "going on after step 2" in said
+    assert "resuming after step 2" in said
     assert lines(config.out) == before
 
 

@@ -146,7 +146,7 @@ def test_resuming_after_a_crash_is_as_if_nothing_had_happened(six_steps, straigh
     console = quiet()
     resumed = train(broken, resume=True, console=console)
 
-    assert "going on after step 2" in console.file.getvalue()
+    assert "resuming after step 2" in console.file.getvalue()
     assert lines(broken.out) == lines(whole.out)
     assert played(broken.out) == played(whole.out)
     assert (resumed.eval_start, resumed.eval_warm) == (summary.eval_start, summary.eval_warm)
