@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrl import Env, Limits, StopReason, Task
-from agentrl.env.runtime import uncounted
+from agentrl import Env, Limits, StopReason, Task, uncounted
 from agentrl.testing import rollout
 
 

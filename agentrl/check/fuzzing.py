@@ -15,7 +15,7 @@ from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Speech, play
 from agentrl.check.scoring import in_range
 from agentrl.check.sizes import sizes
 from agentrl.engine.scripted import Turn
-from agentrl.env.env import Env, runtime
+from agentrl.env.env import Env, runtime, tools_of
 from agentrl.errors import BadCallPolicy, InfraError, ToolError, leaves, one_line
 from agentrl.testing import call
 from agentrl.trajectory.trajectory import Trajectory
@@ -142,7 +142,7 @@ class _Watched:
 
 def place_of_tool(own: AuthorCode, name: str) -> Place:
     """The line of a tool's method, else of the hook that offers the tool."""
-    tools: Mapping[str, Any] = own.cls._agentrl_tools  # type: ignore[attr-defined]
+    tools = tools_of(own.cls)
     return own.of_member(tools[name].attribute) if name in tools else own.of_member("tools", "exec_tool")
 
 

@@ -15,6 +15,7 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from agentrl._util.loading import not_the_users, short
+from agentrl.env.env import Env
 
 _SHIPPED = ("agentrl", "agentrl_envs", "agentrl_sandbox")
 _ENDS = ("asyncio/events.py", "asyncio/base_events.py", "threading.py", "agentrl/_util/concurrency.py")
@@ -37,7 +38,7 @@ class Place:
 class AuthorCode:
     """The code of one Env: the files of its classes, and those beside them."""
 
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: type[Env]) -> None:
         self.cls = cls
         bases = [base for base in cls.__mro__ if base is not object and not _is_agentrls(base.__module__)]
         self.classes: list[type] = bases or [cls]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
-from agentrl.env.runtime import uncounted
+from agentrl import uncounted
 from agentrl.errors import AgentRLError, ConfigError, SandboxError
 from agentrl.sandbox import Sandbox, Snapshot
 from agentrl_sandbox import machine

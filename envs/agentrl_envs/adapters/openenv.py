@@ -33,6 +33,7 @@ from agentrl import (
     ToolResult,
     ToolSpec,
     Trajectory,
+    uncounted,
 )
 from agentrl.env.runtime import uncounted
 from agentrl.errors import one_line

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agentrl import uncounted
 from agentrl._util.per_loop import PerLoop
 from agentrl._util.resources import SharedResource
-from agentrl.env.runtime import uncounted
 from agentrl.errors import ConfigError
 from agentrl.rewards.answers import LONGEST
 from agentrl.rewards.grader import Grader
