@@ -35,7 +35,6 @@ from agentrl import (
     Trajectory,
     uncounted,
 )
-from agentrl.env.runtime import uncounted
 from agentrl.errors import one_line
 from agentrl.types import JSON, Observation
 from agentrl_envs.adapters.suites import seeded
