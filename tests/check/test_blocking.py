@@ -62,7 +62,7 @@ class Hiccup(Env):
     async def ask(self) -> str:
         """Ask."""
         if Hiccup.played < 4:
-            sleep(0.06)  # noqa: ASYNC251  what this test is about
+            sleep(0.25)  # noqa: ASYNC251  what this test is about
         await asyncio.sleep(0)
         return "answered"
 
