@@ -127,7 +127,7 @@ def finite(text: str) -> float:
 
 def no_constant(name: str) -> NoReturn:
     """For `parse_constant`: Python reads NaN and Infinity, which JSON does not have. Raises ValueError."""
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _Place: TypeAlias = "str | tuple[_Place, Any]"

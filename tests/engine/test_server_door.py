@@ -74,8 +74,8 @@ async def test_parameters_that_no_engine_takes_are_named(http, chars, params, me
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"input_ids": [1], "sampling_params": {"temperature": NaN}}', "NaN is no JSON"),
-        (b'{"input_ids": [1], "sampling_params": {"temperature": -Infinity}}', "-Infinity is no JSON"),
+        (b'{"input_ids": [1], "sampling_params": {"temperature": NaN}}', "NaN is not JSON"),
+        (b'{"input_ids": [1], "sampling_params": {"temperature": -Infinity}}', "-Infinity is not JSON"),
         (b'{"input_ids": [1], "sampling_params": {"temperature": 1e999}}', "temperature must be"),
         (b'{"input_ids": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"input_ids": [' + b"9" * 5000 + b"]}", "the body is not JSON"),

@@ -264,4 +264,4 @@ def _float(value: int) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise RequestError(f"{name} is no JSON")
+    raise RequestError(f"{name} is not JSON")

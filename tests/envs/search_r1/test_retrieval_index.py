@@ -97,10 +97,10 @@ def test_a_bom_blank_lines_and_other_keys_are_read(tmp_path):
 
 
 BAD = {
-    "bad JSON": (b'{"id": "2", "contents": ', "corpus.jsonl:3 is no JSON"),
-    "no UTF-8": (b'{"id": "2", "contents": "\xff"}', "corpus.jsonl:3 is no JSON"),
+    "bad JSON": (b'{"id": "2", "contents": ', "corpus.jsonl:3 is not JSON"),
+    "no UTF-8": (b'{"id": "2", "contents": "\xff"}', "corpus.jsonl:3 is not JSON"),
     "no object": (b'["2", "text"]', "corpus.jsonl:3 is not a JSON object"),
-    "nested": (b"[" * 100_000, "corpus.jsonl:3 is no JSON"),
+    "nested": (b"[" * 100_000, "corpus.jsonl:3 is not JSON"),
     "no contents": (b'{"id": "2", "text": "b"}', 'corpus.jsonl:3 has no "contents"'),
     "contents that are no text": (b'{"id": "2", "contents": ["b"]}', 'corpus.jsonl:3 has no "contents"'),
     "empty contents": (b'{"id": "2", "contents": " "}', 'corpus.jsonl:3 has no "contents"'),
