@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl._util.yaml_files import read_yaml
 from agentrl.cli.init import ProjectTemplate
-from agentrl.cli.settings import read_yaml
 from agentrl.env.factory import load_env
 from agentrl.errors import ConfigError
 from agentrl.init import _FOLDER, TEMPLATES, template_files, write_project
@@ -115,5 +115,5 @@ def test_nothing_is_overwritten(folder, agentrl):
     assert agentrl("init", "parlour") == 2
     assert agentrl.stderr == "error: parlour exists; choose another name, or remove it\n"
     assert {path: path.read_bytes() for path in (folder / "parlour").rglob("*.*")} == before
-    with pytest.raises(ConfigError, match="--template chess: there is no such template; choose one of tool, game"):
+    with pytest.raises(ConfigError, match="--template chess: there is no such template; the templates are tool, game"):
         write_project("hall", "chess", folder)
