@@ -38,7 +38,7 @@ class Writer:
     renderer: Renderer
     """Bound to the root's tools."""
     deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
-    """Tools by name that are shown only at a result that loads them: `Request.deferred`."""
+    """Tools by name that are shown only at a result that loads them: `ChatRequest.deferred`."""
 
     def __post_init__(self) -> None:
         prove_places(self)
