@@ -1,4 +1,4 @@
-"""Messages that are added to the Env's answer, in roles that the chat template can carry."""
+"""Replies to tool calls that could not be read, and how they join the Env's answer in a template's roles."""
 
 from __future__ import annotations
 

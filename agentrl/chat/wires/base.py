@@ -48,7 +48,7 @@ class Wire(Protocol):
     def read(
         self, body: Mapping[str, JSON], headers: Mapping[str, str], digest: str, options: SessionOptions = DEFAULTS
     ) -> ReplyWriter:
-        """Read a request. The returned Answer holds it and writes the answer. `headers` finds names in any case.
+        """Read a request. The returned ReplyWriter holds it and writes the answer. `headers` finds names in any case.
 
         Raises RefusedError, which names the parameter.
         """

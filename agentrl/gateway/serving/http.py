@@ -175,7 +175,7 @@ def _noting(session: SessionHandler, what: str) -> Iterator[None]:
 
 
 async def _read(request: web.BaseRequest, path: str, wire: Wire, session: SessionHandler) -> ReplyWriter:
-    """Read a request. The returned Answer writes the answer. Raises RefusedError and DeniedError."""
+    """Read a request. The returned ReplyWriter writes the answer. Raises RefusedError and DeniedError."""
     raw = await body_of(request)
     return wire.read(reading.read_body(raw), request.headers, _digest(path, raw), session.options)
 
