@@ -54,7 +54,7 @@ def validate(
         if out is not None and (out.is_dir() or not out.resolve().parent.is_dir()):
             raise ConfigError(f"--json {out}: name a file in a folder that exists")
         given = {"installed": installed, "keep": keep, "concurrency": concurrency, "deadline": deadline}
-        settings = load_object(f"{_CORE}:Settings")(backend, _bases(base or ()), **given)
+        settings = load_object(f"{_CORE}:ValidationSettings")(backend, _bases(base or ()), **given)
         findings = _run(
             [task for place in tasks for task in load_object(f"{_CORE}:find_tasks")(place, settings)], settings
         )

@@ -69,7 +69,7 @@ async def test_the_key_opens_and_the_client_sends_it_everywhere(http, engine, ca
 
 @pytest.mark.parametrize("key", ["", "two words", "schlüssel"])
 async def test_a_key_that_no_header_can_carry_is_refused(engine, key):
-    with pytest.raises(ConfigError, match="api key"):
+    with pytest.raises(ConfigError, match="API key"):
         async with running_server(engine, api_key=key):
             pass
 

@@ -493,10 +493,10 @@ async def test_a_server_that_dies_ends_the_run_with_the_end_of_its_log(model, tr
 KILLED = """
 import sys, time
 from pathlib import Path
-from agentrl.engine.sglang.training.process import Place, ServerProcess
+from agentrl.engine.sglang.training.process import ProcessSettings, ServerProcess
 folder = Path(sys.argv[1])
 server = ServerProcess([sys.argv[2], "-m", "sglang.launch_server", "--port", "0", "--served-model-name", "n"],
-                       Place(folder / "engine.log", {}, folder / "scratch"))
+                       ProcessSettings(folder / "engine.log", {}, folder / "scratch"))
 print(server.pid, flush=True)
 time.sleep(1000)
 """

@@ -15,7 +15,7 @@ class Absent(FakeBackend):
 def test_a_name_or_a_path():
     assert open_backend("fake").name == "fake"
     assert isinstance(open_backend("agentrl_sandbox.fake.backend:FakeBackend"), FakeBackend)
-    with pytest.raises(ConfigError, match="no sandbox back end 'dokcer'; write one of docker, bubblewrap"):
+    with pytest.raises(ConfigError, match="no sandbox back end 'dokcer'; did you mean docker"):
         open_backend("dokcer")
 
 
