@@ -42,7 +42,7 @@ class Raw:
         self.made: list[Any] = []
 
     async def create(self) -> Any:
-        body = configuration(SPEC, "docker-raw", self.image)
+        body = configuration(SPEC, "docker-raw", self.image, self.engine.host)
         container = await self.engine.docker.containers.create(body, name=f"docker-raw-{secrets.token_hex(6)}")
         self.made.append(container)
         await container.start()
