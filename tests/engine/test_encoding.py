@@ -5,7 +5,7 @@ import time
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.engine.sglang.client import _body
@@ -15,6 +15,7 @@ tokens = st.integers(0, 200_000)
 KINDS = [list, tuple, lambda ids: array("i", ids), lambda ids: array("q", ids)]
 
 
+@settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(
     turns=st.lists(
         st.tuples(
