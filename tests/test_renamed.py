@@ -48,6 +48,12 @@ async def test_the_old_parameter_of_run_episode(renderer):
     assert [warning.filename for warning in warned] == [__file__]
 
 
+async def test_both_names_of_a_parameter(renderer):
+    given = {"engine": ScriptedEngine(SCRIPT, renderer), "renderer": renderer}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'host'"):
+        await run_episode(Sum(), TASK, **given, host=EpisodeHooks(), hooks=EpisodeHooks())
+
+
 async def test_the_old_parameter_of_resume_episode(renderer):
     player = Player(Sum, ScriptedEngine(SCRIPT, renderer), renderer, at=frozenset({4}))
     await player.play()

@@ -108,7 +108,8 @@ TURNS = [
     call("blocks"),
     "Done.",
 ]
-LIMITS = Limits(reset_s=0.3, step_s=0.4, tool_s=0.1, score_s=0.2, close_s=0.15, turns=3)
+LIMITS = Limits(reset_s=2.0, step_s=1.0, tool_s=0.1, score_s=1.0, close_s=0.15, turns=3)
+"""All episodes begin at once, and on a busy machine each must still get its first share of a processor in time."""
 
 
 async def test_a_storm_leaves_nothing(renderer):
@@ -135,9 +136,7 @@ async def test_a_storm_leaves_nothing(renderer):
         await asyncio.wait(cancels)
     ended = [task.result() for task in tasks if not task.cancelled()]
     assert EPISODES // 2 < len(ended) < EPISODES, "some were cancelled, and nobody else"
-    assert StopReason.FAILED in {t.stop for t in ended}, (
-        "others end, too, unless the machine is too busy for their limits"
-    )
+    assert {t.stop for t in ended} >= {StopReason.DONE, StopReason.FAILED}
     assert all(t.failure is not None for t in ended if t.stop is StopReason.FAILED), "each with its cause"
     assert sum("close_error" in t.info for t in ended) > EPISODES // 20
     await nothing_left(threads)

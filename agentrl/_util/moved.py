@@ -102,7 +102,7 @@ def renamed_keyword(old: str, new: str) -> Callable[[Callable[P, T]], Callable[P
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
         def call(*args: P.args, **given: P.kwargs) -> T:
-            if old in given:
+            if old in given and new not in given:  # both: the function refuses the old one
                 what = f"the parameter {old} of {function.__name__}"
                 warnings.warn(f"{what} is {new} now; the old name works in this version only", DeprecationWarning, 2)
                 given[new] = given.pop(old)
