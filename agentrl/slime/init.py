@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 
 SCRIPT, CONFIG = "run.sh", "agentrl.yaml"
 _TEMPLATE = Path(__file__).with_name(SCRIPT)
@@ -54,9 +53,8 @@ def model_file(model: str, slime: Path) -> str:
         for kind in ("", "-instruct"):
             if found := known.get(wanted + kind):
                 return found
-    close = get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    meant = " or ".join(known[one] for one in close) or "one of " + ", ".join(known.values())
-    raise ConfigError(f"--model {model}: slime has no scripts/models/{name}.sh; write --model {meant}")
+    meant = did_you_mean(name, known.values(), "; write --model with one of {}", most=3, cutoff=0.5)
+    raise ConfigError(f"--model {model}: slime has no scripts/models/{name}.sh{meant}")
 
 
 def script(env: str, model: str, slime: Path) -> str:

@@ -390,11 +390,11 @@ def test_configuration(folder, keys, message):
     ("content", "message"),
     [
         ("env: my_env.py:Scored\n", "agentrl.yaml has no key 'agentrl' (it has: env)"),
-        ("", "not a mapping"),
+        ("", "the file is empty; write `agentrl: "),
         ("[1, 2]", "not a mapping"),
-        ("a: [", "not readable as YAML"),
+        ("a: [", ":1: not YAML: "),
         ("agentrl: 3", "must be a mapping"),
-        (b"\xff\xfe\x00", "not readable as YAML"),
+        (b"\xff\xfe\x00", ":1: not UTF-8 text"),
     ],
 )
 def test_a_bad_yaml_file(folder, content, message):

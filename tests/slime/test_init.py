@@ -413,8 +413,11 @@ def test_what_init_writes_passes_the_check(env, world):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--model", "qwen3-14B"), "no scripts/models/qwen3-14B.sh; write --model qwen3-4B or qwen3-8B"),
-        (("--model", "gpt"), "no scripts/models/gpt.sh; write --model one of llama3.1-8B-Instruct, moonlight, qwen2.5"),
+        (("--model", "qwen3-14B"), "no scripts/models/qwen3-14B.sh; did you mean qwen3-4B, qwen3-8B"),
+        (
+            ("--model", "gpt"),
+            "no scripts/models/gpt.sh; write --model with one of llama3.1-8B-Instruct, moonlight, qwen2.5",
+        ),
         (("--model", "qwen3-4B", "--slime", "."), "--slime .: it has no scripts/models/*.sh; give the root of slime's"),
         (("--model", "qwen3-4B", "--env", "none.py:E"), "none.py: no such file"),
         (("old", "--model", "qwen3-4B"), "old/run.sh exists; name another folder"),

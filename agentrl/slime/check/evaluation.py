@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from agentrl._util.yaml_files import read_yaml
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.slime.check.arguments import Args
 from agentrl.slime.check.finding import LaunchFinding, error, warning
@@ -108,16 +106,11 @@ def _length(setup: Setup, row: Mapping[str, Any], where: str) -> Iterator[Launch
 
 
 def _eval(path: str) -> Mapping[str, Any]:
-    flag = f"--eval-config {path}"
-    try:
-        root = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise ConfigError(f"{flag}: no such file; give its path from {Path.cwd()}") from exc
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{flag}: not readable as YAML: {' '.join(str(exc).split())}") from exc
-    found = root.get("eval", root) if isinstance(root, dict) else None
+    shown = "eval: {datasets: [{name: held_out, path: FILE.jsonl}]}"
+    root = read_yaml(path, "--eval-config", shown)
+    found = root.get("eval", root)
     if not isinstance(found, dict):
-        raise ConfigError(f"{flag}: not a mapping; write `eval: {{datasets: [{{name: held_out, path: FILE.jsonl}}]}}`")
+        raise ConfigError(f"--eval-config {path}: `eval` is not a mapping; write `{shown}`")
     return found
 
 

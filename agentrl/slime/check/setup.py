@@ -12,8 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-
+from agentrl._util.yaml_files import read_yaml
 from agentrl.env.env import Env, is_agent, tools_of
 from agentrl.errors import ConfigError
 from agentrl.slime.check.arguments import Args
@@ -123,7 +122,7 @@ def read_keys(path: str | None) -> dict[str, Any]:
     """The keys of --custom-config-path. Raises ConfigError if the file cannot be read or lacks the key `agentrl`."""
     if path is None:
         return {}
-    keys = _read_yaml(Path(path))
+    keys = read_yaml(path, "--custom-config-path", "agentrl: {env: my_env.py:MyEnv}")
     if "agentrl" not in keys and not os.environ.get(CONFIG_FILE_VARIABLE):
         raise ConfigError(
             f"{path} has no key 'agentrl' (it has: {', '.join(map(str, keys)) or 'nothing'}); "
@@ -155,16 +154,3 @@ def read_model(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: not a JSON object, so it is not the configuration of a model")
     inner = config.get("text_config")
     return {**config, **(inner if isinstance(inner, dict) else {})}
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    flag = f"--custom-config-path {file}"
-    try:
-        keys = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise ConfigError(f"{flag}: no such file; give its path from {Path.cwd()}") from exc
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{flag}: not readable as YAML: {' '.join(str(exc).split())}") from exc
-    if not isinstance(keys, dict):
-        raise ConfigError(f"{flag}: not a mapping; write `agentrl: {{env: my_env.py:MyEnv}}`")
-    return keys
