@@ -292,6 +292,15 @@ HELD_OUT = {"eval_interval": 1, "eval_prompt_data": ["held_out", "train.jsonl"]}
 STOCK = "slime.rollout.sglang_rollout.generate_rollout"
 
 
+def test_a_slime_that_is_not_here_may_be_of_either_kind():
+    flags = {**GOOD, **{name.replace("_", "-"): value for name, value in {**FULLY, **HELD_OUT}.items()}}
+    found = check(read_command(["train.py", *words({**flags, "eval-function-path": STOCK})]))
+    assert [f.text for f in found if f.level in ("error", "warning")] == []
+    assert [f.text for f in found if f.subject == "fully-async rollout"] == [
+        "fully-async rollout: slime is not here; before 0.4 start train_async.py, and do not evaluate"
+    ]
+
+
 @pytest.mark.parametrize(
     ("program", "changes", "expected"),
     [

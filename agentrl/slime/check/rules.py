@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from agentrl.episode.parking import resume_method
 from agentrl.slime.check.evaluation import evaluation
-from agentrl.slime.check.finding import LaunchFinding, error, note, warning
+from agentrl.slime.check.finding import LaunchFinding, error, note, unchecked, warning
 from agentrl.slime.check.functions import functions
 from agentrl.slime.check.setup import GENERATE, Setup
 from agentrl.slime.config import fan_out_problems
@@ -182,7 +182,11 @@ def fully_async(setup: Setup) -> Iterator[LaunchFinding]:
         yield error("remove --colocate: train_async.py trains and generates at once, on different GPUs")
     if not setup.fully_async:
         return
-    if setup.has_train_async:
+    if setup.has_train_async is None:
+        yield unchecked(
+            "fully-async rollout", "slime is not here; before 0.4 start train_async.py, and do not evaluate"
+        )
+    elif setup.has_train_async:
         if program == "train.py":
             yield warning("fully-async rollout under train.py waits for every training step; start train_async.py")
         yield from _evaluation_before_0_4(setup)

@@ -89,10 +89,12 @@ class Setup:
         return (self.args.num_experts or 0) if self.args.num_layers else None
 
     @property
-    def has_train_async(self) -> bool:
-        """Whether slime has a second program for asynchronous training, as before 0.4."""
-        beside = any(Path(folder, TRAIN_PROGRAMS[1]).is_file() for folder in self.command.path)
-        return self.command.program == TRAIN_PROGRAMS[1] or beside
+    def has_train_async(self) -> bool | None:
+        """Whether slime has a second program for asynchronous training, as before 0.4. None if slime is not here."""
+        one, other = (any(Path(folder, name).is_file() for folder in self.command.path) for name in TRAIN_PROGRAMS)
+        if self.command.program == TRAIN_PROGRAMS[1] or other:
+            return True
+        return False if one else None
 
     @property
     def context(self) -> int | None:
