@@ -33,7 +33,8 @@ def template(setup: Setup) -> Iterator[LaunchFinding]:
         return
     if setup.model_folder is None:
         yield unchecked(
-            "the chat template", f"{setup.model_path or 'the model'} is no folder here; agentrl certify MODEL does it"
+            "the chat template",
+            f"{setup.model_path or 'the model'} is not a folder here; agentrl certify MODEL does it",
         )
         return
     from agentrl.models.tokenizer import RemoteCodeError  # transformers takes seconds to import
