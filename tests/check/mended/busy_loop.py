@@ -22,8 +22,8 @@ class Primes(Env):
 
     @tool
     def count(self) -> int:
-        """Count the primes below 6500."""
-        return len(primes(6500))
+        """Count the primes below 12000."""
+        return len(primes(12000))
 
     async def score(self, trajectory):
         return float(trajectory.answer == self.task.label)
