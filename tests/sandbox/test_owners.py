@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from agentrl._util import owners as processes
 from agentrl_sandbox import owners
 from agentrl_sandbox.owners import Owner, current, heartbeat, is_gone, run_name
 
@@ -59,7 +60,7 @@ def test_a_child_that_was_forked_is_an_owner_of_its_own():
 
 
 def test_a_process_that_proc_hides_is_not_gone(own, monkeypatch):
-    monkeypatch.setattr(owners, "_process", lambda pid: ("", ""))
+    monkeypatch.setattr(processes, "_process", lambda pid: ("", ""))
     assert not is_gone(str(own))
 
 
@@ -87,7 +88,7 @@ def test_an_owner_in_a_format_of_others_is_not_judged(text):
 
 
 def test_after_a_reboot_the_owners_of_this_machine_are_gone(own, monkeypatch):
-    monkeypatch.setattr(owners, "_INITIAL", own.namespace)
+    monkeypatch.setattr(processes, "_INITIAL", own.namespace)
     assert is_gone(str(replace(own, boot="00ff")))
     assert not is_gone(str(replace(own, boot="00ff", host="other-12345678")))
 
