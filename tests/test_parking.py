@@ -16,8 +16,9 @@ from random import Random
 import pytest
 
 from agentrl import ConfigError, Env, Task, Trajectory
+from agentrl._util.owners import current
 from agentrl.engine import Generation
-from agentrl.episode.parking import Parking, _private_folder
+from agentrl.episode.parking import Parking, _private_folder, _saved_privately
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ResumeError
 from agentrl.render import Rendered, RenderedSpan
@@ -34,6 +35,11 @@ class Quiet(Env):
 @pytest.fixture(autouse=True)
 def _none_closed():
     CLOSED.clear()
+
+
+def files(folder) -> set[str]:
+    """The names of the files in a folder, this process's heartbeat left out."""
+    return {path.name for path in folder.iterdir()} - {current()}
 
 
 def played() -> Trajectory:
@@ -65,8 +71,9 @@ async def test_a_file_is_written_whole_and_read_once(tmp_path):
         "until": pytest.approx(time.time() + 60, 2),
     }
     assert len(pickle.dumps(ticket)) < 200
-    assert [path.name for path in tmp_path.iterdir()] == [f"{ticket['key']}.parked"]
-    after = await Parking(str(tmp_path)).take(ticket)  # in another process, say
+    assert files(tmp_path) == {f"{ticket['key']}.parked"}
+    other = Parking(str(tmp_path))
+    after = await other.take(ticket)
     assert (after.how, after.episode.played_s, after.saved, after.rng) == ("snapshot", 1.5, before.saved, before.rng)
     assert after.episode.trajectory.to_json() == before.episode.trajectory.to_json()
     assert after.episode.trajectory.turns == before.episode.trajectory.turns, (
@@ -74,9 +81,14 @@ async def test_a_file_is_written_whole_and_read_once(tmp_path):
     )
     after.episode.trajectory.append_model(Generation([7], [-0.5], "stop"))
     assert after.episode.trajectory.prefix_breaks == 0
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ResumeError, match="being played in this process already"):
+        await place.take(ticket)
+    await other.ended(ticket["key"])
+    assert files(tmp_path) == set()
     with pytest.raises(ResumeError, match="gone: expired, or used before"):
         await place.take(ticket)
+    await other.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_of_two_that_take_at_once_one_gets_it(tmp_path):
@@ -126,9 +138,9 @@ async def test_expired(tmp_path):
     place = Parking(str(tmp_path))
     ticket = await place.park(parked(), 0.02)
     await asyncio.sleep(0.05)
-    with pytest.raises(ResumeError, match="longer than park_s"):
+    with pytest.raises(ResumeError, match=r"longer than parking\.keep_s"):
         await place.take(ticket)
-    assert list(tmp_path.iterdir()) == []
+    assert files(tmp_path) == set()
 
 
 async def test_expired_files_are_swept(tmp_path):
@@ -137,11 +149,12 @@ async def test_expired_files_are_swept(tmp_path):
     for name, age in (("dead.unfinished", 7200), ("now.unfinished", 5)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
-    await Parking(str(tmp_path)).park(parked(), 0.01)
+    place = Parking(str(tmp_path))
+    await place.park(parked(), 0.01)
     await asyncio.sleep(0.05)
-    ticket = await Parking(str(tmp_path)).park(parked(), 60)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"other.txt", "now.unfinished", f"{ticket['key']}.parked"}
+    await place.close()  # as another process would, a minute later
+    ticket = await place.park(parked(), 60)
+    assert files(tmp_path) == {"other.txt", "now.unfinished", f"{ticket['key']}.parked"}
 
 
 async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkeypatch):
@@ -155,7 +168,7 @@ async def test_what_cannot_be_pickled_or_written_leaves_nothing(tmp_path, monkey
     monkeypatch.setattr("pathlib.Path.replace", replace)
     with pytest.raises(OSError, match="No space left"):
         await place.park(parked(), 60)
-    assert list(tmp_path.iterdir()) == []
+    assert files(tmp_path) == set()
 
 
 @pytest.mark.parametrize(
@@ -232,6 +245,7 @@ def test_threads_that_come_first_share_one_folder(monkeypatch):
     mkdtemp = tempfile.mkdtemp
     monkeypatch.setattr(tempfile, "mkdtemp", slowly)
     _private_folder.cache_clear()
+    _saved_privately.cache_clear()
     with ThreadPoolExecutor(4) as pool:
-        folders = set(pool.map(lambda parking: parking._folder, [Parking() for _ in range(4)]))
+        folders = set(pool.map(lambda parking: parking._saved.folder, [Parking() for _ in range(4)]))
     assert len(folders) == len(made) == 1

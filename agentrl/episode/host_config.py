@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl._util.yaml_files import read_yaml
 from agentrl.engine.base import RETRY_S
@@ -16,6 +18,33 @@ from agentrl.episode.config import EpisodeConfig
 from agentrl.errors import ConfigError
 
 CONFIG_FILE_VARIABLE = "AGENTRL_CONFIG"
+
+
+class ParkingConfig(BaseModel):
+    """How aborted episodes are kept.
+
+    On storage that all nodes see, `folder` lets any node resume any episode. One process at a time owns an episode. If
+    it dies, another may take the episode from its last saved state.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    folder: str | None = Field(default=None, min_length=1)
+    """Folder for the states of episodes. Default: a temporary folder of this process, removed at its end."""
+    keep_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
+    """Seconds for which an aborted episode is kept. 0: never; it restarts."""
+    dead_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """Seconds without a heartbeat after which a process on another node counts as dead. The clocks of network file
+    systems may lag by some seconds."""
+    every_turn: bool = False
+    """Save after each turn, too, and keep an ended episode until this process ends or `keep_s` is over. So a process
+    that is killed loses no finished turn. It costs one `Env.snapshot` a turn. Needs `folder`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.every_turn and self.folder is None:
+            raise ValueError("every_turn needs `folder`, on storage that all nodes see")
+        return self
 
 
 class HostedConfig(EpisodeConfig):
@@ -38,10 +67,22 @@ class HostedConfig(EpisodeConfig):
     """URL of an SGLang server or router. Default: the host's."""
     engine_retry_s: float = Field(default=RETRY_S, ge=0, allow_inf_nan=False)
     """Seconds for which requests to an unavailable engine are repeated, before an episode fails."""
-    park_s: float = Field(default=1800.0, ge=0, allow_inf_nan=False)
-    """Seconds for which an aborted episode is kept until the host sends it back. 0: never; it restarts."""
-    park_folder: str | None = Field(default=None, min_length=1)
-    """Folder for parked episodes. Default: a temporary folder of this process, removed at its end."""
+    parking: ParkingConfig = ParkingConfig()
+    """How aborted episodes are kept until the host sends them back."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_parking_keys(cls, given: Any) -> Any:
+        old = {"park_s": "keep_s", "park_folder": "folder"}
+        if not isinstance(given, Mapping) or not old.keys() & given.keys():
+            return given
+        rest = {name: value for name, value in given.items() if name not in old}
+        if "parking" in rest:
+            raise ValueError("park_s and park_folder are parking.keep_s and parking.folder now; remove the old keys")
+        for name in sorted(old.keys() & given.keys()):
+            said = f"{name} is parking.{old[name]} now; the old key works in this version only"
+            warnings.warn(said, DeprecationWarning, 2)
+        return {**rest, "parking": {old[name]: value for name, value in given.items() if name in old}}
 
     def env_config_of(self, path: str) -> dict[str, Any]:
         """The configuration of the Env at a path."""

@@ -63,6 +63,11 @@ class EpisodeHooks:
     park: ParkFn | None = None
     """Takes an aborted episode, which `resume_episode` can continue. If it fails, info["not_parked"] has the reason. An
     episode that was aborted before its reset is not parked, because there is nothing to keep."""
+    save: ParkFn | None = None
+    """Takes the state of an episode that goes on: after each turn, and when it has ended but is not scored. The next
+    turn waits for it. The Env stays open. It is not called for agents, nor for an Env that can only be kept open. If it
+    raises ResumeError, the episode fails. After any other error the episode goes on, and info["not_saved"] has the
+    reason."""
 
 
 if not TYPE_CHECKING:  # else mypy would accept any name

@@ -19,18 +19,18 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
 
-from agentrl._util.boundary import at_boundary
-from agentrl.env.env import Env, close_env, runtime
+from agentrl._util.boundary import FailedError, at_boundary
+from agentrl.env.env import Env, close_env, is_agent, runtime
 from agentrl.episode.options import ParkFn
+from agentrl.episode.saved import OwnedEpisodeError, SavedEpisodes, SavedState
 from agentrl.episode.state import EpisodeState, Parked, ResumeMethod
-from agentrl.errors import ConfigError, ResumeError
+from agentrl.errors import ConfigError, Failure, InfraError, ResumeError
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON
 
@@ -43,10 +43,8 @@ VERSION = 7
 """Version of tickets and files. An episode of another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION
-_PARKED, _UNFINISHED = ".parked", ".unfinished"
-_SWEEP_S = 60.0
-_WRITING_S = 3600.0
-"""Writing a file always takes less time than this."""
+_SESSIONS = UUID("5cf1ee42-9c5a-4f0b-8b5e-2f1f6c9e1d57")
+"""The namespace of keys that follow from a session id."""
 
 
 def resume_method(cls: type[Env]) -> ResumeMethod:
@@ -75,6 +73,19 @@ async def hand_over(
     return parked.env is not None
 
 
+async def save_state(save: ParkFn | None, env: Env, state: EpisodeState, *, timeout: float) -> None:
+    """Give the state of an episode that goes on to `save`. Raises FailedError if another process has taken it."""
+    if save is None or is_agent(type(env)) or resume_method(type(env)) == "alive":
+        return
+    try:
+        with at_boundary("step"):
+            await save(await _pack(env, state, timeout))
+    except ResumeError as exc:
+        raise FailedError(Failure.of(InfraError(str(exc)), "step")) from exc
+    except Exception as exc:  # noqa: BLE001 - the parking boundary: the episode goes on without it
+        state.trajectory.info["not_saved"] = str(exc)
+
+
 async def _pack(env: Env, state: EpisodeState, timeout: float) -> Parked:
     how = resume_method(type(env))
     saved = await runtime(env).hook(env.snapshot, timeout=timeout) if how == "snapshot" else None
@@ -93,46 +104,103 @@ def _note_unparked(env: Env, trajectory: Trajectory, exc: Exception) -> None:
 class Parking:
     """Keeps aborted episodes of one event loop. Each has a ticket: small, picklable, and good for one use.
 
-    Open Envs are kept in memory, and closed when their time is over. Everything else is written to files, which any
-    loop or process with access to the folder can take. `folder` is created if it is missing. The default is a temporary
-    folder of this process, removed at its end. Raises ConfigError for a folder that others can write to, because
-    unpickling a file can run code.
+    Open Envs are kept in memory, and closed when their time is over. Everything else is written to files. `folder` is
+    created if it is missing, and every process that sees it can take the episodes in it (see `SavedEpisodes`; `dead_s`
+    is explained there). The default is a temporary folder of this process, removed at its end. Raises ConfigError for a
+    folder that others can write to, because unpickling a file can run code.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        self._given = None if folder is None else _own_folder(folder)
+    def __init__(self, folder: str | None = None, *, dead_s: float = 60.0) -> None:
+        self._given = None if folder is None else _saved(_own_folder(folder), dead_s)
+        self._dead_s = dead_s
         self._alive: dict[str, tuple[Parked, asyncio.TimerHandle]] = {}
         self._closing: set[asyncio.Task[Any]] = set()
         self._noted: dict[str, Mapping[str, JSON]] = {}
-        self._swept = float("-inf")
+        self._ended: dict[str, asyncio.TimerHandle] = {}
 
-    async def park(self, parked: Parked, seconds: float) -> dict[str, JSON]:
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can take the episodes that are parked here."""
+        return self._given is not None
+
+    def key(self, session_id: str) -> str:
+        """The key of an episode. On a shared folder it follows from the session, so that any process finds it.
+
+        A session that this process is playing already gets another key: it is not the name of one episode.
+        """
+        stable = uuid5(_SESSIONS, session_id).hex
+        return stable if self._given and session_id and not self._given.plays(stable) else uuid4().hex
+
+    async def park(self, parked: Parked, seconds: float, key: str = "") -> dict[str, JSON]:
         """Keep an episode for some seconds, and return its ticket.
 
         An open Env belongs to this object from then on. Raises the errors of pickle and of the disk; then nothing is
         kept.
         """
-        key, until = uuid4().hex, time.time() + seconds
+        key, until = key or uuid4().hex, time.time() + seconds
         if parked.how == "alive":  # no await here, so that a cancellation leaves the Env with one owner
+            key = uuid4().hex
             timer = asyncio.get_running_loop().call_later(seconds, self._expire, key)
             self._alive[key] = (parked, timer)
         else:
-            await asyncio.to_thread(self._write, key, parked, until)
+            await asyncio.to_thread(self._write, key, parked, until, "parked")
         return {"version": VERSION, "how": parked.how, "key": key, "until": until}
 
-    async def take(self, ticket: Mapping[str, JSON]) -> Parked:
+    async def save(self, key: str, parked: Parked, seconds: float, state: SavedState = "taken") -> None:
+        """Write the state of an episode that is being played here, in case this process dies.
+
+        Raises the errors of pickle and of the disk, and ResumeError if another process has taken the episode.
+        """
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, key, parked, time.time() + seconds, state))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing])  # else the file would appear after the episode has ended
+            raise
+
+    async def take(
+        self, ticket: Mapping[str, JSON], seconds: float = 3600.0, stopped: Callable[[], bool] | None = None
+    ) -> Parked:
         """The episode of a ticket, which is used up. The caller owns `Parked.env` and must close it.
 
-        Raises ResumeError if there is none.
+        On a shared folder the caller also owns the episode's file: it parks the episode again, or calls `ended` or
+        `give_back`. If the process that dies leaves the file, it is kept for `seconds`. While a process that seems to
+        live owns the episode, this waits until it is dead. Raises ResumeError if there is none, and OwnedEpisodeError
+        if its owner lives on, or `stopped` says that waiting has no use.
         """
-        key = _key(ticket)
+        key = key_of(ticket)
         if ticket.get("how") != "alive":
-            return await asyncio.to_thread(self._read, key)
+            return await self.take_key(key, seconds, stopped)
         if key not in self._alive:
             raise ResumeError("its environment is not open here: its time was up, or it is in another loop or process")
         parked, timer = self._alive.pop(key)
         timer.cancel()
         return parked
+
+    async def take_key(self, key: str, seconds: float, stopped: Callable[[], bool] | None = None) -> Parked:
+        """The episode whose file has a key. The rest is as in `take`."""
+        give_up = time.monotonic() + 1.5 * self._dead_s
+        while True:
+            try:
+                return await asyncio.to_thread(self._read, key, time.time() + seconds)
+            except OwnedEpisodeError:
+                if time.monotonic() > give_up or (stopped is not None and stopped()):
+                    raise
+                await asyncio.sleep(min(1.0, self._dead_s / 20))
+
+    async def ended(self, key: str, parked: Parked | None = None, seconds: float = 0.0) -> None:
+        """The episode has ended here. With `parked`, its end is kept for some seconds, in case this process dies before
+        its host has the result.
+        """
+        if parked is None:
+            await asyncio.to_thread(self._saved.remove, key)
+            return
+        await self.save(key, parked, seconds, "ended")
+        self._ended[key] = asyncio.get_running_loop().call_later(seconds, self._forget_ended, key)
+
+    async def give_back(self, key: str) -> None:
+        """Leave an episode that was taken here to any process, in the state in which it was taken or saved."""
+        await asyncio.to_thread(self._saved.give_back, key)
 
     def note(self, name: str, ticket: Mapping[str, JSON], seconds: float) -> None:
         """Remember the ticket of `name` for some seconds, in case it does not come back with its owner."""
@@ -150,10 +218,14 @@ class Parking:
         return self._noted.pop(name, None)
 
     async def close(self) -> None:
-        """Close the parked Envs. Files stay until they expire."""
+        """Close the parked Envs, and forget the episodes that have ended. Parked files stay until they expire."""
         for key, (_, timer) in list(self._alive.items()):
             timer.cancel()
             self._expire(key)
+        for key in list(self._ended):
+            self._forget_ended(key)
+        if self._given is not None:
+            await asyncio.to_thread(self._given.close)
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -164,61 +236,47 @@ class Parking:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    def _write(self, key: str, parked: Parked, until: float) -> None:
-        self._sweep()
-        path = self._path(key)
-        unfinished = path.with_suffix(_UNFINISHED)
-        try:
-            unfinished.write_bytes(_HEADER + pickle.dumps(parked))
-            os.utime(unfinished, (until, until))
-            unfinished.replace(path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+    def _forget_ended(self, key: str) -> None:
+        if timer := self._ended.pop(key, None):
+            timer.cancel()
+            self._saved.remove(key, "ended")
 
-    def _read(self, key: str) -> Parked:
-        path = self._path(key)
+    def _write(self, key: str, parked: Parked, until: float, state: SavedState) -> None:
+        self._saved.write(key, _HEADER + pickle.dumps(parked), until, state)
+
+    def _read(self, key: str, until: float) -> Parked:
+        saved = self._saved
         try:
-            expired = path.stat().st_mtime < time.time()
-            written = path.read_bytes()
-            path.unlink()  # if two read the same file, one of them fails here
-        except FileNotFoundError:
-            raise ResumeError("its saved state is gone: expired, or used before") from None
+            written = saved.take(key, until)
+            if not saved.shared:
+                saved.remove(key)
         except OSError as exc:
             raise ResumeError(f"its saved state cannot be read: {exc}") from exc
-        if expired:
-            raise ResumeError("it was parked for longer than park_s")
-        if not written.startswith(_HEADER):
-            raise ResumeError("its saved state was written by another version of agentrl")
         try:
-            return cast(Parked, pickle.loads(written[len(_HEADER) :]))
-        except Exception as exc:  # the pickle boundary: classes that changed raise anything
-            raise ResumeError(f"its saved state cannot be read: {type(exc).__name__}: {exc}") from exc
-
-    def _sweep(self) -> None:
-        """Remove expired files, and partial files of processes that died while writing."""
-        now = time.time()
-        if now - self._swept < _SWEEP_S:
-            return
-        self._swept = now
-        for pattern, allowed in ((f"*{_PARKED}", 0.0), (f"*{_UNFINISHED}", _WRITING_S)):
-            for path in self._folder.glob(pattern):
-                with suppress(FileNotFoundError):
-                    if path.stat().st_mtime + allowed < now:
-                        path.unlink()
+            return _unpickled(written)
+        except BaseException:
+            saved.remove(key)
+            raise
 
     @property
-    def _folder(self) -> Path:
+    def _saved(self) -> SavedEpisodes:
         if self._given is not None:
             return self._given
         with _making:  # threads write files: two at once would each make a folder
-            return _private_folder()
-
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key}{_PARKED}"
+            return _saved_privately()
 
 
-def _key(ticket: Mapping[str, JSON]) -> str:
+def _unpickled(written: bytes) -> Parked:
+    """Raises ResumeError."""
+    if not written.startswith(_HEADER):
+        raise ResumeError("its saved state was written by another version of agentrl")
+    try:
+        return cast(Parked, pickle.loads(written[len(_HEADER) :]))
+    except Exception as exc:  # the pickle boundary: classes that changed raise anything
+        raise ResumeError(f"its saved state cannot be read: {type(exc).__name__}: {exc}") from exc
+
+
+def key_of(ticket: Mapping[str, JSON]) -> str:
     """The key in a ticket. Raises ResumeError if it is invalid: tickets come back in metadata, which others may
     change."""
     if ticket.get("version") != VERSION:
@@ -230,6 +288,17 @@ def _key(ticket: Mapping[str, JSON]) -> str:
 
 
 _making = threading.Lock()
+
+
+@cache
+def _saved(folder: Path, dead_s: float) -> SavedEpisodes:
+    """One object for all event loops of this process: it knows what the process owns."""
+    return SavedEpisodes(folder, shared=True, dead_s=dead_s)
+
+
+@cache
+def _saved_privately() -> SavedEpisodes:
+    return SavedEpisodes(_private_folder())
 
 
 @cache
@@ -245,10 +314,10 @@ def _own_folder(name: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as exc:
-        raise ConfigError(f"park_folder {name}: {exc.strerror}; name a folder of your own") from exc
+        raise ConfigError(f"parking.folder {name}: {exc.strerror}; name a folder of your own") from exc
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
-            f"park_folder {name}: others can write to it, and files that are read from there can run code; "
+            f"parking.folder {name}: others can write to it, and files that are read from there can run code; "
             f"name a folder of your own, or run `chmod go-w {name}`"
         )
     return folder

@@ -17,7 +17,7 @@ from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, 
 from agentrl.episode.bad_calls import in_call_order, joined, observed, replies
 from agentrl.episode.conversation import Conversation
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, ParkFn, RewardFn
-from agentrl.episode.parking import hand_over
+from agentrl.episode.parking import hand_over, save_state
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.scoring import score
 from agentrl.episode.state import EpisodeState, Parked
@@ -70,6 +70,8 @@ class Episode:
     hooks: EpisodeHooks
     returning: Parked | None = None
     """The parked episode, until its Env is restored. If it is aborted before that, it is parked again unchanged."""
+    _counted: float | None = None
+    """When `EpisodeState.played_s` was last brought up to date; None while it does not run."""
 
     @classmethod
     def of(
@@ -126,6 +128,7 @@ class Episode:
             if stop is StopReason.ABORTED:
                 return stop
             self.state.stop = stop
+            await self._save()
         if self.talk.is_aborted():
             return StopReason.ABORTED
         timeout = self.talk.options.limits.score_s
@@ -134,14 +137,26 @@ class Episode:
 
     async def _play(self) -> StopReason:
         """Play until there is a reason to stop. Raises FailedError."""
-        limit, started = self.talk.options.limits.episode_s, time.monotonic()
+        limit, self._counted = self.talk.options.limits.episode_s, time.monotonic()
         left = None if limit is None else limit - self.state.played_s
         try:
             if self.talk.is_aborted():
                 return StopReason.ABORTED
             return await self.env._agentrl_play(self, left)
         finally:
-            self.state.played_s += time.monotonic() - started
+            self._count()
+            self._counted = None
+
+    def _count(self) -> None:
+        if self._counted is not None:
+            now = time.monotonic()
+            self.state.played_s, self._counted = self.state.played_s + now - self._counted, now
+
+    async def _save(self) -> None:
+        """Give the state to `hooks.save`, if there is one. Raises FailedError."""
+        if self.hooks.save is not None:
+            self._count()
+            await save_state(self.hooks.save, self.env, self.state, timeout=self.talk.options.limits.step_s)
 
     async def take_turns(self, left: float | None) -> StopReason:
         """Reset and take turns until there is a reason to stop, for at most `left` seconds. Raises FailedError."""
@@ -190,6 +205,8 @@ class Episode:
             state.next = "generate"
         if self.hooks.on_turn is not None:
             self.hooks.on_turn(state.trajectory)
+        if stop is None:
+            await self._save()
         return stop
 
     async def step(self, action: Action) -> StopReason | None:

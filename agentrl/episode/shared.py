@@ -43,7 +43,7 @@ class LoopResources:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._made: dict[Hashable, asyncio.Task[object]] = {}
-        self._parkings: dict[str | None, Parking] = {}
+        self._parkings: dict[tuple[str | None, float], Parking] = {}
         self._keeper = asyncio.create_task(self._keep())
         self._keeper.add_done_callback(lambda keeper: self._leave(keeper.get_loop()))
 
@@ -108,10 +108,10 @@ class LoopResources:
 
         return await self._once(("connections", url), make)
 
-    def parking(self, folder: str | None) -> Parking:
-        if folder not in self._parkings:
-            self._parkings[folder] = Parking(folder)
-        return self._parkings[folder]
+    def parking(self, folder: str | None, dead_s: float) -> Parking:
+        if (folder, dead_s) not in self._parkings:
+            self._parkings[folder, dead_s] = Parking(folder, dead_s=dead_s)
+        return self._parkings[folder, dead_s]
 
     async def _once(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         """The value that the first caller makes, for all callers. All waiting callers see a failure; the next one

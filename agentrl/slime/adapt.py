@@ -93,7 +93,9 @@ class _AdaptCall:
 
     async def play(self) -> Any:
         flags, config, here = self.flags, self.config, loop_resources()
-        resumption = Resumption(here.parking(config.park_folder), config.park_s, sample_name(self.sample))
+        parking = here.parking(config.parking.folder, config.parking.dead_s)
+        session_id = "" if self.evaluation else getattr(self.sample, "session_id", None) or ""
+        resumption = Resumption(parking, config.parking, sample_name(self.sample), session_id)
         renderer = await self._renderer(here)
         experts = {} if self.evaluation else request_fields(flags)
         task = from_sample(flags, self.sample, evaluation=self.evaluation)
@@ -104,15 +106,21 @@ class _AdaptCall:
             retry_s=config.engine_retry_s,
             stopped=self.aborted,
         )
+        parks = config.parking.keep_s > 0 and not self.evaluation
         with traced(self.sample, engine) as engine:
             hooks = EpisodeHooks(
                 aborted=self.aborted,
                 on_turn=forget_old_experts if experts else None,
-                park=resumption.park if config.park_s and not self.evaluation and flags.sends_aborted_again else None,
+                park=resumption.park if parks and flags.sends_aborted_again else None,
+                save=resumption.save if parks and config.parking.every_turn else None,
             )
             options = config.slime_options(flags, self.sampling_params, evaluation=self.evaluation)
             setup = _EpisodeSetup(engine, renderer, options, config.reward_function(), hooks)
-            trajectory = await self._episode(here, resumption, task, setup)
+            try:
+                trajectory = await self._episode(here, resumption, task, setup)
+                await resumption.ended(trajectory)
+            finally:
+                await resumption.give_back()
         if self.evaluation:
             return ship_evaluation(flags, trajectory, self.sample, decode=renderer.decode, extra=resumption.metadata())
         return ship_training(
@@ -182,9 +190,11 @@ class _AdaptCall:
 
     async def _resumed(self, resumption: Resumption, envs: EnvFactory, setup: _EpisodeSetup) -> Trajectory | None:
         """Resume the episode that slime aborted. None if it has to start over."""
-        parked = await resumption.take(self.flags, self.sample)
+        parked = await resumption.take(self.flags, self.sample, self.aborted)
         if parked is None:
             return None
+        if parked.episode.trajectory.stop not in (None, StopReason.ABORTED):
+            return parked.episode.trajectory  # it had ended, in a process that died before slime had it
         try:
             return await resume_episode(
                 parked,

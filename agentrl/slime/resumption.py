@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from agentrl.env.env import close_env
-from agentrl.episode.parking import Parking
-from agentrl.episode.state import Parked
-from agentrl.errors import ResumeError
+from agentrl.episode.host_config import ParkingConfig
+from agentrl.episode.parking import Parking, key_of
+from agentrl.episode.saved import OwnedEpisodeError
+from agentrl.episode.state import EpisodeState, Parked
+from agentrl.errors import ResumeError, one_line
 from agentrl.slime.host import HostArgs
 from agentrl.slime.sample import episode_metadata
 from agentrl.trajectory.trajectory import Trajectory
@@ -25,9 +27,12 @@ class Resumption:
     """The resume state of a sample during one call of `adapt`."""
 
     parking: Parking
-    park_s: float
+    config: ParkingConfig
     sample: str = ""
     """A name that the sample keeps over its aborts; see `sample_name`."""
+    session_id: str = ""
+    key: str = ""
+    """The key of the episode's file, while this call may own it."""
     resumes: int = 0
     """How often the episode continued where it had stopped."""
     restarts: int = 0
@@ -36,10 +41,11 @@ class Resumption:
     """The reason of the last restart."""
     ticket: Mapping[str, JSON] | None = None
 
-    async def take(self, flags: HostArgs, sample: Any) -> Parked | None:
+    async def take(self, flags: HostArgs, sample: Any, stopped: Callable[[], bool] | None = None) -> Parked | None:
         """Fetch the parked episode of the sample's ticket, with slime's masking applied. None: it has to start over.
 
-        The caller owns `parked.env` and must close it, so the caller may not await before it does so.
+        On a shared folder a sample without a ticket is looked up by its session: the process that played it may have
+        died. The caller owns `parked.env` and must close it, so the caller may not await before it does so.
         """
         earlier, noted = _earlier(sample), self.parking.noted(self.sample)
         self.resumes, self.restarts = earlier.get("resumes", 0), earlier.get("restarts", 0)
@@ -48,22 +54,46 @@ class Resumption:
         if not isinstance(ticket, Mapping) and noted is not None:
             _warn_of_lost_ticket()
             ticket = noted
-        if not isinstance(ticket, Mapping):
+        self.key = self.parking.key(self.session_id)
+        try:
+            parked = await self._found(ticket, stopped)
+        except ResumeError as exc:
+            if isinstance(exc, OwnedEpisodeError) and isinstance(ticket, Mapping) and stopped is not None and stopped():
+                self.ticket = ticket  # slime stops its episodes: the sample takes the ticket along
+                return None
+            self.key = self.parking.key("")
+            self.restarted(str(exc))
+            return None
+        if parked is None:
             if earlier and (reason := _reason_not_parked(earlier)):
                 self.restarted(reason)
             return None
-        try:
-            parked = await self.parking.take(ticket)
-        except ResumeError as exc:
-            self.restarted(str(exc))
-            return None
-        if _apply_mask_of(flags, sample, parked.episode.trajectory):
+        if _apply_mask_of(flags, sample, parked.episode.trajectory, later=isinstance(ticket, Mapping)):
             self.resumes += 1
             return parked
         if parked.env is not None:
             await close_env(parked.env)
         self.restarted("its tokens are not those that were parked")
         return None
+
+    async def _found(self, ticket: Any, stopped: Callable[[], bool] | None) -> Parked | None:
+        """The episode of the ticket. Without one, that of the session, if a process that died has left it.
+
+        Raises ResumeError.
+        """
+        if isinstance(ticket, Mapping):
+            parked = await self.parking.take(ticket, self.config.keep_s, stopped)
+            if parked.env is None:
+                self.key = key_of(ticket)
+            return parked
+        if not self.session_id or not self.parking.shared:
+            return None
+        try:
+            return await self.parking.take_key(self.key, self.config.keep_s, stopped)
+        except OwnedEpisodeError:
+            raise
+        except ResumeError:
+            return None
 
     def cannot_resume(self, reason: str) -> None:
         """Count the episode that `take` returned as a restart instead of a resume."""
@@ -74,8 +104,30 @@ class Resumption:
         self.restarts, self.restart_reason = self.restarts + 1, reason
 
     async def park(self, parked: Parked) -> None:
-        self.ticket = await self.parking.park(parked, self.park_s)
-        self.parking.note(self.sample, self.ticket, self.park_s)
+        self.ticket = await self.parking.park(parked, self.config.keep_s, self.key)
+        self.parking.note(self.sample, self.ticket, self.config.keep_s)
+
+    async def save(self, parked: Parked) -> None:
+        await self.parking.save(self.key, parked, self.config.keep_s)
+
+    async def ended(self, trajectory: Trajectory) -> None:
+        """Leave the episode's file to those who may need it, now that the episode is parked or has ended."""
+        parked = trajectory.stop is StopReason.ABORTED
+        if parked and self.ticket is not None:
+            return
+        self.ticket = None
+        if parked or trajectory.stop is StopReason.FAILED or not self.config.every_turn:
+            await self.parking.ended(self.key)
+            return
+        try:
+            end = Parked("replay", EpisodeState(trajectory, stop=trajectory.stop), None)
+            await self.parking.ended(self.key, end, self.config.keep_s)
+        except Exception as exc:  # noqa: BLE001 - pickle raises anything: the episode has ended well all the same
+            trajectory.info["not_saved"] = one_line(exc)
+
+    async def give_back(self) -> None:
+        """Leave an episode that this call took, and has neither parked nor ended, to any process."""
+        await self.parking.give_back(self.key)
 
     def metadata(self) -> dict[str, JSON]:
         """Its entries for metadata["agentrl"]. Empty for an episode that was played without an abort."""
@@ -115,19 +167,32 @@ def _reason_not_parked(earlier: Mapping[str, JSON]) -> str:
     if problem := earlier.get("info", {}).get("not_parked"):
         return f"it was not parked: {problem}"
     nothing = earlier.get("stop") == StopReason.ABORTED and not earlier.get("turns")
-    return "" if nothing else "it was not parked: park_s is 0, or slime did not say that it would send it back"
+    return "" if nothing else "it was not parked: parking.keep_s is 0, or slime did not say that it would send it back"
 
 
-def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory) -> bool:
+def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory, *, later: bool) -> bool:
     """Mask the tokens that slime has masked in `sample.loss_mask`. False if the sample has other tokens by now.
 
     The sample holds the last segment. slime masks all that older weights sampled, so the segments before it, too.
+    `later`: the state must follow from the sample's tokens, which may be older: a process that died played on. Else the
+    sample has no tokens yet.
     """
     length, mask = trajectory.response_length, sample.loss_mask
-    if sample.tokens[: trajectory.length] != trajectory.tokens or (length and mask and len(mask) != length):
+    if sample.tokens[: trajectory.length] != trajectory.tokens:
+        if not (_begins(sample, trajectory) if later else not sample.tokens):
+            return False
+        mask = None
+    elif length and mask and len(mask) != length:
         return False
     if length and mask:
         trajectory.mask_where(mask, "off_policy" if flags.masks_off_policy else "host")
     if flags.masks_off_policy and not any(mask or ()):
         trajectory.mask("off_policy")
     return True
+
+
+def _begins(sample: Any, trajectory: Trajectory) -> bool:
+    """Whether the sample's tokens are the beginning of a segment. A sample without a response has a token added."""
+    added = sample.response_length == 1 and not any(sample.loss_mask or ())
+    tokens = sample.tokens[:-1] if added else sample.tokens
+    return bool(tokens) and any(tokens == segment.tokens[: len(tokens)] for segment in trajectory.segments)

@@ -360,9 +360,14 @@ def test_fan_out_needs_its_own_baseline():
     [
         ("Resumable", {}, None, ""),
         ("Replayed", {}, None, ""),
-        ("Scored", {}, "note", "stays open for park_s = 1800 s"),
-        ("Scored", {"park_s": 0}, "warning", "Scored can neither be restored nor replayed, and park_s is 0"),
-        ("Resumable", {"park_s": 0}, None, ""),
+        ("Scored", {}, "note", "stays open for parking.keep_s = 1800 s"),
+        (
+            "Scored",
+            {"parking": {"keep_s": 0}},
+            "warning",
+            "Scored can neither be restored nor replayed, and parking.keep_s is 0",
+        ),
+        ("Resumable", {"parking": {"keep_s": 0}}, None, ""),
     ],
 )
 def test_partial_rollout(env, keys, level, message):
@@ -379,7 +384,7 @@ def test_partial_rollout(env, keys, level, message):
         ({"env": "broken.py:Env"}, "broken.py:1: ZeroDivisionError: division by zero"),
         ({"env": None}, "no environment: "),
         ({"limits": {"turn": 3}}, "unknown key limits.turn"),
-        ({"park_s": -1}, "park_s"),
+        ({"parking": {"keep_s": -1}}, "parking.keep_s"),
         ({"envs": "x"}, "unknown key envs; did you mean env?"),
         ({"env": "leaves.py:Env"}, "leaves.py:3: SystemExit: bye"),
         ({"reward": "broken.py:reward"}, "broken.py:1: ZeroDivisionError"),

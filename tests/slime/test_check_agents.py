@@ -51,9 +51,9 @@ def test_flags_under_which_only_the_main_line_is_trained(changes, message):
 def test_a_client_must_wait_as_long_as_its_episode():
     found = [text for _, text in findings(partial_rollout=True) if "is an agent: aborted" in text]
     assert len(found) == 1
-    assert "park_s = 1800 s" in found[0]
-    configure(env="my_agent.py:Agent", park_s=0)
-    found = [(level, text) for level, text in findings(partial_rollout=True) if "park_s is 0" in text]
+    assert "parking.keep_s = 1800 s" in found[0]
+    configure(env="my_agent.py:Agent", parking={"keep_s": 0})
+    found = [(level, text) for level, text in findings(partial_rollout=True) if "parking.keep_s is 0" in text]
     assert [level for level, _ in found] == ["warning"]
     assert "snapshot" not in found[0][1], "an agent cannot write one"
 

@@ -82,9 +82,9 @@ def test_a_bad_file(tmp_path, monkeypatch, content, message):
             {"thinking": "strip", "limits": {"observation_tokens": 9}},
             r": thinking \"strip\" renders whole observations",
         ),
-        ({"park_s": -1}, r"park_s must be greater than or equal to 0"),
-        ({"park_s": float("inf")}, r"park_s must be a finite number"),
-        ({"park_folder": ""}, r"park_folder must have at least 1 character"),
+        ({"parking": {"keep_s": -1}}, r"parking.keep_s must be greater than or equal to 0"),
+        ({"parking": {"keep_s": float("inf")}}, r"parking.keep_s must be a finite number"),
+        ({"parking": {"folder": ""}}, r"parking.folder must have at least 1 character"),
     ],
 )
 def test_a_bad_key(given, message):
@@ -155,9 +155,9 @@ def test_an_explicit_limit_wins():
 
 def test_aborted_episodes_are_parked_and_thoughts_kept():
     config = read()
-    assert (config.thinking, config.park_s, config.park_folder) == ("keep", 1800.0, None)
-    own = read(thinking="strip", park_s=0, park_folder="/shared/parked")
-    assert (own.thinking, own.park_s, own.park_folder) == ("strip", 0.0, "/shared/parked")
+    assert (config.thinking, config.parking.keep_s, config.parking.folder) == ("keep", 1800.0, None)
+    own = read(thinking="strip", parking={"keep_s": 0, "folder": "/shared/parked"})
+    assert (own.thinking, own.parking.keep_s, own.parking.folder) == ("strip", 0.0, "/shared/parked")
 
 
 @pytest.mark.parametrize(

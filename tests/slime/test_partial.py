@@ -159,7 +159,7 @@ STORM = 64 if "AGENTRL_SOAK" in os.environ else 24
 @pytest.mark.parametrize("env", ENVS)
 async def test_storm(slime, world, tmp_path, env):
     turns, chance = 12, random.Random(7)
-    async with slime(env, turns, seconds=0.06, park_folder=str(tmp_path / "parked")) as host:
+    async with slime(env, turns, seconds=0.06, parking={"folder": str(tmp_path / "parked")}) as host:
         host.engine.queue_s = 0.06
         samples = [host.sample(i, turns, slow=0.06) for i in range(STORM)]
         in_a_turn = 0
@@ -269,7 +269,7 @@ async def restarted(host, sample, reason):
 
 
 async def test_an_env_is_open_for_a_bounded_time(slime, world):
-    async with slime("Adding", park_s=0.2) as host:
+    async with slime("Adding", parking={"keep_s": 0.2}) as host:
         sample = await aborted_once(host, world)
         assert world.OPEN
         await asyncio.sleep(0.4)
@@ -279,10 +279,10 @@ async def test_an_env_is_open_for_a_bounded_time(slime, world):
 
 @pytest.mark.parametrize("env", ["Saved", "Replayed"])
 async def test_a_file_is_kept_for_a_bounded_time(slime, world, tmp_path, env):
-    async with slime(env, park_s=0.2, park_folder=str(tmp_path)) as host:
+    async with slime(env, parking={"keep_s": 0.2, "folder": str(tmp_path)}) as host:
         sample = await aborted_once(host, world)
         await asyncio.sleep(0.3)
-        await restarted(host, sample, "parked for longer than park_s")
+        await restarted(host, sample, "parked for longer than parking.keep_s")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -328,7 +328,7 @@ async def test_what_cannot_come_back_restarts(slime, world, env, reason):
 
 
 async def test_an_env_that_declares_nothing_is_never_replayed(slime, world):
-    async with slime("Adding", park_s=0.1) as host:
+    async with slime("Adding", parking={"keep_s": 0.1}) as host:
         sample = await aborted_once(host, world)
         assert world.ADDED["0"] == [1]
         await asyncio.sleep(0.2)
@@ -354,15 +354,15 @@ async def test_a_full_disk_is_no_error_of_the_episode(slime, world, monkeypatch,
 
 async def test_a_folder_that_others_can_write_to_is_refused(slime, tmp_path):
     tmp_path.chmod(0o777)
-    async with slime("Saved", park_folder=str(tmp_path)) as host:
-        with pytest.raises(ConfigError, match=r"park_folder .*: others can write to it"):
+    async with slime("Saved", parking={"folder": str(tmp_path)}) as host:
+        with pytest.raises(ConfigError, match=r"parking.folder .*: others can write to it"):
             await host.play(host.sample())
 
 
 async def test_a_folder_that_cannot_be_made(slime, tmp_path):
     (tmp_path / "file").touch()
-    async with slime("Saved", park_folder=str(tmp_path / "file" / "x")) as host:
-        with pytest.raises(ConfigError, match=r"park_folder .*: Not a directory; name a folder of your own"):
+    async with slime("Saved", parking={"folder": str(tmp_path / "file" / "x")}) as host:
+        with pytest.raises(ConfigError, match=r"parking.folder .*: Not a directory; name a folder of your own"):
             await host.play(host.sample())
 
 
@@ -370,7 +370,7 @@ async def test_a_folder_that_cannot_be_made(slime, tmp_path):
     ("args", "config", "how"),
     [
         ({"partial_rollout": False}, {}, None),
-        ({}, {"park_s": 0}, None),
+        ({}, {"parking": {"keep_s": 0}}, None),
         ({"partial_rollout": False, "rollout_function_path": "slime.rollout.fully_async_rollout.f"}, {}, "alive"),
     ],
 )
@@ -380,7 +380,7 @@ async def test_parked_only_where_the_sample_comes_back(slime, world, args, confi
         assert account(sample).get("resume", {}).get("how") == how
         assert bool(world.OPEN) == (how is not None)
         if how is None:
-            await restarted(host, sample, "it was not parked: park_s is 0, or slime did not say")
+            await restarted(host, sample, "it was not parked: parking.keep_s is 0, or slime did not say")
 
 
 async def test_zeros_of_the_host_stay(slime, world):
@@ -459,7 +459,7 @@ async def test_a_hook_that_replaces_the_metadata_loses_no_episode(slime, world, 
         for sample in samples:
             check(host, sample)
         assert [account(sample).get("resumes", 0) for sample in aborted] == [1] * len(aborted)
-        assert not world.OPEN, "no Env stays open until park_s"
+        assert not world.OPEN, "no Env stays open until parking.keep_s"
     assert caplog.text.count("a hook has replaced its metadata") == 1
 
 

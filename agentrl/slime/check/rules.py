@@ -135,21 +135,26 @@ def resuming(setup: Setup) -> Iterator[LaunchFinding]:
     if setup.env is None or setup.config is None:
         return
     how = resume_method(setup.env)
-    if how == "alive" and setup.config.park_s == 0:
-        remedy = "set park_s" if setup.agent else "write snapshot and restore, or set park_s"
+    if how == "alive" and setup.config.parking.keep_s == 0:
+        remedy = "set it" if setup.agent else "write snapshot and restore, or set it"
         yield warning(
-            f"{setup.env.__name__} can neither be restored nor replayed, and park_s is 0: an aborted episode restarts "
-            f"from nothing; {remedy}"
+            f"{setup.env.__name__} can neither be restored nor replayed, and parking.keep_s is 0: an aborted episode "
+            f"restarts from nothing; {remedy}"
         )
     elif setup.agent is not None:
         yield note(
-            f"{setup.agent.__name__} is an agent: aborted, it waits for its answer up to park_s = "
-            f"{setup.config.park_s:g} s, then restarts from nothing; give its client a longer timeout"
+            f"{setup.agent.__name__} is an agent: aborted, it waits for its answer up to parking.keep_s = "
+            f"{setup.config.parking.keep_s:g} s, then restarts from nothing; give its client a longer timeout"
         )
     elif how == "alive":
         yield note(
             f"{setup.env.__name__} has no snapshot and restore: an aborted episode stays open for "
-            f"park_s = {setup.config.park_s:g} s, then restarts from nothing"
+            f"parking.keep_s = {setup.config.parking.keep_s:g} s, then restarts from nothing"
+        )
+    if how == "alive" and setup.config.parking.folder:
+        yield note(
+            f"{setup.env.__name__} lives in its process only, so parking.folder keeps none of its episodes: another "
+            "process, or this one after a restart, starts them over and counts it in metadata['agentrl']['restarts']"
         )
 
 

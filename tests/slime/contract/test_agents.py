@@ -14,7 +14,7 @@ from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.contract.test_aborts import PARTIAL, Held, until
 
 ROOT = Path(__file__).parents[3]
-AGENT = {"env": f"{Path(__file__).parents[1] / 'asking_env.py'}:Asking", "park_s": 60}
+AGENT = {"env": f"{Path(__file__).parents[1] / 'asking_env.py'}:Asking", "parking": {"keep_s": 60}}
 LISTS = {"custom_reward_post_process_path": "agentrl.slime.post_process_rewards"}
 REWARDS = [1.0] * 4 + [0.0] * 2 + [1.0] * 2
 
@@ -125,11 +125,11 @@ def test_an_agent_goes_on_in_the_same_turn(host, start, rows, renderer, ended):
     assert len(run.engine.requests) == requests + 2 * (1 + 2) + 2 * 3, "the rest of a turn each, and nothing twice"
 
 
-@pytest.mark.path("an agent: partial rollout, beyond park_s")
+@pytest.mark.path("an agent: partial rollout, beyond parking.keep_s")
 def test_an_agent_that_waited_too_long_begins_anew(host, start, rows, renderer, ended):
     asked = rows()
     asked[0]["prompt"] = asked[3]["prompt"] = "slowly, the capital of France?"
-    run = start(asked, engine=Held(renderer), agentrl={**AGENT, "park_s": 0.01}, **PARTIAL)
+    run = start(asked, engine=Held(renderer), agentrl={**AGENT, "parking": {"keep_s": 0.01}}, **PARTIAL)
     run.train()
     until(lambda: sum(how.startswith("503") for how in ended) == 2)  # their clients were told to come later
     run.args.over_sampling_batch_size = 2

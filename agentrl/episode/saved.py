@@ -1,0 +1,205 @@
+"""Files of episodes. One process owns each, also where several processes on several nodes share the folder.
+
+- KEY.parked: any process can take it. Taking it renames it, which only one process can do
+- KEY.OWNER.taken: its owner plays it
+- KEY.OWNER.ended: its owner has ended it, and its host may not have the result yet
+
+The owner deletes the file when it is not needed any more. If the owner dies first, another process can take the file.
+An owner on another machine counts as dead when it has not touched its own file in the folder for `dead_s` seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Literal, TypeAlias
+from uuid import uuid4
+
+from agentrl._util.owners import Heartbeat, Owner, current, is_dead, silent_s
+from agentrl.errors import ResumeError
+
+SavedState: TypeAlias = Literal["parked", "taken", "ended"]
+log = logging.getLogger("agentrl")
+
+_UNFINISHED = "unfinished"
+_SWEEP_S = 60.0
+_WRITING_S = 3600.0
+"""Writing a file always takes less time than this."""
+_BEATS = 4
+"""Heartbeats in the time after which an owner counts as dead."""
+
+
+class OwnedEpisodeError(ResumeError):
+    """Another process that seems to live plays the episode."""
+
+
+class SavedEpisodes:
+    """The files in one folder, as this process sees them. All methods block, and may be called from any thread.
+
+    `shared`: other processes use the folder, too. They count as dead after `dead_s` seconds without a heartbeat; a
+    process of the same machine and pid namespace is seen to be dead at once. Methods raise OSError.
+    """
+
+    def __init__(self, folder: Path, *, shared: bool = False, dead_s: float = 60.0) -> None:
+        self.folder, self.shared, self.dead_s = folder, shared, dead_s
+        self._own = dict[str, SavedState]()
+        self._heart: Heartbeat | None = None
+        self._lock = Lock()
+        self._swept = float("-inf")
+
+    def plays(self, key: str) -> bool:
+        """Whether this process plays an episode."""
+        return self._own.get(key) == "taken"
+
+    def write(self, key: str, data: bytes, until: float, state: SavedState) -> None:
+        """Write an episode's file, in place of an earlier one. It expires at `until`, in Unix time.
+
+        Raises ResumeError, and writes nothing, if another process has taken the episode meanwhile.
+        """
+        self._prepare()
+        unfinished = self.folder / f"{key}.{uuid4().hex}.{_UNFINISHED}"
+        try:
+            unfinished.write_bytes(data)
+            os.utime(unfinished, (until, until))
+            before = self._own.get(key)
+            if before and not self._path(key, before).exists():
+                del self._own[key]
+                raise ResumeError(
+                    f"another process has resumed it, because this one showed no sign of life for {self.dead_s:g} s"
+                )
+            unfinished.replace(self._path(key, state))
+            if before and before != state:
+                self._path(key, before).unlink(missing_ok=True)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        self._own[key] = state
+        if state == "parked":
+            del self._own[key]
+
+    def take(self, key: str, until: float) -> bytes:
+        """The content of an episode's file, which this process owns from then on. It then expires at `until`.
+
+        Raises ResumeError if there is none, and OwnedEpisodeError if a process that seems to live plays it.
+        """
+        self._prepare()
+        with self._lock:  # of two coroutines of this process, one gets it
+            if self.plays(key):
+                raise ResumeError("it is being played in this process already")
+            self.remove(key, "ended")
+            self._own[key] = "taken"
+        own = self._path(key, "taken")
+        try:
+            while True:
+                found = self._found(key)
+                try:
+                    expired = found.stat().st_mtime < time.time()
+                    found.rename(own)
+                except FileNotFoundError:
+                    continue  # another process was faster
+                break
+            if expired:
+                raise ResumeError("it was parked for longer than parking.keep_s")
+            data = own.read_bytes()
+            os.utime(own, (until, until))
+        except BaseException as exc:
+            if not isinstance(exc, OwnedEpisodeError):
+                own.unlink(missing_ok=True)
+            del self._own[key]
+            raise
+        return data
+
+    def remove(self, key: str, state: SavedState = "taken") -> None:
+        """Delete the file of an episode that is in this state here, if this process still owns it."""
+        if self._own.get(key) == state:
+            self._path(key, state).unlink(missing_ok=True)
+            del self._own[key]
+
+    def give_back(self, key: str) -> None:
+        """Let any process take the file of an episode that this process plays, if it still does."""
+        if self.plays(key):
+            with suppress(FileNotFoundError):
+                self._path(key, "taken").rename(self._path(key, "parked"))
+            del self._own[key]
+
+    def close(self) -> None:
+        """Remove what dead processes have left, and this process's heartbeat, unless it still owns files."""
+        if self._heart is not None and not self._own:
+            self._heart.stop()
+            self._heart.file.unlink(missing_ok=True)
+            self._heart = None
+        self._swept = float("-inf")
+        self._sweep()
+
+    def _prepare(self) -> None:
+        """Show that this process lives before it owns anything, and remove what others have left."""
+        with self._lock:
+            if self.shared and (self._heart is None or self._heart.file.name != current()):  # a forked child is another
+                self._heart = Heartbeat(self.folder, self.dead_s / _BEATS, self._warn)
+                self._heart.start()
+        self._sweep()
+
+    def _warn(self, exc: OSError) -> None:
+        log.warning("parking.folder %s: no heartbeat can be written: %s", self.folder, exc.strerror)
+
+    def _found(self, key: str) -> Path:
+        """The file of an episode that this process may take. Raises ResumeError."""
+        free = self._path(key, "parked")
+        if free.exists():
+            return free
+        for path in self.folder.glob(f"{key}.*") if self.shared else ():
+            owner, state = _owner(path), path.suffix[1:]
+            if not owner:
+                continue
+            if self._dead(owner):
+                return path
+            if state == "taken":
+                raise OwnedEpisodeError(f"{owner.partition('~')[0]}, process {owner.split('~')[3]}, is playing it")
+        raise ResumeError("its saved state is gone: expired, or used before")
+
+    def _dead(self, owner: str) -> bool:
+        dead = is_dead(owner)
+        if dead is None:
+            silent = silent_s(self.folder, owner)
+            return silent is None or silent > self.dead_s
+        return dead
+
+    def _sweep(self) -> None:
+        """Remove expired files, unless a process that lives owns them, and what processes that died have left."""
+        now = time.time()
+        if now - self._swept < _SWEEP_S:
+            return
+        self._swept = now
+        owning = {current()}
+        for path, age in self._files(now):
+            owner = _owner(path)
+            if owner and (age <= 0 or not self._dead(owner)):
+                owning.add(owner)
+            elif (age > 0 and (owner or path.suffix == ".parked")) or (age > _WRITING_S and _is_unfinished(path)):
+                path.unlink(missing_ok=True)
+        for path, _ in self._files(now):
+            if Owner.parse(path.name) and path.name not in owning and self._dead(path.name):
+                path.unlink(missing_ok=True)
+
+    def _files(self, now: float) -> Iterator[tuple[Path, float]]:
+        """The files in the folder, and for how many seconds each has been expired."""
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):
+                yield path, now - path.stat().st_mtime
+
+    def _path(self, key: str, state: SavedState) -> Path:
+        return self.folder / (f"{key}.parked" if state == "parked" else f"{key}.{current()}.{state}")
+
+
+def _owner(path: Path) -> str:
+    """The owner in a file's name. "" if it has none."""
+    return path.stem.partition(".")[2] if path.suffix in (".taken", ".ended") else ""
+
+
+def _is_unfinished(path: Path) -> bool:
+    return path.suffix == f".{_UNFINISHED}"
