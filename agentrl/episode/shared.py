@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from agentrl._util.per_loop import PerLoop
-from agentrl.engine.base import RETRY_S, Engine
+from agentrl.engine.base import RETRY_S
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.host_config import HostedConfig
 from agentrl.episode.options import EpisodeOptions, SpecialTokens
@@ -27,6 +27,7 @@ from agentrl.render.base import Renderer
 from agentrl.types import JSON
 
 if TYPE_CHECKING:
+    from agentrl.engine.sglang.client import SGLangEngine
     from agentrl.engine.sglang.connections import Connections
 
 T = TypeVar("T")
@@ -77,14 +78,14 @@ class LoopResources:
         model: str = "",
         retry_s: float = RETRY_S,
         stopped: Callable[[], bool] | None = None,
-    ) -> Engine:
+    ) -> SGLangEngine:
         """An engine at a URL. `extra` goes into each request, `retry_s` is how long it retries (see SGLangEngine).
 
         `model` is the folder of the model that the engine serves. Token ids that this model does not have are errors.
         `stopped` is the host's abort flag, the same for all episodes.
         """
 
-        async def make() -> Engine:
+        async def make() -> SGLangEngine:
             from agentrl.engine.sglang import SGLangEngine  # aiohttp is imported only if it is used
             from agentrl.models.vocabulary import vocabulary_size
 

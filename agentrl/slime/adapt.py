@@ -19,11 +19,11 @@ from agentrl.episode.run import run_episode
 from agentrl.episode.shared import LoopResources, loop_resources
 from agentrl.errors import Boundary, ConfigError, Failure, ResumeError
 from agentrl.render.base import Renderer
-from agentrl.slime import distill
+from agentrl.slime import distill, replay
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_sample, log_once
 from agentrl.slime.host import HostArgs, abort_flag, queues_lists
-from agentrl.slime.replay import forget_old_experts, request_fields
+from agentrl.slime.replay import IncrementalExperts, forget_old_experts, request_fields
 from agentrl.slime.resumption import Resumption, sample_name
 from agentrl.slime.ship import ship_evaluation, ship_training
 from agentrl.slime.task import from_sample, metadata_of, template_kwargs
@@ -95,6 +95,7 @@ class _AdaptCall:
         if not self.evaluation:
             self.config.check_fan_out(self.flags, queues_lists=queues_lists(self.sample))
             distill.check_flags(self.flags, self.sample)
+            replay.check_flags(self.flags)
 
     async def play(self) -> Any:
         flags, config, here = self.flags, self.config, loop_resources()
@@ -102,20 +103,25 @@ class _AdaptCall:
         session_id = "" if self.evaluation else getattr(self.sample, "session_id", None) or ""
         resumption = Resumption(parking, config.parking, sample_name(self.sample), session_id)
         renderer = await self._renderer(here)
-        experts = {} if self.evaluation else request_fields(flags)
+        replays_experts = flags.use_rollout_routing_replay and not self.evaluation
         task = from_sample(flags, self.sample, evaluation=self.evaluation)
-        engine = await here.engine(
+        server = await here.engine(
             config.engine_url(flags),
-            experts,
+            {} if self.evaluation else request_fields(flags),
             model=flags.hf_checkpoint or "",
             retry_s=config.engine_retry_s,
             stopped=self.aborted,
         )
+        engine: Engine = server
+        if replays_experts and not self._plays_agent(
+            task
+        ):  # an agent's branch needs the experts of its whole beginning
+            engine = IncrementalExperts(server, flags.num_layers * flags.moe_router_topk)
         parks = config.parking.keep_s > 0 and not self.evaluation
         with traced(self.sample, engine) as engine:
             hooks = EpisodeHooks(
                 aborted=self.aborted,
-                on_turn=forget_old_experts if experts else None,
+                on_turn=forget_old_experts if replays_experts else None,
                 park=resumption.park if parks and flags.sends_aborted_again else None,
                 save=resumption.save if parks and config.parking.every_turn else None,
             )
@@ -133,16 +139,18 @@ class _AdaptCall:
             trajectory,
             self.sample,
             teacher_log_probs=await distill.ask_teacher(here, flags, trajectory, retry_s=config.engine_retry_s),
-            segments=config.thinking == "strip" or self._agent_fans_out(task),
+            segments=config.thinking == "strip" or (self._plays_agent(task) and self._agent_fans_out()),
             decode=renderer.decode,
             extra=resumption.metadata(),
         )
 
-    def _agent_fans_out(self, task: Task) -> bool:
-        """Whether the Env is an agent and each of its segments becomes a sample. Else its main line is the sample."""
-        agent = is_agent(load_env(self.config.env_path(task.metadata)))
+    def _plays_agent(self, task: Task) -> bool:
+        return is_agent(load_env(self.config.env_path(task.metadata)))
+
+    def _agent_fans_out(self) -> bool:
+        """Whether each segment of an agent becomes a sample. Else its main line is the sample."""
         problems = fan_out_problems(self.flags, queues_lists=queues_lists(self.sample))
-        return agent and hasattr(self.sample, "rollout_id") and not problems
+        return hasattr(self.sample, "rollout_id") and not problems
 
     async def _renderer(self, here: LoopResources) -> Renderer:
         model, kwargs = self.config.model_path(self.flags), self.config.chat_template_kwargs

@@ -50,6 +50,8 @@ class HostArgs:
     num_layers: int = 0
     moe_router_topk: int = 0
     num_experts: int = 0
+    use_score_centering: bool = False
+    score_centering_top_k: int = 128
 
     rm_type: str | None = None
     custom_rm_path: str | None = None

@@ -1,4 +1,5 @@
-"""Data that slime's trainer replays for each generation: top-p nuclei (--rollout-top-p) and routed experts (R3).
+"""Data that slime's trainer wants of each generation: top-p nuclei (--rollout-top-p), routed experts (R3), and the
+sampler's likeliest tokens (--use-score-centering, arXiv 2609.20807).
 
 The rules are those of slime's `Sample.append_response_tokens` (slime/utils/types.py:253, 624b824a8), and tests compare
 the two. That method cannot be called here for two reasons. It refuses generations that are cut at a stop string and
@@ -8,29 +9,83 @@ tokens that the engine never read, and an episode may hold both. And slime's rel
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl.engine.base import EngineWrapper
 from agentrl.errors import ConfigError
 from agentrl.slime.host import HostArgs
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import Generation, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from agentrl.engine.sglang.client import SGLangEngine
+
     Ints = NDArray[np.int32]
+    N = TypeVar("N", np.int32, np.float32)
 
 _TOP_P_IDS = ("top_p_token_ids", "top_p_kept_token_ids")
 _TOP_P_OFFSETS = ("top_p_token_offsets", "top_p_kept_token_offsets")
 _EXPERTS = ("routed_experts",)
+_START = "routed_experts_start_len"
+_TOP_K_IDS, _TOP_K_LOG_PROBS = ("output_topk_token_ids",), ("output_topk_log_probs",)
 
 
 def request_fields(args: Any) -> dict[str, Any]:
-    """The request fields that ask for routed experts. slime's sampling_params already ask for top-p ids."""
-    return {"return_routed_experts": True} if HostArgs.of(args).use_rollout_routing_replay else {}
+    """The request fields that ask for this data. slime's sampling_params already ask for top-p ids."""
+    flags, fields = HostArgs.of(args), dict[str, Any]()
+    if flags.use_rollout_routing_replay:
+        fields["return_routed_experts"] = True
+    if flags.use_score_centering:
+        fields["top_logprobs_num"] = flags.score_centering_top_k
+    return fields
+
+
+def check_flags(flags: HostArgs) -> None:
+    """Raises ConfigError for flags whose data agentrl does not collect."""
+    if flags.use_score_centering and flags.replays_top_p:
+        raise ConfigError(
+            f"--use-score-centering with --rollout-top-p {flags.rollout_top_p:g}: agentrl keeps the likeliest tokens "
+            "of the whole distribution, not those of a nucleus; write --rollout-top-p 1.0"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IncrementalExperts(EngineWrapper):
+    """An engine that is asked for the experts of new tokens only, for one episode of one conversation.
+
+    Asked for all, a request of n tokens returns n x layers x topk numbers, and an episode the square of that. SGLang
+    takes `routed_experts_start_len` and returns the rows from there on (managers/io_struct.py, 0.5.23). A server that
+    ignores the field returns all rows. The number of rows shows which of the two it did.
+    """
+
+    engine: SGLangEngine
+    width: int
+    """Numbers in a row: num_layers * moe_router_topk."""
+    _known: list[int] = field(default_factory=list)
+    """The tokens of the last request and its answer. The experts of all but the last one are known."""
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+    ) -> Generation:
+        known = len(self._known)
+        start = known - 1 if known and list(input_ids[:known]) == self._known else 0
+        extra = {_START: start} if start else None
+        found = await self.engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid, extra=extra)
+        experts = _ints(found.meta, _EXPERTS)
+        if experts is None or not self.width:
+            return found
+        self._known[:] = *input_ids, *found.tokens
+        rows = len(self._known) - 1 - start
+        if start and experts.size == rows * self.width:
+            return replace(found, meta={**found.meta, _START: start})
+        return found
 
 
 def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
@@ -49,6 +104,9 @@ def write_replay_data(args: Any, sample: Any, segment: Segment) -> None:
         experts = _routed_experts(flags, len(sample.tokens) - 1, segment.prompt_length, played)
         # slime's older commits and its relatives read an array here.
         sample.rollout_routed_experts = _tensor(experts) if hasattr(sample, "append_response_tokens") else experts
+    if flags.use_score_centering and hasattr(sample, "rollout_topk_token_ids"):
+        heads = _top_k(flags, sample.response_length, played)
+        sample.rollout_topk_token_ids, sample.rollout_topk_log_probs = heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +157,30 @@ def _top_p(flags: HostArgs, response_length: int, generations: Sequence[_Generat
     return np.concatenate(kept), np.cumsum(sizes, dtype=np.int32)
 
 
+def _top_k(
+    flags: HostArgs, response_length: int, generations: Sequence[_Generation]
+) -> tuple[Ints, NDArray[np.float32]]:
+    """The likeliest tokens at each place and their log-probs, both [response_length, k]. slime fills the places of
+    other tokens with k different ids of equal probability, which its loss masks (slime/utils/types.py, 0.4)."""
+    import numpy as np
+
+    k = flags.score_centering_top_k
+    ids = np.tile(np.arange(k, dtype=np.int32), (response_length, 1))
+    log_probs = np.full((response_length, k), -math.log(k), np.float32)
+    for generation in generations:
+        near = _numbers(generation.meta, _TOP_K_IDS, np.int32)
+        near_log_probs = _numbers(generation.meta, _TOP_K_LOG_PROBS, np.float32)
+        if near is None or near_log_probs is None or {near.size, near_log_probs.size} != {generation.count * k}:
+            raise ConfigError(
+                "--use-score-centering: the engine did not return output_topk_token_ids and output_topk_log_probs for "
+                f"{generation.count} tokens x {k}; run SGLang with slime's patch, or remove the flag"
+            )
+        place = slice(generation.start, generation.stop)
+        kept = generation.stop - generation.start
+        ids[place], log_probs[place] = near.reshape(-1, k)[:kept], near_log_probs.reshape(-1, k)[:kept]
+    return ids, log_probs
+
+
 def _routed_experts(flags: HostArgs, rows: int, prompt_length: int, generations: Sequence[_Generation]) -> Ints:
     """Experts of each token but the last, shape [rows, num_layers, moe_router_topk].
 
@@ -146,23 +228,29 @@ def forget_old_experts(trajectory: Trajectory) -> None:
 
 def _is_complete(meta: Mapping[str, Any]) -> bool:
     """Whether `meta` holds the experts of a whole sequence, from the first token on."""
-    return not meta.get("routed_experts_start_len") and any(meta.get(name) is not None for name in _EXPERTS)
+    return not meta.get(_START) and any(meta.get(name) is not None for name in _EXPERTS)
 
 
 def _start(generation: _Generation) -> int:
-    return int(generation.meta.get("routed_experts_start_len") or 0)
+    return int(generation.meta.get(_START) or 0)
 
 
 def _ints(meta: Mapping[str, Any], names: Sequence[str]) -> Ints | None:
-    """The first of these fields as an array of int32. SGLang sends base64 of its bytes; numbers are read, too."""
+    import numpy as np
+
+    return _numbers(meta, names, np.int32)
+
+
+def _numbers(meta: Mapping[str, Any], names: Sequence[str], kind: type[N]) -> NDArray[N] | None:
+    """The first of these fields as a flat array. SGLang sends base64 of its bytes; numbers are read, too."""
     import numpy as np
 
     value = next((meta[name] for name in names if meta.get(name) is not None), None)
     if isinstance(value, str):
         value = base64.b64decode(value)
     if isinstance(value, bytes):
-        return np.frombuffer(value, np.int32)
-    return None if value is None else np.asarray(value, np.int32).reshape(-1)
+        return np.frombuffer(value, kind)
+    return None if value is None else np.asarray(value, kind).reshape(-1)
 
 
 def _tensor(array: Ints) -> Any:

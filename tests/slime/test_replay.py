@@ -6,7 +6,7 @@ import base64
 import json
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,14 @@ from agentrl.engine import Generation
 from agentrl.errors import ConfigError
 from agentrl.models import save_model, tiny_model, tiny_tokenizer
 from agentrl.render import Rendered, RenderedSpan
-from agentrl.slime.replay import forget_old_experts, request_fields, write_replay_data
+from agentrl.slime.host import HostArgs
+from agentrl.slime.replay import (
+    IncrementalExperts,
+    check_flags,
+    forget_old_experts,
+    request_fields,
+    write_replay_data,
+)
 from agentrl.slime.sample import to_sample, to_samples
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, StopReason
@@ -33,6 +40,9 @@ LAYERS, TOPK, EXPERTS = 3, 2, 8
 TOP_P = SimpleNamespace(rollout_top_p=0.9)
 R3 = SimpleNamespace(use_rollout_routing_replay=True, num_layers=LAYERS, moe_router_topk=TOPK, num_experts=EXPERTS)
 BOTH = SimpleNamespace(**vars(TOP_P), **vars(R3))
+TOP_P_KEYS = ("top_p_token_ids", "top_p_token_offsets")
+HEAD = 4
+CENTRING = SimpleNamespace(use_score_centering=True, score_centering_top_k=HEAD, rollout_top_p=1.0)
 
 
 @dataclass
@@ -43,6 +53,8 @@ class Sample(Base):
     rollout_top_p_token_ids: Any = None
     rollout_top_p_token_offsets: Any = None
     rollout_routed_experts: Any = None
+    rollout_topk_token_ids: Any = None
+    rollout_topk_log_probs: Any = None
 
     def append_response_tokens(self) -> None:
         """Its presence tells slime from its relatives."""
@@ -52,9 +64,9 @@ def decode(tokens):
     return " ".join(map(str, tokens))
 
 
-def packed(numbers) -> str:
+def packed(numbers, kind=np.int32) -> str:
     """As SGLang and slime's patch of it send them."""
-    return base64.b64encode(np.asarray(numbers, np.int32).tobytes()).decode()
+    return base64.b64encode(np.asarray(numbers, kind).tobytes()).decode()
 
 
 class Conversation:
@@ -82,6 +94,12 @@ class Conversation:
                 "top_p_token_ids": self.encode([token for nucleus in nuclei for token in nucleus]),
                 "top_p_token_offsets": self.encode(ends),
                 "routed_experts": self.encode([self.random.randrange(EXPERTS) for _ in range(rows * LAYERS * TOPK)]),
+            }
+            heads = [self.random.sample(range(100), HEAD) for _ in tokens]
+            known |= {
+                "output_topk_token_ids": packed(heads),
+                "output_topk_log_probs": packed([[-0.5 * (i + 1) for i in range(HEAD)] for _ in tokens], np.float32),
+                "output_topk_shape": [count, HEAD],
             }
             if self.partial:
                 known["routed_experts_start_len"] = start
@@ -232,6 +250,40 @@ def test_what_slime_needs_and_the_engine_lacks_is_a_configuration_error(meta, me
     assert "\n" not in str(excinfo.value)
 
 
+def test_the_likeliest_tokens_of_sampled_places_and_fillers_of_others():
+    play = Conversation()
+    play.sample(3, kept=2)
+    play.observe(11, 12)
+    play.sample(1)
+    sample = filled(CENTRING, play.trajectory)
+    ids, log_probs = sample.rollout_topk_token_ids, sample.rollout_topk_log_probs
+    assert (ids.shape, ids.dtype, log_probs.shape, log_probs.dtype) == ((5, HEAD), np.int32, (5, HEAD), np.float32)
+    told = [
+        np.frombuffer(base64.b64decode(meta["output_topk_token_ids"]), np.int32) for _, meta in play.requests if meta
+    ]
+    assert ids.tolist() == [*told[0].reshape(-1, HEAD)[:2].tolist(), [0, 1, 2, 3], [0, 1, 2, 3], told[1].tolist()]
+    assert log_probs[2].tolist() == pytest.approx([-np.log(HEAD)] * HEAD)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"output_topk_token_ids": None}, {"output_topk_log_probs": packed([0.0], np.float32)}],
+    ids=["absent", "of another size"],
+)
+def test_an_engine_without_the_likeliest_tokens(meta):
+    play = Conversation()
+    play.sample(2, **meta)
+    with pytest.raises(ConfigError, match="2 tokens x 4; run SGLang with slime's patch, or remove the flag"):
+        filled(CENTRING, play.trajectory)
+
+
+def test_score_centering_asks_for_its_tokens_and_takes_no_nucleus():
+    assert request_fields(CENTRING) == {"top_logprobs_num": HEAD}
+    check_flags(HostArgs.of(CENTRING))
+    with pytest.raises(ConfigError, match=r"--rollout-top-p 0.9: .*; write --rollout-top-p 1.0"):
+        check_flags(HostArgs.of(SimpleNamespace(**{**vars(CENTRING), "rollout_top_p": 0.9})))
+
+
 def test_without_a_flag_nothing_is_written():
     play = Conversation()
     sample = filled(SimpleNamespace(rollout_top_p=1.0, use_rollout_routing_replay=False), play.three_turns())
@@ -287,14 +339,54 @@ def test_routed_experts_are_asked_for_in_the_body():
     assert request_fields(TOP_P) == request_fields(SimpleNamespace(use_rollout_routing_replay=False)) == {}
 
 
+class PartialServer:
+    """Returns the experts from `routed_experts_start_len` on, or all rows if it does not know the field."""
+
+    def __init__(self, answers, *, knows: bool = True) -> None:
+        self.answers, self.knows, self.asked = iter(answers), knows, []
+
+    async def generate(self, input_ids, sampling_params, *, session_id="", rid="", extra=None):
+        start = (extra or {}).get("routed_experts_start_len", 0)
+        self.asked.append(start)
+        tokens = next(self.answers)
+        seen = [*input_ids, *tokens][:-1][start if self.knows else 0 :]
+        meta = {"completion_tokens": len(tokens), "finish_reason": {"type": "stop"}}
+        if tokens:
+            meta["routed_experts"] = packed([(token + k) % EXPERTS for token in seen for k in range(LAYERS * TOPK)])
+        return Generation(tokens, [-1.0] * len(tokens), "stop" if tokens else "abort", meta=meta)
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["start_len", "whole"])
+@pytest.mark.parametrize("forget", [True, False], ids=["forgotten", "kept"])
+async def test_each_request_asks_for_the_experts_of_new_tokens(knows, forget):
+    """Four requests: the second is aborted before its first token, and the answer of the third is cut."""
+    server = PartialServer([[3, 4], [], [5, 6, 7], [8, 9], [1]], knows=knows)
+    engine = IncrementalExperts(server, LAYERS * TOPK)
+    trajectory = Trajectory(session_id="s")
+    trajectory.append_prompt(Rendered((1, 2), (RenderedSpan("prompt", 0, 2),)))
+    trajectory.stop = StopReason.DONE
+    for kept, observed in ((2, [11, 12]), (0, []), (2, [13]), (2, [14]), (1, [])):
+        found = await engine.generate(trajectory.tokens, {})
+        tokens = found.tokens[:kept]
+        trajectory.append_model(replace(found, tokens=tokens, log_probs=[-1.0] * len(tokens)))
+        if observed:
+            trajectory.append_action(Action("", ""))
+            trajectory.append_observation(Rendered(tuple(observed), (RenderedSpan("observation", 0, len(observed)),)))
+        if forget:
+            forget_old_experts(trajectory)
+    assert server.asked == [0, 3, 3, 0, 10], "from 0 on after a cut, since what was dropped has rows, too"
+    experts = filled(R3, trajectory).rollout_routed_experts
+    assert experts[:, 0, 0].tolist() == [token % EXPERTS for token in trajectory.tokens[:-1]]
+
+
 # Beside slime's own
 
 
-@pytest.fixture(scope="module")
-def slime():
-    if why := hosts.absent("slime"):
+@pytest.fixture(scope="module", params=[name for name in hosts.NAMES if hosts.PACKAGES[name] == "slime"])
+def slime(request):
+    if why := hosts.absent(request.param):
         pytest.skip(why)
-    with hosts.imported("slime") as found:
+    with hosts.imported(request.param) as found:
         if not found.has("rollout_top_p_token_ids"):
             pytest.skip("this slime has no top-p replay")
         yield found
@@ -321,6 +413,31 @@ def test_equal_to_slimes_own_bookkeeping(slime, monkeypatch, encode, partial):
         own, other = getattr(ours, name), getattr(theirs, name)
         assert (type(own), own.dtype) == (type(other), other.dtype)
         assert torch.equal(own, other)
+    ours._validate_response_metadata_lengths()
+
+
+@pytest.mark.filterwarnings("default")
+def test_heads_are_equal_to_slimes_own_bookkeeping(slime, monkeypatch):
+    slime.need(slime.has("rollout_topk_token_ids"), "score centering")
+    monkeypatch.setitem(sys.modules, "pybase64", base64)
+    play = Conversation()
+    trajectory = play.three_turns()
+    theirs = slime.Sample(tokens=[1, 2])
+    for tokens, meta in play.requests:
+        log_probs = None if meta is None else [-1.0] * len(tokens)
+        theirs.append_response_tokens(
+            CENTRING,
+            tokens=tokens,
+            log_probs=log_probs,
+            trainable=meta is not None,
+            meta_info=meta
+            and {key: value for key, value in meta.items() if key not in ("routed_experts", *TOP_P_KEYS)},
+        )
+    ours = to_sample(trajectory, slime.Sample(), decode=decode)
+    write_replay_data(CENTRING, ours, trajectory)
+    assert np.array_equal(ours.rollout_topk_token_ids, theirs.rollout_topk_token_ids)
+    assert np.array_equal(ours.rollout_topk_log_probs, theirs.rollout_topk_log_probs)
+    assert ours.rollout_topk_log_probs.dtype == theirs.rollout_topk_log_probs.dtype
     ours._validate_response_metadata_lengths()
 
 
@@ -363,11 +480,12 @@ async def patched_sglang(request: web.Request, handler: Any) -> web.StreamRespon
     body = await request.json()
     assert body["sampling_params"].pop("custom_params") == {"return_top_p_token_ids": True}
     assert body.pop("return_routed_experts") is True
+    start = body.pop("routed_experts_start_len", 0)
     request._read_bytes = json.dumps(body).encode()
     response = await handler(request)
     answer = json.loads(response.body)
     tokens = [token for _, token, *_ in answer["meta_info"]["output_token_logprobs"]]
-    seen = [*body["input_ids"], *tokens][:-1]
+    seen = [*body["input_ids"], *tokens][start:-1]
     answer["meta_info"] |= {
         "top_p_token_ids": packed([near for token in tokens for near in (token, token + 1)]),
         "top_p_token_offsets": packed(range(0, 2 * len(tokens) + 1, 2)),

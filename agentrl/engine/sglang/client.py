@@ -123,9 +123,16 @@ class SGLangEngine(AsyncClosing):
         self._context_length: int | None = None
 
     async def generate(
-        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        extra: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Continue `input_ids`. Sampling parameters are passed on unchanged, unless no engine could obey them.
+        """Continue `input_ids`. Sampling parameters are passed on unchanged, unless no engine could obey them. `extra`
+        adds fields to this request alone.
 
         Generating twice costs time but changes nothing, so an attempt without an answer is repeated. A refusal (of an
         over-long prompt, for example) is final and raises RequestError with SGLang's message. Cancellation and time-out
@@ -143,6 +150,7 @@ class SGLangEngine(AsyncClosing):
             "return_logprob": True,
             "stream": False,
             **self.extra,
+            **(extra or {}),
         }
         history = self._history.encode(session_id, input_ids)
         headers = {_ROUTING_KEY: _routing_key(session_id)} if session_id else {}

@@ -1,6 +1,6 @@
 """Reads slime's arguments without slime's parser: those that the rules need, with slime's defaults.
 
-Names and defaults are those of slime/utils/arguments.py at 624b824a8, and of Megatron's and SGLang's flags.
+Names and defaults are those of slime/utils/arguments.py at 624b824a8 and in 0.4, and of Megatron's and SGLang's flags.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ _TEXTS: Mapping[str, str | None] = {
     custom_rollout_log_function_path custom_tis_function_path data_source_path dynamic_sampling_filter_path
     eval_config eval_function_path eval_input_key eval_label_key eval_reward_key eval_tool_key hf_checkpoint
     label_key load opd_type prompt_data recompute_granularity rm_type rollout_all_samples_process_path
-    rollout_data_postprocess_path rollout_function_path rollout_sample_filter_path router_policy save
+    rollout_data_dir rollout_data_postprocess_path rollout_data_transport rollout_function_path
+    rollout_sample_filter_path router_policy save
     sglang_kv_cache_dtype sglang_reasoning_parser sglang_router_ip sglang_tool_call_parser""")
 )
 _LISTS = ("eval_prompt_data", "rollout_stop")
@@ -68,7 +69,7 @@ _SWITCHES: Mapping[str, tuple[str, bool]] = {
     name: (name, True)
     for name in _names("""
     apply_chat_template colocate debug_rollout_only group_rm mask_offpolicy_in_partial_rollout partial_rollout
-    use_dynamic_batch_size use_kl_loss use_opd use_rollout_routing_replay use_tis""")
+    use_dynamic_batch_size use_kl_loss use_opd use_rollout_routing_replay use_score_centering use_tis""")
 } | {
     "disable_rewards_normalization": ("rewards_normalization", False),
     "disable_rollout_global_dataset": ("rollout_global_dataset", False),

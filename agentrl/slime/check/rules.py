@@ -20,6 +20,7 @@ from agentrl.slime.host import BATCH_CENTRED, CENTRED, ESTIMATORS, is_fully_asyn
 
 POST_PROCESS = "agentrl.slime.post_process_rewards"
 REWARD = "agentrl.slime.reward"
+WATCH = "agentrl.slime.watch_log_probs"
 LOG, LOG_EVAL = "agentrl.slime.log_rollout", "agentrl.slime.log_eval"
 
 
@@ -218,6 +219,37 @@ def _evaluation_before_0_4(setup: Setup) -> Iterator[LaunchFinding]:
         )
 
 
+def queues(setup: Setup) -> Iterator[LaunchFinding]:
+    """slime 0.4 keeps prompts, partial groups and batches in queues on disk (docs/en/advanced/straw.md)."""
+    args = setup.args
+    if args.rollout_data_transport != "straw":
+        return
+    if args.buffer_filter_path:
+        yield error(
+            f"remove --buffer-filter-path {args.buffer_filter_path}: the queues of --rollout-data-transport straw have "
+            "an order of their own, the groups with the oldest weights first"
+        )
+    if not args.rollout_data_dir and not args.save:
+        yield error(
+            "--rollout-data-transport straw has no folder: add --rollout-data-dir FOLDER, or --save FOLDER, which all "
+            "nodes see"
+        )
+    if not setup.fully_async:
+        return
+    if args.rollout_all_samples_process_path:
+        yield error(
+            f"remove --rollout-all-samples-process-path {args.rollout_all_samples_process_path}: no node of a "
+            "distributed rollout has all samples"
+        )
+    if setup.env is None or setup.config is None or resume_method(setup.env) == "alive":
+        return
+    if not setup.config.parking.folder:
+        yield warning(
+            "add `parking: {folder: FOLDER}` under `agentrl`, a folder that all nodes see: any node takes an aborted "
+            "group, and without the folder its episodes start over there"
+        )
+
+
 def batches(setup: Setup) -> Iterator[LaunchFinding]:
     args = setup.args
     prompts, samples, batch = args.rollout_batch_size, args.n_samples_per_prompt, args.global_batch_size
@@ -310,10 +342,26 @@ def replay(setup: Setup) -> Iterator[LaunchFinding]:
             "first batch is refused"
         )
     top_p = setup.args.rollout_top_p
+    if setup.args.use_score_centering:
+        yield from _score_centering(setup)
     if top_p is not None and top_p != 1.0:
         yield warning(
             f"--rollout-top-p {top_p:g}: the trainer needs the kept token ids of every token, which only slime's "
             "patched SGLang returns; without it the first batch is refused. Write --rollout-top-p 1.0 unless yours does"
+        )
+
+
+def _score_centering(setup: Setup) -> Iterator[LaunchFinding]:
+    args = setup.args
+    if args.rollout_top_p not in (None, 1.0):
+        yield error(
+            f"--use-score-centering with --rollout-top-p {args.rollout_top_p:g}: agentrl keeps the likeliest tokens of "
+            "the whole distribution, not those of a nucleus; write --rollout-top-p 1.0"
+        )
+    if args.custom_tis_function_path == WATCH:
+        yield error(
+            f"remove --custom-tis-function-path {WATCH}: under --use-score-centering slime's trainer takes only its "
+            "own functions"
         )
 
 
@@ -337,6 +385,7 @@ RULES: tuple[Callable[[Setup], Iterator[LaunchFinding]], ...] = (
     filters,
     resuming,
     fully_async,
+    queues,
     batches,
     lengths,
     routing,
