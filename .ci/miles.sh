@@ -4,7 +4,7 @@
 #   .ci/miles.sh FOLDER [pytest arguments]        (default: tests/slime/contract)
 #
 # FOLDER keeps the environment and miles' source (2 GB, made once: one to three minutes). Needs Python 3.11+ and a
-# package registry; the project is installed into it from this tree. SLIME_SRC adds slime, whose needs are among miles'.
+# package registry; the project is installed into it from this tree. SLIME_SRC and SLIME04_SRC add slime, whose needs are among these.
 set -euo pipefail
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 [ $# -ge 1 ] || { echo "usage: .ci/miles.sh FOLDER [pytest arguments]" >&2; exit 2; }
@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.."
 
 miles=miles-rl==0.0.2
 # What its rollout imports besides the project's own extras; the contract's hosts.py says what is stood in for.
-needs=(ray==2.60.0 sglang-router==0.3.2 pybase64==1.5.1 pylatexenc==2.11)
+needs=(ray==2.60.0 sglang-router==0.3.2 pybase64==1.5.1 pylatexenc==2.11 straw-queue==0.1.6)
 python=$folder/venv/bin/python
 installed=$folder/installed.txt
 wanted=$(pwd; echo "$miles" "${needs[@]}"; cat pyproject.toml constraints.txt)

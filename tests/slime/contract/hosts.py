@@ -1,6 +1,7 @@
 """What calls `agentrl.adapt` in production: slime at any commit, and miles, its relative, behind one class.
 
-SLIME_SRC is the root of slime's source (it is not on PyPI); MILES_SRC a folder into which
+SLIME_SRC is the root of slime's source (it is not on PyPI); SLIME04_SRC the root of slime 0.4's, which cannot be had
+whole: .ci/slime04.py says which files were gathered. MILES_SRC is a folder into which
 `pip install --no-deps --target FOLDER miles-rl==0.0.2` was made. Their modules need torch, transformers, ray, httpx,
 aiohttp, sympy, pylatexenc, tqdm, pillow and requests; miles, and slime before July 2026, also pybase64, sglang-router
 and packaging. sglang's server and wandb, which a rollout imports and does not use, are stood in for.
@@ -23,15 +24,17 @@ from typing import Any
 
 import pytest
 
-NAMES = ("slime", "miles")
+NAMES = ("slime", "slime04", "miles")
+PACKAGES = {"slime": "slime", "slime04": "slime", "miles": "miles"}
 _NEEDS = ("torch", "ray", "httpx", "sympy", "pylatexenc", "tqdm", "PIL", "requests")
 
 
 class Host:
     """One framework, imported. Its modules keep the names that it gives them; what differs is said here."""
 
-    def __init__(self, name: str, source: Path) -> None:
-        self.name, self.source, self.label = name, source, _label(name, source)
+    def __init__(self, key: str, source: Path) -> None:
+        name = PACKAGES[key]
+        self.name, self.source, self.label = name, source, _label(key, source)
         importlib.import_module(f"{name}.utils.processing_utils")  # transformers, which looks for wandb: before these
         for module, values in _stand_ins(source).items():
             vars(sys.modules.setdefault(module, ModuleType(module))).update(values)
@@ -41,7 +44,10 @@ class Host:
         self.ray = manager.ray
         self.Sample = importlib.import_module(f"{name}.utils.types").Sample
         self.Status = self.Sample.Status
-        self.data_source = importlib.import_module(f"{name}.rollout.data_source").RolloutDataSourceWithBuffer
+        self.batch_builder = self._optional(f"{name}.data.batch_builder")
+        self.data_source = (
+            self._optional(f"{name}.data.data_source") or importlib.import_module(f"{name}.rollout.data_source")
+        ).RolloutDataSourceWithBuffer
         self.http = importlib.import_module(f"{name}.utils.http_utils")
         self.eval_dataset = importlib.import_module(f"{name}.utils.eval_config").EvalDatasetConfig
         self.run = importlib.import_module(f"{name}.utils.async_utils").run
@@ -101,6 +107,8 @@ class Run:
         path = args.custom_reward_post_process_path
         manager.custom_reward_post_process_func = host.load_function(path) if path else None
         manager.custom_convert_samples_to_train_data_func = None
+        if host.batch_builder:  # from 0.4 on
+            manager.batch_builder = host.batch_builder.BatchBuilder(args)
         manager.set_train_parallel_config(dict(PARALLEL))
 
     def samples(self, rollout_id: int = 0) -> tuple[list[Any], dict[str, Any]]:
@@ -110,6 +118,10 @@ class Run:
 
     def convert(self, samples: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         """Train data, and the ranks' shares of it."""
+        if self.host.batch_builder:
+            builder = self.manager.batch_builder
+            data = builder.convert(samples)
+            return data, [box.inner for box in builder.split_by_dp(data)]
         data = self.manager._convert_samples_to_train_data(samples)
         sizes = () if self.host.name == "slime" else (PARALLEL["dp_size"],)
         return data, [box.inner for box in self.manager._split_train_data_by_dp(data, *sizes)]
@@ -145,7 +157,7 @@ def imported(name: str) -> Iterator[Host]:
     finally:
         sys.path.remove(str(source))
         for module in set(sys.modules) - before:
-            if module.partition(".")[0] in (name, "sglang", "wandb"):
+            if module.partition(".")[0] in (PACKAGES[name], "sglang", "wandb"):
                 del sys.modules[module]
 
 
@@ -165,7 +177,9 @@ def _stand_ins(source: Path) -> dict[str, dict[str, Any]]:
 def _label(name: str, source: Path) -> str:
     """What the column of the table is headed with: `slime 624b824a8`, `miles 0.0.2`."""
     if commit := os.environ.get(f"{name.upper()}_COMMIT"):
-        return f"{name} {commit}"
+        return f"{PACKAGES[name]} {commit}"
+    if name == "slime04":
+        return "slime 0.4, gathered"
     if (source / ".git").exists():
         asked = ["git", "-C", str(source), "rev-parse", "--short=9", "HEAD"]
         return f"{name} {subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()}"
