@@ -42,7 +42,7 @@ check: $(STAMP)  ## Check lint, format and types.
 bench: $(STAMP)  ## Measure speed, as ratios side by side.
 	$(BIN)/python -m benchmarks
 
-bench-exact: $(STAMP)  ## Compare sampled with trained tokens, also for peers (SLIME_SRC=/path/to/slime for slime's columns).
+bench-exact: $(STAMP)  ## Compare sampled with trained tokens, also for peers (SLIME_SRC=/path/to/slime, SLIME04_SRC for 0.4).
 	$(BIN)/python -m benchmarks.exact
 
 bench-demo: $(STAMP)  ## Run the demo with three seeds and two controls of equal time (about an hour on two cores).

@@ -1,6 +1,6 @@
 """Sampled against trained tokens where re-rendering loses them: agentrl, slime's own adapter, and `renderers`.
 
-python -m benchmarks.exact        (SLIME_SRC=/path/to/slime for slime's columns)
+python -m benchmarks.exact        (SLIME_SRC=/path/to/slime for slime's column, SLIME04_SRC for that of 0.4)
 
 Eight turns an episode, with the real Qwen 3 tokenizer. A turn is a script of what a model sampled; every contender gets
 the same tokens. `trained/sampled` counts the tokens that the loss sees, `samples` what the trainer has to hold apart,
@@ -13,12 +13,14 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from agentrl.render import Renderer, load_renderer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Generation
 from benchmarks.peers import (
+    SLIMES,
     TOOLS,
     Outcome,
     Turn,
@@ -29,6 +31,7 @@ from benchmarks.peers import (
     run_slime,
     save,
     slime_missing,
+    slime_name,
 )
 
 QUESTION = "Which river flows through the capital of France?"
@@ -99,7 +102,8 @@ def contenders(tokenizer: Any, *, known: bool) -> Mapping[str, Run | str]:
     """By name: how to run it, or why it cannot be run here."""
     renderer = load_renderer(tokenizer, tools=TOOLS)
     found: dict[str, Run | str] = {"agentrl": lambda turns: run_agentrl(tokenizer, turns, renderer)}
-    found["slime"] = slime_missing() or (lambda turns: run_slime(tokenizer, turns, QUESTION))
+    for key in SLIMES:
+        found[slime_name(key)] = slime_missing(key) or partial(run_slime, tokenizer, question=QUESTION, key=key)
     policies = {"renderers": False, "renderers keep": True} if known else {"renderers": False}
     for name, keep in policies.items():
         missing = renderers_missing()

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import importlib.util
 import json
+import logging
 import multiprocessing
 import os
 import platform
@@ -13,6 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -20,10 +22,13 @@ from typing import Any
 
 from agentrl.types import FinishReason, Message
 from tests.render.markers import small_tokenizer
+from tests.slime.contract.hosts import label
 
 TEMPLATES = Path(__file__).parents[1] / "tests" / "render" / "templates" / "real"
 RESULTS = Path(__file__).parent / "results"
-SLIME_SRC = os.environ.get("SLIME_SRC", "")
+SLIMES = {key: os.environ.get(f"{key.upper()}_SRC", "") for key in ("slime", "slime04")}
+"""The roots of slime's source, before 0.4 and from 0.4 on."""
+SLIME_SRC = SLIMES["slime"]
 
 TOOLS = [
     {
@@ -135,17 +140,35 @@ def save(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
 # slime's own adapter: the agent speaks HTTP, slime renders every turn again and keeps tokens in a TrajectoryManager.
 
 
-def slime_missing() -> str:
+def slime_missing(key: str = "slime") -> str:
     """Why slime's adapter cannot be run, or ""."""
-    if not (Path(SLIME_SRC) / "slime" / "agent").is_dir() or not SLIME_SRC:
-        return "SLIME_SRC is not set"
+    if not SLIMES[key] or not (Path(SLIMES[key]) / "slime" / "agent").is_dir():
+        return f"{key.upper()}_SRC is not set"
     return ""
 
 
-def run_slime(tokenizer: Any, turns: Sequence[Turn], question: str) -> Outcome:
-    """The turns through slime's OpenAIAdapter over HTTP, as an OpenAI client would play them."""
-    if SLIME_SRC not in sys.path:
-        sys.path.append(SLIME_SRC)
+def slime_name(key: str) -> str:
+    """What was measured: `slime 624b824a8`."""
+    return key if slime_missing(key) else label(key, Path(SLIMES[key]))
+
+
+def run_slime(tokenizer: Any, turns: Sequence[Turn], question: str, *, key: str = "slime") -> Outcome:
+    """The turns through slime's OpenAIAdapter over HTTP, as an OpenAI client would play them.
+
+    Each slime has a process of its own, since both are packages of one name.
+    """
+    return _process_of(key).submit(_run_slime_here, SLIMES[key], tokenizer, turns, question).result()
+
+
+@functools.cache
+def _process_of(key: str) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+def _run_slime_here(source: str, tokenizer: Any, turns: Sequence[Turn], question: str) -> Outcome:
+    if source not in sys.path:
+        sys.path.append(source)
+    logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return asyncio.run(_run_slime(tokenizer, turns, question))

@@ -22,7 +22,7 @@ from agentrl.render.base import Renderer
 from agentrl.slime import distill, replay
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_sample, log_once
-from agentrl.slime.host import HostArgs, abort_flag, queues_lists
+from agentrl.slime.host import HostArgs, abort_flag, drops_ended_groups, queues_lists
 from agentrl.slime.replay import IncrementalExperts, forget_old_experts, request_fields
 from agentrl.slime.resumption import Resumption, sample_name
 from agentrl.slime.ship import ship_evaluation, ship_training
@@ -49,7 +49,13 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
     try:
         sample.metadata = metadata_of(sample)
         call = _AdaptCall(
-            flags, SlimeConfig.from_args(args), sample, sampling_params, evaluation, abort_flag(args, sample)
+            flags,
+            SlimeConfig.from_args(args),
+            sample,
+            sampling_params,
+            evaluation,
+            abort_flag(args, sample),
+            holds_ended=flags.partial_rollout and not flags.fully_async and drops_ended_groups(args, sample),
         )
         call.check_flags()
         return await call.play()
@@ -87,6 +93,8 @@ class _AdaptCall:
     evaluation: bool
     aborted: Any
     """slime's abort flag; None outside of slime."""
+    holds_ended: bool = False
+    """Whether an episode that ends while slime aborts comes back as an aborted one, and is handed over next time."""
 
     def check_flags(self) -> None:
         """Refuse flags and samples that agentrl or slime cannot handle."""
@@ -129,6 +137,8 @@ class _AdaptCall:
             setup = _EpisodeSetup(engine, renderer, options, config.reward_function(), hooks)
             try:
                 trajectory = await self._episode(here, resumption, task, setup)
+                if parks and self.holds_ended and self.aborted():
+                    await resumption.hold(trajectory)
                 await resumption.ended(trajectory)
             finally:
                 await resumption.give_back()

@@ -9,6 +9,7 @@ hook) raises the error.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any, Never
 
 from agentrl.errors import ConfigError, Failure
@@ -36,6 +37,14 @@ class NoReward(dict[str, str]):
 
     __float__ = __int__ = __index__ = __round__ = __getitem__ = __len__ = __lt__ = __le__ = __gt__ = __ge__ = _read
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _read
+
+
+def check_played(samples: Iterable[Any]) -> None:
+    """Raises ConfigError if one of the samples could not be played. slime 0.4 calls filters in fully-async, where a
+    filter that drops what failed would drop for ever."""
+    for sample in samples:
+        if isinstance(sample.reward, NoReward):
+            float(sample.reward)
 
 
 def log_once(error: Exception) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.slime.fatal import check_played
 from agentrl.slime.host import filter_output
 from agentrl.slime.rewards import rollout_rewards
 from agentrl.slime.rollouts import by_rollout, flat_samples, is_valid
@@ -22,10 +23,12 @@ def has_spread(args: Any, samples: list[Any], **kwargs: Any) -> Any:
 
     This is slime's check_reward_nonzero_std for every shape: a fan-out counts as one rollout. Episodes that the
     environment failed are left out. A group with fewer than two valid episodes is dropped, and slime's metric
-    `rollout/dynamic_filter/drop_...` names the cause. Raises ConfigError for groups of one, which never differ.
+    `rollout/dynamic_filter/drop_...` names the cause. Raises ConfigError for groups of one, which never differ, and for
+    episodes that a wrong configuration kept from being played.
 
     Returns slime's DynamicFilterOutput, which carries the reason. Where the host has no such class, returns a bool.
     """
+    check_played(flat_samples(samples))
     rollouts = by_rollout(flat_samples(samples))
     if len(rollouts) < 2:
         raise ConfigError("agentrl.slime.has_spread compares episodes: set --n-samples-per-prompt to at least 2")

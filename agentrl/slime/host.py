@@ -206,6 +206,16 @@ def abort_flag(args: Any, sample: Any) -> Callable[[], bool] | None:
     return lambda: bool(state.aborted)
 
 
+def drops_ended_groups(args: Any, sample: Any) -> bool:
+    """Whether slime, when it aborts, keeps only groups that have an aborted sample, and drops those that ended.
+
+    So from 0.4 on (rollout/sglang_rollout.py, `abort`), whose state lists the tasks that it may cancel. Before, slime
+    collects every group.
+    """
+    generate_state = host_attribute(sample, "GenerateState", "rollout.sglang_rollout")
+    return generate_state is not None and hasattr(generate_state(args), "cancellable_tasks")
+
+
 def queues_lists(sample: Any) -> bool:
     """Whether slime's fully-async rollout takes an episode that is a list of samples.
 

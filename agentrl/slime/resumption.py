@@ -110,6 +110,20 @@ class Resumption:
     async def save(self, parked: Parked) -> None:
         await self.parking.save(self.key, parked, self.config.keep_s)
 
+    async def hold(self, trajectory: Trajectory) -> None:
+        """Park an episode that has ended, and make its trajectory an aborted one. Else slime would lose its prompt.
+
+        When slime sends the sample again, the episode is taken as it ended. A failed one is left: it would be played
+        again.
+        """
+        if trajectory.stop in (StopReason.ABORTED, StopReason.FAILED):
+            return
+        try:
+            await self.park(_end_of(trajectory))
+            trajectory.stop = StopReason.ABORTED
+        except Exception as exc:  # noqa: BLE001 - pickle raises anything: the episode has ended well all the same
+            trajectory.info["not_saved"] = one_line(exc)
+
     async def ended(self, trajectory: Trajectory) -> None:
         """Leave the episode's file to those who may need it, now that the episode is parked or has ended."""
         parked = trajectory.stop is StopReason.ABORTED
@@ -120,8 +134,7 @@ class Resumption:
             await self.parking.ended(self.key)
             return
         try:
-            end = Parked("replay", EpisodeState(trajectory, stop=trajectory.stop), None)
-            await self.parking.ended(self.key, end, self.config.keep_s)
+            await self.parking.ended(self.key, _end_of(trajectory), self.config.keep_s)
         except Exception as exc:  # noqa: BLE001 - pickle raises anything: the episode has ended well all the same
             trajectory.info["not_saved"] = one_line(exc)
 
@@ -144,6 +157,10 @@ def sample_name(sample: Any) -> str:
     """The sample's session, or its number in the run: slime keeps both over aborts. "" if it has neither."""
     session, index = getattr(sample, "session_id", None), getattr(sample, "index", None)
     return session or ("" if index is None else f"index {index}")
+
+
+def _end_of(trajectory: Trajectory) -> Parked:
+    return Parked("replay", EpisodeState(trajectory, stop=trajectory.stop), None)
 
 
 def _earlier(sample: Any) -> Mapping[str, JSON]:

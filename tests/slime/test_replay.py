@@ -93,7 +93,9 @@ class Conversation:
                 "completion_tokens": count,
                 "top_p_token_ids": self.encode([token for nucleus in nuclei for token in nucleus]),
                 "top_p_token_offsets": self.encode(ends),
-                "routed_experts": self.encode([self.random.randrange(EXPERTS) for _ in range(rows * LAYERS * TOPK)]),
+                "routed_experts": self.encode(
+                    [e for _ in range(rows * LAYERS) for e in self.random.sample(range(EXPERTS), TOPK)]
+                ),
             }
             heads = [self.random.sample(range(100), HEAD) for _ in tokens]
             known |= {
@@ -409,6 +411,8 @@ def test_equal_to_slimes_own_bookkeeping(slime, monkeypatch, encode, partial):
     write_replay_data(BOTH, ours, trajectory)
     assert (ours.tokens, ours.loss_mask) == (theirs.tokens, theirs.loss_mask)
     assert ours.rollout_log_probs == theirs.rollout_log_probs
+    if slime.turns:  # since 0.4, pieces that are joined later
+        theirs.materialize_rollout_routed_experts(replace=True)
     for name in ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts"):
         own, other = getattr(ours, name), getattr(theirs, name)
         assert (type(own), own.dtype) == (type(other), other.dtype)
@@ -461,10 +465,7 @@ def test_slime_takes_them_to_its_trainer(slime):
     args = SimpleNamespace(**{**hosts.ARGS, **vars(BOTH), "global_batch_size": 4})
     for sample, segment in zip(samples, segments, strict=True):
         write_replay_data(args, sample, segment)
-    manager = object.__new__(slime.manager)
-    manager.args, manager.custom_reward_post_process_func = args, None
-    manager.custom_convert_samples_to_train_data_func = None
-    data = manager._convert_samples_to_train_data(samples)
+    data = hosts.Conversion(slime, args).convert(samples)
     for tokens, experts in zip(data["tokens"], data["rollout_routed_experts"], strict=True):
         assert len(experts) == len(tokens) - 1, "as cp_utils.prepare_routed_experts_for_routing_replay asserts"
     assert data["rollout_ids"] == [0, 1, 2, 3, 3]

@@ -336,17 +336,15 @@ def test_slime_trains_siblings_as_one_rollout():
         ]
         validate(groups)
         samples = [sample for group in groups for rollout in group for sample in rollout]
-        manager = object.__new__(slime.manager)
-        manager.args = SimpleNamespace(**{**hosts.ARGS, "global_batch_size": 2})
-        manager.custom_convert_samples_to_train_data_func = None
-        manager.custom_reward_post_process_func = lambda args, samples: ([1.0] * len(samples), [0.0] * len(samples))
-        data = manager._convert_samples_to_train_data(samples)
+        flags = SimpleNamespace(**{**hosts.ARGS, "global_batch_size": 2})
+        hook = lambda args, samples: ([1.0] * len(samples), [0.0] * len(samples))  # noqa: E731
+        conversion = hosts.Conversion(slime, flags, hook)
+        data = conversion.convert(samples)
         assert data["rollout_ids"] == [0, 0, 1, 2, 3, 3]
         assert data["rollout_mask_sums"] == [5, 5, 4, 4, 5, 5], "of both segments"
-        manager.set_train_parallel_config(dict(hosts.PARALLEL))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(slime.ray, "put", lambda shipped: shipped)
-            shares = [box.inner for box in manager._split_train_data_by_dp(data)]
+            shares = conversion.split(data)
         assert sorted(i for share in shares for i in share["partition"]) == [0, 1, 2, 3, 4, 5]
         assert shares[0]["global_batch_sizes"] == [2, 2], "rollouts, not samples"
 

@@ -34,7 +34,7 @@ class Host:
 
     def __init__(self, key: str, source: Path) -> None:
         name = PACKAGES[key]
-        self.name, self.source, self.label = name, source, _label(key, source)
+        self.name, self.source, self.label = name, source, label(key, source)
         importlib.import_module(f"{name}.utils.processing_utils")  # transformers, which looks for wandb: before these
         for module, values in _stand_ins(source).items():
             vars(sys.modules.setdefault(module, ModuleType(module))).update(values)
@@ -45,6 +45,8 @@ class Host:
         self.Sample = importlib.import_module(f"{name}.utils.types").Sample
         self.Status = self.Sample.Status
         self.batch_builder = self._optional(f"{name}.data.batch_builder")
+        self.takes_lists = self.batch_builder is not None
+        """Whether its fully-async rollout takes an episode that is a list of samples, as from 0.4 on."""
         self.data_source = (
             self._optional(f"{name}.data.data_source") or importlib.import_module(f"{name}.rollout.data_source")
         ).RolloutDataSourceWithBuffer
@@ -53,6 +55,8 @@ class Host:
         self.run = importlib.import_module(f"{name}.utils.async_utils").run
         self.run(_log_without_traceback())
         self.load_function = importlib.import_module(f"{name}.utils.misc").load_function
+        found = [self.rollout, self._optional(f"{name}.rollout.generate_turn")]
+        self.turns = next((module for module in found if hasattr(module, "generate_turn")), None)
         self.fully_async = self._optional(f"{name}.rollout.fully_async_rollout")
         # slime moved its metrics out of ray/rollout.py in summer 2026.
         self.metrics = self._optional(f"{name}.observability.rollout_metrics") or manager
@@ -92,24 +96,49 @@ class Host:
         self.rollout.EVAL_PROMPT_DATASET.clear()
 
 
+class Conversion:
+    """A host's way from samples to train data and the ranks' shares: methods of its manager; in 0.4, of its builder."""
+
+    def __init__(self, host: Host, args: Any, hook: Any = None, manager: Any = None) -> None:
+        self._host = host
+        self._manager = made = manager or object.__new__(host.manager)
+        made.args = args
+        if host.batch_builder:
+            args = SimpleNamespace(**{**ARGS, **vars(args)})
+            made.batch_builder, made.servers = host.batch_builder.BatchBuilder(args), {}
+        owner = self._owner = made.batch_builder if host.batch_builder else made
+        owner.custom_reward_post_process_func, owner.custom_convert_samples_to_train_data_func = hook, None
+        made.set_train_parallel_config(dict(PARALLEL))
+
+    def post_process(self, samples: list[Any]) -> Any:
+        """Raw rewards, and rewards relative to their baseline."""
+        return self._owner._post_process_rewards(samples)
+
+    def convert(self, samples: list[Any]) -> dict[str, Any]:
+        if self._host.batch_builder:
+            return self._owner.convert(samples)
+        return self._owner._convert_samples_to_train_data(samples)
+
+    def split(self, data: dict[str, Any]) -> list[Any]:
+        if self._host.batch_builder:
+            return [box.inner for box in self._owner.split_by_dp(data)]
+        sizes = () if self._host.name == "slime" else (PARALLEL["dp_size"],)
+        return [box.inner for box in self._owner._split_train_data_by_dp(data, *sizes)]
+
+
 class Run:
     """A host's RolloutManager without its Ray actor and its servers."""
 
     def __init__(self, host: Host, args: SimpleNamespace, engine: Any) -> None:
         self.host, self.args, self.engine = host, args, engine
         manager = self.manager = object.__new__(host.manager)
-        manager.args = args
+        path = args.custom_reward_post_process_path
+        self.conversion = Conversion(host, args, host.load_function(path) if path else None, manager)
         self.data_source = manager.data_source = host.data_source(args)
         manager.generate_rollout = host.rollout.generate_rollout
         if args.rollout_function_path:
             manager.generate_rollout = host.load_function(args.rollout_function_path)
         manager.use_experimental_refactor = False
-        path = args.custom_reward_post_process_path
-        manager.custom_reward_post_process_func = host.load_function(path) if path else None
-        manager.custom_convert_samples_to_train_data_func = None
-        if host.batch_builder:  # from 0.4 on
-            manager.batch_builder = host.batch_builder.BatchBuilder(args)
-        manager.set_train_parallel_config(dict(PARALLEL))
 
     def samples(self, rollout_id: int = 0) -> tuple[list[Any], dict[str, Any]]:
         """One rollout: the samples that go to training, and the rollout's own metrics."""
@@ -118,13 +147,8 @@ class Run:
 
     def convert(self, samples: list[Any]) -> tuple[dict[str, Any], list[Any]]:
         """Train data, and the ranks' shares of it."""
-        if self.host.batch_builder:
-            builder = self.manager.batch_builder
-            data = builder.convert(samples)
-            return data, [box.inner for box in builder.split_by_dp(data)]
-        data = self.manager._convert_samples_to_train_data(samples)
-        sizes = () if self.host.name == "slime" else (PARALLEL["dp_size"],)
-        return data, [box.inner for box in self.manager._split_train_data_by_dp(data, *sizes)]
+        data = self.conversion.convert(samples)
+        return data, self.conversion.split(data)
 
     def train(self, rollout_id: int = 0) -> tuple[list[Any], dict[str, Any], list[Any]]:
         """One rollout as RolloutManager.generate does it."""
@@ -174,7 +198,7 @@ def _stand_ins(source: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _label(name: str, source: Path) -> str:
+def label(name: str, source: Path) -> str:
     """What the column of the table is headed with: `slime 624b824a8`, `miles 0.0.2`."""
     if commit := os.environ.get(f"{name.upper()}_COMMIT"):
         return f"{PACKAGES[name]} {commit}"
@@ -233,16 +257,21 @@ ARGS: dict[str, Any] = {
     "buffer_filter_path": None,
     "chat_template_path": None,  # miles
     "ci_test": False,
+    "custom_convert_samples_to_train_data_path": None,  # 0.4, as are all lines marked so
     "custom_eval_rollout_log_function_path": None,
     "custom_generate_function_path": "agentrl.adapt",
     "custom_reward_post_process_path": None,
     "custom_rm_path": None,
     "custom_rollout_log_function_path": None,
+    "data_source_path": None,  # 0.4
+    "debug_rollout_only": False,  # 0.4
+    "debug_train_only": False,  # 0.4
     "disable_rollout_trim_samples": False,  # miles
     "dump_details": None,
     "dumper_enable": False,  # miles
     "dumper_inference": None,  # miles
     "dynamic_sampling_filter_path": None,
+    "eval_function_path": None,  # 0.4
     "eval_max_context_len": None,
     "eval_max_prompt_len": None,
     "eval_reward_key": None,
@@ -251,6 +280,7 @@ ARGS: dict[str, Any] = {
     "grpo_std_normalization": True,
     "input_key": "prompt",
     "label_key": "label",
+    "load": None,  # 0.4
     "load_debug_rollout_data": None,
     "log_passrate": False,
     "log_reward_category": None,
@@ -261,11 +291,14 @@ ARGS: dict[str, Any] = {
     "n_samples_per_prompt": 2,
     "over_sampling_batch_size": 4,
     "partial_rollout": False,
+    "prompt_data": None,
     "reward_key": None,
     "rewards_normalization": True,
     "rm_type": None,
     "rollout_all_samples_process_path": None,
     "rollout_batch_size": 4,
+    "rollout_data_dir": None,  # 0.4
+    "rollout_data_transport": "object-store",  # 0.4
     "rollout_function_path": None,
     "rollout_global_dataset": True,
     "rollout_max_context_len": None,
@@ -283,6 +316,8 @@ ARGS: dict[str, Any] = {
     "rollout_temperature": 1.0,
     "rollout_top_k": -1,
     "rollout_top_p": 1.0,
+    "save": None,  # 0.4
+    "save_debug_rollout_data": None,  # 0.4
     "sglang_dp_size": 1,
     "sglang_enable_deterministic_inference": False,
     "sglang_router_policy": None,  # miles
@@ -293,5 +328,7 @@ ARGS: dict[str, Any] = {
     "use_dynamic_batch_size": True,
     "use_dynamic_global_batch_size": False,  # miles
     "use_miles_router": False,  # miles
+    "use_fault_tolerance": False,  # 0.4
     "use_rollout_routing_replay": False,
+    "use_score_centering": False,  # 0.4
 }

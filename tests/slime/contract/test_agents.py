@@ -72,6 +72,7 @@ def test_where_lists_are_not_taken_the_main_line_is_the_sample(host, start, rows
     given = {name: v.format(host.name) if isinstance(v, str) else v for name, v in ONE[flags].items()}
     if flags == "fully-async":
         host.need(host.fully_async, "fully-async rollout")
+        host.need(not host.takes_lists, "need of it: its fully-async rollout takes lists")
     if flags == "its own filter":
         rewarding = [{**row, "metadata": {}} for row in rows()]
         given |= {"over_sampling_batch_size": 4, "rollout_batch_size": 4}

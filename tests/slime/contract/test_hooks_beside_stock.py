@@ -19,20 +19,18 @@ import pytest
 
 from agentrl.slime.host import ESTIMATORS
 from agentrl.slime.logs import _canaries
+from tests.slime.contract import hosts
 from tests.slime.contract.conftest import starting
 from tests.slime.hook_samples import args, failed, fan_out, played
 
 
 @pytest.fixture
-def manager(host) -> Any:
-    """`manager(**args)`: a RolloutManager that converts samples and nothing else."""
+def conversion(host) -> Any:
+    """`conversion(hook, **args)`: the host's own, with agentrl's hook or with its baseline."""
 
     def make(hook: str | None = None, **given: Any) -> Any:
-        made = object.__new__(host.manager)
-        made.args = args(**{"use_dynamic_global_batch_size": False, **given})
-        made.custom_reward_post_process_func = hook and host.load_function(hook)
-        made.custom_convert_samples_to_train_data_func = None
-        return made
+        flags = args(**{"use_dynamic_global_batch_size": False, **given})
+        return hosts.Conversion(host, flags, hook and host.load_function(hook))
 
     return make
 
@@ -57,13 +55,13 @@ def prompt_means(samples: list[Any], rewards: list[float]) -> list[float]:
     ]
 
 
-def test_prompts_are_centred_under_uneven_fan_out(host, manager):
+def test_prompts_are_centred_under_uneven_fan_out(host, conversion):
     """Must show 5: stock slime takes uneven groups for one."""
     host.need(host.has("rollout_id"), "rollout_id, so no fan-out")
     samples = uneven(host.Sample)
     shape = {"n_samples_per_prompt": 4, "rollout_batch_size": 4}
-    stock = prompt_means(samples, manager(**shape)._post_process_rewards(samples)[1])
-    ours = prompt_means(samples, manager(OURS, **shape)._post_process_rewards(samples)[1])
+    stock = prompt_means(samples, conversion(**shape).post_process(samples)[1])
+    ours = prompt_means(samples, conversion(OURS, **shape).post_process(samples)[1])
     print(f"\nmean advantage of each prompt, each rollout once, {len(samples)} samples of 16 rollouts in 4 prompts")
     print(f"  {host.label:20}", *(f"{mean:+.2f}" for mean in stock))
     print(f"  {'agentrl.slime':20}", *(f"{mean:+.1e}" for mean in ours))
@@ -71,7 +69,7 @@ def test_prompts_are_centred_under_uneven_fan_out(host, manager):
     assert max(map(abs, ours)) < 1e-6
     assert max(map(abs, stock)) > 0.1
 
-    data = manager(OURS, **shape)._convert_samples_to_train_data(samples)
+    data = conversion(OURS, **shape).convert(samples)
     assert data["raw_reward"] == [sample.reward for sample in samples]
     masks = {s.rollout_id: [sum(t.loss_mask) for t in samples if t.rollout_id == s.rollout_id] for s in samples}
     assert data["rollout_mask_sums"] == [sum(masks[sample.rollout_id]) for sample in samples]
@@ -81,26 +79,26 @@ def test_prompts_are_centred_under_uneven_fan_out(host, manager):
 @pytest.mark.parametrize(
     "flags", [{}, {"grpo_std_normalization": False}, {"rewards_normalization": False}], ids=["", "no-std", "raw"]
 )
-def test_where_nothing_is_wrong_nothing_differs(host, manager, estimator, flags):
+def test_where_nothing_is_wrong_nothing_differs(host, conversion, estimator, flags):
     rng = random.Random(2)
     samples = [played(g, rng.choice([0.0, 0.3, 1.0]), host.Sample) for g in range(8) for _ in range(4)]
     given = {"advantage_estimator": estimator, "n_samples_per_prompt": 4, "rollout_batch_size": 8, **flags}
     known = Path(host.source, host.name, "ray/rollout.py").read_text()
     uncentred = estimator in ("ppo", "reinforce_plus_plus")
     host.need(f'"{estimator}"' in known or uncentred, f"estimator {estimator}")
-    stock = manager(**given)._post_process_rewards(samples)
-    ours = manager(OURS, **given)._post_process_rewards(samples)
+    stock = conversion(**given).post_process(samples)
+    ours = conversion(OURS, **given).post_process(samples)
     assert ours[0] == stock[0]
     assert ours[1] == pytest.approx(stock[1], abs=2e-6), "stock computes in float32"
 
 
-def test_failures_move_the_stock_baseline_and_not_ours(host, manager):
+def test_failures_move_the_stock_baseline_and_not_ours(host, conversion):
     samples = [played(0, 1.0, host.Sample), played(0, 1.0, host.Sample), failed(0, host.Sample), failed(0, host.Sample)]
     given = {"n_samples_per_prompt": 4, "rollout_batch_size": 1}
-    stock = manager(**given)._post_process_rewards(samples)[1]
+    stock = conversion(**given).post_process(samples)[1]
     assert stock[0] > 0.8, "credit for a world that broke beside it"
-    assert manager(OURS, **given)._post_process_rewards(samples)[1] == [0.0] * 4
-    data = manager(OURS, **given)._convert_samples_to_train_data(samples)
+    assert conversion(OURS, **given).post_process(samples)[1] == [0.0] * 4
+    data = conversion(OURS, **given).convert(samples)
     assert [sum(mask) for mask in data["loss_masks"]] == [3, 3, 0, 0]
 
 
@@ -148,7 +146,9 @@ def test_a_group_without_spread_is_kept_where_sampling_would_begin_anew(host):
 def test_the_buffer(host, path):
     """Group 0 is aborted twice. Stock slime then lets it wait behind group 1; ours does not."""
     source = host.data_source(
-        SimpleNamespace(rollout_global_dataset=False, buffer_filter_path=path, n_samples_per_prompt=2)
+        SimpleNamespace(
+            **{**hosts.ARGS, "rollout_global_dataset": False, "buffer_filter_path": path, "n_samples_per_prompt": 2}
+        )
     )
     groups = [[played(g, cls=host.Sample) for _ in range(2)] for g in range(2)]
     source.add_samples(groups)
@@ -233,7 +233,7 @@ def test_all_hooks_in_one_rollout(host, checkpoint, renderer, tmp_path, tracked)
             **logging,
         )
         samples, extra = run.samples()
-        data = run.manager._convert_samples_to_train_data(copy.deepcopy(samples))
+        data = run.conversion.convert(copy.deepcopy(samples))
         _their(host, "log_rollout_data")(0, run.args, samples, extra, 1.0)
     drops = {"zero_std_1.0": 1, "failed_environment_reset": 1}
     assert extra == {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in drops.items()}

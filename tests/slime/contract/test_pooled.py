@@ -125,7 +125,7 @@ def test_an_aborted_agent_is_sent_again_and_ends_as_a_list(run, start, rows):
 
 def test_fully_async_rollout_before_0_4_cannot_order_lists(run):
     """The reason for `fan_out_problems`: it calls int() on the method `list.index`."""
-    run.host.need(not hasattr(run.host.fully_async, "iter_samples"), "need of it: its worker takes lists")
+    run.host.need(not run.host.takes_lists, "need of it: its worker takes lists")
     with pytest.raises(TypeError, match="int"):
         run.train()
 
