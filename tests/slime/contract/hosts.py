@@ -1,7 +1,7 @@
 """What calls `agentrl.adapt` in production: slime at any commit, and miles, its relative, behind one class.
 
 SLIME_SRC is the root of slime's source (it is not on PyPI); SLIME04_SRC the root of slime 0.4's, which cannot be had
-whole: .ci/slime04.py says which files were gathered. MILES_SRC is a folder into which
+whole: .ci/slime04.txt lists the files that were gathered. MILES_SRC is a folder into which
 `pip install --no-deps --target FOLDER miles-rl==0.0.2` was made. Their modules need torch, transformers, ray, httpx,
 aiohttp, sympy, pylatexenc, tqdm, pillow and requests; miles, and slime before July 2026, also pybase64, sglang-router
 and packaging. sglang's server and wandb, which a rollout imports and does not use, are stood in for.
