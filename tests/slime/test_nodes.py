@@ -135,7 +135,7 @@ async def test_whichever_process_is_killed_each_episode_ends_once(serve, rendere
     for sample, _ in queue.samples():
         account = sample.metadata["agentrl"]
         assert (sample.status, sample.reward) == (Sample.Status.COMPLETED, 1.0), account
-        assert account.get("restarts", 0) == 0, account
+        assert account.get("restarts", 0) == 0, account["restart_reason"]
         check_tokens(boss.handed_out[sample.session_id], sample)
         sampled += sum(len(said.tokens) for said in boss.handed_out[sample.session_id])
         trained += sum(sample.loss_mask)

@@ -50,6 +50,7 @@ _TEXTS: Mapping[str, str | None] = {
     "advantage_estimator": "grpo",
     "input_key": "input",
     "metadata_key": "metadata",
+    "rollout_data_transport": "object-store",
     "tool_key": "tools",
 } | dict.fromkeys(
     _names("""
@@ -59,8 +60,7 @@ _TEXTS: Mapping[str, str | None] = {
     custom_rollout_log_function_path custom_tis_function_path data_source_path dynamic_sampling_filter_path
     eval_config eval_function_path eval_input_key eval_label_key eval_reward_key eval_tool_key hf_checkpoint
     label_key load opd_type prompt_data recompute_granularity rm_type rollout_all_samples_process_path
-    rollout_data_dir rollout_data_postprocess_path rollout_data_transport rollout_function_path
-    rollout_sample_filter_path router_policy save
+    rollout_data_dir rollout_data_postprocess_path rollout_function_path rollout_sample_filter_path router_policy save
     sglang_kv_cache_dtype sglang_reasoning_parser sglang_router_ip sglang_tool_call_parser""")
 )
 _LISTS = ("eval_prompt_data", "rollout_stop")

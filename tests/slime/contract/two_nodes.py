@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +95,7 @@ def main(url: str, checkpoint: str, folder: str) -> None:
             "hf_checkpoint": checkpoint,
             "n_samples_per_prompt": 1,
             "prompt_data": str(place / "data.jsonl"),
-            "rollout_batch_size": 4,  # the other node plays some before it comes to the aborted one
+            "rollout_batch_size": 2,
             "rollout_data_dir": str(place / "queue"),
             "rollout_data_transport": "straw",
             "rollout_function_path": ROLLOUT,
@@ -127,17 +126,18 @@ def _played(args: SimpleNamespace, place: Path) -> dict[str, Any]:
     from slime.utils.misc import load_function
 
     source = QueueDataSource(args)
-    began = time.monotonic()
-    output = load_function(ROLLOUT)(args, 0, source)
-    seconds = time.monotonic() - began
-    samples = _flat(output.samples if isinstance(output.samples, list) else load_rollout_samples(output.samples))
+    rollout, resumed = load_function(ROLLOUT), list[Any]()
+    for number in range(50):  # the other node plays some before it comes to the aborted one
+        output = rollout(args, number, source)
+        samples = _flat(output.samples if isinstance(output.samples, list) else load_rollout_samples(output.samples))
+        if resumed := [sample for sample in samples if sample.metadata["agentrl"].get("resumes")]:
+            break
     source.consumers["fully_async"].close()
-    (sample,) = [sample for sample in samples if sample.metadata["agentrl"].get("resumes")]
+    (sample,) = resumed
     log = [line.split() for line in (place / "log").read_text().splitlines()]
     name = sample.metadata["agentrl"]["info"]["name"]
     file = Parking(str(place / "parked")).key(sample.session_id)
     return {
-        "seconds": seconds,
         "status": sample.status.value,
         "reward": sample.reward,
         "account": sample.metadata["agentrl"],
