@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from agentrl import EnvFactory, Task, Trajectory
+from agentrl.errors import ConfigError
 from agentrl.testing import rollout, tiny_renderer
 from agentrl.types import Limits
 from agentrl_envs.coding import CodingEnv, gold, noop
@@ -80,7 +81,12 @@ def plans(episodes: int) -> list[Plan]:
 
 
 async def play(backend: str, episodes: int, concurrency: int) -> tuple[list[Done], float, object, int]:
-    """All episodes, the seconds they took, the pool's figures, and the sandboxes left when the pool had closed."""
+    """All episodes, the seconds they took, the pool's figures, and the sandboxes left when the pool had closed.
+
+    Raises ConfigError for the back end `local`: hostile players are among them, and one ends all other processes.
+    """
+    if backend == "local":
+        raise ConfigError("--backend local isolates nothing, and hostile players play: take docker or bubblewrap")
     config = {"backend": backend, "spec": SPEC, "size": concurrency, "command_s": 20}
     renderer, slots = tiny_renderer(), asyncio.Semaphore(concurrency)
     async with open_backend(backend) as engine:
