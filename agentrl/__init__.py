@@ -143,3 +143,8 @@ async def adapt(args: Any, sample: Any, sampling_params: dict[str, Any], evaluat
     from agentrl.slime.adapt import adapt as run  # slime and what it brings are imported on the cluster only
 
     return await run(args, sample, sampling_params, evaluation=evaluation)
+
+
+adapt.abort_mode = "server"  # type: ignore[attr-defined]
+"""slime 0.4 (rollout/sglang_rollout.py) then aborts the engine's requests and awaits `adapt`, which parks the episode.
+Under "request" it would cancel the call, and the episode would restart."""

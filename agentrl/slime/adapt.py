@@ -66,11 +66,6 @@ async def adapt(args: Any, sample: Any, sampling_params: Mapping[str, Any], eval
         return failed_sample(sample, exc)
 
 
-adapt.abort_mode = "server"  # type: ignore[attr-defined]
-"""slime 0.4 (rollout/sglang_rollout.py) then aborts the engine's requests and awaits `adapt`, which parks the episode.
-Under "request" it would cancel the call, and the episode would restart."""
-
-
 @dataclass(frozen=True, slots=True)
 class _EpisodeSetup:
     """The parts that a new or a resumed episode is played with."""

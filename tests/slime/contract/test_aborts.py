@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agentrl import adapt
 from agentrl.trajectory.trajectory import Trajectory
 from tests.slime.contract.conftest import FULLY_ASYNC
 from tests.slime.player import Player
@@ -104,6 +105,22 @@ def test_what_older_weights_sampled_can_be_masked(start, rows, held):
         assert ledger["sampled"] == ledger["trained"] + sum(ledger["masked"].values())
         assert ledger["trained"] == sum(sample.loss_mask)
     assert data["loss_masks"] == [s.loss_mask for s in samples]
+
+
+@pytest.mark.parametrize("mode", ["server", "request"])
+def test_both_abort_modes(host, start, rows, renderer, events, held, monkeypatch, mode):
+    """slime 0.4 asks a generate function how it is aborted. Why `adapt` declares "server": a cancelled call has written
+    nothing, and slime drops its group."""
+    host.need(hasattr(host.rollout, "_run_request_abortable_generate"), "abort modes")
+    assert adapt.abort_mode == "server"
+    monkeypatch.setattr(adapt, "abort_mode", mode)
+    run = start(first_is_held(rows(), "tool"), engine=Held(renderer), **PARTIAL)
+    held(run)
+    samples, _, _ = run.train()
+    assert [s.group_index for s in samples] == [1, 1, 2, 2]
+    kept = [s.status for group in run.data_source.buffer for s in group]
+    assert kept == ([host.Status.ABORTED] * 2 if mode == "server" else [])
+    until(lambda: events.count("close") == (4 if mode == "server" else 6))  # the parked Envs stay open
 
 
 EIGHT = {"sglang_server_concurrency": 8}
