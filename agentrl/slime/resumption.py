@@ -15,7 +15,7 @@ from agentrl.episode.saved import OwnedEpisodeError
 from agentrl.episode.state import EpisodeState, Parked
 from agentrl.errors import ResumeError, one_line
 from agentrl.slime.host import HostArgs
-from agentrl.slime.sample import episode_metadata
+from agentrl.slime.sample import NO_TOKEN, episode_metadata
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, StopReason
 
@@ -192,11 +192,11 @@ def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory, *, late
 
     The sample holds the last segment. slime masks all that older weights sampled, so the segments before it, too.
     `later`: the state must follow from the sample's tokens, which may be older: a process that died played on. Else the
-    sample has no tokens yet.
+    sample must be unplayed: the process that died had its first turn.
     """
     length, mask = trajectory.response_length, sample.loss_mask
     if sample.tokens[: trajectory.length] != trajectory.tokens:
-        if not (_begins(sample, trajectory) if later else not sample.tokens):
+        if not (_begins(sample, trajectory) if later else _is_unplayed(sample)):
             return False
         mask = None
     elif length and mask and len(mask) != length:
@@ -209,7 +209,18 @@ def _apply_mask_of(flags: HostArgs, sample: Any, trajectory: Trajectory, *, late
 
 
 def _begins(sample: Any, trajectory: Trajectory) -> bool:
-    """Whether the sample's tokens are the beginning of a segment. A sample without a response has a token added."""
-    added = sample.response_length == 1 and not any(sample.loss_mask or ())
-    tokens = sample.tokens[:-1] if added else sample.tokens
+    """Whether the sample's tokens are the beginning of a segment."""
+    tokens = _own_tokens(sample)
     return bool(tokens) and any(tokens == segment.tokens[: len(tokens)] for segment in trajectory.segments)
+
+
+def _is_unplayed(sample: Any) -> bool:
+    """Whether the sample has no tokens, or those of an episode that was aborted before it had a prompt."""
+    return not sample.tokens or _own_tokens(sample) == [NO_TOKEN]
+
+
+def _own_tokens(sample: Any) -> list[int]:
+    """The sample's tokens, without the one that a sample without a response gets."""
+    added = sample.response_length == 1 and not any(sample.loss_mask or ())
+    tokens: list[int] = sample.tokens[:-1] if added else sample.tokens
+    return tokens

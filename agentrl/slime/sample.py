@@ -22,6 +22,9 @@ WRITTEN_KEY = "written"
 ROUNDS_KEY = "round_number"
 """Under --log-multi-turn agentrl writes this key, too: slime's metrics read the turns of an episode there."""
 
+NO_TOKEN = 0
+"""In the place of a prompt that an episode did not come to."""
+
 _ROW_KEY = "row"
 """What the row itself held under METADATA_KEY stays there, below the account."""
 
@@ -162,7 +165,7 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
     failed = stop is StopReason.FAILED
     if failed:
         episode.mask("env_failure")
-    tokens = segment.tokens or [0]
+    tokens = segment.tokens or [NO_TOKEN]
     response, loss_mask, log_probs = segment.response, segment.loss_mask, segment.log_probs
     if not response:
         # slime's loss reads tokens[-response_length:], which at 0 is everything. So one masked token is added.

@@ -21,12 +21,21 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl import ConfigError, adapt
-from agentrl.engine import ScriptedEngine
+from agentrl.engine import Generation, ScriptedEngine
 from agentrl.env.factory import load_env
 from agentrl.episode import shared as _loop_resources
-from agentrl.slime.resumption import _warn_of_lost_ticket
+from agentrl.episode.host_config import ParkingConfig
+from agentrl.episode.state import EpisodeState, Parked
+from agentrl.errors import ResumeError
+from agentrl.render import Rendered, RenderedSpan
+from agentrl.slime.host import HostArgs
+from agentrl.slime.resumption import Resumption, _warn_of_lost_ticket
+from agentrl.slime.sample import to_sample
 from agentrl.slime.task import from_sample
 from agentrl.testing import call
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import StopReason
+from tests.slime.conftest import Sample
 
 ENV_FILE = Path(__file__).parent / "adding_env.py"
 PARAMS = {"temperature": 1.0, "max_new_tokens": 3000, "stop": None, "stop_token_ids": None}
@@ -493,3 +502,35 @@ async def test_what_an_earlier_run_wrote_into_a_row_is_not_this_runs(slime):
         assert await host.rollout([sample]) == []
     assert {"restarts", "resumes"} & account(sample).keys() == set()
     check(host, sample)
+
+
+@pytest.mark.parametrize("session", ["s-0", "another"])
+async def test_a_sample_aborted_before_its_prompt_takes_what_a_dead_process_left(session):
+    """slime had sent it again, without a ticket, to a process that saved each turn and was killed."""
+    never = Trajectory(session_id="s-0")
+    never.stop = StopReason.ABORTED
+    sample = to_sample(never, Sample(session_id="s-0"), decode=lambda _: "")
+    assert sample.tokens == [0, 0], "slime's loss needs a token"
+    played = Trajectory(session_id="s-0")
+    played.append_prompt(Rendered((5, 6), (RenderedSpan("prompt", 0, 2),)))
+    played.append_model(Generation((7, 8), (-1.0, -1.0), "stop"))
+    left = Parked("replay", EpisodeState(played), None)
+
+    class Folder:
+        shared = True
+
+        def key(self, name):
+            return name
+
+        def noted(self, name):
+            return None
+
+        async def take_key(self, key, seconds, stopped):
+            if key != "s-0":
+                raise ResumeError("its saved state is gone")
+            return left
+
+    resumption = Resumption(Folder(), ParkingConfig(), "s-0", session)
+    found = await resumption.take(HostArgs(), sample)
+    assert found is (left if session == "s-0" else None)
+    assert (resumption.resumes, resumption.restarts) == (int(session == "s-0"), 0)
