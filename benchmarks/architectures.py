@@ -1,9 +1,10 @@
-"""Loss and gradients of the learner, with checkpoints and pieces, against a plain computation, in any architecture.
+"""Loss and gradients of the learner, with packs, checkpoints and pieces, against a plain computation, by architecture.
 
     python -m benchmarks.architectures [KIND ...]       # transformers' model types; a minute for all
 
 Each model is a tiny random one made from its own configuration. The oracle shares no code with the learner: each row
 alone, whole logits, log-softmax in float64, eval mode. Architectures that cannot be made so small are left out by name.
+Three of the five rows begin alike, so that packs share. A model that does not compute the same for packs is padded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.train import TrainConfig, batch, log_probs
-from agentrl.train.batch import Row, micro_batches
+from agentrl.train.batch import Row
 from agentrl.train.learner import Learner
 
 KINDS = (
@@ -54,7 +55,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     transformers.logging.set_verbosity_error()
     batch.PIECE_BYTES = log_probs.PIECE_BYTES = 4 * VOCABULARY * 5  # five tokens a piece
-    right = wrong = 0
+    right = wrong = packed = 0
     for kind in sys.argv[1:] or KINDS:
         try:
             model = make(kind)
@@ -63,11 +64,13 @@ def main() -> None:
         except Exception as exc:  # noqa: BLE001 - configurations of all kinds, some of which allow no small model
             print(f"left out  {kind}: {type(exc).__name__}")
             continue
-        off = differences(copies[1], *expected)
+        learner = Learner(copies[1], TrainConfig.make(env="-", data="-", out="-", gradient_checkpointing=True))
+        off = differences(learner, *expected)
         good = max(off) < MOST
-        right, wrong = right + good, wrong + (not good)
-        print(f"{'equal' if good else 'WRONG'}     {kind}: loss {off[0]:.1e}, gradient {off[1]:.1e}", flush=True)
-    print(f"{right} of {right + wrong} architectures are equal")
+        right, wrong, packed = right + good, wrong + (not good), packed + learner.packed
+        how = "packed" if learner.packed else "padded"
+        print(f"{'equal' if good else 'WRONG'}  {how}  {kind}: loss {off[0]:.1e}, gradient {off[1]:.1e}", flush=True)
+    print(f"{right} of {right + wrong} architectures are equal; {packed} are packed, the others padded")
     sys.exit(wrong > 0)
 
 
@@ -87,8 +90,11 @@ def make(kind: str) -> Any:
 
 def rows() -> Iterator[Row]:
     generator = torch.Generator().manual_seed(3)
-    for length in (37, 60, 24):
+    prompt = torch.randint(3, 290, (20,), generator=generator).tolist()
+    for length in (37, 60, 24, 39, 44):
         ids = torch.randint(3, 290, (length,), generator=generator).tolist()
+        if length in (37, 60, 44):
+            ids[:20] = prompt
         positions = [i for i in range(5, length) if i % 3]
         yield Row(ids, positions, [((i * 7) % 5 - 2) / 40 for i in positions], [0.0] * len(positions))
 
@@ -104,12 +110,11 @@ def plainly(model: Any) -> tuple[float, dict[str, Any]]:
     return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def differences(model: Any, loss: float, gradients: dict[str, Any]) -> tuple[float, float]:
+def differences(learner: Learner, loss: float, gradients: dict[str, Any]) -> tuple[float, float]:
     """How far the learner is from the oracle: in the loss, and in the gradient."""
-    config = TrainConfig.make(env="-", data="-", out="-", gradient_checkpointing=True)
-    learner, total = Learner(model, config), 0.0
+    model, total = learner.model, 0.0
     with learner._training():
-        for micro in micro_batches(list(rows()), 4096, learner.device):
+        for micro in learner.micro_batches(list(rows()), 4096):
             part = -(micro.weights * micro.model_log_probs(model)).sum()
             torch.autograd.backward(part)
             total += part.item()

@@ -1,8 +1,9 @@
-"""From trajectories to padded tensors: micro-batches under a token budget, log-probs only where they are needed."""
+"""From trajectories to tensors: micro-batches under a token budget, log-probs only where they are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from agentrl.train.log_probs import PIECE_BYTES, take_apart, vocabulary
 from agentrl.train.loss import token_log_probs
+from agentrl.train.packing import Pack, packs, reading
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory
 
@@ -56,6 +58,11 @@ class Row:
         """How many tokens the model must read: all before the last trained one."""
         return self.positions[-1]
 
+    @property
+    def read(self) -> tuple[int, ...]:
+        """The tokens that the model must read."""
+        return tuple(self.tokens[: self.length])
+
 
 def episode_rows(trajectory: Trajectory, advantages: Sequence[float], share: float = 1.0) -> list[Row]:
     """A row for each segment of an episode that has tokens to train; `advantages` are of the episode's turns."""
@@ -65,64 +72,104 @@ def episode_rows(trajectory: Trajectory, advantages: Sequence[float], share: flo
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows padded on the right. They need no mask, because no token sees the padding under causal attention."""
+    """Rows that the model reads in one pass."""
 
-    input_ids: Tensor
-    """[rows, length]"""
+    rows: tuple[Row, ...]
+    """In the order of the trained tokens below."""
+    inputs: Mapping[str, Tensor]
+    """Arguments of the model; their `input_ids` are [lines, length]."""
+    pack: Pack | None
+    """None: rows padded on the right. They need no mask: no token sees the padding under causal attention."""
     kept: Tensor
-    """[k]: the positions at which any row needs logits."""
+    """[k]: the positions at which any line needs logits."""
+    line: Tensor
+    """[m]: the line of each prediction."""
+    column: Tensor
+    """[m]: where in `kept` its logits are."""
+    predicted: Tensor
+    """[m]: the token that is predicted. Rows that share a beginning share its predictions."""
+    which: Tensor
+    """[n]: the prediction of each trained token."""
     row: Tensor
     """[n]: the row of each trained token."""
-    column: Tensor
-    """[n]: where in `kept` its logits are."""
-    targets: Tensor
-    """[n]: the token itself."""
     weights: Tensor
+    """[n]"""
     shares: Tensor
+    """[n]"""
     log_probs: Tensor
     """[n], or empty in a supervised batch."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row], device: torch.device) -> MicroBatch:
+    def padded(cls, rows: Sequence[Row], device: torch.device) -> MicroBatch:
         longest = max(row.length for row in rows)
-        padded = [[*row.tokens[: row.length], *[0] * (longest - row.length)] for row in rows]
-        index = torch.tensor([i for i, row in enumerate(rows) for _ in row.positions], device=device)
+        ids = [[*row.tokens[: row.length], *[0] * (longest - row.length)] for row in rows]
         kept, column = torch.unique(_flat([row.positions for row in rows], device) - 1, return_inverse=True)
-        return cls(
-            torch.tensor(padded, device=device),
-            kept,
-            index,
-            column,
-            _flat([row.targets for row in rows], device),
-            _flat([row.weights for row in rows], device),
-            torch.tensor([row.share for row in rows], device=device)[index],
-            _flat([row.log_probs for row in rows], device),
-        )
+        inputs, targets = {"input_ids": torch.tensor(ids, device=device)}, _flat([row.targets for row in rows], device)
+        every = torch.arange(len(targets), device=device)
+        return cls(tuple(rows), inputs, None, kept, _numbers(rows, device), column, targets, every, **_of(rows, device))
+
+    @classmethod
+    def packed(cls, rows: Sequence[Row], device: torch.device) -> MicroBatch:
+        pack, places = Pack.of([row.read for row in rows], device)
+        before = torch.cat([place[torch.tensor(row.positions) - 1] for row, place in zip(rows, places, strict=True)])
+        targets = torch.tensor([token for row in rows for token in row.targets])
+        several = int(targets.max()) + 1
+        pairs, which = torch.unique(before * several + targets, return_inverse=True)
+        kept, predicted, every = pairs // several, pairs % several, torch.arange(len(pairs))
+        made = (each.to(device) for each in (kept, torch.zeros_like(kept), every, predicted, which))
+        return cls(tuple(rows), pack.inputs(), pack, *made, **_of(rows, device))
 
     def model_log_probs(self, model: Any, temperature: float = 1.0) -> Tensor:
-        """Log-probs [n] of the targets under a transformers causal language model.
+        """Log-probs [n] of the trained tokens under a transformers causal language model.
 
         Logits of more than PIECE_BYTES are made in pieces, and made again in the backward pass.
         """
-        size = vocabulary(model)
-        if 4 * self.input_ids.shape[0] * len(self.kept) * size > PIECE_BYTES and (halves := take_apart(model)):
-            hidden = halves.hidden_states(self.input_ids)[self.row, self.kept[self.column]]
-            return halves.log_probs(hidden, self.targets, temperature, size)
-        logits = model(input_ids=self.input_ids, use_cache=False, logits_to_keep=self.kept).logits
-        return token_log_probs(logits[self.row, self.column], self.targets, temperature)
+        size, lines = vocabulary(model), len(self.inputs["input_ids"])
+        halves = take_apart(model) if 4 * lines * len(self.kept) * size > PIECE_BYTES else None
+        with nullcontext() if self.pack is None else reading(self.pack, model):
+            if halves is not None:
+                hidden = halves.hidden_states(**self.inputs)[self.line, self.kept[self.column]]
+                return halves.log_probs(hidden, self.predicted, temperature, size)[self.which]
+            logits = model(**self.inputs, use_cache=False, logits_to_keep=self.kept).logits
+        of_each = logits[0] if self.pack else logits[self.line, self.column]
+        return token_log_probs(of_each, self.predicted, temperature)[self.which]
+
+
+def _of(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
+    """What a batch holds of each trained token, however the rows are laid."""
+    row = _numbers(rows, device)
+    return {
+        "row": row,
+        "weights": _flat([row.weights for row in rows], device),
+        "shares": torch.tensor([row.share for row in rows], device=device)[row],
+        "log_probs": _flat([row.log_probs for row in rows], device),
+    }
+
+
+def _numbers(rows: Sequence[Row], device: torch.device) -> Tensor:
+    return torch.tensor([i for i, row in enumerate(rows) for _ in row.positions], device=device)
 
 
 def _flat(values: Sequence[Sequence[float]], device: torch.device) -> Tensor:
     return torch.tensor(list(chain.from_iterable(values)), device=device)
 
 
-def micro_batches(rows: Sequence[Row], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Batches of rows sorted by length, with at most `max_tokens` padded tokens. A longer row goes alone."""
+def micro_batches(
+    rows: Sequence[Row], max_tokens: int, device: torch.device, *, packed: bool = False
+) -> Iterator[MicroBatch]:
+    """Batches of at most `max_tokens` tokens each, padding counted and shared beginnings counted once.
+
+    A longer row goes alone. Packed rows are for models that `can_pack`.
+    """
+    if packed:
+        for numbers in packs([row.read for row in rows], max_tokens):
+            yield MicroBatch.packed([rows[number] for number in numbers], device)
+        return
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: row.length):
         if batch and (len(batch) + 1) * row.length > max_tokens:
-            yield MicroBatch.of(batch, device)
+            yield MicroBatch.padded(batch, device)
             batch = []
         batch.append(row)
     if batch:
-        yield MicroBatch.of(batch, device)
+        yield MicroBatch.padded(batch, device)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from agentrl.train.config import TrainConfig
 from agentrl.train.lora import AdapterReference
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
 from agentrl.train.optimizers import make_adam
+from agentrl.train.packing import attending_by_rows, can_pack
 
 _LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
 """The exponential of a larger number is infinite."""
@@ -73,6 +74,8 @@ class Learner:
         self.model = model.eval()
         self.config = config
         self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
+        self.packed = can_pack(model)
+        """Whether rows are packed. Else they are padded."""
         self.device = next(model.parameters()).device
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         """The trained parameters: all, or with LoRA those of the adapter."""
@@ -95,8 +98,14 @@ class Learner:
         with self._training():
             return self._learn(rows, step, normaliser)
 
-    def _training(self) -> AbstractContextManager[None]:
-        return checkpointing(self._layers)
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """The context of forward and backward passes. An engine that samples from the model must be idle."""
+        with checkpointing(self._layers), attending_by_rows(self.model) if self.packed else nullcontext():
+            yield
+
+    def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:
+        return micro_batches(rows, max_tokens, self.device, packed=self.packed)
 
     def _learn(self, rows: Sequence[Row], step: int, normaliser: float) -> Update:
         config = self.config
@@ -108,7 +117,7 @@ class Learner:
             batch = shuffled[number :: config.minibatches]
             if not batch:
                 continue
-            for micro in micro_batches(batch, config.micro_batch_tokens, self.device):
+            for micro in self.micro_batches(batch, config.micro_batch_tokens):
                 loss = self._policy_loss(micro, update, first=number == 0) * config.minibatches / normaliser
                 torch.autograd.backward(loss)
                 update.loss += loss.item()
@@ -154,12 +163,11 @@ class Learner:
 
         A weight is a constant and not negative. So multiplying the advantage multiplies the token's loss.
         """
-        ordered = sorted(rows, key=lambda row: row.length)
-        batches = micro_batches(ordered, self.config.micro_batch_tokens, self.device)
-        found = [(m.model_log_probs(self.model, self.config.temperature), m.log_probs) for m in batches]
-        if not found:
+        if not rows:
             return []
-        trainer, engine = (torch.cat(log_probs) for log_probs in zip(*found, strict=True))
+        batches = list(self.micro_batches(rows, self.config.micro_batch_tokens))
+        trainer = torch.cat([batch.model_log_probs(self.model, self.config.temperature) for batch in batches])
+        engine = torch.cat([batch.log_probs for batch in batches])
         update.numerics = compare(engine.tolist(), trainer.tolist())
         weights = tis_weights(trainer, engine, clip)
         update.truncated = int((weights < (trainer - engine).exp()).sum())
@@ -170,7 +178,8 @@ class Learner:
                 weights=[advantage * next(factors) for advantage in row.weights],
                 log_probs=[next(own) for _ in row.positions],
             )
-            for row in ordered
+            for batch in batches
+            for row in batch.rows
         ]
 
     @torch.enable_grad()
@@ -178,7 +187,7 @@ class Learner:
         """One supervised step on the weighted cross-entropy of the rows; return the loss. The weights average it."""
         total = 0.0
         with self._training():
-            for micro in micro_batches(rows, max_tokens, self.device):
+            for micro in self.micro_batches(rows, max_tokens):
                 loss = -(micro.weights * micro.model_log_probs(self.model)).sum()
                 torch.autograd.backward(loss)
                 total += loss.item()

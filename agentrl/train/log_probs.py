@@ -37,9 +37,9 @@ class Halves:
     head: Any
     finish: Finish
 
-    def hidden_states(self, input_ids: Tensor) -> Tensor:
+    def hidden_states(self, **inputs: Tensor) -> Tensor:
         """[rows, length, width]"""
-        hidden: Tensor = self.body(input_ids=input_ids, use_cache=False).last_hidden_state
+        hidden: Tensor = self.body(**inputs, use_cache=False).last_hidden_state
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def _fit(halves: Halves, model: Any) -> bool:
     ids = probe(model)
     try:
         whole = model(input_ids=ids, use_cache=False).logits.float()
-        parts = halves.logits(halves.hidden_states(ids)).float()
+        parts = halves.logits(halves.hidden_states(input_ids=ids)).float()
     except (TypeError, AttributeError, RuntimeError):  # a body with other arguments or another kind of output
         return False
     return alike(whole, parts, model.dtype)

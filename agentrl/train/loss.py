@@ -77,7 +77,8 @@ def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algor
 
 def token_log_probs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probs [n] of `targets` [n] under `logits` [n, vocabulary] at a sampling temperature, in float32."""
-    return -F.cross_entropy(logits.float() / temperature, targets, reduction="none")
+    scaled = logits.float() if temperature == 1 else logits.float() / temperature
+    return -F.cross_entropy(scaled, targets, reduction="none")
 
 
 def sequence_log_ratio(log_ratio: Tensor, row: Tensor) -> Tensor:

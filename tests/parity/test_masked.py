@@ -38,7 +38,7 @@ def learned(rows, logits, values):
     learner = Learner(Table(logits.clone()), config(**values))
     if values.get("kl_coef"):
         learner.reference = Table(torch.zeros_like(logits))
-    loss = learner._policy_loss(MicroBatch.of(rows, torch.device("cpu")), Update(0.0), first=True)
+    loss = learner._policy_loss(MicroBatch.padded(rows, torch.device("cpu")), Update(0.0), first=True)
     loss.backward()
     return loss.item(), learner.model.logits.grad
 

@@ -81,9 +81,9 @@ def test_micro_batches_keep_the_budget_and_every_row(budget):
 
     batches = list(micro_batches(rows, budget, CPU))
 
-    assert sum(len(batch.input_ids) for batch in batches) == 6
-    assert sum(len(batch.targets) for batch in batches) == sum(len(row.positions) for row in rows)
-    assert all(batch.input_ids.numel() <= budget or len(batch.input_ids) == 1 for batch in batches)
+    assert sum(len(batch.rows) for batch in batches) == 6
+    assert sum(len(batch.row) for batch in batches) == sum(len(row.positions) for row in rows)
+    assert all(batch.inputs["input_ids"].numel() <= budget or len(batch.rows) == 1 for batch in batches)
     if budget == 1000:
         assert len(batches) == 1
 
@@ -110,7 +110,7 @@ def test_gradients_at_loss_mask_zero_are_exactly_zero(model):
     def stand_in(input_ids, use_cache, logits_to_keep):
         return type("Output", (), {"logits": logits[:, logits_to_keep]})
 
-    batch = MicroBatch.of([row], CPU)
+    batch = MicroBatch.padded([row], CPU)
     policy_loss(batch.model_log_probs(stand_in) - batch.log_probs, batch.weights).losses.sum().backward()
 
     trained = [bool(gradient.any()) for gradient in logits.grad[0]]
@@ -122,7 +122,7 @@ def test_what_an_observation_says_is_not_imitated(model):
     """Other observed tokens in a masked turn change nothing; other sampled ones do."""
 
     def loss(tokens, positions):
-        batch = MicroBatch.of([Row(tokens, positions, [1.0] * len(positions), [-1.0] * len(positions))], CPU)
+        batch = MicroBatch.padded([Row(tokens, positions, [1.0] * len(positions), [-1.0] * len(positions))], CPU)
         return policy_loss(batch.model_log_probs(model) - batch.log_probs, batch.weights).losses.sum().item()
 
     assert loss([1, 2, 3, 4, 5], [2]) == loss([1, 2, 3, 99, 98], [2])

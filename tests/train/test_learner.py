@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentrl.models import load_model, tiny_model
-from agentrl.train.batch import Row, micro_batches
+from agentrl.train.batch import Row
 from agentrl.train.config import WarmStartConfig
 from agentrl.train.learner import DivergedError, Learner, Schedule
 from agentrl.train.warm_start import make_optimizers
@@ -235,7 +235,7 @@ def test_copies_are_stepped_one_by_one_as_if_all_at_once(make_config, kind):
         optimizer.register_step_pre_hook(lambda *_: most.append(sum(m.grad is not None for m in learner.masters)))
 
     for _ in range(2):
-        [micro] = micro_batches(given, 10_000, learner.device)
+        [micro] = learner.micro_batches(given, 10_000)
         loss = -(micro.weights * micro.model_log_probs(model)).sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), learner.config.max_grad_norm)

@@ -61,7 +61,7 @@ def rows(n=5):
 
 
 def gradients(model, temperature=0.7):
-    micro = MicroBatch.of(rows(), torch.device("cpu"))
+    micro = MicroBatch.padded(rows(), torch.device("cpu"))
     loss = (micro.weights * micro.model_log_probs(model, temperature)).sum()
     loss.backward()
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -105,9 +105,9 @@ def test_pieces_and_checkpoints_change_neither_loss_nor_gradients(kind, in_piece
 def test_small_logits_are_made_at_once_and_equal_to_the_bit(monkeypatch):
     model = make("Qwen2")
     monkeypatch.setattr(batch, "take_apart", lambda model: pytest.fail("taken apart"))
-    micro = MicroBatch.of(rows(), torch.device("cpu"))
-    logits = model(input_ids=micro.input_ids, use_cache=False, logits_to_keep=micro.kept).logits
-    expected = batch.token_log_probs(logits[micro.row, micro.column], micro.targets)
+    micro = MicroBatch.padded(rows(), torch.device("cpu"))
+    logits = model(input_ids=micro.inputs["input_ids"], use_cache=False, logits_to_keep=micro.kept).logits
+    expected = batch.token_log_probs(logits[micro.row, micro.column], micro.predicted)
 
     assert torch.equal(micro.model_log_probs(model), expected)
 
@@ -196,7 +196,7 @@ def kept_bytes(learner, given):
             kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # alive, so that no address is used twice
         return tensor
 
-    micro = MicroBatch.of(given, torch.device("cpu"))
+    micro = MicroBatch.padded(given, torch.device("cpu"))
     with learner._training(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         micro.model_log_probs(learner.model)
     return sum(size for size, _ in kept.values())

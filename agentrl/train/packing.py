@@ -1,0 +1,256 @@
+"""Rows end to end in one sequence: no padding, and a beginning that several rows share is computed once.
+
+Everything in a transformer but attention treats each token alone, so it can run over all rows at once. Attention runs
+row by row here, with torch's own causal kernels, so no mask over the whole pack is ever made. A hidden state depends
+on the tokens before it alone. So rows that begin alike, as those of a group do with their prompt, need the states of
+that beginning once; its gradient is the sum of theirs. As in arXiv 2511.00413.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Any, Self, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from agentrl.models.adapter import without_adapter
+from agentrl.train.log_probs import alike, vocabulary
+
+log = logging.getLogger("agentrl")
+
+LEAST_SHARED = 8
+"""Tokens of a beginning from which on it is worth sharing."""
+MOST_READ = 4
+"""A pack's rows have at most this many times its budget of tokens, shared beginnings counted in each row. Attention
+holds queries, keys and values of all of them."""
+MOST_MASKED = 1 << 22
+"""Elements of a row's mask: attention of a row that shares its beginning needs one, of its own tokens over all."""
+_NAME = "agentrl_packed"
+
+Mask: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Whether (batch, head, query, key) may be seen, as transformers defines masks."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pack:
+    """Rows in one sequence of T tokens. A row reads N tokens, those included that it shares with the row before it."""
+
+    input_ids: Tensor
+    """[1, T]"""
+    position_ids: Tensor
+    """[1, T]: a token's place in its row."""
+    lengths: tuple[tuple[int, int], ...]
+    """For each row, in their order in the pack: its own tokens there, and N."""
+    rows: Tensor | None
+    """[sum of N]: where the tokens of all rows are in the pack, row after row. None: they are the pack."""
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Self, list[Tensor]]:
+        """A pack, and for each row [N] where its tokens are."""
+        order = sorted(range(len(rows)), key=lambda number: rows[number])
+        shared = _shared([rows[number] for number in order])
+        if not any(shared):
+            order.sort(key=lambda number: len(rows[number]))
+        places: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(rows)
+        tokens, positions, before = list[int](), list[int](), places[0]
+        for number, known in zip(order, shared, strict=True):
+            row = rows[number]
+            new = torch.arange(len(tokens), len(tokens) + len(row) - known)
+            before = places[number] = torch.cat([before[:known], new])
+            tokens += row[known:]
+            positions += range(known, len(row))
+        pack = cls(
+            torch.tensor([tokens], device=device),
+            torch.tensor([positions], device=device),
+            tuple((len(rows[number]) - known, len(rows[number])) for number, known in zip(order, shared, strict=True)),
+            torch.cat([places[number] for number in order]).to(device) if any(shared) else None,
+        )
+        return pack, places
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Arguments of the model. The mask of ones keeps transformers from looking for packed sequences itself."""
+        ones = torch.ones_like(self.input_ids)
+        return {"input_ids": self.input_ids, "position_ids": self.position_ids, "attention_mask": ones}
+
+    def spread(self, states: Tensor) -> Tensor:
+        """States [sum of N, heads, channels], row after row, of those of the pack [T, heads, channels].
+
+        The backward pass of an embedding is fast on a CPU, and adds in the same order in each run on a GPU.
+        """
+        if self.rows is None:
+            return states
+        return F.embedding(self.rows, states.reshape(len(states), -1)).view(-1, *states.shape[1:])
+
+
+def _shared(rows: Sequence[tuple[int, ...]]) -> list[int]:
+    """For each of the sorted rows, how many tokens of the one before it begins with; 0 if that is too few to matter."""
+    found = [0]
+    for before, row in pairwise(rows):
+        low, high = 0, min(len(before), len(row))
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if before[low:middle] == row[low:middle] else (low, middle - 1)
+        masked = (len(row) - low) * len(row)
+        found.append(low if low >= LEAST_SHARED and masked <= MOST_MASKED else 0)
+    return found
+
+
+def packs(rows: Sequence[tuple[int, ...]], budget: int) -> Iterator[list[int]]:
+    """Numbers of the rows of each pack: rows that begin alike are in one, and it has at most `budget` tokens.
+
+    A longer row goes alone.
+    """
+    order = sorted(range(len(rows)), key=lambda number: rows[number])
+    pack, size, read = list[int](), 0, 0
+    for number, known in zip(order, _shared([rows[number] for number in order]), strict=True):
+        whole = len(rows[number])
+        new = whole - (known if pack else 0)
+        if pack and (size + new > budget or read + whole > MOST_READ * budget):
+            yield pack
+            pack, size, read, new = [], 0, 0, whole
+        pack.append(number)
+        size, read = size + new, read + whole
+    if pack:
+        yield pack
+
+
+@dataclass(slots=True, eq=False)
+class _Plan:
+    """What a layer gets in place of a mask: the pack, and which tokens of its own row a token may see."""
+
+    pack: Pack
+    mask: Mask
+    window: int | None
+    """Rows of at most this length see all that is before. None: all do."""
+    _made: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def of(self, own: int, whole: int, like: Tensor) -> Tensor | None:
+        """The mask [1, 1, own, whole] of a row's last tokens, to be added to scores. None: causal attention is it."""
+        if own == whole and (self.window is None or whole <= self.window):
+            return None
+        if (own, whole) not in self._made:
+            places = torch.arange(whole, device=like.device)
+            zero = torch.zeros_like(places[0])
+            seen = self.mask(zero, zero, places[whole - own :, None], places)
+            self._made[own, whole] = torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, -torch.inf)[None, None]
+        return self._made[own, whole]
+
+
+_running: ContextVar[Pack | None] = ContextVar("running", default=None)
+"""The pack that a forward pass reads."""
+
+
+def _mask(*args: Any, **kwargs: Any) -> Any:
+    """In transformers' place of a function that makes masks."""
+    if (pack := _running.get()) is None:
+        return sdpa_mask(*args, **kwargs)
+    if kwargs.get("use_vmap"):
+        raise ValueError("the model changes its mask")
+    return _Plan(pack, kwargs["mask_function"], kwargs.get("local_size"))
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, Any]:
+    """In transformers' place of a function that computes attention: row by row, rows of one length together."""
+    if not isinstance(attention_mask, _Plan):
+        whole: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return whole
+    if kwargs.get("position_bias") is not None:
+        raise ValueError("the model adds a bias to its attention")
+    pack = attention_mask.pack
+    groups = [(own, whole, len(list(same))) for (own, whole), same in groupby(pack.lengths)]
+    queries = torch.split(query[0].transpose(0, 1), [own * n for own, _, n in groups])
+    keys, values = (
+        torch.split(pack.spread(states[0].transpose(0, 1)), [whole * n for _, whole, n in groups])
+        for states in (key, value)
+    )
+    found = []
+    for (own, length, n), *states in zip(groups, queries, keys, values, strict=True):
+        if own:
+            batch = [part.view(n, -1, *part.shape[1:]).transpose(1, 2) for part in states]
+            mask = attention_mask.of(own, length, query)
+            found.append(sdpa_attention_forward(module, *batch, mask, **kwargs)[0].flatten(0, 1))
+    return torch.cat(found)[None], None
+
+
+AttentionInterface.register(_NAME, _attention)
+AttentionMaskInterface.register(_NAME, _mask)
+
+
+@contextmanager
+def attending_by_rows(model: Any) -> Iterator[None]:
+    """While the context is open, the model can read packs, and the backward pass of packs may run."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    before = [(config, config._attn_implementation) for config in configs.values() if _is_sdpa(config)]
+    for config, _ in before:
+        config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
+
+
+def _is_sdpa(config: Any) -> bool:
+    return getattr(config, "_attn_implementation", None) == "sdpa"
+
+
+@contextmanager
+def reading(pack: Pack, model: Any) -> Iterator[None]:
+    """The context of a forward pass over a pack."""
+    token = _running.set(pack)
+    try:
+        with attending_by_rows(model):
+            yield
+    finally:
+        _running.reset(token)
+
+
+_packable: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def can_pack(model: Any) -> bool:
+    """Whether the model computes the same for packed rows as for each alone, tried once on a few rows.
+
+    Layers that carry a state from token to token do not (Mamba, linear attention, convolutions), nor does a model
+    that knows no positions. A log line says so.
+    """
+    if model not in _packable:
+        _packable[model] = _computes_the_same(model)
+        if not _packable[model]:
+            name = type(without_adapter(model)).__name__
+            log.warning("%s is trained on padded rows: it does not compute the same for packed ones", name)
+    return _packable[model]
+
+
+@torch.no_grad()
+def _computes_the_same(model: Any) -> bool:
+    if (size := vocabulary(model)) < 2:
+        return False
+    seeds = ((17, 31), (5, 12), (17, 27), (3, 9))
+    rows = [tuple((seed + 29 * i * i) % size for i in range(n)) for seed, n in seeds]
+    rows[2] = rows[2][:20] + rows[2][:19:-1]  # shares a beginning with the first
+    pack, places = Pack.of(rows, model.device)
+    try:
+        with reading(pack, model):
+            packed = model(**pack.inputs(), use_cache=False).logits[0].float()
+        for row, place in zip(rows, places, strict=True):
+            alone = model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0].float()
+            if not alike(alone, packed[place.to(packed.device)], model.dtype):
+                return False
+    except Exception:  # the boundary of foreign models: those with other arguments or masks raise anything
+        log.debug("%s cannot be packed", type(model).__name__, exc_info=True)
+        return False
+    return bool(packed.isfinite().all())

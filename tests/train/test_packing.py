@@ -1,0 +1,240 @@
+"""Packed rows: the loss and the gradients of each row alone, without padding, and shared beginnings read once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from agentrl.train import batch, log_probs, packing
+from agentrl.train.batch import Row, micro_batches
+from agentrl.train.checkpointing import checkpointing, layers_to_checkpoint
+from agentrl.train.learner import Learner
+from agentrl.train.packing import Pack, attending_by_rows, can_pack, packs
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+PACKED = {
+    "Qwen2": {},
+    "Qwen3": {"tie_word_embeddings": True},
+    "Llama": {"attention_dropout": 0.1},
+    "Gemma3Text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "Granite": {"logits_scaling": 4.0},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7},
+    "GPT2": {},
+}
+PADDED = {
+    "Lfm2": {"layer_types": ["conv", "full_attention"]},
+    "Bloom": {},
+    "Mamba": {},
+    "Gemma2": {"sliding_window": 8, "attn_logit_softcapping": 5.0},
+}
+
+
+def make(kind, **values):
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **(PACKED | PADDED)[kind], **values})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def rows():
+    """A group of three with one prompt, two of which go on alike; two others; one of them again."""
+    generator = torch.Generator().manual_seed(0)
+
+    def some(n):
+        return torch.randint(3, 96, (n,), generator=generator).tolist()
+
+    prompt, turn = some(12), some(9)
+    sequences = [prompt + turn + some(5), some(18), prompt + some(7), prompt + turn + some(11), some(6)]
+    found = []
+    for tokens in [*sequences, sequences[1]]:
+        positions = [i for i in range(3, len(tokens)) if i % 3]
+        weights = torch.randn(len(positions), generator=generator).tolist()
+        found.append(Row(tokens, positions, weights, [-4.0] * len(positions)))
+    return found
+
+
+def alone(model):
+    """Loss and gradients by a plain computation: each row alone."""
+    loss = torch.zeros(())
+    for row in rows():
+        found = model(input_ids=torch.tensor([row.tokens]), use_cache=False).logits[0].log_softmax(-1)
+        for position, weight in zip(row.positions, row.weights, strict=True):
+            loss = loss + weight * found[position - 1, row.tokens[position]]
+    return with_gradients(model, loss)
+
+
+def packed(model, budget=1000):
+    loss = torch.zeros(())
+    with attending_by_rows(model):
+        for micro in micro_batches(rows(), budget, CPU, packed=True):
+            loss = loss + (micro.weights * micro.model_log_probs(model)).sum()
+        return with_gradients(model, loss)
+
+
+def with_gradients(model, loss):
+    loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return loss.item(), found
+
+
+def assert_equal(found, expected):
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        assert torch.allclose(found[1][name], gradient, rtol=1e-4, atol=1e-5 * gradient.abs().max()), name
+
+
+@pytest.mark.parametrize("budget", [1000, 30])
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_pack_has_the_loss_and_gradients_of_each_row_alone(kind, budget):
+    model = make(kind)
+    assert can_pack(model)
+    assert_equal(packed(model, budget), alone(model))
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Gemma3Text"])
+def test_checkpoints_and_pieces_change_nothing(kind, monkeypatch):
+    model = make(kind)
+    expected = alone(model)
+    for module in (batch, log_probs):
+        monkeypatch.setattr(module, "PIECE_BYTES", 3 * 4 * SIZES["vocab_size"])
+    with checkpointing(layers_to_checkpoint(model, True)):
+        assert_equal(packed(model), expected)
+
+
+@pytest.mark.parametrize("kind", PADDED)
+def test_what_does_not_compute_the_same_is_padded_and_says_so_once(kind, caplog, make_config):
+    model = make(kind)
+    learners = [Learner(model, make_config()) for _ in range(2)]
+
+    assert not any(learner.packed for learner in learners)
+    assert [record.message for record in caplog.records if record.name == "agentrl"] == [
+        f"{type(model).__name__} is trained on padded rows: it does not compute the same for packed ones"
+    ]
+    with learners[0]._training():
+        found = [micro.pack for micro in learners[0].micro_batches(rows(), 1000)]
+    assert found == [None]
+
+
+def test_a_pack_holds_each_row_and_shared_beginnings_once():
+    given = [row.read for row in rows()]
+    pack, places = Pack.of(given, CPU)
+
+    for row, place in zip(given, places, strict=True):
+        assert pack.input_ids[0, place].tolist() == list(row)
+        assert pack.position_ids[0, place].tolist() == list(range(len(row)))
+    # 12 and 9 tokens are shared by two other rows and by one; the fourth row is there twice
+    assert pack.input_ids.numel() == sum(map(len, given)) - 2 * 12 - 9 - len(given[1])
+    assert pack.rows is not None
+    assert sorted(pack.rows.tolist()) == sorted(i for place in places for i in place.tolist())
+    assert sum(own for own, _ in pack.lengths) == pack.input_ids.numel()
+    assert sum(whole for _, whole in pack.lengths) == len(pack.rows)
+
+
+def test_rows_that_share_nothing_are_laid_end_to_end():
+    pack, _ = Pack.of([(9, 8, 7), (1, 2), (1, 3, 4, 5)], CPU)
+    assert pack.input_ids.tolist() == [[1, 2, 9, 8, 7, 1, 3, 4, 5]]
+    assert (pack.lengths, pack.rows) == (((2, 2), (3, 3), (4, 4)), None)
+
+
+@pytest.mark.parametrize("budget", [1, 20, 40, 1000])
+def test_packs_keep_the_budget_and_every_row(budget, monkeypatch):
+    monkeypatch.setattr(packing, "MOST_READ", 2)
+    given = [row.read for row in rows()]
+
+    found = list(packs(given, budget))
+
+    assert sorted(number for numbers in found for number in numbers) == list(range(len(given)))
+    for numbers in found:
+        pack, _ = Pack.of([given[number] for number in numbers], CPU)
+        assert len(numbers) == 1 or (
+            pack.input_ids.numel() <= budget and sum(whole for _, whole in pack.lengths) <= 2 * budget
+        )
+    if budget == 1:
+        assert len(found) == len(given)
+
+
+def test_the_engine_finds_the_model_as_it_was():
+    model = make("Gemma3Text")
+    with attending_by_rows(model):
+        assert model.config._attn_implementation == "agentrl_packed"
+    assert model.config._attn_implementation == "sdpa"
+    can_pack(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_attention_sees_no_mask_over_the_pack(monkeypatch):
+    """A row's own tokens see the whole row, and rows of one length go together. A mask is of one row at most."""
+    seen = []
+
+    def attention(module, query, key, value, mask, **kwargs):
+        seen.append((len(query), query.shape[2], key.shape[2], mask is not None))
+        return original(module, query, key, value, mask, **kwargs)
+
+    model, original = make("Qwen2"), packing.sdpa_attention_forward
+    assert can_pack(model)
+    monkeypatch.setattr(packing, "sdpa_attention_forward", attention)
+    [micro] = micro_batches(rows(), 1000, CPU, packed=True)
+    micro.model_log_probs(model)
+    shared = [(1, own, whole, own != whole) for own, whole in micro.pack.lengths if own]
+    assert seen == 2 * shared, "in each of two layers"
+    assert sum(masked for *_, masked in shared) == 2
+
+    seen.clear()
+    unlike = [Row(range(first, first + n), [n - 1], [1.0]) for first, n in ((50, 8), (3, 9), (20, 8))]
+    [micro] = micro_batches(unlike, 1000, CPU, packed=True)
+    micro.model_log_probs(model)
+    assert seen == 2 * [(2, 7, 7, False), (1, 8, 8, False)]
+
+
+@pytest.mark.parametrize("values", [{}, {"algorithm": "gspo"}, {"tis_clip": 2.0}, {"kl_coef": 0.1}])
+def test_a_step_is_that_of_padded_rows(values, make_config):
+    learned = {}
+    for is_packed in (True, False):
+        model = make("Qwen2")
+        learner = Learner(model, make_config(learning_rate=1e-3, minibatches=1, **values))
+        assert learner.packed
+        learner.packed = is_packed
+        learner.reference = copy.deepcopy(model) if "kl_coef" in values else None
+        given = [Row(r.tokens, r.positions, [w / 9 for w in r.weights], r.log_probs, 0.5) for r in rows()]
+        update = learner.learn(given, step=1, normaliser=10)
+        learned[is_packed] = update, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    (found, weights), (expected, others) = learned[True], learned[False]
+    assert found.metrics() == pytest.approx(expected.metrics(), rel=1e-3, abs=1e-5)
+    assert torch.allclose(weights, others, atol=1e-4)
+
+
+def test_a_step_is_the_same_to_the_bit_in_each_run(make_config):
+    def learn():
+        model = make("Qwen2")
+        Learner(model, make_config()).learn(rows(), step=1, normaliser=10)
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    assert torch.equal(learn(), learn())
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Gemma3Text"])
+def test_padded_rows_may_be_read_in_between(kind):
+    model, ids = make(kind), torch.tensor([rows()[0].tokens])
+    expected = model(input_ids=ids).logits
+    with attending_by_rows(model):
+        assert torch.equal(model(input_ids=ids).logits, expected)
