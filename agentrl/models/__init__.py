@@ -32,7 +32,7 @@ __all__ = [
 def load_model(model: str, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Any:
     """Load a causal LM in eval mode: `tiny`, or what `folder_of` finds. `seed` is for tiny's random weights.
 
-    The folder of a LoRA adapter gives a peft model: its base model in `dtype`, the adapter in float32 on top of it.
+    The folder of a LoRA adapter gives a peft model: its base model with the adapter on top of it, both in `dtype`.
     Raises ConfigError for an unknown name or dtype, for a folder without a model or without all of its weights, and for
     a name on the Hub that cannot be downloaded.
     """

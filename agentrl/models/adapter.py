@@ -65,13 +65,13 @@ def base_of(folder: Path) -> str:
 
 
 def load_adapter(model: Any, folder: Path, name: str = ACTIVE) -> Any:
-    """A peft model: `model` under the adapter of a folder, whose weights are float32 and can be trained.
+    """A peft model: `model` under the adapter of a folder, whose weights get the type of the model and can be trained.
 
     If `model` is a peft model already, the adapter is added to it, frozen and not active. Raises ConfigError for an
     adapter that does not fit, instead of inventing what is missing.
     """
     peft = import_peft()
-    where = {"adapter_name": name, "local_files_only": True}
+    where = {"adapter_name": name, "local_files_only": True, "autocast_adapter_dtype": False}
     try:
         with quiet_peft():
             if has_adapter(model):

@@ -46,7 +46,7 @@ class WarmStartConfig(BaseModel):
 
 
 class LoRAConfig(BaseModel):
-    """LoRA (arXiv 2106.09685): the model's weights stay, and small float32 matrices beside them are trained."""
+    """LoRA (arXiv 2106.09685): the model's weights stay, and small matrices beside them are trained."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

@@ -23,6 +23,8 @@ from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, t
 from agentrl.train.optimizers import make_adam
 from agentrl.train.packing import attending_by_rows, can_pack
 
+STEP_BYTES = 64 << 20
+"""Gradients of float32 copies that an optimizer steps at once. There is at least one."""
 _LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
 """The exponential of a larger number is infinite."""
 
@@ -208,18 +210,19 @@ class Learner:
 
     @torch.no_grad()
     def _step(self, optimizers: Sequence[Optimizer]) -> None:
-        """Step all optimizers. Float32 copies are stepped one by one, so that only one has its gradient in float32."""
+        """Step all optimizers. Float32 copies are stepped a few at a time: only those have gradients in float32."""
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        for parameter, master in self._rounded:
-            if parameter.grad is None:
-                continue
-            master.grad, parameter.grad = parameter.grad.float(), None
+        for some in _portions([pair for pair in self._rounded if pair[0].grad is not None]):
+            for parameter, master in some:
+                assert parameter.grad is not None
+                master.grad, parameter.grad = parameter.grad.float(), None
             for optimizer in optimizers:
                 optimizer.step()  # passes over what has no gradient
-            master.grad = None
-            parameter.copy_(master)
+            for parameter, master in some:
+                master.grad = None
+                parameter.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer, the process's random states, and the float32 copies of bfloat16 weights."""
@@ -231,8 +234,9 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(dict(state["optimizer"]))
-        for (_, master), saved in zip(self._rounded, state["masters"], strict=True):
-            master.copy_(saved)
+        if saved := state["masters"]:  # none where an older version kept the adapter itself in float32
+            for (_, master), copied in zip(self._rounded, saved, strict=True):
+                master.copy_(copied)
         random.setstate(state["python_rng"])
         torch.set_rng_state(state["torch_rng"])
         if self.device.type == "cuda":
@@ -283,6 +287,19 @@ def _blame(update: Update, log_ratio: Tensor, advantages: Tensor) -> None:
             f"engine and trainer differ by {largest:.0f} over a token's log-prob before any update: do both use the "
             "same weights, temperature and dtype?"
         )
+
+
+def _portions(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Pairs of a parameter and its float32 copy, as many at a time as STEP_BYTES allow."""
+    some, size = list[tuple[Tensor, Tensor]](), 0
+    for pair in pairs:
+        if some and size + pair[1].nbytes > STEP_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(pair)
+        size += pair[1].nbytes
+    if some:
+        yield some
 
 
 def random_states(device: torch.device) -> dict[str, Any]:

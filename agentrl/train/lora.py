@@ -1,4 +1,4 @@
-"""LoRA: small float32 matrices beside the frozen weights of a model, by peft."""
+"""LoRA: small matrices beside the frozen weights of a model, in their type, by peft; see Learner for its copies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _add(model: Any, config: LoRAConfig, *, base: str, seed: int) -> Any:
         torch.manual_seed(seed)
         try:
             with quiet_peft():
-                adapted = peft.get_peft_model(model, settings)
+                adapted = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
         except ValueError as exc:
             raise ConfigError(f"lora.targets: {' '.join(str(exc).split()):.300}") from exc
     if [model.get_input_embeddings(), model.get_output_embeddings()] != outer:

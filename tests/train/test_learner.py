@@ -220,8 +220,9 @@ def test_small_steps_add_up_in_bfloat16(make_config):
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_copies_are_stepped_one_by_one_as_if_all_at_once(make_config, kind):
+def test_copies_are_stepped_one_by_one_as_if_all_at_once(make_config, kind, monkeypatch):
     """In bfloat16, with a float32 parameter among them; two updates, so that the moments count."""
+    monkeypatch.setattr("agentrl.train.learner.STEP_BYTES", 1)
     model = load_model(make_config().model, dtype="bfloat16")
     model.model.norm.float().register_forward_hook(lambda module, inputs, output: output.bfloat16())
     learner = Learner(model, make_config(dtype="bfloat16", minibatches=1))

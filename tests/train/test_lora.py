@@ -79,7 +79,7 @@ def weights_of(model):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_only_the_adapter_learns_and_in_float32(make_config, dtype):
+def test_only_the_adapter_learns_from_float32_copies(make_config, dtype):
     learner = make(make_config, model=adapted(dtype), dtype=dtype)
     before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     old = rows(learner)
@@ -88,11 +88,34 @@ def test_only_the_adapter_learns_and_in_float32(make_config, dtype):
     changed = {name for name, p in learner.model.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {name for name in before if ".lora_B." in name}, "A has no gradient while B is zero"
     assert update.grad_norm > 0
-    assert {p.dtype for p in learner.parameters} == {torch.float32}
-    assert learner.masters == learner.parameters
+    assert {p.dtype for p in learner.parameters} == {learner.model.dtype} == {getattr(torch, dtype)}
+    assert {master.dtype for master in learner.masters} == {torch.float32}
+    for parameter, master in zip(learner.parameters, learner.masters, strict=True):
+        assert (parameter is master) == (dtype == "float32")
+        assert torch.equal(parameter, master.to(parameter.dtype))
     assert len(learner.optimizer.param_groups[0]["params"]) == len(learner.parameters) == 2 * 2 * 7
     for now, then in zip(rows(learner), old, strict=True):
         assert (sum(now.log_probs) > sum(then.log_probs)) == (then.weights[0] > 0)
+
+
+def test_an_adapter_of_a_bfloat16_model_computes_in_bfloat16(make_config):
+    learner, seen = make(make_config, model=adapted("bfloat16"), dtype="bfloat16"), set()
+    for name, module in learner.model.named_modules():
+        if name.endswith(("lora_A.default", "lora_B.default")):
+            module.register_forward_hook(lambda _, inputs, output: seen.add((inputs[0].dtype, output.dtype)))
+    learner.learn(rows(learner), step=1, normaliser=100)
+    assert seen == {(torch.bfloat16, torch.bfloat16)}
+
+
+def test_a_checkpoint_of_a_float32_adapter_can_be_resumed(make_config):
+    """Earlier versions kept the adapter of a bfloat16 model in float32, and no copies of it."""
+    learner = make(make_config, model=adapted("bfloat16"), dtype="bfloat16")
+    learner.learn(rows(learner), step=1, normaliser=100)
+    again = make(make_config, model=copy.deepcopy(learner.model), dtype="bfloat16")
+    again.load_state_dict({**learner.state_dict(), "masters": []})
+
+    assert all(torch.equal(m, p.float()) for m, p in zip(again.masters, again.parameters, strict=True))
+    again.learn(rows(again), step=2, normaliser=100)
 
 
 def test_it_learns_the_same_with_checkpoints(make_config):
@@ -165,7 +188,7 @@ def test_a_folder_of_an_adapter_is_a_model(make_config, tmp_path):
     again = load_model(str(tmp_path / "adapter"))
     assert torch.equal(logits(again), logits(learner.model))
     half = load_model(str(tmp_path / "adapter"), dtype="bfloat16")
-    assert (half.dtype, {p.dtype for p in half.parameters() if p.requires_grad}) == (torch.bfloat16, {torch.float32})
+    assert (half.dtype, {p.dtype for p in half.parameters()}) == (torch.bfloat16, {torch.bfloat16})
     assert load_tokenizer(str(tmp_path / "adapter")).get_vocab() == tiny_tokenizer().get_vocab()
 
 
