@@ -67,8 +67,8 @@ def main() -> None:
         learner = Learner(copies[1], TrainConfig.make(env="-", data="-", out="-", gradient_checkpointing=True))
         off = differences(learner, *expected)
         good = max(off) < MOST
-        right, wrong, packed = right + good, wrong + (not good), packed + learner.packed
-        how = "packed" if learner.packed else "padded"
+        right, wrong, packed = right + good, wrong + (not good), packed + (learner.packing is not None)
+        how = "packed" if learner.packing else "padded"
         print(f"{'equal' if good else 'WRONG'}  {how}  {kind}: loss {off[0]:.1e}, gradient {off[1]:.1e}", flush=True)
     print(f"{right} of {right + wrong} architectures are equal; {packed} are packed, the others padded")
     sys.exit(wrong > 0)

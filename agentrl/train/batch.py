@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentrl.train.log_probs import PIECE_BYTES, take_apart, vocabulary
 from agentrl.train.loss import token_log_probs
-from agentrl.train.packing import Pack, packs, reading
+from agentrl.train.packing import Pack, Packing, packs, reading
 from agentrl.trajectory.segment import Segment
 from agentrl.trajectory.trajectory import Trajectory
 
@@ -109,8 +109,8 @@ class MicroBatch:
         return cls(tuple(rows), inputs, None, kept, _numbers(rows, device), column, targets, every, **_of(rows, device))
 
     @classmethod
-    def packed(cls, rows: Sequence[Row], device: torch.device) -> MicroBatch:
-        pack, places = Pack.of([row.read for row in rows], device)
+    def packed(cls, rows: Sequence[Row], device: torch.device, how: Packing = "rows") -> MicroBatch:
+        pack, places = Pack.of([row.read for row in rows], device, how)
         before = torch.cat([place[torch.tensor(row.positions) - 1] for row, place in zip(rows, places, strict=True)])
         targets = torch.tensor([token for row in rows for token in row.targets])
         several = int(targets.max()) + 1
@@ -155,15 +155,15 @@ def _flat(values: Sequence[Sequence[float]], device: torch.device) -> Tensor:
 
 
 def micro_batches(
-    rows: Sequence[Row], max_tokens: int, device: torch.device, *, packed: bool = False
+    rows: Sequence[Row], max_tokens: int, device: torch.device, *, packing: Packing | None = None
 ) -> Iterator[MicroBatch]:
     """Batches of at most `max_tokens` tokens each, padding counted and shared beginnings counted once.
 
-    A longer row goes alone. Packed rows are for models that `can_pack`.
+    A longer row goes alone. `packing` is that of the model (`packing_of`); None: rows are padded.
     """
-    if packed:
-        for numbers in packs([row.read for row in rows], max_tokens):
-            yield MicroBatch.packed([rows[number] for number in numbers], device)
+    if packing:
+        for numbers in packs([row.read for row in rows], max_tokens, packing):
+            yield MicroBatch.packed([rows[number] for number in numbers], device, packing)
         return
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: row.length):

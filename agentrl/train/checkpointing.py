@@ -37,12 +37,18 @@ def layers_to_checkpoint(model: Any, setting: bool | None) -> list[Any]:
     """
     if not wants_checkpointing(setting, sum(parameter.numel() for parameter in model.parameters())):
         return []
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     if not layers:
         why = f"{type(without_adapter(model)).__name__} has no layers that transformers can checkpoint"
         if setting:
             raise ConfigError(f"gradient_checkpointing: {why}; leave it out, or set it to false")
         log.warning("%s: it is trained without gradient checkpointing", why)
+    return layers
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The model's layers, those inside another left out."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     inner = {id(module) for layer in layers for module in layer.modules() if module is not layer}
     return [layer for layer in layers if id(layer) not in inner]
 

@@ -118,6 +118,8 @@ class TrainConfig(EpisodeConfig):
     gradient_checkpointing: bool | None = None
     """Keep one activation a layer and make the others again in the backward pass: a small part of the memory, a third
     more time. null: for models of 100 million parameters and more."""
+    compile: bool = False
+    """Compile the model's layers for learning (torch.compile). The first step takes a minute or two more."""
     lora: LoRAConfig | None = None
     """Train small matrices beside the weights (peft): little memory for optimizer and gradients, small checkpoints, and
     KL's reference is the model without them. `agentrl merge` makes a whole model of it. null: train all weights."""

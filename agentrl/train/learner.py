@@ -16,12 +16,13 @@ from torch.optim import Optimizer
 from agentrl.errors import AgentRLError
 from agentrl.monitor.numerics import Numerics, compare
 from agentrl.train.batch import MicroBatch, Row, micro_batches
-from agentrl.train.checkpointing import checkpointing, layers_to_checkpoint
+from agentrl.train.checkpointing import checkpointing, layers_of, layers_to_checkpoint
 from agentrl.train.config import TrainConfig
+from agentrl.train.fused import compile_layers, running, tf32, use_fused_kernels
 from agentrl.train.lora import AdapterReference
 from agentrl.train.loss import kl_divergence, policy_loss, sequence_log_ratio, tis_weights
 from agentrl.train.optimizers import make_adam
-from agentrl.train.packing import attending_by_rows, can_pack
+from agentrl.train.packing import attending_by_rows, packing_of
 
 STEP_BYTES = 64 << 20
 """Gradients of float32 copies that an optimizer steps at once. There is at least one."""
@@ -75,10 +76,12 @@ class Learner:
     def __init__(self, model: Any, config: TrainConfig) -> None:
         self.model = model.eval()
         self.config = config
-        self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
-        self.packed = can_pack(model)
-        """Whether rows are packed. Else they are padded."""
         self.device = next(model.parameters()).device
+        use_fused_kernels(model, self.device)
+        self._layers = layers_to_checkpoint(model, config.gradient_checkpointing)
+        self._compiled = compile_layers(layers_of(model)) if config.compile else []
+        self.packing = packing_of(model)
+        """How rows are packed. None: they are padded."""
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         """The trained parameters: all, or with LoRA those of the adapter."""
         self.masters: list[Tensor] = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
@@ -103,11 +106,14 @@ class Learner:
     @contextmanager
     def _training(self) -> Iterator[None]:
         """The context of forward and backward passes. An engine that samples from the model must be idle."""
-        with checkpointing(self._layers), attending_by_rows(self.model) if self.packed else nullcontext():
+        attention = attending_by_rows(self.model) if self.packing else nullcontext()
+        # A model in float32 keeps its precision, as its engine does.
+        half = self.model.dtype != torch.float32
+        with attention, tf32(half), running(layers_of(self.model), self._compiled), checkpointing(self._layers):
             yield
 
     def micro_batches(self, rows: Sequence[Row], max_tokens: int) -> Iterator[MicroBatch]:
-        return micro_batches(rows, max_tokens, self.device, packed=self.packed)
+        return micro_batches(rows, max_tokens, self.device, packing=self.packing)
 
     def _learn(self, rows: Sequence[Row], step: int, normaliser: float) -> Update:
         config = self.config

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby, pairwise
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,6 +39,8 @@ MOST_MASKED = 1 << 22
 """Elements of a row's mask: attention of a row that shares its beginning needs one, of its own tokens over all."""
 _NAME = "agentrl_packed"
 
+Packing: TypeAlias = Literal["varlen", "rows"]
+"""Attention of a pack: by one kernel that knows where rows begin, or row by row."""
 Mask: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether (batch, head, query, key) may be seen, as transformers defines masks."""
 
@@ -54,12 +57,16 @@ class Pack:
     """For each row, in their order in the pack: its own tokens there, and N."""
     rows: Tensor | None
     """[sum of N]: where the tokens of all rows are in the pack, row after row. None: they are the pack."""
+    ends: tuple[Tensor, Tensor] | None
+    """[rows + 1] in int32, for a varlen kernel: where the rows begin and end, of `lengths` the first and the second."""
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Self, list[Tensor]]:
-        """A pack, and for each row [N] where its tokens are."""
+    def of(
+        cls, rows: Sequence[tuple[int, ...]], device: torch.device, how: Packing = "rows"
+    ) -> tuple[Self, list[Tensor]]:
+        """A pack, and for each row [N] where its tokens are. A row that is there twice is read once."""
         order = sorted(range(len(rows)), key=lambda number: rows[number])
-        shared = _shared([rows[number] for number in order])
+        shared = _shared([rows[number] for number in order], how)
         if not any(shared):
             order.sort(key=lambda number: len(rows[number]))
         places: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(rows)
@@ -70,11 +77,15 @@ class Pack:
             before = places[number] = torch.cat([before[:known], new])
             tokens += row[known:]
             positions += range(known, len(row))
+        own = [(number, len(rows[number]) - known) for number, known in zip(order, shared, strict=True)]
+        lengths = tuple((new, len(rows[number])) for number, new in own if new)
+        ends = (torch.tensor([0, *some]).cumsum(0).to(device, torch.int32) for some in zip(*lengths, strict=True))
         pack = cls(
             torch.tensor([tokens], device=device),
             torch.tensor([positions], device=device),
-            tuple((len(rows[number]) - known, len(rows[number])) for number, known in zip(order, shared, strict=True)),
-            torch.cat([places[number] for number in order]).to(device) if any(shared) else None,
+            lengths,
+            torch.cat([places[number] for number, new in own if new]).to(device) if any(shared) else None,
+            (next(ends), next(ends)) if how == "varlen" else None,
         )
         return pack, places
 
@@ -93,7 +104,7 @@ class Pack:
         return F.embedding(self.rows, states.reshape(len(states), -1)).view(-1, *states.shape[1:])
 
 
-def _shared(rows: Sequence[tuple[int, ...]]) -> list[int]:
+def _shared(rows: Sequence[tuple[int, ...]], how: Packing) -> list[int]:
     """For each of the sorted rows, how many tokens of the one before it begins with; 0 if that is too few to matter."""
     found = [0]
     for before, row in pairwise(rows):
@@ -101,19 +112,19 @@ def _shared(rows: Sequence[tuple[int, ...]]) -> list[int]:
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if before[low:middle] == row[low:middle] else (low, middle - 1)
-        masked = (len(row) - low) * len(row)
+        masked = 0 if how == "varlen" else (len(row) - low) * len(row)
         found.append(low if low >= LEAST_SHARED and masked <= MOST_MASKED else 0)
     return found
 
 
-def packs(rows: Sequence[tuple[int, ...]], budget: int) -> Iterator[list[int]]:
+def packs(rows: Sequence[tuple[int, ...]], budget: int, how: Packing = "rows") -> Iterator[list[int]]:
     """Numbers of the rows of each pack: rows that begin alike are in one, and it has at most `budget` tokens.
 
     A longer row goes alone.
     """
     order = sorted(range(len(rows)), key=lambda number: rows[number])
     pack, size, read = list[int](), 0, 0
-    for number, known in zip(order, _shared([rows[number] for number in order]), strict=True):
+    for number, known in zip(order, _shared([rows[number] for number in order], how), strict=True):
         whole = len(rows[number])
         new = whole - (known if pack else 0)
         if pack and (size + new > budget or read + whole > MOST_READ * budget):
@@ -134,6 +145,10 @@ class _Plan:
     window: int | None
     """Rows of at most this length see all that is before. None: all do."""
     _made: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def suits(self, sliding_window: int | None) -> bool:
+        """Whether a varlen kernel can do it: all rows are seen whole, or through a window that moves with the token."""
+        return self.window in (None, sliding_window) or all(whole <= self.window for _, whole in self.pack.lengths)
 
     def of(self, own: int, whole: int, like: Tensor) -> Tensor | None:
         """The mask [1, 1, own, whole] of a row's last tokens, to be added to scores. None: causal attention is it."""
@@ -167,25 +182,73 @@ def _attention(
     if not isinstance(attention_mask, _Plan):
         whole: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return whole
-    if kwargs.get("position_bias") is not None:
-        raise ValueError("the model adds a bias to its attention")
-    pack = attention_mask.pack
-    groups = [(own, whole, len(list(same))) for (own, whole), same in groupby(pack.lengths)]
+    if other := [name for name in ("position_bias", "softcap", "s_aux") if kwargs.get(name) is not None]:
+        raise ValueError(f"the model's attention has {other[0]}")
+    if attention_mask.pack.ends is not None and attention_mask.suits(kwargs.get("sliding_window")):
+        return _at_once(query, key, value, attention_mask, kwargs.get("scaling")), None
+    return _row_by_row(module, query, key, value, attention_mask, kwargs), None
+
+
+def _row_by_row(module: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan, kwargs: dict[str, Any]) -> Tensor:
+    """Rows of one length, one after the other, go together."""
+    groups = [(own, whole, len(list(same))) for (own, whole), same in groupby(plan.pack.lengths)]
     queries = torch.split(query[0].transpose(0, 1), [own * n for own, _, n in groups])
     keys, values = (
-        torch.split(pack.spread(states[0].transpose(0, 1)), [whole * n for _, whole, n in groups])
+        torch.split(plan.pack.spread(states[0].transpose(0, 1)), [whole * n for _, whole, n in groups])
         for states in (key, value)
     )
     found = []
     for (own, length, n), *states in zip(groups, queries, keys, values, strict=True):
-        if own:
-            batch = [part.view(n, -1, *part.shape[1:]).transpose(1, 2) for part in states]
-            mask = attention_mask.of(own, length, query)
-            found.append(sdpa_attention_forward(module, *batch, mask, **kwargs)[0].flatten(0, 1))
-    return torch.cat(found)[None], None
+        batch = [part.view(n, -1, *part.shape[1:]).transpose(1, 2) for part in states]
+        found.append(sdpa_attention_forward(module, *batch, plan.of(own, length, query), **kwargs)[0].flatten(0, 1))
+    return torch.cat(found)[None]
 
 
-AttentionInterface.register(_NAME, _attention)
+def _at_once(query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scaling: float | None) -> Tensor:
+    """One kernel for all rows. Its queries are the last tokens of their rows."""
+    pack = plan.pack
+    assert pack.ends is not None
+    longest = [max(lengths) for lengths in zip(*pack.lengths, strict=True)]
+    states = query[0].transpose(0, 1), *(pack.spread(each[0].transpose(0, 1)) for each in (key, value))
+    window = (-1 if plan.window is None else plan.window - 1, 0)
+    kernel = varlen_kernel()
+    assert kernel is not None
+    return kernel(*(each.contiguous() for each in states), *pack.ends, *longest, scaling, window)[None]
+
+
+@cache
+def varlen_kernel() -> Callable[..., Tensor] | None:
+    """flash-attn's kernel for rows of several lengths, else torch's; None without either.
+
+    Called with queries, keys and values [tokens, heads, channels], the ends and the greatest length of either, the
+    factor of scores, and how far a token sees (before, after).
+    """
+    try:
+        from flash_attn import flash_attn_varlen_func
+
+        def of_package(*given: Any) -> Tensor:
+            *states, scaling, window = given
+            found: Tensor = flash_attn_varlen_func(*states, softmax_scale=scaling, causal=True, window_size=window)
+            return found
+
+        return of_package
+    except ImportError:
+        pass
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+
+    def of_torch(*given: Any) -> Tensor:
+        *states, scaling, window = given
+        found = varlen_attn(*states, scale=scaling, window_size=window, enable_gqa=True)
+        assert isinstance(found, Tensor)
+        return found
+
+    return of_torch
+
+
+AttentionInterface.register(_NAME, torch.compiler.disable(_attention))  # type: ignore[no-untyped-call]
 AttentionMaskInterface.register(_NAME, _mask)
 
 
@@ -218,31 +281,40 @@ def reading(pack: Pack, model: Any) -> Iterator[None]:
         _running.reset(token)
 
 
-_packable: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_packings: WeakKeyDictionary[Any, Packing | None] = WeakKeyDictionary()
 
 
-def can_pack(model: Any) -> bool:
-    """Whether the model computes the same for packed rows as for each alone, tried once on a few rows.
+def packing_of(model: Any) -> Packing | None:
+    """How rows of the model are packed, tried once on a few rows. None if it does not compute the same for packed rows.
 
     Layers that carry a state from token to token do not (Mamba, linear attention, convolutions), nor does a model
     that knows no positions. A log line says so.
     """
-    if model not in _packable:
-        _packable[model] = _computes_the_same(model)
-        if not _packable[model]:
-            name = type(without_adapter(model)).__name__
+    if model not in _packings:
+        _packings[model] = next((how for how in _candidates(model) if _computes_the_same(model, how)), None)
+        name = type(without_adapter(model)).__name__
+        if _packings[model] is None:
             log.warning("%s is trained on padded rows: it does not compute the same for packed ones", name)
-    return _packable[model]
+        else:
+            log.info("%s is trained on packed rows, attention: %s", name, _packings[model])
+    return _packings[model]
+
+
+def _candidates(model: Any) -> Iterator[Packing]:
+    half = getattr(model, "dtype", None) in (torch.bfloat16, torch.float16)
+    if half and model.device.type == "cuda" and varlen_kernel() is not None:
+        yield "varlen"
+    yield "rows"
 
 
 @torch.no_grad()
-def _computes_the_same(model: Any) -> bool:
+def _computes_the_same(model: Any, how: Packing) -> bool:
     if (size := vocabulary(model)) < 2:
         return False
     seeds = ((17, 31), (5, 12), (17, 27), (3, 9))
     rows = [tuple((seed + 29 * i * i) % size for i in range(n)) for seed, n in seeds]
     rows[2] = rows[2][:20] + rows[2][:19:-1]  # shares a beginning with the first
-    pack, places = Pack.of(rows, model.device)
+    pack, places = Pack.of(rows, model.device, how)
     try:
         with reading(pack, model):
             packed = model(**pack.inputs(), use_cache=False).logits[0].float()

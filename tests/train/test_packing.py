@@ -12,7 +12,7 @@ from agentrl.train import batch, log_probs, packing
 from agentrl.train.batch import Row, micro_batches
 from agentrl.train.checkpointing import checkpointing, layers_to_checkpoint
 from agentrl.train.learner import Learner
-from agentrl.train.packing import Pack, attending_by_rows, can_pack, packs
+from agentrl.train.packing import Pack, attending_by_rows, packing_of, packs
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -83,7 +83,7 @@ def alone(model):
 def packed(model, budget=1000):
     loss = torch.zeros(())
     with attending_by_rows(model):
-        for micro in micro_batches(rows(), budget, CPU, packed=True):
+        for micro in micro_batches(rows(), budget, CPU, packing="rows"):
             loss = loss + (micro.weights * micro.model_log_probs(model)).sum()
         return with_gradients(model, loss)
 
@@ -106,7 +106,7 @@ def assert_equal(found, expected):
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_pack_has_the_loss_and_gradients_of_each_row_alone(kind, budget):
     model = make(kind)
-    assert can_pack(model)
+    assert packing_of(model)
     assert_equal(packed(model, budget), alone(model))
 
 
@@ -125,7 +125,7 @@ def test_what_does_not_compute_the_same_is_padded_and_says_so_once(kind, caplog,
     model = make(kind)
     learners = [Learner(model, make_config()) for _ in range(2)]
 
-    assert not any(learner.packed for learner in learners)
+    assert not any(learner.packing for learner in learners)
     assert [record.message for record in caplog.records if record.name == "agentrl"] == [
         f"{type(model).__name__} is trained on padded rows: it does not compute the same for packed ones"
     ]
@@ -144,7 +144,7 @@ def test_a_pack_holds_each_row_and_shared_beginnings_once():
     # 12 and 9 tokens are shared by two other rows and by one; the fourth row is there twice
     assert pack.input_ids.numel() == sum(map(len, given)) - 2 * 12 - 9 - len(given[1])
     assert pack.rows is not None
-    assert sorted(pack.rows.tolist()) == sorted(i for place in places for i in place.tolist())
+    assert sorted(pack.rows.tolist()) == sorted(i for place in places[:-1] for i in place.tolist())
     assert sum(own for own, _ in pack.lengths) == pack.input_ids.numel()
     assert sum(whole for _, whole in pack.lengths) == len(pack.rows)
 
@@ -172,12 +172,56 @@ def test_packs_keep_the_budget_and_every_row(budget, monkeypatch):
         assert len(found) == len(given)
 
 
+def bottom_right(queries, keys, values, own, whole, longest_own, longest_whole, scaling, window):
+    """What a varlen kernel computes."""
+    assert (longest_own, longest_whole) == (own.diff().max(), whole.diff().max())
+    found = []
+    for i in range(len(own) - 1):
+        q, k, v = (
+            states[ends[i] : ends[i + 1]].transpose(0, 1)
+            for states, ends in ((queries, own), (keys, whole), (values, whole))
+        )
+        k, v = (states.repeat_interleave(len(q) // len(k), 0) for states in (k, v))
+        places = torch.arange(k.shape[1])
+        back = places[-q.shape[1] :, None] - places
+        seen = (back >= 0) & ((back <= window[0]) | (window[0] < 0))
+        scores = (q @ k.transpose(1, 2) * scaling).masked_fill(~seen, -torch.inf)
+        found.append((scores.softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Gemma3Text", "Mixtral"])
+def test_a_varlen_kernel_gets_the_ends_of_rows_and_the_window(kind, monkeypatch):
+    model = make(kind)
+    expected, calls = alone(model), []
+    kernel = lambda *given: calls.append(given[-1]) or bottom_right(*given)  # noqa: E731
+    monkeypatch.setattr(packing, "varlen_kernel", lambda: kernel)
+    monkeypatch.setattr(packing, "MOST_MASKED", 0)
+    assert packing._computes_the_same(model, "varlen")
+    calls.clear()
+
+    loss = torch.zeros(())
+    for micro in micro_batches(rows(), 1000, CPU, packing="varlen"):
+        loss = loss + (micro.weights * micro.model_log_probs(model)).sum()
+    assert_equal(with_gradients(model, loss), expected)
+    windows = {"Qwen2": [-1, -1], "Gemma3Text": [7, -1], "Mixtral": [6, 6]}
+    assert [before for before, _ in calls] == windows[kind]
+
+
+def test_a_kernel_that_computes_something_else_is_not_taken(monkeypatch):
+    """Some kernels let the first query of a row see its first token only, whatever the row shares."""
+    model = make("Qwen2").bfloat16()
+    monkeypatch.setattr(packing, "_candidates", lambda model: iter(["varlen", "rows"]))
+    monkeypatch.setattr(packing, "varlen_kernel", lambda: lambda q, k, *rest: torch.zeros_like(q))
+    assert packing_of(model) == "rows"
+
+
 def test_the_engine_finds_the_model_as_it_was():
     model = make("Gemma3Text")
     with attending_by_rows(model):
         assert model.config._attn_implementation == "agentrl_packed"
     assert model.config._attn_implementation == "sdpa"
-    can_pack(model)
+    packing_of(model)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -190,9 +234,9 @@ def test_attention_sees_no_mask_over_the_pack(monkeypatch):
         return original(module, query, key, value, mask, **kwargs)
 
     model, original = make("Qwen2"), packing.sdpa_attention_forward
-    assert can_pack(model)
+    assert packing_of(model)
     monkeypatch.setattr(packing, "sdpa_attention_forward", attention)
-    [micro] = micro_batches(rows(), 1000, CPU, packed=True)
+    [micro] = micro_batches(rows(), 1000, CPU, packing="rows")
     micro.model_log_probs(model)
     shared = [(1, own, whole, own != whole) for own, whole in micro.pack.lengths if own]
     assert seen == 2 * shared, "in each of two layers"
@@ -200,7 +244,7 @@ def test_attention_sees_no_mask_over_the_pack(monkeypatch):
 
     seen.clear()
     unlike = [Row(range(first, first + n), [n - 1], [1.0]) for first, n in ((50, 8), (3, 9), (20, 8))]
-    [micro] = micro_batches(unlike, 1000, CPU, packed=True)
+    [micro] = micro_batches(unlike, 1000, CPU, packing="rows")
     micro.model_log_probs(model)
     assert seen == 2 * [(2, 7, 7, False), (1, 8, 8, False)]
 
@@ -211,8 +255,8 @@ def test_a_step_is_that_of_padded_rows(values, make_config):
     for is_packed in (True, False):
         model = make("Qwen2")
         learner = Learner(model, make_config(learning_rate=1e-3, minibatches=1, **values))
-        assert learner.packed
-        learner.packed = is_packed
+        assert learner.packing
+        learner.packing = "rows" if is_packed else None
         learner.reference = copy.deepcopy(model) if "kl_coef" in values else None
         given = [Row(r.tokens, r.positions, [w / 9 for w in r.weights], r.log_probs, 0.5) for r in rows()]
         update = learner.learn(given, step=1, normaliser=10)
