@@ -2,7 +2,8 @@
 
 Training all weights in bfloat16 takes 16 bytes a parameter: the weight, its float32 copy, two moments of Adam, and the
 gradient. With LoRA, frozen weights take 2, and the few parameters of the adapter 16.
-Beside that, learning holds activations, and playing episodes the engine's weights and its keys and values.
+Beside that, learning holds activations, and playing episodes the engine's weights and its keys and values. On a GPU the
+allocator reserves more than it gives out; other programs on the card see what it reserves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any, Literal, Self, TypeAlias
 from agentrl.engine.sglang.training.trained import ALONE_SHARE, BESIDE_SHARE
 from agentrl.train.checkpointing import wants_checkpointing
 from agentrl.train.config import TrainConfig
+from agentrl.train.learner import STEP_BYTES
 from agentrl.train.log_probs import PIECE_BYTES
+from agentrl.train.packing import MOST_READ
 from agentrl.types import Limits
 
 Place: TypeAlias = Literal["inside", "beside", "elsewhere"]
@@ -28,13 +31,14 @@ _PREFILL_TOKENS = 4096
 _LOGITS_COPIES = 5
 """Float32 logits, their copies and their gradients, in units of the logits."""
 _GPU_BYTES = 1_000_000_000
-"""What CUDA, its kernels and the allocator's gaps take."""
+"""What CUDA and its kernels take."""
+_GAPS = 0.17
+"""What torch's allocator reserves on a GPU above what comes and goes in a pass, as a share of that. Measured on an H100
+with Qwen3 shapes of 0.6 to 4 billion parameters: 14 to 17 % with LoRA, less with all weights."""
 
-
-_SAVED = {(True, False): (4, 3, 4), (False, False): (3, 2, 4), (True, True): (2, 2, 3), (False, True): (2, 1, 4)}
+_SAVED = {(True, False): (4, 3, 4), (False, False): (3, 2, 4), (True, True): (3, 2, 4), (False, True): (2, 1, 4)}
 """What autograd saves in a layer with half-precision weights or not, and with LoRA or not: values a channel for a norm
-and the linear layers after it, for a norm of heads, and for the feed-forward part. Counted in Llama and Qwen3. LoRA
-casts the inputs of its matrices to float32, which comes on top."""
+and the linear layers after it, for a norm of heads, and for the feed-forward part. Counted in Llama and Qwen3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,11 @@ class Shape:
         both = self.queries + self.keys
         saved = 2 * norms * self.hidden + 2 * both + ffn * self.ffn + (head_norms * both if self.normed_heads else 0)
         gradients = 3 * self.ffn + 2 * self.hidden
-        inputs = 5 * self.hidden + self.queries + self.ffn if itemsize < 4 else 0
-        return itemsize * (saved + gradients) + (4 * (inputs + 7 * rank) if rank else 0)
+        return itemsize * (saved + gradients + 7 * rank)
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """What a layer holds of one token of a full pack on top, at most: keys and values of rows that share it."""
+        return 2 * self.keys * itemsize * MOST_READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +120,8 @@ class MemoryInputs:
     """Bytes of a weight."""
     sequence: int
     """Tokens of the longest episode."""
-    read: int
-    """Tokens that the learner reads at once."""
+    pack: int
+    """Tokens of a pack. A longer episode is read alone."""
     at_once: int
     """Episodes in flight."""
     checkpointing: bool | None
@@ -130,6 +137,11 @@ class MemoryInputs:
     sleeps: bool
     on_gpu: bool
 
+    @property
+    def read(self) -> int:
+        """The most tokens that the learner reads at once."""
+        return max(self.sequence, self.pack)
+
     @classmethod
     def of(cls, config: TrainConfig, shape: Shape, *, on_gpu: bool) -> Self:
         sequence = _longest(config, shape.context)
@@ -139,7 +151,7 @@ class MemoryInputs:
         return cls(
             itemsize=4 if config.dtype == "float32" else 2,
             sequence=sequence,
-            read=max(sequence, config.micro_batch_tokens),
+            pack=config.micro_batch_tokens,
             at_once=min(config.concurrency, config.prompts_per_step * config.group_size),
             checkpointing=config.gradient_checkpointing,
             rank=config.lora.rank if config.lora else 0,
@@ -158,14 +170,14 @@ class MemoryEstimate:
 
     weights: int
     masters: int
-    """Float32 copies of the weights in training, or the float32 adapter."""
+    """Float32 copies of the weights in training."""
     optimizer: int
     reference: int
     gradients: int
     """While gradients add up."""
     stepping: int
-    """Gradients while the optimizer steps, and the largest one in float32: float32 copies are stepped one by one. There
-    are no activations then."""
+    """Gradients while the optimizer steps, and a few in float32: copies are stepped a few at a time. There are no
+    activations then."""
     activations: int
     logits: int
     engine: int
@@ -182,18 +194,18 @@ class MemoryEstimate:
         size, count = plan.itemsize, shape.parameters
         adapter = shape.adapter(plan.rank, plan.targets) if plan.rank else 0
         trained = adapter or count
-        rounded = size < 4 and not adapter
         largest = shape.hidden * shape.vocabulary
-        gradients = trained * (size if rounded else 4)
+        gradients = trained * size
+        in_float32 = min(4 * trained, max(STEP_BYTES, 0 if adapter else 4 * largest))
         head = largest * size  # its gradient, before it is added to those of other pieces
         pass_bytes = (4 * shape.hidden + 3 * shape.ffn) * size * min(_PREFILL_TOKENS, plan.sequence)
         return cls(
-            weights=count * size,
-            masters=4 * trained if adapter or rounded else 0,
+            weights=(count + adapter) * size,
+            masters=4 * trained if size < 4 else 0,
             optimizer=plan.moments * trained,
             reference=count * size if plan.reference else 0,
             gradients=gradients,
-            stepping=gradients + (4 * largest if rounded else 0),
+            stepping=gradients + (in_float32 if size < 4 else 0),
             activations=_activations(shape, plan, count + adapter),
             logits=_LOGITS_COPIES * min(PIECE_BYTES, 4 * plan.read * shape.vocabulary) + (0 if adapter else head),
             engine=count * size if plan.engine == "beside" else 0,
@@ -212,12 +224,22 @@ class MemoryEstimate:
     def learning(self) -> int:
         """The peak while the learner learns."""
         awake = 0 if self.asleep or not self.engine else self.engine + self.cache
-        return self.resident + awake + max(self.backward, self.stepping)
+        return self.resident + awake + self.passing
 
     @property
     def backward(self) -> int:
         """The peak of forward and backward passes, above what is there all the time."""
         return self.gradients + self.activations + self.logits
+
+    @property
+    def passing(self) -> int:
+        """What comes and goes while the learner learns, and on a GPU the gaps between it."""
+        return max(self.backward, self.stepping) + self.gaps
+
+    @property
+    def gaps(self) -> int:
+        """What the allocator reserves and does not give out."""
+        return int(_GAPS * max(self.backward, self.stepping)) if self.fixed else 0
 
     @property
     def rollout(self) -> int:
@@ -233,7 +255,7 @@ class MemoryEstimate:
         left = memory - self.resident
         if self.engine and not self.asleep:
             left -= self._engine_room(left)
-        return max(self.backward, self.stepping) <= left and self.rollout <= memory and self.episodes(memory) > 0
+        return self.passing <= left and self.rollout <= memory and self.episodes(memory) > 0
 
     def episodes(self, memory: int) -> int:
         """Longest episodes whose keys and values fit at once, where so many bytes are free before the run."""
@@ -250,12 +272,13 @@ class MemoryEstimate:
 
 def _activations(shape: Shape, plan: MemoryInputs, parameters: int) -> int:
     """Bytes of activations. With gradient checkpointing: the inputs of all layers, and the inside of one. Else: the
-    inside of all.
+    inside of all. Of a single long episode, or of a pack whose episodes share their beginnings.
     """
-    layer = shape.layer_bytes(plan.itemsize, plan.rank)
+    alone = shape.layer_bytes(plan.itemsize, plan.rank)
+    sizes = (plan.sequence, alone), (plan.pack, alone + shape.shared_bytes(plan.itemsize))
     if wants_checkpointing(plan.checkpointing, parameters):
-        return plan.read * (shape.layers * shape.hidden * plan.itemsize + layer)
-    return plan.read * shape.layers * layer
+        return max(tokens * (shape.layers * shape.hidden * plan.itemsize + layer) for tokens, layer in sizes)
+    return max(tokens * shape.layers * layer for tokens, layer in sizes)
 
 
 def _longest(config: TrainConfig, context: int) -> int:

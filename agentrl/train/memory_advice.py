@@ -130,6 +130,7 @@ def _parts(need: MemoryEstimate) -> str:
         "KL's reference": need.reference,
         "gradients": need.gradients if backward else need.stepping,
         "activations": need.activations + need.logits if backward else 0,
+        "reserved in gaps": need.gaps,
         "engine": 0 if need.asleep or not need.engine else need.engine + need.cache,
         "CUDA": need.fixed,
     }
