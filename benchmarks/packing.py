@@ -1,0 +1,191 @@
+"""Packed rows against padded ones, on real episodes: tokens computed, tokens a second, and the same loss.
+
+    python -m benchmarks.packing                        # two minutes: the demo, after a short warm start
+    python -m benchmarks.packing --search FOLDER        # and Search-R1's searcher over corpus.jsonl and qa.jsonl
+    python -m benchmarks.packing --coding docker        # and coding
+
+The demo's rows are those of its own steps: groups of eight episodes of a task. Search and coding are played by scripts,
+one episode a task, so that rows share only what all prompts begin with. Every row is learned by both learners in turn,
+and the best of the rounds counts. Tokens a second count each row in full, however it is computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import os
+import platform
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+
+from agentrl import EnvFactory, Trajectory
+from agentrl.models import load_model, tiny_model
+from agentrl.testing import rollout, tiny_renderer
+from agentrl.train import TrainConfig, train
+from agentrl.train.batch import Row, episode_rows
+from agentrl.train.learner import Learner
+from agentrl.train.warm_start import Demonstration, weighted_rows
+from benchmarks.demo import record
+from benchmarks.gpu_data import demonstrations, search_data
+
+ROOT = Path(__file__).resolve().parent.parent
+console = Console(highlight=False)
+_SEARCH = {
+    "env": "agentrl_envs.search_r1:SearchR1",
+    "model": "tiny",
+    "limits": {"turns": 4, "observation_tokens": 400, "context": 1024},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Batches of rows, and how a learner learns from one."""
+
+    batches: Sequence[Sequence[Row]]
+    max_tokens: int
+    learn: Callable[[Learner, Sequence[Row]], float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="a run of the demo with save_groups=16, instead of a new one")
+    parser.add_argument("--warm-steps", type=int, default=400, help="of the new run")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--search", metavar="FOLDER", help="corpus.jsonl and qa.jsonl")
+    parser.add_argument("--coding", metavar="BACKEND", help="of sandboxes; only honest players play")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/packing.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model, case in cases(args, Path(folder)):
+            found[name] = compare(model, case, args.rounds)
+            console.print(f"{name}: {json.dumps(found[name])}")
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, one thread, load {os.getloadavg()[0]:.0f}"
+    if args.write:
+        result = {"date": date.today().isoformat(), "machine": machine, "torch": torch.__version__} | found
+        (ROOT / "benchmarks/results/packing.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def cases(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Any, Case]]:
+    run = args.run or demo_run(folder, args.warm_steps)
+    steps = [episodes(file) for file in sorted((run / "trajectories").glob("step_*"))[-8:]]
+    halves = [rows_of(step)[half::2] for step in steps for half in (0, 1)]
+    yield "demo", load_model(str(run / "model")), Case(halves, 2048, policy)
+    shown = episodes(record(folder / "data") / "demonstrations.jsonl", 640)
+    yield "demo, warm start", tiny_model(), Case(list(demonstration_rows(shown)), 1024, imitation)
+    for name, played in others(args, folder):
+        rows = rows_of(played)
+        yield name, tiny_model(), Case([rows[i : i + 64] for i in range(0, len(rows), 64)], 4096, policy)
+
+
+def demo_run(folder: Path, warm_steps: int) -> Path:
+    """A short run of the demo, which keeps the episodes of all its steps."""
+    given = yaml.safe_load((ROOT / "examples" / "fact_search" / "train.yaml").read_text(encoding="utf-8"))
+    data = record(folder / "data")
+    warm = {**given.pop("warm_start"), "demonstrations": data / "demonstrations.jsonl", "steps": warm_steps}
+    given |= {"data": data / "train.jsonl", "steps": 8, "save_groups": 16, "warm_start": warm, "out": folder / "run"}
+    train(TrainConfig.make(**given), console=Console(quiet=True))
+    return folder / "run"
+
+
+def others(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Trajectory]]]:
+    if args.search:
+        data = search_data(folder / "search", args.search, plain=False)
+        file, config = folder / "search.jsonl", {**_SEARCH, "env_config": {"retriever": str(data.corpus), "topk": 3}}
+        demonstrations(file, data, config, 160)
+        yield "search", episodes(file)
+    if args.coding:
+        yield "coding", asyncio.run(coding(args.coding))
+
+
+async def coding(backend: str) -> list[Trajectory]:
+    """Episodes of HumanEval by the two honest players. The hostile one is left out: a backend may isolate nothing."""
+    from agentrl_envs.coding import CodingEnv, gold, noop
+    from agentrl_envs.coding.formats.functions import human_eval
+
+    renderer, tasks = tiny_renderer(), human_eval()[:48]
+    async with EnvFactory(CodingEnv, {"backend": backend, "size": 1}) as envs:
+        players = [(gold, noop)[number % 2] for number in range(len(tasks))]
+        return [
+            await rollout(envs.make(), task, player(task), renderer=renderer)
+            for task, player in zip(tasks, players, strict=True)
+        ]
+
+
+def episodes(file: Path, count: int | None = None) -> list[Trajectory]:
+    with file.open(encoding="utf-8") as lines:
+        return [Trajectory.from_json(json.loads(line)) for line in lines][:count]
+
+
+def rows_of(played: Sequence[Trajectory]) -> list[Row]:
+    """Rows with advantages that differ, of which a learner learns little."""
+    return [
+        row
+        for number, trajectory in enumerate(played)
+        for row in episode_rows(trajectory, [(-1.0) ** number] * len(trajectory.turns))
+    ]
+
+
+def demonstration_rows(shown: Sequence[Trajectory]) -> Iterator[list[Row]]:
+    """Batches of 32 demonstrations, whose every token is learned."""
+    found = [Demonstration(t.segment.ids, bytes(t.segment.prompt_length) + bytes(t.segment.loss_mask)) for t in shown]
+    random.Random(0).shuffle(found)
+    for first in range(0, len(found), 32):
+        yield weighted_rows(found[first : first + 32], 1.0)
+
+
+def policy(learner: Learner, rows: Sequence[Row]) -> float:
+    return learner.learn(rows, step=1, normaliser=sum(len(row.positions) for row in rows)).loss
+
+
+def imitation(learner: Learner, rows: Sequence[Row]) -> float:
+    return learner.imitate(rows, [learner.optimizer], learner.config.micro_batch_tokens)
+
+
+def compare(model: Any, case: Case, rounds: int) -> dict[str, Any]:
+    """Both learners in turn on the same rows, from the same weights."""
+    config = TrainConfig.make(
+        env="-", data="-", out="-", learning_rate=1e-6, minibatches=1, micro_batch_tokens=case.max_tokens
+    )
+    learners = {name: Learner(copy.deepcopy(model), config) for name in ("padded", "packed")}
+    learners["padded"].packing = None
+    lengths = [row.length for rows in case.batches for row in rows]
+    result: dict[str, Any] = {
+        "rows": len(lengths),
+        "mean_length": round(sum(lengths) / len(lengths)),
+        "tokens": sum(lengths),
+    }
+    losses = {}
+    seconds = dict.fromkeys(learners, float("inf"))
+    for number in range(rounds):
+        for name, learner in learners.items():
+            began = time.process_time()
+            found = [case.learn(learner, rows) for rows in case.batches]
+            seconds[name] = min(seconds[name], time.process_time() - began)
+            losses[name] = losses.get(name, found)
+            if number == 0:
+                passes = [m for rows in case.batches for m in learner.micro_batches(rows, case.max_tokens)]
+                result[f"computed_{name}"] = sum(m.inputs["input_ids"].numel() for m in passes)
+    result["padding"] = round(1 - result["tokens"] / result["computed_padded"], 3)
+    result["shared"] = round(1 - result["computed_packed"] / result["tokens"], 3)
+    result["tokens_per_s"] = {name: round(sum(lengths) / used) for name, used in seconds.items()}
+    result["ratio"] = round(seconds["padded"] / seconds["packed"], 2)
+    result["largest_difference_of_losses"] = max(abs(a - b) for a, b in zip(*losses.values(), strict=True))
+    return result
+
+
+if __name__ == "__main__":
+    main()
