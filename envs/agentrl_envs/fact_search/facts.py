@@ -121,20 +121,21 @@ class Index:
 
 
 def _import_bm25s() -> Any:
-    """bm25s without JAX. If JAX is installed, bm25s would start it, and JAX then takes 75 % of a GPU's memory.
-
-    bm25s asks for JAX when it is imported, whatever back end is used later. It does without if the import fails.
+    """bm25s without JAX. bm25s calls JAX when it is imported, whatever back end is used later, and JAX then takes 75 %
+    of a GPU's memory. It does without if the import of JAX fails. So JAX is hidden, even one that is imported already.
     """
-    hidden = "jax" not in sys.modules
-    if hidden:
-        sys.modules["jax"] = None  # type: ignore[assignment]  # `import jax` then raises ImportError
+    hidden = {name: sys.modules.get(name) for name in ("jax", "jax.lax")}
+    sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type]  # with None, an import raises ImportError
     try:
         import bm25s
     except ImportError as exc:
         raise ConfigError("fact_search needs bm25s; in agentrl's folder: pip install -e '.[search]'") from exc
     finally:
-        if hidden:
-            del sys.modules["jax"]
+        for name, module in hidden.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
     return bm25s
 
 
