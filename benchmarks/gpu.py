@@ -3,6 +3,7 @@
     make gpu                         # all parts; python -m benchmarks.gpu is the same
     make gpu PART=search-lora        # one of them: demo, search-full, search-lora, megatron
     make gpu DEVICE=cpu              # small, in a few minutes: shows that it works, and nothing about a GPU
+    make gpu USD=2.50                # an hour of this machine costs that: the bills then name the money
     make gpu DATA=FOLDER             # a real corpus: corpus.jsonl and qa.jsonl in Search-R1's formats
     make gpu-wheels WHEELS=FOLDER    # on a machine with a network: what a GPU without one needs
     make gpu WHEELS=FOLDER           # there: installs from that folder alone
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     for name in state.to_do(args.part):
         print(f"== {name}", flush=True)
-        state.parts[name] = run_part(name, args.out / name, settings, args.seconds)
+        state.parts[name] = run_part(name, args.out / name, settings, args.seconds, args.usd_per_hour)
         state.write(args.out)
         say(name, state.parts[name])
         args.results.write_text(json.dumps(merged(state, machine(settings.device)), indent=1) + "\n", encoding="utf-8")
@@ -125,6 +126,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Settings
     parser.add_argument("--model", help="of the search: smollm2-135m (on a CPU tiny), or a Hugging Face folder")
     parser.add_argument("--data", type=Path, help="a folder with corpus.jsonl and qa.jsonl")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of a part in this call ({SECONDS})")
+    parser.add_argument(
+        "--usd-per-hour", type=float, help="what an hour of this machine costs: the bills name the money"
+    )
     parser.add_argument("--out", type=Path, help="a folder for the state (runs/gpu-cuda, runs/gpu-cpu)")
     parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -145,10 +149,13 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Settings
     return args, Settings(device, model, str(args.data.absolute()) if args.data else None)
 
 
-def run_part(name: str, folder: Path, settings: Settings, seconds: float) -> dict[str, Any]:
+def run_part(
+    name: str, folder: Path, settings: Settings, seconds: float, usd_per_hour: float | None = None
+) -> dict[str, Any]:
     """One part in a separate process; what it says of itself, or that it failed."""
     folder.mkdir(parents=True, exist_ok=True)
     job = {"part": name, "folder": str(folder), "seconds": seconds, "small": settings.small, **asdict(settings)}
+    job["usd_per_hour"] = usd_per_hour
     said = folder / "said.json"
     said.unlink(missing_ok=True)
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_parts", json.dumps(job)], cwd=ROOT, check=False)

@@ -27,6 +27,7 @@ from agentrl.errors import AgentRLError
 from agentrl.models import load_config
 from agentrl.rollout.evaluate import Evaluation
 from agentrl.train import Summary, TrainConfig, Trainer, train
+from agentrl.train.bill import told_cost
 from agentrl.train.memory import MemoryEstimate, MemoryInputs, Shape
 from agentrl.train.trainer import Groups
 from benchmarks.gpu_data import ROOT, Data, demo_data, demonstrations, search_data
@@ -86,6 +87,7 @@ class Job:
     device: str
     model: str
     data: str | None
+    usd_per_hour: float | None = None
 
     @property
     def size(self) -> Size:
@@ -172,6 +174,7 @@ def make_config(job: Job, data: Data) -> dict[str, Any]:
         "checkpoint_every": 20,
         "warm_start": warm,
         "reward": _EVEN if job.small else None,
+        "usd_per_hour": job.usd_per_hour,
     }
 
 
@@ -214,19 +217,19 @@ class Kept:
 
 
 def timed(kept: Kept, seconds: float, device: str) -> type[Trainer]:
-    """A Trainer that stops after so many seconds, as after Ctrl-C, and measures what its metrics leave out."""
+    """A Trainer that stops after so many seconds, as after Ctrl-C, and keeps the peak of memory of each phase. Its bill
+    has the times."""
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        began = time.monotonic()
+        if device != "cuda":  # of a CPU only the whole process's peak is known
+            yield
+            return
+        torch.cuda.reset_peak_memory_stats()
         try:
             yield
         finally:
-            kept.add(f"{name}_s", time.monotonic() - began)
-            if device == "cuda":  # of a CPU only the whole process's peak is known
-                kept.most(f"{name}_gib", peak_gib(device))
+            kept.most(f"{name}_gib", peak_gib(device))
 
     class Timed(Trainer):
         async def run(self) -> Summary:
@@ -239,14 +242,8 @@ def timed(kept: Kept, seconds: float, device: str) -> type[Trainer]:
                 timer.cancel()
 
         async def warm_start(self) -> None:
-            config, done = self.config.warm_start, self.position.warm_steps
-            assert config is not None
-            length = statistics.fmean(len(demonstration.tokens) for demonstration in self.demonstrations.rows)
-            try:
-                with phase("warm_start"):
-                    await super().warm_start()
-            finally:
-                kept.add("warm_start_tokens", (self.position.warm_steps - done) * config.batch_size * length)
+            with phase("warm_start"):
+                await super().warm_start()
 
         async def evaluate(self, name: str) -> Evaluation:
             with phase("evaluation"):
@@ -267,20 +264,25 @@ def figures(run: Path, config: TrainConfig, summary: Summary, kept: Kept) -> dic
     """What came of a finished run. tokens/s are medians over the steps that learned: sampled, and read in training."""
     steps = lines(run / "metrics.jsonl")
     learned = [step for step in steps if step["read_tokens"]] or steps
-    values = kept.values
+    bill: Any = summary.bill
     names = {"before": "start", "after the warm start": "warm", "after RL": "final"}
     held_out = {name: scores(run / "trajectories" / f"eval_{file}.jsonl") for name, file in names.items()}
     return {
         "model": str(config.model) if Path(config.model).name == config.model else Path(config.model).name,
         "dtype": config.dtype,
         "steps": summary.steps,
-        "demonstrations": int(values["demonstrations"]),
+        "demonstrations": int(kept.values["demonstrations"]),
         "reward": config.reward or "the task's own",
+        "from_nothing_to_this_gain": told_gain(config, held_out, bill),
         "held_out_greedy_reward": held_out,
+        "gain_of_rl": gain(run / "trajectories"),
+        "groups_that_teach": teaching(steps),
         "rollout_tokens_per_second": median(steps, "rollout_tokens_per_second"),
         "train_tokens_per_second": median(learned, "train_tokens_per_second"),
-        "warm_start_tokens_per_second": round(values["warm_start_tokens"] / max(values["warm_start_s"], 1e-9), 1),
-        "seconds": {name[:-2]: round(value, 1) for name, value in values.items() if name.endswith("_s")},
+        "warm_start_tokens_per_second": round(
+            bill["tokens"].get("imitated", 0) / max(bill["seconds"].get("warm_start", 0.0), 1e-9), 1
+        ),
+        "bill": bill,
         "peak_gib": {name: round(value, 2) for name, value in kept.peaks().items()},
         "arithmetic_gib": arithmetic(config),
         "engine_trainer_difference": difference(steps, "logprob_diff_mean", "logprob_diff_max"),
@@ -309,6 +311,29 @@ def scores(file: Path) -> dict[str, Any]:
         found[str(episode["task"]["metadata"].get("data_source", "all"))].append(episode["reward"] or 0.0)
     everything = score([reward for rewards in found.values() for reward in rewards])
     return everything if len(found) < 2 else {**everything, "by_source": {name: score(r) for name, r in found.items()}}
+
+
+def gain(trajectories: Path) -> dict[str, Any]:
+    """The mean difference that RL made to the reward of a held-out task, with its interval: the tasks are drawn anew,
+    each with both of its rewards. The gain is real if the interval excludes 0."""
+    before, after = (lines(trajectories / f"eval_{name}.jsonl") for name in ("warm", "final"))
+    after_by_id = {episode["task"]["id"]: episode["reward"] or 0.0 for episode in after}
+    return score([after_by_id[one["task"]["id"]] - (one["reward"] or 0.0) for one in before])
+
+
+def told_gain(config: TrainConfig, held_out: Mapping[str, Mapping[str, Any]], bill: Mapping[str, Any]) -> str:
+    """From nothing: from weights that have not seen the task, data and warm start included."""
+    rewards = " -> ".join(f"{scored['mean']:.3f}" for scored in held_out.values())
+    return f"held out {rewards} in {told_cost(bill)}{'' if config.usd_per_hour else ' (name a price: USD=...)'}"
+
+
+def teaching(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The share of groups with a difference to learn from, in the first and the last fifth of the steps."""
+    shares = [1 - step["zero_advantage_groups"] / step["groups"] for step in steps]
+    fifth = max(len(shares) // 5, 1)
+    return {
+        name: round(statistics.fmean(part), 3) for name, part in (("first", shares[:fifth]), ("last", shares[-fifth:]))
+    }
 
 
 def score(rewards: Sequence[float]) -> dict[str, Any]:

@@ -176,6 +176,8 @@ class TrainConfig(EpisodeConfig):
     wandb: str | None = None
     """A project of Weights & Biases that gets the figures of every step, beside TensorBoard. It also gets the whole
     configuration. null: none."""
+    usd_per_hour: float | None = Field(None, gt=0)
+    """What this machine costs an hour, in dollars. The bill at the end then names what the run cost. null: unknown."""
     save_groups: int = Field(2, ge=0)
     """Groups of each step whose trajectories are written to the run folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

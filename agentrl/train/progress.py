@@ -23,6 +23,7 @@ class Position:
     """Whether the warm start, if any, is over."""
     warm_steps: int = 0
     seconds: float = 0.0
+    """Of a run that was begun before it had a bill."""
     evals: dict[str, float | None] = field(default_factory=dict)
     """Mean held-out rewards; None where no episode was rewarded."""
     eval_failed: dict[str, int] = field(default_factory=dict)

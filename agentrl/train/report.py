@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.monitor.metrics import RolloutMetrics
+from agentrl.train.bill import Bill, told_bill, told_cost
 from agentrl.types import JSON
+
+KNOWS_NOTHING = (
+    "warning: tiny has random weights: it knows no word, finds no reward and learns nothing from it. Let it imitate "
+    "first: record episodes with `agentrl play ... --player FILE:FUNCTION --out demos.jsonl`, and train with "
+    "--warm-start demos.jsonl"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,8 @@ class Summary:
     sampled_tokens: int
     trained_tokens: int
     masked_tokens: Mapping[str, int]
+    bill: Mapping[str, JSON]
+    """What it took, over all processes of the run: see `Bill.to_json`."""
 
     @classmethod
     def of(
@@ -34,7 +43,7 @@ class Summary:
         evals: Mapping[str, float | None],
         eval_failed: Mapping[str, int],
         metrics: Sequence[Mapping[str, Any]],
-        seconds: float,
+        bill: Bill,
     ) -> Summary:
         masked: dict[str, int] = {}
         for line in metrics:
@@ -51,11 +60,23 @@ class Summary:
                 **{f"reward_{name}": line["failed_episodes"] for name, line in _first_and_last(metrics)},
             },
             steps=len(metrics),
-            seconds=round(seconds, 1),
+            seconds=round(bill.seconds, 1),
             sampled_tokens=sum(line["sampled_tokens"] for line in metrics),
             trained_tokens=sum(line["trained_tokens"] for line in metrics),
             masked_tokens=masked,
+            bill=bill.to_json(),
         )
+
+    def report(self) -> Iterator[str]:
+        """Lines for the end of a run: its gain on the held-out tasks, and its bill."""
+        if self.eval_start is not None and self.eval_final is not None:
+            warm = "" if self.eval_warm is None else f", {self.eval_warm:.3f} after the warm start"
+            what = "from nothing to this gain" if self.eval_final > self.eval_start else "no gain"
+            yield (
+                f"{what}: held out {self.eval_start:.3f}{warm}, {self.eval_final:.3f} at the end, "
+                f"in {told_cost(self.bill)}"
+            )
+        yield from told_bill(self.bill)
 
 
 def _first_and_last(metrics: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, Mapping[str, Any]]]:

@@ -1,6 +1,6 @@
 """The run folder: the files of a run, written so that a kill at any moment loses no completed work.
 
-config.yaml  metrics.jsonl  summary.json  reward.png  tensorboard/  wandb_id
+config.yaml  metrics.jsonl  summary.json  bill.json  reward.png  tensorboard/  wandb_id
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
 checkpoints/step_000050/      a Hugging Face folder, with optimizer.pt and state.json beside the weights
 skipped_rows.txt              rows of chat that the warm start left out, cut or found odd, and why; absent if none
@@ -38,7 +38,7 @@ _STEP = re.compile(r"step_(\d{6,})")
 
 _RESUMABLE = {
     "steps", "eval_every", "eval_tasks", "checkpoint_every", "save_groups", "out", "concurrency", "canaries",
-    "numerics", "data", "episodes", "engine_config", "wandb",
+    "numerics", "data", "episodes", "engine_config", "wandb", "usd_per_hour",
 }  # fmt: skip
 """Keys that may change between a run and its continuation: they change its length and output, not what it learns. The
 tasks themselves are compared, not the name of `data`."""
@@ -55,6 +55,7 @@ class RunFolder:
     def _set_path(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
+        self.bill = path / "bill.json"
         self.trajectories = path / "trajectories"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"

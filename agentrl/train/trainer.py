@@ -32,6 +32,7 @@ from agentrl.rollout.groups import BugError, Rollout, run_groups
 from agentrl.rollout.tasks import TaskStream, held_out_tasks, tasks_of
 from agentrl.train import lora
 from agentrl.train.batch import Row, episode_rows
+from agentrl.train.bill import Bill, billed
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages, uncredited_groups
 from agentrl.train.files import write_atomically
@@ -41,6 +42,7 @@ from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines
 from agentrl.train.progress import Position, Progress
 from agentrl.train.report import (
+    KNOWS_NOTHING,
     StepReport,
     Summary,
     after_warm_start,
@@ -60,12 +62,6 @@ from agentrl.train.warm_start import (
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
 
 Groups = list[list[Trajectory]]
-
-_KNOWS_NOTHING = (
-    "warning: tiny has random weights: it knows no word, finds no reward and learns nothing from it. Let it imitate "
-    "first: record episodes with `agentrl play ... --player FILE:FUNCTION --out demos.jsonl`, and train with "
-    "--warm-start demos.jsonl"
-)
 
 
 def train(
@@ -115,7 +111,7 @@ class Trainer:
         self._progress_saved: tuple[int, int, bool] | None = None
         """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
         self._stack = AsyncExitStack()
-        self._counted = time.monotonic()
+        self.bill = Bill(config.usd_per_hour)
 
     async def __aenter__(self) -> Self:
         try:
@@ -136,6 +132,7 @@ class Trainer:
             self.folder.discard()
         self.folder.unlock()
 
+    @billed("start")
     async def setup(self) -> None:
         """Load and check everything, then make the run folder. Raises ConfigError."""
         config = self.config
@@ -171,6 +168,8 @@ class Trainer:
         self._note_step_end()
         self.folder.create(config)
         self._created = not self._resume
+        on_gpu = self.learner.device.type == "cuda"
+        self.bill.keep_in(self.folder.bill, on_gpu=on_gpu, seconds=self.position.seconds)
         if self.warm_optimizers and (listed := self.demonstrations.listed()):
             self.folder.write_skipped(listed)
         if config.lora is not None and config.model == "tiny" and not self.folder.base.exists():
@@ -196,7 +195,7 @@ class Trainer:
         config, position = self.config, self.position
         if not position.started:
             if config.model == "tiny" and config.warm_start is None:
-                self._say(_KNOWS_NOTHING)
+                self._say(KNOWS_NOTHING)
             if "start" not in position.evals:
                 await self._evaluate_and_keep("start")
             if config.warm_start is not None:
@@ -218,6 +217,7 @@ class Trainer:
         self.folder.save_model(self.folder.model, position.step, self._save_model)
         return self._summarise()
 
+    @billed("warm_start")
     async def warm_start(self) -> None:
         """Imitate the demonstrations."""
         config = self.config.warm_start
@@ -233,6 +233,7 @@ class Trainer:
                 loss = self.learner.imitate(rows, self.warm_optimizers, config.micro_batch_tokens)
                 tokens += sum(len(row.tokens) for row in rows)
                 self.position.warm_steps = step
+                self.bill.count(imitated=sum(len(row.tokens) for row in rows))
                 progress.show(step, loss=loss, tokens_s=tokens / (time.monotonic() - began))
                 await asyncio.sleep(0)  # lets Ctrl-C in
         self.warm_optimizers = []
@@ -240,7 +241,8 @@ class Trainer:
     async def step(self, step: int) -> StepReport:
         """One step of RL: give the weights to the engine, play, learn."""
         asked = time.monotonic()
-        await self.handover.give()
+        with self.bill.phase("hand_over"):
+            await self.handover.give()
         began = time.monotonic()
         groups = await self.collect(step)
         collected = time.monotonic()
@@ -258,6 +260,7 @@ class Trainer:
         self.folder.write_trajectories(step_name(step), shown)
         return StepReport(step, metrics, update, began - asked, collected - began, updated - collected)
 
+    @billed("rollout")
     async def collect(self, step: int) -> Groups:
         """Play the episodes of one step, and mask those that must not be trained."""
         await self.handover.give()
@@ -274,6 +277,7 @@ class Trainer:
                 trajectory.mask("overlong")
         return groups
 
+    @billed("train")
     def update(self, groups: Groups, step: int) -> dict[str, Any]:
         """Learn from the groups, and return metrics. The new weights have the step as their version."""
         rows, zero_advantage_groups = self.rows(groups)
@@ -305,11 +309,13 @@ class Trainer:
             return max(sum(map(_trained, trajectories)), 1)
         return len(trajectories) * (self.length if self.config.reduction == "constant" else 1)
 
+    @billed("evaluation")
     async def evaluate(self, name: str) -> Evaluation:
         """Play the held-out tasks greedily, and write the episodes to the run folder."""
         await self.handover.give()
         evaluation = await evaluate(self.rollout, self.eval_tasks)
         self.folder.write_trajectories(f"eval_{name}", evaluation.trajectories)
+        self.bill.count(evaluated=evaluation.metrics.sampled_tokens)
         return evaluation
 
     async def _evaluate_and_keep(self, name: str) -> None:
@@ -335,6 +341,7 @@ class Trainer:
         step = report.step
         self.folder.append_metrics(metrics)
         self._trackers.add(step, metrics)
+        self.bill.count(sampled=metrics["sampled_tokens"], trained=metrics["read_tokens"])
         warnings = self.canaries.watch(step, report.rollout) if self.canaries else []
         if self.numerics is not None:
             warnings += self.numerics.watch(f"step {step}", metrics["logprob_diff_mean"], metrics["logprob_diff_max"])
@@ -349,7 +356,6 @@ class Trainer:
 
     def checkpoint(self) -> None:
         """Save everything that an exact continuation needs, completely or not at all."""
-        self._count_seconds()
 
         def write(path: Path) -> None:
             self._save_model(path)
@@ -469,18 +475,15 @@ class Trainer:
         self.handover.changed(str(self.position.step))
 
     def _summarise(self) -> Summary:
-        self._count_seconds()
         metrics = self.folder.read_metrics()
-        summary = Summary.of(self.position.evals, self.position.eval_failed, metrics, self.position.seconds)
+        self.bill.write()
+        summary = Summary.of(self.position.evals, self.position.eval_failed, metrics, self.bill)
         write_atomically(self.folder.path / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
         if metrics and not draw_curve(metrics, self.position.evals, self.folder.path / "reward.png"):
             self.console.print("no reward.png: matplotlib is not installed")
+        for line in summary.report():
+            self._say(line)
         return summary
-
-    def _count_seconds(self) -> None:
-        now = time.monotonic()
-        self.position.seconds += now - self._counted
-        self._counted = now
 
 
 def _trained(trajectory: Trajectory) -> int:

@@ -23,7 +23,7 @@ def command(tmp_path, monkeypatch):
     def run(*flags, **answers):
         ran.clear()
 
-        def answer(name, folder, settings, seconds):
+        def answer(name, folder, settings, seconds, usd_per_hour):
             ran.append(name)
             return answers.get(name.replace("-", "_"), FINISHED)
 

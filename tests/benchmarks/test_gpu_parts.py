@@ -15,7 +15,19 @@ from agentrl.train import TrainConfig
 from agentrl.types import Task
 from benchmarks import gpu_parts
 from benchmarks.gpu_data import Data, search_data
-from benchmarks.gpu_parts import Job, Kept, arithmetic, cannot_run, chain_figures, make_config, score, scores
+from benchmarks.gpu_parts import (
+    Job,
+    Kept,
+    arithmetic,
+    cannot_run,
+    chain_figures,
+    gain,
+    make_config,
+    score,
+    scores,
+    teaching,
+    told_gain,
+)
 
 JOB = {"seconds": 1.0, "small": False, "device": "cuda", "model": "smollm2-135m", "data": None}
 DATA = Data(Path("train.jsonl"), Path("held_out.jsonl"), Path("corpus.jsonl"), lambda task: iter(()), "a corpus")
@@ -61,6 +73,32 @@ def test_scores_by_source(tmp_path):
     found = scores(file)
     assert (found["mean"], found["tasks"]) == (0.3333, 3)
     assert {name: part["mean"] for name, part in found["by_source"].items()} == {"nq": 0.5, "hotpot": 0.0}
+
+
+def test_a_gain_is_the_mean_difference_of_the_same_tasks(tmp_path):
+    before = [(str(n), float(n % 2)) for n in range(40)]
+    after = [(name, 1.0) for name, _ in before[::-1]]  # in another order
+    for file, rewards in (("eval_warm", before), ("eval_final", after)):
+        rows = [json.dumps({"task": {"id": name}, "reward": reward}) for name, reward in rewards]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(rows) + "\n")
+    found = gain(tmp_path)
+    assert (found["mean"], found["tasks"]) == (0.5, 40)
+    assert 0.3 < found["interval"][0] < 0.4 < 0.6 < found["interval"][1] < 0.7
+
+
+def test_the_share_of_groups_that_teach():
+    steps = [{"zero_advantage_groups": zero, "groups": 4} for zero in (0, 1, 2, 2, 3, 4, 4, 4, 3, 4)]
+    assert teaching(steps) == {"first": 0.875, "last": 0.125}
+
+
+def test_the_price_is_the_runs(tmp_path):
+    keys = config("demo", usd_per_hour=2.5)
+    keys["warm_start"]["demonstrations"] = tmp_path
+    made = TrainConfig.make(**keys)
+    assert made.usd_per_hour == 2.5
+    held_out = {"before": {"mean": 0.0}, "after RL": {"mean": 0.5}}
+    bill = {"total_seconds": 600.0, "usd": 0.4167}
+    assert told_gain(made, held_out, bill) == "held out 0.000 -> 0.500 in 10.0 minutes, $0.42"
 
 
 def test_what_is_measured_adds_up_over_calls(tmp_path):
