@@ -137,7 +137,8 @@ def embedded(job: Job) -> dict[str, Any]:
     finally:
         kept.most("process_gib", max([peak_gib(job.device), *kept.peaks().values()]))
         kept.write()
-    return {"status": "finished", "result": {"data": data.about, **figures(run, made, summary, kept)}}
+    ran = TrainConfig.from_yaml(run / "config.yaml")  # with the engine that `auto` became
+    return {"status": "finished", "result": {"data": data.about, **figures(run, ran, summary, kept)}}
 
 
 def make_data(job: Job) -> Data:
@@ -270,6 +271,7 @@ def figures(run: Path, config: TrainConfig, summary: Summary, kept: Kept) -> dic
     return {
         "model": str(config.model) if Path(config.model).name == config.model else Path(config.model).name,
         "dtype": config.dtype,
+        "engine": config.engine,
         "steps": summary.steps,
         "demonstrations": int(kept.values["demonstrations"]),
         "reward": config.reward or "the task's own",

@@ -25,6 +25,8 @@ ENGINES: Mapping[str, str] = {
 
 _HINTS = {("sglang", "url"): "; name a server that runs: --set engine_config.url=http://127.0.0.1:30000"}
 """The remedy for a missing key."""
+_PARTS = ("model", "tokenizer", "renderer", "training")
+"""Parameters of an engine that are no keys of `engine_config`."""
 _TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.training.trained:TrainedSGLang"}
 """Names that mean another engine in training."""
 
@@ -76,6 +78,12 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     return found
 
 
+def engine_keys(name: str, *, training: bool) -> set[str]:
+    """The keys of `engine_config` that an engine of ENGINES has."""
+    parameters = inspect.signature(_maker(name, {**ENGINES, **_TRAINED} if training else ENGINES)).parameters
+    return set(parameters) - set(_PARTS)
+
+
 def check_engine(name: str, config: Mapping[str, Any] | None = None) -> None:
     """Raises ConfigError for an unknown name, and for wrong keys of `config` where it is given.
 
@@ -101,7 +109,7 @@ def _check_keys(
     name: str, config: Mapping[str, Any], given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
     """Raise ConfigError for an unknown key of `config`, and for a parameter that is not in `given`."""
-    own = [key for key in parameters if key not in ("model", "tokenizer", "renderer", "training")]
+    own = [key for key in parameters if key not in _PARTS]
     if unknown := [key for key in config if key not in parameters or key == "training"]:
         raise ConfigError(f"engine {name}: {unknown_key(f'engine_config.{unknown[0]}', own)}")
     for key in own:

@@ -70,6 +70,7 @@ _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings of an algorithm's paper that differ from GRPO's."""
 
+_TIS_OF_ANOTHER_PROGRAM = 2.0
 _TINY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "limits": {"turns": 8, "max_tokens_per_turn": 64},
     "warm_start": {"steps": 100, "optimizer": "muon", "context_weight": 1.0},
@@ -84,9 +85,10 @@ class TrainConfig(EpisodeConfig):
     """`file.py:Class` or `package.module:Class`."""
     model: str = "tiny"
     """tiny, smollm2-135m, a run's folder, a Hugging Face folder, or a name on its Hub such as Qwen/Qwen3-0.6B."""
-    engine: str = "local"
-    """The engine: local, sglang, or the path of an engine that can take new weights. A mapping with the key `kind`
-    gives engine_config, too: `{kind: sglang, url: http://127.0.0.1:30000}`."""
+    engine: str = "auto"
+    """The engine: auto, local, sglang, or the path of an engine that can take new weights. auto: sglang on a GPU if the
+    interpreter has SGLang, else local. A mapping gives engine_config, too, and `kind` is the engine in it:
+    `{kind: sglang, url: http://127.0.0.1:30000}`."""
     engine_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine; local takes max_batch and max_context."""
     data: Path | None = None
@@ -196,13 +198,13 @@ class TrainConfig(EpisodeConfig):
         """`engine: {kind: sglang, ...}` is engine and engine_config in one. It wins over an engine_config beside it."""
         values, engine = dict(values), values.get("engine")
         if isinstance(engine, Mapping):
-            if not isinstance(kind := engine.get("kind"), str):
-                raise ValueError("engine: a mapping needs the key kind, such as {kind: sglang}")
+            if not isinstance(kind := engine.get("kind", "auto"), str):
+                raise ValueError(f"engine: kind must be the name of an engine, such as sglang, not {kind!r:.80}")
             if not isinstance(beside := values.get("engine_config") or {}, Mapping):
                 raise ValueError(f"engine_config must be a mapping of keys to values, not {beside!r:.80}")
             own = {key: value for key, value in engine.items() if key != "kind"}
             values |= {"engine": kind, "engine_config": {**beside, **own}}
-        return {"tis_clip": 2.0, **values} if values.get("engine") == "sglang" else values
+        return {"tis_clip": _TIS_OF_ANOTHER_PROGRAM, **values} if values.get("engine") == "sglang" else values
 
     @model_validator(mode="before")
     @classmethod
@@ -274,10 +276,21 @@ class TrainConfig(EpisodeConfig):
         """Read a YAML file; `overrides` win. Raises ConfigError."""
         return cls.parse(str(path), {**read_yaml(path), **overrides})
 
+    def with_engine(self, engine: str) -> Self:
+        """With this engine, and its defaults, in place of `auto`. Another engine that was chosen stays."""
+        if self.engine != "auto":
+            return self
+        corrected = engine == "sglang" and "tis_clip" not in self.model_fields_set
+        tis = {"tis_clip": _TIS_OF_ANOTHER_PROGRAM} if corrected else {}
+        return self.model_copy(update={"engine": engine, **tis})
+
     def to_yaml(self) -> str:
-        """All keys. Defaults of the algorithm are left out, so that another algorithm may be set later."""
+        """All keys. Defaults of the algorithm are left out, so that another algorithm may be set later. A tis_clip that
+        depends on the engine is left out while that is `auto`."""
         values, decided = self.model_dump(mode="json"), _ALGORITHM_DEFAULTS.get(self.algorithm, {})
         for key in {key for keys in _ALGORITHM_DEFAULTS.values() for key in keys}:
             if values[key] == decided.get(key, type(self).model_fields[key].default):
                 del values[key]
+        if self.engine == "auto" and "tis_clip" not in self.model_fields_set:
+            del values["tis_clip"]
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -158,7 +158,7 @@ class MemoryInputs:
             targets=config.lora.targets if config.lora else "all-linear",
             moments=2 if config.optimizer == "adamw_8bit" else 8,
             reference=config.kl_coef > 0 and config.lora is None,
-            engine="inside" if config.engine == "local" else place,
+            engine="inside" if config.engine in ("local", "auto") else place,
             sleeps=place == "beside" and on_gpu and sleep in ("auto", True),
             on_gpu=on_gpu,
         )

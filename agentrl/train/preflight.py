@@ -25,6 +25,7 @@ def check_inputs(config: TrainConfig, *, resume: bool) -> None:
     if config.warm_start is not None and not resume:
         remedy = "record some with agentrl play --out"
         check_file(config.warm_start.demonstrations, remedy, "file of demonstrations")
-    check_engine(config.engine)
+    if config.engine != "auto":
+        check_engine(config.engine)
     if not resume:
         check_name(weights_of(config.model))

@@ -74,6 +74,10 @@ class RunFolder:
             remedy = "add --resume to continue it, or " if config_file.exists() else ""
             raise ConfigError(f"--out {self.path} {what}; {remedy}choose another folder")
 
+    def begun_with(self) -> TrainConfig:
+        """The configuration of the run in this folder. Raises ConfigError."""
+        return TrainConfig.from_yaml(self.path / "config.yaml")
+
     def lock(self) -> None:
         """Lock out other processes, until `unlock` or the end of this process. Raises ConfigError if it is locked."""
         descriptor = os.open(self.path, os.O_RDONLY)
@@ -244,7 +248,8 @@ def _check_same(config_file: Path, now: TrainConfig) -> None:
     """Raises ConfigError unless the run of this file can continue with the configuration `now`."""
     if not config_file.exists():
         raise ConfigError(f"--resume: {config_file.parent} holds no run; leave --resume out to begin one")
-    before, after = TrainConfig.from_yaml(config_file).model_dump(mode="json"), now.model_dump(mode="json")
+    begun = TrainConfig.from_yaml(config_file)
+    before, after = begun.model_dump(mode="json"), now.with_engine(begun.engine).model_dump(mode="json")
     changed = [key for key in after if key not in _RESUMABLE and before[key] != after[key]]
     if changed:
         key = changed[0]

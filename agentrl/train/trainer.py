@@ -35,6 +35,7 @@ from agentrl.train.batch import Row, episode_rows
 from agentrl.train.bill import Bill, billed
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages, uncredited_groups
+from agentrl.train.engine_choice import device_of, with_engine_chosen
 from agentrl.train.files import write_atomically
 from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
@@ -135,8 +136,9 @@ class Trainer:
     @billed("start")
     async def setup(self) -> None:
         """Load and check everything, then make the run folder. Raises ConfigError."""
-        config = self.config
-        self.folder.check(config, resume=self._resume)
+        self.folder.check(self.config, resume=self._resume)
+        begun = self.folder.begun_with().engine if self._resume else None
+        config = self.config = with_engine_chosen(self.config, begun, self._say)
         check_wandb(config)
         envs = EnvFactory(config.env, config.env_config)
         reward = config.reward_function()
@@ -408,7 +410,7 @@ class Trainer:
         disable_progress_bar()  # transformers' own bars at each load and save would disturb ours
         source = str(checkpoint) if checkpoint else weights_of(self.config.model)
         self.tokenizer = load_tokenizer(source)
-        for line in memory_lines(self.config, source, _device(self.config.device)):
+        for line in memory_lines(self.config, source, device_of(self.config.device)):
             self._say(line)
         base = lora.name_of_base(self.folder.base, self.config.model, source)
         model = lora.attach(self._load(source), self.config.lora, base=base, seed=self.config.seed)
@@ -431,7 +433,7 @@ class Trainer:
 
     def _load(self, source: str) -> Any:
         config = self.config
-        model = load_model(source, device=_device(config.device), dtype=config.dtype, seed=config.seed)
+        model = load_model(source, device=device_of(config.device), dtype=config.dtype, seed=config.seed)
         for parameter in model.parameters():
             # Weights mapped from a file are not aligned in memory, and BLAS then sums in another order. A resumed run
             # would differ from an uninterrupted one in the last bits.
@@ -489,11 +491,3 @@ class Trainer:
 def _trained(trajectory: Trajectory) -> int:
     """Number of trained tokens of an episode, all segments together."""
     return total_ledger(trajectory.segments).trained
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was given, but torch sees no GPU; use cpu or auto")
-    return name

@@ -54,8 +54,7 @@ def test_survives_yaml(tmp_path, make_config):
         ({"numerics": {"warn": 0}}, "numerics.warn must be greater than 0"),
         ({"numerics": {"stop": -1}}, "numerics.stop must be greater than 0"),
         ({"numerics": {"max": 1}}, "unknown key numerics.max; the keys are warn, stop"),
-        ({"engine": {"url": "http://x"}}, "engine: a mapping needs the key kind, such as {kind: sglang}"),
-        ({"engine": {"kind": 3}}, "engine: a mapping needs the key kind"),
+        ({"engine": {"kind": 3}}, "engine: kind must be the name of an engine, such as sglang, not 3"),
         ({"steps": "many", "seed": "x"}, "; "),
     ],
 )
@@ -127,12 +126,17 @@ def test_an_engine_and_its_settings_may_be_one_mapping(make_config, tmp_path):
     assert (config.engine, config.engine_config) == ("sglang", {"url": "http://x", "sleep": True})
     (tmp_path / "c.yaml").write_text(config.to_yaml())
     assert TrainConfig.from_yaml(tmp_path / "c.yaml") == config
-    assert make_config(engine={"kind": "local"}) == make_config()
+    assert make_config(engine={"kind": "auto"}) == make_config()
+    assert make_config(engine={"python": "p"}).engine_config == {"python": "p"}
 
 
 def test_an_engine_in_another_program_is_corrected_for_unless_that_is_declined(make_config, tmp_path):
     assert make_config(engine="sglang").tis_clip == make_config(engine={"kind": "sglang"}).tis_clip == 2
-    assert make_config(engine="local").tis_clip is None
+    assert make_config(engine="local").tis_clip is make_config().tis_clip is None
+    assert make_config().with_engine("sglang").tis_clip == 2
+    assert make_config().with_engine("local").tis_clip is make_config(tis_clip=None).with_engine("sglang").tis_clip
+    (tmp_path / "auto.yaml").write_text(make_config().to_yaml())
+    assert TrainConfig.from_yaml(tmp_path / "auto.yaml").with_engine("sglang").tis_clip == 2
     assert make_config(engine="sglang", tis_clip=3).tis_clip == 3
     declined = make_config(engine="sglang", tis_clip=None)
     (tmp_path / "c.yaml").write_text(declined.to_yaml())

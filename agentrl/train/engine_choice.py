@@ -1,0 +1,59 @@
+"""The device of a run, and its engine where the configuration says `auto`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from agentrl.engine.sglang.training.flags import variables
+from agentrl.engine.sglang.training.process import check_interpreter
+from agentrl.engine.table import engine_keys
+from agentrl.errors import ConfigError
+from agentrl.train.config import TrainConfig
+
+
+def device_of(name: str) -> str:
+    """cpu or cuda. Raises ConfigError for a GPU that is not there."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was given, but torch sees no GPU; use cpu or auto")
+    return name
+
+
+def with_engine_chosen(config: TrainConfig, begun: str | None, say: Callable[[str], None]) -> TrainConfig:
+    """The configuration with an engine in place of `auto`. `say` gets a line on a GPU.
+
+    A run that is resumed keeps the engine that it was `begun` with.
+
+    SGLang is taken on a GPU if an interpreter has it, and for a server that `engine_config.url` names. LocalEngine is
+    taken for `tiny`, for a run that plays nothing, and where its own settings are given. Settings that only SGLang has
+    are then left out.
+    """
+    if config.engine != "auto":
+        return config
+    if begun is not None:
+        return _local(config) if begun == "local" else config.with_engine(begun)
+    given = config.engine_config
+    if given.get("url"):
+        return config.with_engine("sglang")
+    small = config.model == "tiny" or config.steps == 0
+    if small or device_of(config.device) != "cuda" or given.keys() - engine_keys("sglang", training=True):
+        return _local(config)
+    python = str(Path(given["python"]).expanduser()) if given.get("python") else sys.executable
+    try:
+        check_interpreter(python, variables(python, "cuda"))
+    except ConfigError as exc:
+        say(f"engine: local, which samples several times slower than SGLang: {exc}")
+        return _local(config)
+    say(f"engine: sglang, found by {python}; engine=local samples in this process instead, and repeats a run exactly")
+    return config.with_engine("sglang")
+
+
+def _local(config: TrainConfig) -> TrainConfig:
+    foreign = engine_keys("sglang", training=True) - engine_keys("local", training=True)
+    own = {key: value for key, value in config.engine_config.items() if key not in foreign}
+    return config.with_engine("local").model_copy(update={"engine_config": own})
