@@ -18,6 +18,10 @@ _GREEDY_BELOW = 1e-6
 _MAX_TEMPERATURE = 1e6
 """Far below this temperature all tokens are practically equally likely. JSON has no infinity."""
 
+_BLOCK = 256
+"""Tokens whose probabilities are summed first."""
+_BELOW_ONE = 1 - 2**-52
+
 _HARMLESS = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval", "custom_params"}
 )
@@ -169,31 +173,57 @@ def draw(
     """
     import torch
 
-    heat = [[1.0 if s.greedy else s.temperature] for s in samplings]
-    log_probs = torch.log_softmax(logits.float() / torch.tensor(heat, device=logits.device), dim=-1)
-    cumulative = _truncate(log_probs.exp().double(), samplings).cumsum(dim=-1)
-    points = [[uniform(s.seed, position)] for s, position in zip(samplings, positions, strict=True)]
-    targets = torch.tensor(points, dtype=torch.float64, device=logits.device) * cumulative[:, -1:]
-    # With NaN the search ends after the last token. The row's log-prob is then NaN, too.
-    tokens = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[-1] - 1)
-    greedy = [row for row, s in enumerate(samplings) if s.greedy]
+    scaled = logits.float()
+    if any(sampling.temperature != 1.0 and not sampling.greedy for sampling in samplings):
+        heat = [[1.0 if sampling.greedy else sampling.temperature] for sampling in samplings]
+        scaled = scaled / torch.tensor(heat, device=logits.device)
+    log_probs = torch.log_softmax(scaled, dim=-1)
+    points = [[uniform(sampling.seed, position)] for sampling, position in zip(samplings, positions, strict=True)]
+    tokens = _search(log_probs, samplings, torch.tensor(points, dtype=torch.float64, device=logits.device))
+    greedy = [row for row, sampling in enumerate(samplings) if sampling.greedy]
     if greedy:
         tokens[greedy, 0] = logits[greedy].argmax(dim=-1)
-    return tokens[:, 0].tolist(), log_probs.gather(1, tokens)[:, 0].tolist()
+    # A double holds every token and every float32, so one transfer from the device is enough.
+    found = torch.cat([tokens.double(), log_probs.gather(1, tokens).double()], dim=1).tolist()
+    return [int(token) for token, _ in found], [log_prob for _, log_prob in found]
 
 
-def _truncate(probs: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+def _search(log_probs: torch.Tensor, samplings: Sequence[Sampling], points: torch.Tensor) -> torch.Tensor:
+    """The token of each row, [rows, 1], at which the cumulative probability exceeds `points` (of the row's total).
+
+    The block of tokens is searched first, by the blocks' sums, then the token in it. Cumulative sums in float64 over a
+    whole vocabulary would take most of the time of drawing (benchmarks/bench_local_engine.py).
+    """
+    import torch
+
+    rows, vocabulary = log_probs.shape
+    probs = log_probs.new_empty(rows, -(-vocabulary // _BLOCK) * _BLOCK)
+    probs[:, vocabulary:] = 0
+    torch.exp(log_probs, out=probs[:, :vocabulary])
+    _truncate(probs, samplings)
+    blocks = probs.view(rows, -1, _BLOCK)
+    upto = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    targets = points * upto[:, -1:]
+    # With NaN both searches end after the last token. The row's log-prob is then NaN, too.
+    block = torch.searchsorted(upto, targets, right=True).clamp_(max=upto.shape[1] - 1)
+    end, before = upto.gather(1, block), torch.where(block > 0, upto.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(dim=-1)
+    share = ((targets - before) / (end - before)).clamp_(max=_BELOW_ONE)  # of this block, whose sum was rounded
+    token = torch.searchsorted(inside, share * inside[:, -1:], right=True)
+    return (block * _BLOCK + token).clamp_(max=vocabulary - 1)
+
+
+def _truncate(probs: torch.Tensor, samplings: Sequence[Sampling]) -> None:
     """Zero the tokens that top-k or top-p excludes. Both use the whole distribution, as in SGLang's torch sampler."""
     import torch
 
-    rows = [row for row, s in enumerate(samplings) if s.truncated]
+    rows = [row for row, sampling in enumerate(samplings) if sampling.truncated]
     if not rows:
-        return probs
-    vocabulary = probs.shape[-1]
-    top_p = torch.tensor([[samplings[row].top_p] for row in rows], dtype=probs.dtype, device=probs.device)
-    top_k = torch.tensor([[k if (k := samplings[row].top_k) > 0 else vocabulary] for row in rows], device=probs.device)
+        return
+    columns, device = probs.shape[-1], probs.device
+    top_p = torch.tensor([[samplings[row].top_p] for row in rows], dtype=torch.float64, device=device)
+    top_k = torch.tensor([[k if (k := samplings[row].top_k) > 0 else columns] for row in rows], device=device)
     ordered, order = probs[rows].sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    keep = (before <= top_p) & (torch.arange(vocabulary, device=probs.device) < top_k)
+    before = ordered.double().cumsum(dim=-1) - ordered
+    keep = (before <= top_p) & (torch.arange(columns, device=device) < top_k)
     probs[rows] = torch.zeros_like(ordered).scatter(-1, order, ordered * keep)
-    return probs
