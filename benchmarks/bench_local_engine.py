@@ -1,8 +1,13 @@
 """LocalEngine against what transformers offers, side by side: `python benchmarks/bench_local_engine.py [--quick]`.
 
+    --overhead [--device cuda]     only what LocalEngine adds to the bare forward pass of the same batch
+
 Every row generates the same number of tokens for the same prompts, with sampling and log-probs; times are the best of
 several turns, in which the methods alternate. "all" counts the prefill's time too. The second table plays sessions of
 several turns, with and without the prefixes that a session keeps.
+
+The overhead: seconds of a decode step of 128 rows, and of the bare forward pass of the same batch: keys and values of
+the same size lie ready, without gaps, nothing is written, masked or drawn. `tiny`, and a model of SmolLM2's shape.
 """
 
 from __future__ import annotations
@@ -12,24 +17,32 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import torch
-from transformers import DynamicCache, GenerationConfig
+from transformers import Cache, DynamicCache, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from agentrl.engine.local import LocalEngine
+from agentrl.engine.local.batch import Batch
+from agentrl.engine.local.fitness import measure
+from agentrl.engine.local.request import GenerateRequest
 from agentrl.engine.local.sampling import Sampling, draw
 from agentrl.models import tiny_model, tiny_tokenizer
 
 Prompts: TypeAlias = list[list[int]]
 Method: TypeAlias = Callable[[Prompts, int], None]
-MODEL, TOKENIZER = tiny_model(), tiny_tokenizer()
+ROWS = 128
+
+
+@cache
+def tiny() -> tuple[Any, Any]:
+    return tiny_model().eval(), tiny_tokenizer()
 
 
 def make_prompts(count: int, rng: random.Random) -> Prompts:
     """About 150 tokens each."""
-    return [[rng.randrange(len(TOKENIZER)) for _ in range(rng.randrange(120, 180))] for _ in range(count)]
+    return [[rng.randrange(len(tiny()[1])) for _ in range(rng.randrange(120, 180))] for _ in range(count)]
 
 
 def padded(prompts: Prompts) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +54,7 @@ def padded(prompts: Prompts) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.inference_mode()
 def generate(prompts: Prompts, tokens: int) -> None:
     ids, mask = padded(prompts)
-    MODEL.generate(
+    tiny()[0].generate(
         ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, top_k=0,
         output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
@@ -49,7 +62,7 @@ def generate(prompts: Prompts, tokens: int) -> None:
 
 def continuous_batching(prompts: Prompts, tokens: int) -> None:
     config = GenerationConfig(max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
-    outputs = MODEL.generate_batch(prompts, generation_config=config, progress_bar=False)
+    outputs = tiny()[0].generate_batch(prompts, generation_config=config, progress_bar=False)
     if sum(len(output.generated_tokens) for output in outputs.values()) != tokens * len(prompts):
         raise RuntimeError("the continuous batching manager lost requests")
 
@@ -58,11 +71,12 @@ def continuous_batching(prompts: Prompts, tokens: int) -> None:
 def dynamic_cache(prompts: Prompts, tokens: int) -> None:
     """A plain loop over the model's forward pass: rows padded on the left, the cache grown by concatenation."""
     ids, mask = padded(prompts)
-    cache, samplings = DynamicCache(config=MODEL.config), [Sampling(seed=i) for i in range(len(prompts))]
+    model = tiny()[0]
+    past, samplings = DynamicCache(config=model.config), [Sampling(seed=i) for i in range(len(prompts))]
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     for step in range(tokens):
-        logits = MODEL(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+        logits = model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=past, logits_to_keep=1
         ).logits[:, -1]
         sampled, _ = draw(logits, samplings, [step] * len(prompts))
         ids, positions = torch.tensor(sampled)[:, None], positions[:, -1:] + 1
@@ -74,7 +88,7 @@ def local_engine(prompts: Prompts, tokens: int) -> None:
 
 
 async def play(prompts: Prompts, tokens: int, *, turns: int, sessions: bool) -> None:
-    engine = LocalEngine(MODEL, TOKENIZER, max_batch=len(prompts))
+    engine = LocalEngine(*tiny(), max_batch=len(prompts))
 
     async def one(index: int, ids: list[int]) -> None:
         with lockstep.episode():
@@ -118,11 +132,74 @@ def compare_sessions(count: int, tokens: int, repeats: int) -> None:
         print(f"{count} sessions x 3 turns, prefixes {name:16}{seconds:>8.2f} s", flush=True)
 
 
+class Ready(Cache):  # type: ignore[misc]
+    """Keys and values that lie ready: what a step adds is neither written nor read."""
+
+    def __init__(self, model: Any, rows: int, columns: int) -> None:
+        super().__init__(layers=[])
+        config, place = model.config, {"device": model.device, "dtype": model.dtype}
+        size = config.hidden_size // config.num_attention_heads
+        shape = (rows, config.num_key_value_heads, columns, size)
+        self._layers = [(torch.randn(shape, **place), torch.randn(shape, **place)) for _ in model.model.layers]
+
+    def update(self, key: object, value: object, layer_idx: int, *_: object, **__: object) -> Any:
+        return self._layers[layer_idx]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def smollm2_shape(device: str) -> Any:
+    """With random weights; in bfloat16 on a GPU."""
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, tie_word_embeddings=True, max_position_embeddings=2048,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    return model.to(device, torch.bfloat16 if device == "cuda" else torch.float32)
+
+
+def overhead(name: str, model: Any, steps: int) -> dict[str, float]:
+    """Milliseconds of a decode step and of the bare forward pass, the best of `steps`; they alternate."""
+    rng, vocabulary = random.Random(0), model.config.vocab_size
+    batch = Batch(model, tiny()[1], max_batch=ROWS, max_context=1024, eos=frozenset(), token_bytes=measure(model, 1024))
+    requests = [
+        GenerateRequest([rng.randrange(vocabulary) for _ in range(rng.randrange(120, 180))], Sampling(seed=row))
+        for row in range(ROWS)
+    ]
+    batch.admit(requests)
+    columns = max(len(request.tokens) for request in requests)
+    ready = Ready(model, ROWS, columns)
+    ids = torch.zeros(ROWS, 1, dtype=torch.long, device=model.device)
+
+    @torch.inference_mode()
+    def bare() -> None:
+        model(input_ids=ids, position_ids=ids + columns, past_key_values=ready, use_cache=True, logits_to_keep=1)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    best = fastest({"step": batch.step, "bare": bare}, steps)
+    step, forward = 1000 * best["step"], 1000 * best["bare"]
+    print(
+        f"{name:14}{ROWS:>6} rows{step:>10.1f} ms a step{forward:>10.1f} ms bare: {step / forward - 1:>7.0%} more",
+        flush=True,
+    )
+    return {"step_ms": step, "bare_forward_ms": forward, "overhead": step / forward - 1}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small batch, once")
-    quick = parser.parse_args().quick
-    print(f"tiny: {sum(p.numel() for p in MODEL.parameters()):,} parameters, {torch.get_num_threads()} threads")
+    parser.add_argument("--overhead", action="store_true", help="only the overhead")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the overhead")
+    args = parser.parse_args()
+    quick, model = args.quick, tiny()[0]
+    overhead("tiny", tiny_model().eval().to(args.device), 5 if quick else 40)
+    if not quick:
+        overhead("SmolLM2's shape", smollm2_shape(args.device), 8 if args.device == "cpu" else 40)
+    if args.overhead:
+        return
+    print(f"tiny: {sum(p.numel() for p in model.parameters()):,} parameters, {torch.get_num_threads()} threads")
     print(f"{'':24}{'batch':>6}{'all tok/s':>11}{'decode tok/s':>14}")
     if quick:
         compare((generate, continuous_batching, dynamic_cache, local_engine), 8, 8, repeats=1)
