@@ -6,9 +6,10 @@ cause may have been fixed.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,6 +39,9 @@ class CanaryConfig(BaseModel):
     """Warn after this many steps in a row in which all groups had equal rewards. 0: never."""
     failing_groups: int = Field(default=3, ge=0)
     """Warn if in this many of the last ten steps every episode of some groups failed. 0: never."""
+    learned_by_heart: bool = True
+    """Warn after a warm start that has learned its demonstrations by heart. To find out, up to 32 of 160 or more
+    demonstrations are kept apart, if the warm start reads each more than once."""
     tool_errors: bool = True
     """Warn at the first unexpected exception of each type in each tool. It is a bug that the model reads as an
     answer."""
@@ -151,6 +155,25 @@ class Canaries:
                 f"step {step}: a tool raised what no tool should: {_listed(new)}; the model reads it as an "
                 "answer; the log has the first traceback (raise ToolError to speak to the model)"
             )
+
+
+_FAR, _ERRORS = 2.0, 3.0
+
+
+def learned_by_heart(learned: Sequence[float], apart: Sequence[float]) -> str | None:
+    """The warning about a warm start, from the mean loss a token of demonstrations that it learned, and of some that it
+    did not. None if the losses are alike: the second may be at most twice the first, or what chance explains.
+
+    Chance: three standard errors of the difference between the means.
+    """
+    mean, other = statistics.fmean(learned), statistics.fmean(apart)
+    error = math.sqrt(sum(statistics.pvariance(losses) / max(len(losses) - 1, 1) for losses in (learned, apart)))
+    if other <= _FAR * mean or other - mean <= _ERRORS * error:
+        return None
+    return (
+        f"the warm start has learned its demonstrations by heart: their loss is {mean:.3f} a token, that of "
+        f"{len(apart)} that were kept apart {other:.3f}"
+    )
 
 
 def _steps(last: int, count: int) -> str:

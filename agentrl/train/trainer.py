@@ -33,6 +33,7 @@ from agentrl.rollout.tasks import TaskStream, held_out_tasks, tasks_of
 from agentrl.train import lora
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.bill import Bill, billed
+from agentrl.train.by_heart import keep_apart, warnings_by_heart
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages, uncredited_groups
 from agentrl.train.engine_choice import device_of, with_engine_chosen
@@ -151,6 +152,9 @@ class Trainer:
         renderer = config.options().renderer(load_renderer(self.tokenizer))
         if config.warm_start is not None and not self.position.started:
             self.demonstrations = await read_demonstrations(config, self.learner.model.config, renderer, self.console)
+            if config.canaries is not None and config.canaries.learned_by_heart:
+                found = self.demonstrations
+                found.rows, found.apart = keep_apart(found.rows, config.warm_start, config.seed)
             self.warm_optimizers = make_optimizers(
                 self.learner.model, self.learner.masters, config.warm_start, config.optimizer
             )
@@ -238,6 +242,8 @@ class Trainer:
                 self.bill.count(imitated=sum(len(row.tokens) for row in rows))
                 progress.show(step, loss=loss, tokens_s=tokens / (time.monotonic() - began))
                 await asyncio.sleep(0)  # lets Ctrl-C in
+        for warning in warnings_by_heart(self.learner, self.demonstrations, self.config):
+            self._warn(warning)
         self.warm_optimizers = []
 
     async def step(self, step: int) -> StepReport:

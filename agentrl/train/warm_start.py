@@ -54,6 +54,8 @@ class Demonstrations:
     """What was read from a file."""
 
     rows: list[Demonstration] = field(default_factory=list)
+    apart: list[Demonstration] = field(default_factory=list)
+    """Those that are not learned, to find out whether the others are learned by heart."""
     skipped: list[str] = field(default_factory=list)
     """Each row of chat that is not learned from: `file:line: reason: detail`."""
     reasons: Counter[str] = field(default_factory=Counter)

@@ -1,0 +1,62 @@
+"""Whether a warm start has learned its demonstrations by heart: a few of them are kept apart, and their loss tells."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from agentrl.monitor.canaries import learned_by_heart
+from agentrl.train.config import TrainConfig, WarmStartConfig
+from agentrl.train.learner import Learner, Update
+from agentrl.train.warm_start import Demonstration, Demonstrations, weighted_rows
+
+_SHARE, _MOST, _LEAST = 0.05, 32, 8
+"""Demonstrations that are kept apart: a share of them, at most and at least so many. Of fewer, none is."""
+_PASSES = 1.5
+"""A warm start with fewer passes over the demonstrations cannot learn them by heart."""
+
+
+def keep_apart(
+    demonstrations: Sequence[Demonstration], config: WarmStartConfig, seed: int
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """Those to learn, in their order, and a few that are not learned. Of one prompt, all are on one side."""
+    few = min(_MOST, int(_SHARE * len(demonstrations)))
+    if few < _LEAST or passes(len(demonstrations), config) < _PASSES:
+        return list(demonstrations), []
+    prompts = [tuple(d.tokens[: d.mask.index(1)]) for d in demonstrations]
+    in_order = sorted(set(prompts))
+    random.Random(f"{seed}/kept apart").shuffle(in_order)
+    apart: set[tuple[int, ...]] = set()
+    while in_order and sum(prompt in apart for prompt in prompts) < few:
+        apart.add(in_order.pop())
+    sides: tuple[list[Demonstration], list[Demonstration]] = ([], [])
+    for prompt, demonstration in zip(prompts, demonstrations, strict=True):
+        sides[prompt in apart].append(demonstration)
+    # With few prompts, what is kept apart could be most of the file.
+    return sides if len(sides[1]) <= 2 * few else (list(demonstrations), [])
+
+
+def passes(demonstrations: int, config: WarmStartConfig) -> float:
+    """How often the warm start reads each demonstration."""
+    return config.steps * config.batch_size / max(demonstrations, 1)
+
+
+def warnings_by_heart(learner: Learner, found: Demonstrations, config: TrainConfig) -> Iterator[str]:
+    """A warning if the demonstrations are known far better than those that were kept apart. Reads as many of both."""
+    if not found.apart or config.warm_start is None:
+        return
+    learned = random.Random(f"{config.seed}/learned").sample(found.rows, min(len(found.apart), len(found.rows)))
+    if said := learned_by_heart(_losses(learner, learned), _losses(learner, found.apart)):
+        read = passes(len(found.rows), config.warm_start)
+        yield (
+            f"{said}; it was read {read:.1f} times: take fewer warm_start.steps or more demonstrations, and train on "
+            "tasks that they do not show"
+        )
+
+
+def _losses(learner: Learner, demonstrations: Sequence[Demonstration]) -> list[float]:
+    """The mean loss of the imitated tokens of each, in no order."""
+    rows = [replace(row, log_probs=[0.0] * len(row.positions)) for row in weighted_rows(demonstrations, 0.0)]
+    return [-fmean(row.log_probs) for row in learner.apply_tis(rows, 1.0, Update(0.0))]
