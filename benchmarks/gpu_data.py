@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,18 @@ from agentrl_envs.search_r1 import make_row, searcher, write_rows
 ROOT = Path(__file__).resolve().parent.parent
 _HELD_OUT = 0.2
 """Share of the questions of a corpus that was given. Search-R1's has 960."""
-_FEW = 600
-"""Questions to train on, of those the repository makes itself."""
+_FEW = 2400
+"""Questions to show and to train on, of those the repository makes itself."""
+_SHOWN = 4
+"""Every fourth question is shown in demonstrations, and is no task of RL: the warm start teaches the form only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
     train: Path
     held_out: Path
+    shown: Path
+    """Tasks of the demonstrations."""
     corpus: Path | None
     player: Callable[[Task], Generator[Turn, str, None]]
     """Whose episodes the warm start imitates."""
@@ -42,20 +47,33 @@ def demo_data(folder: Path) -> Data:
     from agentrl_envs.fact_search import mediocre, write_tasks
 
     train, held_out = write_tasks(folder)
-    return Data(train, held_out, None, mediocre, "the demo's questions about cities and countries")
+    return Data(train, held_out, train, None, mediocre, "the demo's questions about cities and countries")
 
 
 def search_data(folder: Path, given: str | None, *, plain: bool) -> Data:
     """Questions and a corpus. `plain`: a prompt is the question alone, for a model that spells most words."""
     folder.mkdir(parents=True, exist_ok=True)
     files = _given(folder, Path(given)) if given else _made(folder)
+    shown = folder / "shown.jsonl"
     for file in files:
         rows = [json.loads(line) for line in _lines(file)]
         write_lines(file, ({**row, "prompt": _prompt(row, plain)} for row in rows))
-    passages, train, held_out = (len(_lines(file)) for file in (folder / "corpus.jsonl", *files))
+    _divide(files[0], shown)
+    counted = (folder / "corpus.jsonl", files[0], shown, files[1])
+    passages, train, demonstrated, held_out = (len(_lines(file)) for file in counted)
     source = "the corpus given" if given else "made by the repository, of cities and countries"
-    about = f"{source}: {passages} passages, {train} questions and {held_out} held out"
-    return Data(*files, folder / "corpus.jsonl", searcher, about)
+    about = f"{source}: {passages} passages, {train} questions, {demonstrated} in demonstrations, {held_out} held out"
+    return Data(*files, shown, folder / "corpus.jsonl", searcher, about)
+
+
+def _divide(train: Path, shown: Path) -> None:
+    """Move every fourth question to `shown`. The words of a question decide, so a repeated one is on one side."""
+    sides: tuple[list[Any], list[Any]] = ([], [])
+    for row in map(json.loads, _lines(train)):
+        question = json.dumps(row["prompt"], sort_keys=True)
+        sides[zlib.crc32(question.encode()) % _SHOWN == 0].append(row)
+    write_lines(shown, sides[True])
+    write_lines(train, sides[False])
 
 
 def _given(folder: Path, source: Path) -> tuple[Path, Path]:
@@ -94,7 +112,7 @@ def demonstrations(file: Path, data: Data, config: Mapping[str, Any], count: int
     """Record up to `count` episodes of the player in this model's tokens, those that earned nothing left out if the
     task is to search: the mediocre player of the demo is to be imitated as it is. Returns how many there are."""
     renderer = load_renderer(load_tokenizer(config["model"]))
-    tasks = load_tasks(data.train, split="train")[:count]
+    tasks = load_tasks(data.shown, split="train")[:count]
     limits = Limits(**config["limits"])
 
     async def play() -> list[dict[str, Any]]:

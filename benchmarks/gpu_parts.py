@@ -40,13 +40,16 @@ _WARM_LORA = {"learning_rate": 5e-4, "optimizer": "adamw"}
 
 _PRETRAINED: dict[str, Any] = {
     "env": "agentrl_envs.search_r1:SearchR1",
-    "env_config": {"topk": 3, "response_tokens": 96},
-    "limits": {"turns": 3, "observation_tokens": 400, "context": 2048},
+    "env_config": {"topk": 2, "response_tokens": 96},
+    "limits": {"turns": 2, "observation_tokens": 700, "context": 2048},
     "learning_rate": 1e-5,
+    "lr_final": 0.5,
     "micro_batch_tokens": 8192,
-    "warm_start": {"batch_size": 32, "learning_rate": 1e-4, "micro_batch_tokens": 8192},
+    "warm_start": {"batch_size": 16, "learning_rate": 1e-4, "micro_batch_tokens": 8192},
 }
-"""Search-R1 for a model that can read, with room for three searches in the 2,048 tokens of SmolLM2."""
+"""Search-R1 for a model that can read. The 2,048 tokens of SmolLM2 hold a prompt of 160, two searches of two passages
+without cuts (of a real corpus 232 tokens in the median, 599 in the 95th hundredth), and the forced answer. The learning
+rate stays at half or more: the share of groups that teach shall not be lost to a rate that has fallen."""
 _EVEN = "benchmarks.gpu_data:even"
 """The reward of a small run: with the task's own nothing would be earned in it, so nothing learned or measured."""
 _CHAIN_NEEDS = ("megatron.core", "ray", "httpx", "sympy", "pylatexenc", "tqdm", "PIL", "requests")
@@ -54,7 +57,7 @@ _CHAIN_NEEDS = ("megatron.core", "ray", "httpx", "sympy", "pylatexenc", "tqdm", 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of a part is done."""
+    """How much of a part is done. The warm start of a search reads 240 demonstrations twice: it teaches the form."""
 
     warm_steps: int
     steps: int
@@ -66,7 +69,7 @@ class Size:
 
 _ON_A_GPU = {
     "demo": Size(1000, 80, 16, 8, 300, 6000),
-    "search": Size(150, 60, 16, 8, 200, 2000),
+    "search": Size(30, 100, 16, 8, 200, 240),
     "megatron": Size(1000, 100, 16, 8, 300, 6000),
 }
 _SMALL = {

@@ -30,7 +30,14 @@ from benchmarks.gpu_parts import (
 )
 
 JOB = {"seconds": 1.0, "small": False, "device": "cuda", "model": "smollm2-135m", "data": None}
-DATA = Data(Path("train.jsonl"), Path("held_out.jsonl"), Path("corpus.jsonl"), lambda task: iter(()), "a corpus")
+DATA = Data(
+    Path("train.jsonl"),
+    Path("held_out.jsonl"),
+    Path("shown.jsonl"),
+    Path("corpus.jsonl"),
+    lambda task: iter(()),
+    "a corpus",
+)
 
 
 def config(part, **changes):
@@ -46,7 +53,7 @@ def test_every_configuration_is_one(part, model, data, small, tmp_path):
     keys = config(part, model=model, data=data, small=small)
     keys["warm_start"]["demonstrations"] = tmp_path
     made = TrainConfig.make(**keys)
-    assert made.steps == (2 if small else {"demo": 80, "search-full": 60}[part])
+    assert made.steps == (2 if small else {"demo": 80, "search-full": 100}[part])
     assert made.reward == ("benchmarks.gpu_data:even" if small else None)
 
 
@@ -155,12 +162,31 @@ def given(tmp_path):
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_corpus_that_was_given(given, tmp_path, plain):
     data = search_data(tmp_path / "data", str(given), plain=plain)
-    rows = [json.loads(line) for file in (data.train, data.held_out) for line in file.read_text().splitlines()]
-    assert data.about == "the corpus given: 20 passages, 16 questions and 4 held out"
-    row = next(row for row in rows if row["extra_info"]["id"] == "q3")
+    sides = [
+        [json.loads(line) for line in file.read_text().splitlines()] for file in (data.train, data.shown, data.held_out)
+    ]
+    counts = [len(rows) for rows in sides]
+    assert (sum(counts), counts[2]) == (20, 4)
+    assert 0 < counts[1] < counts[0]
+    wanted = f"the corpus given: 20 passages, {counts[0]} questions, {counts[1]} in demonstrations, 4 held out"
+    assert data.about == wanted
+    assert search_data(tmp_path / "data", str(given), plain=plain).about == wanted, "a second call divides anew"
+    row = next(row for rows in sides for row in rows if row["extra_info"]["id"] == "q3")
     prompt = row["prompt"][0]["content"]
     assert (prompt == "Where does Place 3 lie?") is plain
     assert prompt.strip().endswith("Where does Place 3 lie?")
     assert row["extra_info"]["searches"] == ["Where does Place 3 lie?", "Place 3"]
     task = Task(prompt=row["prompt"], label=row["reward_model"], metadata={"extra_info": row["extra_info"]})
     assert "<search> Where does Place 3 lie? </search>" in next(data.player(task))
+
+
+def test_no_question_is_both_shown_and_trained(tmp_path):
+    """Of what the repository makes: a question may occur twice there."""
+    data = search_data(tmp_path, None, plain=False)
+    asked = [
+        {json.dumps(json.loads(line)["prompt"]) for line in file.read_text().splitlines()}
+        for file in (data.train, data.shown, data.held_out)
+    ]
+    assert [len(one) > 50 for one in asked] == [True] * 3
+    assert asked[0].isdisjoint(asked[1])
+    assert asked[2].isdisjoint(asked[0] | asked[1])
