@@ -4,6 +4,7 @@
     make gpu PART=search-lora        # one of them: demo, search-full, search-lora, megatron
     make gpu DEVICE=cpu              # small, in a few minutes: shows that it works, and nothing about a GPU
     make gpu USD=2.50                # an hour of this machine costs that: the bills then name the money
+    make gpu PART=search-full SEEDS=3   # with three seeds, each a part of its own
     make gpu DATA=FOLDER             # a real corpus: corpus.jsonl and qa.jsonl in Search-R1's formats
     make gpu-wheels WHEELS=FOLDER    # on a machine with a network: what a GPU without one needs
     make gpu WHEELS=FOLDER           # there: installs from that folder alone
@@ -80,14 +81,15 @@ class State:
         scratch.rename(folder / "state.json")
 
     def to_do(self, asked: Sequence[str]) -> list[str]:
-        """The parts that are not finished, in the order of PARTS."""
-        return [name for name in PARTS if name in asked and self.parts.get(name, {}).get("status") != "finished"]
+        """The parts that are not finished, in their order."""
+        return [name for name in asked if self.parts.get(name, {}).get("status") != "finished"]
 
 
 def merged(state: State, machine: Mapping[str, Any]) -> dict[str, Any]:
     """All that is known, as it is committed: no path of this machine in it."""
     settings = asdict(state.settings) | {"data": "given" if state.settings.data else "made by the repository"}
-    parts = {name: state.parts.get(name, {"status": "not run", "why": "not asked for"}) for name in PARTS}
+    not_run = {name: {"status": "not run", "why": "not asked for"} for name in PARTS}
+    parts = not_run | state.parts
     return {
         "date": date.today().isoformat(),
         "ran_on_a_gpu": state.settings.device == "cuda",
@@ -123,6 +125,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Settings
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
+    parser.add_argument("--seeds", type=int, default=1, help="of the searches: each further seed is a further part")
     parser.add_argument("--model", help="of the search: smollm2-135m (on a CPU tiny), or a Hugging Face folder")
     parser.add_argument("--data", type=Path, help="a folder with corpus.jsonl and qa.jsonl")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of a part in this call ({SECONDS})")
@@ -141,12 +144,21 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Settings
     for name in ("corpus.jsonl", "qa.jsonl") if args.data else ():
         if not (args.data / name).is_file():
             parser.error(f"--data {args.data}: no {name} in it")
+    if args.seeds < 1:
+        parser.error(f"--seeds {args.seeds}: give 1 or more")
+    args.part = [name for part in PARTS if part in args.part for name in named(part, args.seeds)]
     if args.seconds <= 0:
         parser.error(f"--seconds {args.seconds:g}: give a time in which something can be done")
     args.out = (args.out or ROOT / "runs" / f"gpu-{device}").absolute()
     args.results = args.results or RESULTS / f"gpu_{_slug(device)}.json"
     model = args.model or ("tiny" if device == "cpu" else "smollm2-135m")
     return args, Settings(device, model, str(args.data.absolute()) if args.data else None)
+
+
+def named(part: str, seeds: int) -> list[str]:
+    """The names of a part: search-full, search-full-seed-1, ..."""
+    further = range(1, seeds) if part.startswith("search") else ()
+    return [part, *(f"{part}-seed-{seed}" for seed in further)]
 
 
 def run_part(

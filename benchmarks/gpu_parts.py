@@ -93,6 +93,10 @@ class Job:
     usd_per_hour: float | None = None
 
     @property
+    def seed(self) -> int:
+        return int(self.part.partition("-seed-")[2] or 0)
+
+    @property
     def size(self) -> Size:
         kind = self.part.partition("-")[0]
         if self.small and kind == "search" and self.model != "tiny":
@@ -158,7 +162,7 @@ def make_config(job: Job, data: Data) -> dict[str, Any]:
     warm = {**config["warm_start"], "steps": size.warm_steps}
     if job.small:
         warm["batch_size"] = min(8, size.demonstrations // 4)
-    if job.part == "search-lora":
+    if job.part.startswith("search-lora"):
         config = {key: value for key, value in config.items() if key != "learning_rate"} | _LORA
         warm |= _WARM_LORA
     if data.corpus is not None:
@@ -179,6 +183,7 @@ def make_config(job: Job, data: Data) -> dict[str, Any]:
         "warm_start": warm,
         "reward": _EVEN if job.small else None,
         "usd_per_hour": job.usd_per_hour,
+        "seed": job.seed,
     }
 
 

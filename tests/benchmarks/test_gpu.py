@@ -57,6 +57,13 @@ def test_one_part_alone_leaves_the_others_as_they_are(command, tmp_path):
     assert [name for name, part in results(tmp_path)["parts"].items() if part == FINISHED] == ["demo", "megatron"]
 
 
+def test_seeds_are_parts_of_the_searches(command, tmp_path):
+    ran = ["demo", "search-full", "search-full-seed-1", "search-full-seed-2"]
+    assert command("--part", "search-full", "demo", "--seeds", "3") == (0, ran)
+    assert command("--part", "search-full", "--seeds", "4") == (0, ["search-full-seed-3"])
+    assert results(tmp_path)["parts"]["search-full-seed-2"] == FINISHED
+
+
 def test_a_failed_part_does_not_end_the_others(command):
     assert command(demo={"status": "failed", "why": "exit status 1"}) == (1, list(gpu.PARTS))
     assert command() == (0, ["demo"])
@@ -100,6 +107,7 @@ def test_of_another_kind_the_command_says_so(command, capsys):
     ("flags", "said"),
     [
         (["--data", "nowhere"], "--data nowhere: no corpus.jsonl in it"),
+        (["--seeds", "0"], "--seeds 0: give 1 or more"),
         (["--seconds", "0"], "--seconds 0: give a time in which something can be done"),
         (["--part", "training"], "invalid choice: 'training'"),
         (["--device", "cuda"], "--device cuda: torch sees no GPU"),

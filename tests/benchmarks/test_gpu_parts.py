@@ -64,6 +64,12 @@ def test_lora_differs_from_full_by_its_adapters_and_learning_rates():
     assert lora["warm_start"]["learning_rate"] == 5 * full["warm_start"]["learning_rate"]
 
 
+def test_a_seed_is_part_of_the_name():
+    first, second = config("search-lora"), config("search-lora-seed-2")
+    assert {key for key in first if first[key] != second[key]} == {"seed"}
+    assert (first["seed"], second["seed"]) == (0, 2)
+
+
 def test_intervals():
     found = score([1.0] * 50 + [0.0] * 50)
     assert (found["mean"], found["tasks"]) == (0.5, 100)
