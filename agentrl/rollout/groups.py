@@ -92,12 +92,13 @@ async def run_groups(
     name: str = "train",
     seed: int = 0,
     step: int = 0,
+    first: int = 0,
     on_episode: Callable[[Trajectory], None] | None = None,
     keep_unscored: bool = False,
     known: Mapping[Seat, Trajectory] | None = None,
     keep: Callable[[Trajectory, Seat], None] | None = None,
 ) -> list[list[Trajectory]]:
-    """`group_size` episodes of each task, groups in the order of the tasks.
+    """`group_size` episodes of each task, groups in the order of the tasks. `first` is the number of the first group.
 
     Those in `known` are not played again. `keep` gets each new one as soon as it has ended, and its place.
 
@@ -113,11 +114,11 @@ async def run_groups(
         params: SamplingParams = {
             **rollout.options.sampling_params,
             **(sampling_params or {}),
-            "sampling_seed": sampling_seed(name, seed, step, group, member),
+            "sampling_seed": sampling_seed(name, seed, step, first + group, member),
         }
         async with slots:
             with lockstep.episode():
-                session_id = f"{name}-{step:06d}-{group:04d}-{member:03d}"
+                session_id = f"{name}-{step:06d}-{first + group:04d}-{member:03d}"
                 trajectory = await _play_with_retry(rollout, tasks[group], params, session_id, lockstep)
         if keep is not None:
             keep(trajectory, seat)

@@ -19,6 +19,7 @@ from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.rollout.own_tasks import Check, Split, makes_tasks, own_tasks
 from agentrl.rollout.parquet import read_rows
+from agentrl.rollout.pass_rates import Curriculum, PassRateWindow, TaskChoice
 from agentrl.types import JSON, Task
 
 _KEYS: Mapping[str, type | tuple[type, ...]] = {
@@ -169,14 +170,33 @@ def _kind(value: JSON) -> str:
 
 
 class TaskStream:
-    """An endless stream of tasks, shuffled in each epoch by (seed, epoch). Its position can be saved and restored."""
+    """An endless stream of tasks, shuffled in each epoch by (seed, epoch). Its position can be saved and restored.
 
-    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+    `pass_rates` leaves out tasks whose pass rate is outside of this window (`PassRateWindow`), and `curriculum` the
+    difficult ones until the others are passed at this rate (`Curriculum`). Both need `record`, and both pass over a
+    task when its turn comes. If all tasks of an epoch are passed over, the next one begins, until one is drawn.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        seed: int,
+        *,
+        pass_rates: tuple[float, float] | None = None,
+        curriculum: float | None = None,
+    ) -> None:
         if not tasks:
             raise ConfigError("a TaskStream needs at least one task")
         self._tasks, self._seed = list(tasks), seed
-        self._rows = "".join(map(_digest, self._tasks))
+        keys = list(map(_digest, self._tasks))
+        self._rows = "".join(keys)
         """Eight hexadecimal digits for each task. It is short because every checkpoint holds it."""
+        self._row_of = {id(task): row for row, task in enumerate(self._tasks)}
+        self._choices: dict[str, TaskChoice] = {}
+        if pass_rates is not None:
+            self._choices["pass_rates"] = PassRateWindow(keys, *pass_rates)
+        if curriculum is not None:
+            self._choices["curriculum"] = Curriculum(self._tasks, curriculum)
         self._epoch = self._position = 0
         self._order = self._shuffled()
 
@@ -187,13 +207,29 @@ class TaskStream:
             if self._position == len(self._order):
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._shuffled()
-            part = self._order[self._position : self._position + n - len(taken)]
-            self._position += len(part)
-            taken += [self._tasks[i] for i in part]
+            row = self._order[self._position]
+            self._position += 1
+            if all(choice.wants(row, self._epoch) for choice in self._choices.values()):
+                taken.append(self._tasks[row])
         return taken
 
+    def record(self, task: Task, rate: float) -> None:
+        """Note the pass rate of a group of a task that `take` returned."""
+        row = self._row_of[id(task)]
+        for choice in self._choices.values():
+            choice.record(row, rate, self._epoch)
+
+    def metrics(self) -> dict[str, JSON]:
+        """What the pass rates have decided so far; empty if nothing depends on them."""
+        found: dict[str, JSON] = {}
+        for choice in self._choices.values():
+            found |= choice.metrics(self._epoch)
+        return found
+
     def state_dict(self) -> dict[str, JSON]:
-        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows}
+        """Position and pass rates, as a copy."""
+        chosen = {name: choice.state_dict() for name, choice in self._choices.items()}
+        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows, **chosen}
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
         """Continue at the position of `state_dict`. Raises ConfigError if the seed changed, or a task, unless
@@ -208,6 +244,9 @@ class TaskStream:
             raise ConfigError(f"the run began with seed {state['seed']}, not {self._seed}; restore it, or begin anew")
         self._epoch, self._position = state["epoch"], min(state["position"], len(self._tasks))
         self._order = self._shuffled()
+        for name, choice in self._choices.items():
+            if name in state:
+                choice.load_state_dict(state[name])
 
     def _shuffled(self) -> list[int]:
         order = list(range(len(self._tasks)))

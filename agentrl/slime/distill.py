@@ -7,25 +7,14 @@ the episode and keeps the reward. slime's trainer finds the log-probs in `sample
 
 from __future__ import annotations
 
-import asyncio
-import json
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.episode.shared import LoopResources
 from agentrl.errors import ConfigError, EngineError, Failure
 from agentrl.slime.host import HostArgs
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import StopReason
-
-if TYPE_CHECKING:
-    from agentrl.engine.sglang.connections import Connections
-
-_TIMEOUT_S = 600.0
-_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
-"""Seconds between attempts when the teacher is away. They double."""
-_MAX_RETRY_AFTER_S = 60.0
 
 
 def check_flags(flags: HostArgs, sample: Any) -> None:
@@ -58,10 +47,19 @@ async def ask_teacher(
     """
     if not flags.asks_teacher or trajectory.stop in (StopReason.FAILED, StopReason.ABORTED):
         return []
-    connections = await here.connections(flags.rm_url)
+    from agentrl.engine.sglang.scoring import score  # it brings aiohttp
+
+    connections, temperature = await here.connections(flags.rm_url), flags.rollout_temperature
     try:
         return [
-            await _log_probs(connections, flags, list(segment.tokens), segment.response_length, retry_s)
+            await score(
+                connections,
+                connections.address.url,
+                segment.tokens,
+                segment.response_length,
+                temperature,
+                retry_s=retry_s,
+            )
             for segment in trajectory.segments
         ]
     except (EngineError, TimeoutError) as exc:
@@ -75,44 +73,3 @@ def write_log_probs(sample: Any, log_probs: Sequence[float]) -> None:
 
     known = log_probs if len(log_probs) == sample.response_length else [0.0] * sample.response_length
     sample.teacher_log_probs = torch.tensor(known, dtype=torch.float32)
-
-
-async def _log_probs(
-    connections: Connections, flags: HostArgs, tokens: list[int], count: int, retry_s: float
-) -> Sequence[float]:
-    if not count:
-        return []
-    body = {
-        "input_ids": tokens,
-        "sampling_params": {
-            "temperature": flags.rollout_temperature,
-            "max_new_tokens": 0,
-            "skip_special_tokens": False,
-        },
-        "return_logprob": True,
-        "logprob_start_len": 0,
-    }
-    answer = await _post(connections, json.dumps(body).encode(), retry_s)
-    try:
-        scored = json.loads(answer)["meta_info"]["input_token_logprobs"][-count:]
-        found, ids = [float(entry[0]) for entry in scored], [int(entry[1]) for entry in scored]
-    except (ValueError, TypeError, LookupError) as exc:
-        raise EngineError(f"the teacher's answer holds no log-probs of the tokens it was given: {exc!r}") from exc
-    if ids != tokens[-count:] or not all(math.isfinite(value) for value in found):
-        raise EngineError("the teacher's log-probs are not finite numbers for the tokens it was given")
-    return found
-
-
-async def _post(connections: Connections, body: bytes, retry_s: float) -> bytes:
-    from agentrl.engine.sglang.connections import UnavailableError
-
-    url, pause, waited = connections.address.url, _PAUSE_S, 0.0
-    while True:
-        try:
-            return await connections.post(url, body, {}, _TIMEOUT_S)
-        except UnavailableError as exc:
-            if waited >= retry_s:
-                raise
-            seconds = max(pause, min(exc.retry_after, _MAX_RETRY_AFTER_S))
-            await asyncio.sleep(seconds)
-            waited, pause = waited + seconds, min(2 * pause, _LONGEST_PAUSE_S)

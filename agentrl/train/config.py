@@ -14,7 +14,7 @@ from agentrl.episode.config import EpisodeConfig
 from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
 
-Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo"]
+Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo", "flash_reinforce"]
 Credit: TypeAlias = Literal["episode", "turn"]
 KLType: TypeAlias = Literal["k1", "k2", "k3", "low_var_kl"]
 OptimizerName: TypeAlias = Literal["adamw", "adamw_8bit"]
@@ -64,9 +64,28 @@ class LoRAConfig(BaseModel):
         return values if rank is None else {"alpha": 2 * rank if isinstance(rank, int) else 1, **values}
 
 
+class TeacherConfig(BaseModel):
+    """On-policy distillation (thinkingmachines.ai/blog/on-policy-distillation): a teacher scores the sampled tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    model: str
+    """A run's folder, a Hugging Face folder, a name on its Hub, or the URL of an SGLang server, http://HOST:PORT. The
+    teacher needs the student's tokenizer."""
+    weight: float = Field(1.0, gt=0)
+    """Each sampled token's advantage is this times (teacher's log-prob - student's): the reverse KL, negated."""
+    beside_reward: bool = False
+    """Add the advantages of the rewards. False: the rewards are reported, and nothing is learned from them."""
+
+    @property
+    def is_served(self) -> bool:
+        return self.model.startswith(("http://", "https://"))
+
+
 _ALGORITHM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "dr_grpo": {"reduction": "constant"},
     "gspo": {"reduction": "sample", "clip_low": 3e-4, "clip_high": 4e-4},
+    "flash_reinforce": {"reduction": "sample", "prompts_per_step": 128, "group_size": 1, "minibatches": 1},
 }
 """Settings of an algorithm's paper that differ from GRPO's."""
 
@@ -106,8 +125,17 @@ class TrainConfig(EpisodeConfig):
     """Steps of RL, each a rollout and its updates."""
     prompts_per_step: int = Field(16, gt=0)
     """Tasks played in a step."""
-    group_size: int = Field(8, gt=1)
-    """Episodes of each prompt; their mean reward is the baseline."""
+    group_size: int = Field(8, gt=0)
+    """Episodes of each prompt; their mean reward is the baseline. 1: flash_reinforce, or a teacher alone."""
+    refill: int = Field(0, ge=0)
+    """How often in a step groups of equal rewards, which teach nothing, are replaced by groups of fresh tasks: DAPO's
+    dynamic sampling (arXiv 2503.14476). 0: never."""
+    pass_rates: tuple[float, float] | None = None
+    """Draw only tasks whose last pass rate, a group's mean reward cut to 0 to 1, was in this window, such as
+    [0.1, 0.9]. Tasks outside of it rest for an epoch, then for two, and so on. null: all tasks."""
+    curriculum: float | None = Field(None, gt=0, le=1)
+    """Draw tasks with a low `difficulty`, a number in the metadata of each, and the next level as soon as the last 16
+    groups of the highest one have this mean pass rate, such as 0.7. null: all levels at once."""
     temperature: float = Field(1.0, gt=0)
     """Temperature of sampling and of the trained log-probs. Evaluation is greedy."""
     concurrency: int = Field(128, gt=0)
@@ -138,7 +166,9 @@ class TrainConfig(EpisodeConfig):
     """Gradients with a larger norm are scaled down to it."""
     algorithm: Algorithm = "grpo"
     """dr_grpo (arXiv 2503.20783): no division by the group's deviation, reduction constant. gspo (arXiv 2507.18071):
-    one ratio a sequence, reduction sample, clipped at 3e-4 and 4e-4. Reduction and clips given here win."""
+    one ratio a sequence, reduction sample, clipped at 3e-4 and 4e-4. flash_reinforce: the baseline is the mean reward
+    of the batch, so one episode of a prompt is enough: 128 prompts_per_step, group_size 1, reduction sample, one update
+    a step (minibatches 1), no division by the deviation. Values given here win."""
     reduction: Literal["token", "sample", "constant"] = "token"
     """How the loss is averaged. token: over all tokens of the step (DAPO). sample: over an episode's tokens, then over
     episodes, as in the GRPO paper and slime's default. constant: divided by episodes times the longest response
@@ -157,6 +187,9 @@ class TrainConfig(EpisodeConfig):
     It costs a forward pass (fengyao.notion.site/off-policy-rl, which uses 2). null: trust the engine's log-probs. The
     default is 2 with engine sglang, which is another program than the trainer, and null otherwise.
     """
+    teacher: TeacherConfig | None = None
+    """A model to learn from instead of the reward, or beside it; `teacher: runs/teacher` is short for its key `model`.
+    null: none."""
     mask_overlong: bool = False
     """Do not train episodes that a bound on tokens or time cut off (DAPO). Their tokens count as `overlong`."""
     kl_coef: float = Field(0.0, ge=0)
@@ -191,6 +224,12 @@ class TrainConfig(EpisodeConfig):
     @classmethod
     def _fill_in_algorithm(cls, values: dict[str, Any]) -> dict[str, Any]:
         return {**_ALGORITHM_DEFAULTS.get(str(values.get("algorithm")), {}), **values}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_teacher(cls, values: dict[str, Any]) -> dict[str, Any]:
+        teacher = values.get("teacher")
+        return {**values, "teacher": {"model": teacher}} if isinstance(teacher, str) else values
 
     @model_validator(mode="before")
     @classmethod
@@ -248,6 +287,38 @@ class TrainConfig(EpisodeConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_group_size(self) -> Self:
+        if self.group_size == 1 and self.algorithm != "flash_reinforce" and self.learns_from_rewards:
+            raise ValueError(
+                f"group_size 1 has no baseline with algorithm {self.algorithm}: take 2 or more, or flash_reinforce"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_draw(self) -> Self:
+        if self.refill and self.algorithm == "flash_reinforce":
+            raise ValueError("refill is for groups, and algorithm flash_reinforce has none: leave it out, or take grpo")
+        if self.refill and not self.learns_from_rewards:
+            raise ValueError(
+                "refill looks at rewards, and teacher does without: set teacher.beside_reward, or leave it out"
+            )
+        if self.pass_rates is not None and not 0 <= self.pass_rates[0] < self.pass_rates[1] <= 1:
+            raise ValueError(f"pass_rates must be two rising numbers from 0 to 1, not {list(self.pass_rates)}")
+        if self.pass_rates is not None and self.group_size == 1:
+            raise ValueError("pass_rates: one episode is no rate: set group_size of at least 2, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_teacher(self) -> Self:
+        if self.teacher is None:
+            return self
+        if self.algorithm == "gspo":
+            raise ValueError("algorithm gspo judges a sequence as a whole, and a teacher each token: take grpo")
+        if self.teacher.is_served and self.temperature != 1:
+            raise ValueError("a teacher at a URL scores at temperature 1: set temperature to 1, or name its folder")
+        return self
+
+    @model_validator(mode="after")
     def _check_gspo_precision(self) -> Self:
         if self.algorithm == "gspo" and self.dtype == "bfloat16" and self.tis_clip is None:
             raise ValueError("algorithm gspo clips at less than bfloat16 rounds: set tis_clip (2), or dtype float32")
@@ -265,6 +336,15 @@ class TrainConfig(EpisodeConfig):
         if self.minibatches > episodes:
             raise ValueError(f"minibatches ({self.minibatches}) exceeds the {episodes} episodes of a step")
         return self
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        return self.teacher is None or self.teacher.beside_reward
+
+    @property
+    def compares_within_groups(self) -> bool:
+        """Whether a group needs better and worse episodes to teach anything."""
+        return self.learns_from_rewards and self.algorithm != "flash_reinforce"
 
     @classmethod
     def make(cls, **values: Any) -> Self:

@@ -24,7 +24,20 @@ def assign_advantages(
     "episode": every turn has its episode's advantage. "turn": the rewards after a turn began decide its advantage
     (`turn_advantages`). A reward that `score` adds to those of the steps counts as given at the end. A group of equal
     totals gets nothing, however its steps were rewarded: a metric and a warning report it (`uncredited_groups`).
+
+    flash_reinforce judges an episode against the whole batch, as slime 0.4 does. So all groups teach, or none.
     """
+    if algorithm == "flash_reinforce":
+        values, differs = _judged([[t for group in groups for t in group]], algorithm, credit)
+        of_episodes = iter(values[0])
+        return [[next(of_episodes) for _ in group] for group in groups], differs * len(groups)
+    return _judged(groups, algorithm, credit)
+
+
+def _judged(
+    groups: Sequence[Sequence[Trajectory]], algorithm: Algorithm, credit: Credit
+) -> tuple[TurnAdvantages, list[bool]]:
+    """Advantages against the members of the same group. Groups have equal sizes."""
     rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups], dtype=torch.float64)
     valid = torch.tensor([[t.is_valid for t in group] for group in groups])
     found = group_advantages(rewards, valid, algorithm)

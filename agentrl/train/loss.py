@@ -6,6 +6,7 @@
     DAPO       arXiv 2503.14476  clip-higher; the mean over all tokens; overlong episodes masked
     dual clip  arXiv 1912.09729  a bound on the loss of bad tokens that have become likely
     MT-GRPO    arXiv 2505.11821  credit for each turn
+    FlashREINFORCE (yifanzhang-pro.github.io/FlashREINFORCE): one episode a prompt, judged against the whole batch
     TIS        fengyao.notion.site/off-policy-rl: weights that correct the difference of engine and trainer
     k1, k2, k3 joschu.net/blog/kl-approx.html
 
@@ -27,6 +28,8 @@ _EPSILON = 1e-6
 """Avoids a division by zero; as in slime."""
 _DUST = 1e-12
 """Rewards with a smaller relative difference are equal, such as 0.1 + 0.2 and 0.3."""
+_UNSCALED = ("dr_grpo", "flash_reinforce")
+"""The algorithms that do not divide by the deviation of rewards."""
 _MOST_KL = 10.0
 """low_var_kl is k3 clamped to this; as in slime."""
 
@@ -42,16 +45,18 @@ class Advantages:
 
 
 def group_advantages(rewards: Tensor, valid: Tensor, algorithm: Algorithm = "grpo") -> Advantages:
-    """Rewards [groups, group_size] against the mean (and but for dr_grpo the deviation) of their group's valid members.
+    """Rewards [groups, group_size] against the mean of their group's valid members, and divided by their deviation
+    unless the algorithm is dr_grpo or flash_reinforce.
 
-    Members that are not `valid` neither count in the baseline nor get an advantage.
+    Members that are not `valid` neither count in the baseline nor get an advantage. For a baseline of the batch, give
+    the batch as one group.
     """
     centred = _centred(rewards, valid)
     first = _first_valid(rewards, valid)
     apart = (rewards - first).abs() > _DUST * torch.maximum(rewards.abs(), first.abs())
     informative = (apart & valid).any(1)
     scale = torch.ones_like(centred[:, :1])
-    if algorithm != "dr_grpo":
+    if algorithm not in _UNSCALED:
         others = (valid.sum(1, keepdim=True) - 1).clamp(min=1)
         scale = (centred.square().sum(1, keepdim=True) / others).sqrt() + _EPSILON
     # Rounding the mean of equal rewards leaves tiny differences, which dividing by the deviation would enlarge.
@@ -68,7 +73,7 @@ def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algor
     """
     before = _centred(earned, valid[..., None])
     scale = advantages.scale
-    if algorithm != "dr_grpo":
+    if algorithm not in _UNSCALED:
         others = (valid.sum(1, keepdim=True) - 1).clamp(min=1)
         scale = torch.maximum(scale, (before.square().sum(1) / others).sqrt().amax(1, keepdim=True))
     after = ((advantages.values * advantages.scale)[..., None] - before) / scale[..., None]

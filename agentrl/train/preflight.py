@@ -5,6 +5,7 @@ from __future__ import annotations
 from agentrl._util.config_errors import check_file
 from agentrl.engine.table import check_engine
 from agentrl.env.factory import EnvFactory
+from agentrl.errors import ConfigError
 from agentrl.models.hub import check_name
 from agentrl.train.config import TrainConfig
 from agentrl.train.run_folder import RunFolder, weights_of
@@ -29,3 +30,8 @@ def check_inputs(config: TrainConfig, *, resume: bool) -> None:
         check_engine(config.engine)
     if not resume:
         check_name(weights_of(config.model))
+    if config.teacher is not None and not config.teacher.is_served:
+        try:
+            check_name(weights_of(config.teacher.model))
+        except ConfigError as exc:
+            raise ConfigError(f"teacher: {exc}") from exc

@@ -27,15 +27,16 @@ from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
 from agentrl.render.base import Renderer
+from agentrl.rollout.drawing import Drawn, GroupDrawer
 from agentrl.rollout.evaluate import Evaluation, evaluate
-from agentrl.rollout.groups import BugError, Rollout, run_groups
+from agentrl.rollout.groups import BugError, Rollout
 from agentrl.rollout.tasks import TaskStream, held_out_tasks, tasks_of
 from agentrl.train import lora
-from agentrl.train.batch import Row, episode_rows
+from agentrl.train.batch import Row
 from agentrl.train.bill import Bill, billed
 from agentrl.train.by_heart import keep_apart, warnings_by_heart
 from agentrl.train.config import TrainConfig
-from agentrl.train.credit import assign_advantages, uncredited_groups
+from agentrl.train.credit import uncredited_groups
 from agentrl.train.engine_choice import device_of, with_engine_chosen
 from agentrl.train.files import write_atomically
 from agentrl.train.handover import HandOver
@@ -53,7 +54,9 @@ from agentrl.train.report import (
     nothing_learned,
     told_evaluation,
 )
+from agentrl.train.rows import normaliser, rows_to_learn, teach
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
+from agentrl.train.teacher import Teacher, open_teacher
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
     demonstration_batches,
@@ -61,7 +64,7 @@ from agentrl.train.warm_start import (
     read_demonstrations,
     warm_start_schedule,
 )
-from agentrl.trajectory.trajectory import Trajectory, total_ledger
+from agentrl.trajectory.trajectory import Trajectory
 
 Groups = list[list[Trajectory]]
 
@@ -112,6 +115,9 @@ class Trainer:
         self._accept_changed_data = accept_changed_data
         self._progress_saved: tuple[int, int, bool] | None = None
         """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
+        self.teacher: Teacher | None = None
+        self._drawn: dict[int, Drawn] = {}
+        """What is to be reported of steps that are played and not yet learned."""
         self._stack = AsyncExitStack()
         self.bill = Bill(config.usd_per_hour)
 
@@ -143,11 +149,15 @@ class Trainer:
         check_wandb(config)
         envs = EnvFactory(config.env, config.env_config)
         reward = config.reward_function()
-        self.stream = TaskStream(tasks_of(envs, config.data, "train", episodes=config.episodes), config.seed)
+        tasks = tasks_of(envs, config.data, "train", episodes=config.episodes)
+        self.stream = TaskStream(tasks, config.seed, pass_rates=config.pass_rates, curriculum=config.curriculum)
         self.eval_tasks = held_out_tasks(envs, config.eval_data, config.eval_tasks, own=config.data is None)
         checkpoint = self._find_checkpoint() if self._resume else None
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
+        self.teacher = await open_teacher(config, self.tokenizer, self.learner.device)
+        if self.teacher is not None:
+            self._stack.push_async_callback(self.teacher.close)
         self.warm_optimizers: list[Optimizer] = []
         renderer = config.options().renderer(load_renderer(self.tokenizer))
         if config.warm_start is not None and not self.position.started:
@@ -168,6 +178,18 @@ class Trainer:
             options=config.options(),
             reward=reward,
             concurrency=config.concurrency,
+        )
+        self.drawer = GroupDrawer(
+            rollout=self.rollout,
+            stream=self.stream,
+            groups=config.prompts_per_step,
+            group_size=config.group_size,
+            seed=config.seed,
+            sampling_params={"temperature": config.temperature},
+            teach=lambda groups: teach(groups, config),
+            warn=self._warn,
+            refill=config.refill,
+            keep_unscored=not config.learns_from_rewards,
         )
         if checkpoint is not None and state is not None:
             self._restore(checkpoint, state)
@@ -213,7 +235,7 @@ class Trainer:
         with Progress(self.console, "rl", config.steps, done=position.step) as progress:
             while position.step < config.steps:
                 report = await self.step(position.step + 1)
-                if report.step == 1 and config.warm_start is not None:
+                if report.step == 1 and config.warm_start is not None and config.compares_within_groups:
                     self._say(after_warm_start(report.rollout))
                 found_nothing = found_nothing and report.rollout.zero_advantage_groups == report.rollout.groups
                 await self._finish_step(report, progress)
@@ -257,13 +279,13 @@ class Trainer:
         await self.handover.rest()
         if self.numerics is not None:
             self.handover.compare([t for group in groups for t in group], self.numerics, step, self._warn)
-        metrics = RolloutMetrics.of_groups(groups)
-        update = self.update(groups, step)
+        drawn = self._drawn.pop(step, Drawn(groups))
+        metrics = RolloutMetrics.of_groups([*groups, *drawn.replaced])
+        update = {**self.update(groups, step), **drawn.metrics}
         updated = time.monotonic()
         uncredited = uncredited_groups(groups) if self.config.credit == "turn" else 0
-        metrics = replace(
-            metrics, zero_advantage_groups=update.pop("zero_advantage_groups"), uncredited_groups=uncredited
-        )
+        equal = update.pop("zero_advantage_groups") + len(drawn.replaced)
+        metrics = replace(metrics, zero_advantage_groups=equal, uncredited_groups=uncredited)
         shown = [trajectory for group in groups[: self.config.save_groups] for trajectory in group]
         self.folder.write_trajectories(step_name(step), shown)
         return StepReport(step, metrics, update, began - asked, collected - began, updated - collected)
@@ -272,50 +294,35 @@ class Trainer:
     async def collect(self, step: int) -> Groups:
         """Play the episodes of one step, and mask those that must not be trained."""
         await self.handover.give()
-        groups = await run_groups(
-            self.rollout,
-            self.stream.take(self.config.prompts_per_step),
-            self.config.group_size,
-            sampling_params={"temperature": self.config.temperature},
-            seed=self.config.seed,
-            step=step,
-        )
-        for trajectory in (trajectory for group in groups for trajectory in group):
+        self._drawn[step] = drawn = await self.drawer.draw(step)
+        for trajectory in (trajectory for group in drawn.groups for trajectory in group):
             if self.config.mask_overlong and trajectory.truncated:
                 trajectory.mask("overlong")
-        return groups
+        if self.teacher is not None:
+            await self.teacher.ask([trajectory for group in drawn.groups for trajectory in group])
+        return drawn.groups
 
     @billed("train")
     def update(self, groups: Groups, step: int) -> dict[str, Any]:
         """Learn from the groups, and return metrics. The new weights have the step as their version."""
         rows, zero_advantage_groups = self.rows(groups)
-        normaliser = self.normaliser([trajectory for group in groups for trajectory in group])
+        trajectories = [trajectory for group in groups for trajectory in group]
+        normaliser = self.normaliser(trajectories)
         try:
             update = self.learner.learn(rows, step=step, normaliser=normaliser)
         except DivergedError as exc:
             raise DivergedError(f"step {step}: {exc}. The last good weights: {model_folder(self.folder.path)}") from exc
         self.handover.changed(str(step))
-        return {"zero_advantage_groups": zero_advantage_groups, **update.metrics()}
+        taught = self.teacher.metrics(trajectories) if self.teacher else {}
+        return {"zero_advantage_groups": zero_advantage_groups, **taught, **update.metrics()}
 
     def rows(self, groups: Groups) -> tuple[list[Row], int]:
-        """The rows to learn from, and the number of groups with equal rewards.
-
-        Such groups count in the mean of the loss, but only KL gives them a gradient. Without KL they are not read.
-        """
-        advantages, informative = assign_advantages(groups, self.config.algorithm, self.config.credit)
-        rows: list[Row] = []
-        for group, of_group, differs in zip(groups, advantages, informative, strict=True):
-            if differs or self.config.kl_coef > 0:
-                for trajectory, of_turns in zip(group, of_group, strict=True):
-                    share = 1 / max(_trained(trajectory), 1) if self.config.reduction == "sample" else 1.0
-                    rows += episode_rows(trajectory, of_turns, share)
-        return rows, informative.count(False)
+        """The rows to learn from, and the number of groups that teach nothing."""
+        return rows_to_learn(groups, self.config, self.teacher)
 
     def normaliser(self, trajectories: Sequence[Trajectory]) -> float:
         """The divisor that turns the sum of a step's losses into the mean that `reduction` names."""
-        if self.config.reduction == "token":
-            return max(sum(map(_trained, trajectories)), 1)
-        return len(trajectories) * (self.length if self.config.reduction == "constant" else 1)
+        return normaliser(trajectories, self.config, self.length)
 
     @billed("evaluation")
     async def evaluate(self, name: str) -> Evaluation:
@@ -492,8 +499,3 @@ class Trainer:
         for line in summary.report():
             self._say(line)
         return summary
-
-
-def _trained(trajectory: Trajectory) -> int:
-    """Number of trained tokens of an episode, all segments together."""
-    return total_ledger(trajectory.segments).trained

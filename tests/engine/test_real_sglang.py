@@ -226,3 +226,41 @@ async def test_what_is_typed_and_what_is_left_as_it_came(sglang, prompt):
     assert generation.meta["completion_tokens"] == len(generation.tokens) == len(generation.log_probs) == 5
     assert generation.meta["prompt_tokens"] == len(prompt)
     assert "output_token_logprobs" not in generation.meta
+
+
+async def test_a_teacher_scores_as_transformers_does(model, sglang, renderer):
+    """Its own tokens are recognised, those of a student with another tokenizer are not."""
+    from agentrl.errors import ConfigError
+    from agentrl.train import TrainConfig
+    from agentrl.train.teacher import LoadedTeacher, ServedTeacher, rows_of
+
+    config = TrainConfig.make(env="none.py:None", out="none", teacher=URL)
+    server, loaded = ServedTeacher(config.teacher, 8), LoadedTeacher(model, config, config.teacher)
+    tokenizer, options = load_tokenizer(MODEL), EpisodeOptions(limits=Limits(turns=3, max_tokens_per_turn=8))
+    try:
+        await server.check(tokenizer)
+        played = [
+            await run_episode(Chat(), Task(prompt=QUESTION), engine=sglang, renderer=renderer, options=options)
+            for _ in range(4)
+        ]
+        await server.ask(played)
+        loaded.read(played)
+        for trajectory in played:
+            (one,), (other,) = (by.teach(trajectory, rows_of(trajectory)) for by in (server, loaded))
+            assert trajectory.is_valid
+            assert len(one.positions) > 2
+            assert one.weights == pytest.approx(other.weights, abs=1e-4)
+
+        class Odd:
+            all_special_ids = tokenizer.all_special_ids
+
+            def decode(self, tokens):
+                return tokenizer.decode(tokens).swapcase()
+
+            def get_vocab(self):
+                return tokenizer.get_vocab()
+
+        with pytest.raises(ConfigError, match="has another vocabulary than the student"):
+            await server.check(Odd())
+    finally:
+        await server.close()

@@ -7,6 +7,7 @@ from agentrl.errors import ConfigError
 from agentrl.monitor.numerics import NumericsConfig
 from agentrl.rollout import CanaryConfig
 from agentrl.train import TrainConfig, WarmStartConfig
+from agentrl.train.config import TeacherConfig
 
 
 def test_survives_yaml(tmp_path, make_config):
@@ -39,9 +40,28 @@ def test_survives_yaml(tmp_path, make_config):
         ({"limits": {"step_s": float("inf")}}, "limits.step_s must be a number, not inf"),
         ({"thinking": "drop"}, "thinking must be 'keep' or 'strip'"),
         ({"thinking": "strip", "limits": {"observation_tokens": 9}}, "leave out limits.observation_tokens"),
-        ({"group_size": 1}, "group_size must be greater than 1"),
+        ({"group_size": 0}, "group_size must be greater than 0"),
+        (
+            {"group_size": 1},
+            "group_size 1 has no baseline with algorithm grpo: take 2 or more, or flash_reinforce",
+        ),
+        ({"refill": -1}, "refill must be greater than or equal to 0"),
+        ({"refill": 1, "algorithm": "flash_reinforce"}, "refill is for groups, and algorithm flash_reinforce has none"),
+        ({"pass_rates": [0.9, 0.1]}, "pass_rates must be two rising numbers from 0 to 1, not [0.9, 0.1]"),
+        ({"pass_rates": [0.5]}, "pass_rates"),
+        ({"pass_rates": [0, 0.5], "algorithm": "flash_reinforce", "group_size": 1}, "one episode is no rate"),
+        ({"teacher": {"weight": 1}}, "teacher.model is missing"),
+        ({"teacher": {"model": "a", "weight": 0}}, "teacher.weight must be greater than 0"),
+        (
+            {"teacher": "a", "algorithm": "gspo"},
+            "gspo judges a sequence as a whole, and a teacher each token: take grpo",
+        ),
+        ({"teacher": "a", "refill": 1}, "refill looks at rewards, and teacher does without: set teacher.beside_reward"),
+        ({"teacher": {"model": "a", "beside_reward": True}, "group_size": 1}, "group_size 1 has no baseline"),
+        ({"teacher": "http://a:1", "temperature": 0.7}, "a teacher at a URL scores at temperature 1"),
+        ({"curriculum": 0}, "curriculum must be greater than 0"),
         ({"minibatches": 13}, "minibatches (13) exceeds the 12 episodes of a step"),
-        ({"algorithm": "ppo"}, "algorithm must be 'grpo', 'dr_grpo' or 'gspo'"),
+        ({"algorithm": "ppo"}, "algorithm must be 'grpo', 'dr_grpo', 'gspo' or 'flash_reinforce'"),
         ({"reduction": "mean"}, "reduction must be 'token', 'sample' or 'constant'"),
         ({"credit": "token"}, "credit must be 'episode' or 'turn'"),
         ({"algorithm": "gspo", "dtype": "bfloat16"}, "clips at less than bfloat16 rounds: set tis_clip (2), or"),
@@ -101,6 +121,16 @@ def test_another_algorithm_over_a_saved_configuration_brings_its_own(make_config
     assert TrainConfig.from_yaml(saved) == gspo
 
 
+def test_one_episode_a_prompt_needs_more_prompts():
+    def found(**values):
+        config = TrainConfig.make(env="a.py:B", out="runs/x", **values)
+        return config.prompts_per_step, config.group_size, config.minibatches, config.reduction
+
+    assert found() == (16, 8, 2, "token")
+    assert found(algorithm="flash_reinforce") == (128, 1, 1, "sample"), "as many episodes"
+    assert found(algorithm="flash_reinforce", prompts_per_step=6, group_size=4) == (6, 4, 1, "sample")
+
+
 def test_nothing_but_the_plain_algorithm_is_on_by_default(make_config):
     config = make_config()
 
@@ -111,7 +141,7 @@ def test_nothing_but_the_plain_algorithm_is_on_by_default(make_config):
 
 
 def test_every_key_is_documented():
-    for cls in (TrainConfig, WarmStartConfig, CanaryConfig, NumericsConfig):
+    for cls in (TrainConfig, TeacherConfig, WarmStartConfig, CanaryConfig, NumericsConfig):
         assert not [name for name, key in cls.model_fields.items() if not key.description]
 
 

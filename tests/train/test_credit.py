@@ -1,9 +1,13 @@
+import random
+
 import pytest
 
 from agentrl import Trajectory
+from agentrl.slime import post_process_rewards
 from agentrl.train.credit import assign_advantages, uncredited_groups
 from agentrl.trajectory.trajectory import Turn
 from agentrl.types import StopReason
+from tests.slime.hook_samples import args, failed, played
 
 
 def episode(reward, *steps, stop=StopReason.DONE):
@@ -76,3 +80,38 @@ def test_groups_of_equal_totals_that_get_no_credit_are_counted():
     failed = episode(None, 0.5, stop=StopReason.FAILED)
     assert assign_advantages([[early, late]], "grpo", "turn") == ([[[0.0, 0.0]] * 2], [False])
     assert uncredited_groups([[early, late], [early, early], [early, failed], [early, episode(0.0, 0.0)]]) == 1
+
+
+def test_flash_reinforce_judges_an_episode_against_the_batch():
+    groups = [[episode(1.0, None, None)], [episode(0.0, None)], [episode(None, stop=StopReason.FAILED)]]
+
+    values, informative = assign_advantages([*groups, [episode(0.0)], [episode(1.0)]], "flash_reinforce", "episode")
+
+    assert values == [[[0.5, 0.5]], [[-0.5, -0.5]], [[0.0, 0.0]], [[-0.5, -0.5]], [[0.5, 0.5]]]
+    assert informative == [True] * 5
+    assert assign_advantages([groups[0]] * 3, "flash_reinforce", "episode")[1] == [False] * 3, "equal in the batch"
+
+
+def test_flash_reinforce_credits_turns_too():
+    groups = [[episode(1.5, 0.5, None, 1.0)], [episode(0.0, None, None, None)]]
+
+    values, _ = assign_advantages(groups, "flash_reinforce", "turn")
+
+    assert values == [[[0.75, 0.5, 0.5]], [[-0.75, -0.5, -0.5]]]
+
+
+@pytest.mark.parametrize("algorithm", ["flash_reinforce", "grpo", "gspo"])
+@pytest.mark.parametrize("size", [1, 5])
+def test_both_hosts_judge_alike(algorithm, size):
+    """The trainer's advantages of random batches, with failures, beside those of the hook under slime."""
+    rng = random.Random(25)
+    for _ in range(50):
+        rewards = [[rng.choice([0.0, 1.0, rng.random(), None]) for _ in range(size)] for _ in range(8)]
+        groups = [
+            [episode(r, None, stop=StopReason.FAILED if r is None else StopReason.DONE) for r in group]
+            for group in rewards
+        ]
+        samples = [failed(i) if r is None else played(i, r) for i, group in enumerate(rewards) for r in group]
+        values, _ = assign_advantages(groups, algorithm, "episode")
+        flat = [turns[0] for group in values for turns in group]
+        assert flat == pytest.approx(post_process_rewards(args(advantage_estimator=algorithm), samples)[1], abs=1e-9)

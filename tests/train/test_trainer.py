@@ -304,6 +304,8 @@ WAYS = [
     {"algorithm": "gspo"},
     {"reduction": "sample", "dual_clip": 3.0},
     {"credit": "turn"},
+    {"algorithm": "flash_reinforce", "group_size": 1, "prompts_per_step": 12},
+    {"algorithm": "flash_reinforce", "credit": "turn"},
     {"tis_clip": 2.0},
     {"kl_coef": 0.1},
     {"dtype": "bfloat16", "numerics": {"stop": 1.0}},

@@ -18,6 +18,13 @@ class Toy(Env):
         return sum(token % 2 == 0 for token in sampled) / len(sampled) + self.task.label
 
 
+class Uneven(Toy):
+    """Every episode of a task of even number gets the same reward."""
+
+    def score(self, trajectory):
+        return 0.25 if int(self.task.id) % 2 == 0 else super().score(trajectory)
+
+
 class Flaky(Toy):
     """Nobody can grade task 1."""
 

@@ -1,0 +1,54 @@
+"""From groups of episodes to the rows of a step's updates, and the divisor of its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.train.batch import Row, episode_rows
+from agentrl.train.config import TrainConfig
+from agentrl.train.credit import assign_advantages
+from agentrl.train.teacher import Teacher
+from agentrl.trajectory.trajectory import Trajectory, total_ledger
+
+
+def rows_to_learn(
+    groups: Sequence[Sequence[Trajectory]], config: TrainConfig, teacher: Teacher | None = None
+) -> tuple[list[Row], int]:
+    """The rows to learn from, and the number of groups that teach nothing.
+
+    Groups with equal rewards count in the mean of the loss, but only KL and a teacher give them a gradient. Without
+    either they are not read.
+    """
+    advantages, differ = assign_advantages(groups, config.algorithm, config.credit)
+    teaching = differ if teacher is None else [any(map(_trained, group)) for group in groups]
+    if teacher is not None:
+        teacher.read([trajectory for group in groups for trajectory in group])
+    rows: list[Row] = []
+    for group, of_group, teaches in zip(groups, advantages, teaching, strict=True):
+        if teaches or config.kl_coef > 0:
+            for trajectory, of_turns in zip(group, of_group, strict=True):
+                share = 1 / max(_trained(trajectory), 1) if config.reduction == "sample" else 1.0
+                earned = of_turns if config.learns_from_rewards else [0.0] * len(of_turns)
+                found = episode_rows(trajectory, earned, share)
+                rows += found if teacher is None else teacher.teach(trajectory, found)
+    return rows, teaching.count(False)
+
+
+def normaliser(trajectories: Sequence[Trajectory], config: TrainConfig, longest: float) -> float:
+    """The divisor that turns the sum of a step's losses into the mean that `reduction` names. `longest`: the tokens of
+    the longest possible response."""
+    if config.reduction == "token":
+        return max(sum(map(_trained, trajectories)), 1)
+    return len(trajectories) * (longest if config.reduction == "constant" else 1)
+
+
+def teach(groups: Sequence[Sequence[Trajectory]], config: TrainConfig) -> list[bool]:
+    """For each group, whether its rewards teach anything; with a teacher alone, whether there is a token to score."""
+    if config.learns_from_rewards:
+        return assign_advantages(groups, config.algorithm, config.credit)[1]
+    return [any(map(_trained, group)) for group in groups]
+
+
+def _trained(trajectory: Trajectory) -> int:
+    """Number of trained tokens of an episode, all segments together."""
+    return total_ledger(trajectory.segments).trained

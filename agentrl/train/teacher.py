@@ -1,0 +1,219 @@
+"""On-policy distillation: a teacher scores the tokens that the student sampled.
+
+The advantage of each sampled token is weight * (log p_teacher - log p_student): the reverse KL, estimated on this token
+and negated (thinkingmachines.ai/blog/on-policy-distillation; slime's --use-opd). Both are taken at the rollout's
+temperature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+
+from agentrl._util.concurrency import gather
+from agentrl.engine.base import RETRY_S
+from agentrl.engine.sglang.connections import Address, Connections
+from agentrl.engine.sglang.scoring import score, texts_of
+from agentrl.errors import ConfigError, EngineError, Failure, one_line
+from agentrl.models import load_model, load_tokenizer
+from agentrl.train.batch import Row, episode_rows, micro_batches
+from agentrl.train.config import TeacherConfig, TrainConfig
+from agentrl.train.log_probs import vocabulary
+from agentrl.train.run_folder import weights_of
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import StopReason
+
+Place: TypeAlias = tuple[int, int]
+"""A token of an episode: the number of its segment, and its index there."""
+Scores: TypeAlias = Mapping[Place, float]
+"""The teacher's log-probs of an episode's trained tokens."""
+
+_START_S = 10.0
+"""Seconds for which a server that does not answer is asked again at the start."""
+_COMPARED = 200
+"""Tokens whose texts are compared with those of a server."""
+_OTHERWISE = 0.05
+"""The share of these that may differ. transformers' own class for an architecture, which servers take, may name special
+tokens otherwise; another vocabulary differs nearly everywhere."""
+
+
+class Teacher:
+    """Makes advantages of a teacher's log-probs. Subclasses get them, by `ask` or by `read`."""
+
+    def __init__(self, config: TeacherConfig) -> None:
+        self._weight = config.weight
+        self._scores: WeakKeyDictionary[Trajectory, Scores] = WeakKeyDictionary()
+
+    async def ask(self, trajectories: Sequence[Trajectory]) -> None:
+        """After the rollout: get the log-probs from elsewhere. An episode without them counts as failed by its
+        environment."""
+
+    def read(self, trajectories: Sequence[Trajectory]) -> None:
+        """Before the update, while no engine needs the device: compute the log-probs here."""
+
+    def teach(self, trajectory: Trajectory, rows: Sequence[Row]) -> list[Row]:
+        """The rows of an episode, with the teacher's advantages added to their weights."""
+        return [
+            replace(row, weights=[own + self._weight * gap for own, gap in zip(row.weights, gaps, strict=True)])
+            for row, gaps in zip(rows, self._gaps(trajectory, rows), strict=True)
+        ]
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """`teacher_kl`: the reverse KL, estimated as the mean of log p_student - log p_teacher over trained tokens."""
+        gaps = chain.from_iterable(self._gaps(trajectory, rows_of(trajectory)) for trajectory in trajectories)
+        apart = list(chain.from_iterable(gaps))
+        return {"teacher_kl": -sum(apart) / max(len(apart), 1)}
+
+    def _gaps(self, trajectory: Trajectory, rows: Sequence[Row]) -> list[list[float]]:
+        """For each row, log p_teacher - log p_student of its trained tokens. Fewer may be trained than were scored."""
+        scores = self._scores[trajectory] if rows else {}
+        return [
+            [scores[place] - student for place, student in zip(places, row.log_probs, strict=True)]
+            for row, places in zip(rows, _places(trajectory, rows), strict=True)
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def rows_of(trajectory: Trajectory) -> list[Row]:
+    """The trained tokens of an episode, without advantages."""
+    return episode_rows(trajectory, [0.0] * len(trajectory.turns))
+
+
+def _places(trajectory: Trajectory, rows: Sequence[Row]) -> list[list[Place]]:
+    """Where the tokens of each row are in the episode. Segments without a trained token have no row."""
+    trained = [
+        number for number, segment in enumerate(trajectory.segments) if any(span.trained for span in segment.spans)
+    ]
+    return [[(number, position) for position in row.positions] for number, row in zip(trained, rows, strict=True)]
+
+
+async def open_teacher(config: TrainConfig, tokenizer: Any, device: torch.device) -> Teacher | None:
+    """The teacher of a run, or None. Raises ConfigError if it is missing, or has other tokens than the student."""
+    teacher = config.teacher
+    if teacher is None:
+        return None
+    if not teacher.is_served:
+        return LoadedTeacher(_load(teacher.model, config, tokenizer, device), config, teacher)
+    server = ServedTeacher(teacher, config.concurrency)
+    try:
+        await server.check(tokenizer)
+    except BaseException:
+        await server.close()
+        raise
+    return server
+
+
+class LoadedTeacher(Teacher):
+    """A model in this process."""
+
+    def __init__(self, model: Any, config: TrainConfig, teacher: TeacherConfig) -> None:
+        super().__init__(teacher)
+        self._model, self._temperature = model, config.temperature
+        self._micro_batch_tokens = config.micro_batch_tokens
+
+    @torch.no_grad()
+    def read(self, trajectories: Sequence[Trajectory]) -> None:
+        found = {trajectory: rows_of(trajectory) for trajectory in trajectories}
+        rows = sorted(chain.from_iterable(found.values()), key=lambda row: row.length)  # as micro_batches does
+        batches = micro_batches(rows, self._micro_batch_tokens, self._model.device)
+        values = (batch.model_log_probs(self._model, self._temperature).tolist() for batch in batches)
+        each = chain.from_iterable(values)
+        of_row = {id(row): list(islice(each, len(row.positions))) for row in rows}
+        for trajectory, own in found.items():
+            places = chain.from_iterable(_places(trajectory, own))
+            log_probs = chain.from_iterable(of_row[id(row)] for row in own)
+            self._scores[trajectory] = dict(zip(places, log_probs, strict=True))
+
+
+class ServedTeacher(Teacher):
+    """A model at an SGLang server."""
+
+    def __init__(self, teacher: TeacherConfig, concurrency: int) -> None:
+        super().__init__(teacher)
+        address = Address.read(teacher.model.rstrip("/").removesuffix("/generate"))
+        self._name, self._url = address.url, f"{address.url}/generate"
+        self._connections = Connections(address, limit=concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
+
+    async def check(self, tokenizer: Any) -> None:
+        """Raises ConfigError if the server does not answer, or has other tokens than `tokenizer`."""
+        tokens = _some_tokens(tokenizer)
+        try:
+            theirs = await texts_of(self._connections, self._url, tokens, retry_s=_START_S)
+        except (EngineError, TimeoutError) as exc:
+            raise ConfigError(
+                f"teacher {self._name} cannot score: {one_line(exc)}; is an SGLang server there, of a model with the "
+                "student's tokenizer?"
+            ) from exc
+        ours = [tokenizer.decode([token]) for token in tokens]
+        wrong = [i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0].strip() != pair[1].strip()]
+        if len(wrong) > _OTHERWISE * len(tokens):
+            first, count = wrong[0], f"{len(wrong)} of {len(tokens)} tokens differ"
+            raise _other_tokens(
+                self._name, f"{count}, such as {tokens[first]}, here {ours[first]!r}, there {theirs[first]!r}"
+            )
+
+    async def ask(self, trajectories: Sequence[Trajectory]) -> None:
+        await gather([self._ask(trajectory) for trajectory in trajectories if trajectory.is_valid])
+
+    async def _ask(self, trajectory: Trajectory) -> None:
+        rows = rows_of(trajectory)
+        try:
+            async with self._slots:
+                log_probs = [await self._score(row) for row in rows]
+        except (EngineError, TimeoutError) as exc:
+            trajectory.stop, trajectory.failure = StopReason.FAILED, Failure.of(exc, "score")
+            trajectory.mask("env_failure")
+            return
+        places = chain.from_iterable(_places(trajectory, rows))
+        self._scores[trajectory] = dict(zip(places, chain.from_iterable(log_probs), strict=True))
+
+    async def _score(self, row: Row) -> Sequence[float]:
+        first, stop = row.positions[0], row.positions[-1] + 1
+        found = await score(self._connections, self._url, list(row.tokens[:stop]), stop - first, 1.0, retry_s=RETRY_S)
+        return [found[position - first] for position in row.positions]
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+
+def _load(name: str, config: TrainConfig, tokenizer: Any, device: torch.device) -> Any:
+    source = weights_of(name)
+    _check_same_tokens(name, load_tokenizer(source, chat_template="").get_vocab(), tokenizer.get_vocab())
+    model = load_model(source, device=device.type, dtype=config.dtype, seed=config.seed)
+    size, needed = vocabulary(model), max(tokenizer.get_vocab().values()) + 1
+    if 0 < size < needed:
+        raise _other_tokens(name, f"it has {size} tokens, the student {needed}")
+    return model.requires_grad_(False)
+
+
+def _some_tokens(tokenizer: Any) -> list[int]:
+    """Tokens of all parts of a vocabulary, the special ones and the last one among them."""
+    known = sorted(tokenizer.get_vocab().values())
+    return sorted({*known[:: max(1, len(known) // _COMPARED)], *tokenizer.all_special_ids, known[-1]})
+
+
+def _check_same_tokens(name: str, theirs: Mapping[str, int], ours: Mapping[str, int]) -> None:
+    """Raises ConfigError unless each of our tokens has the same id there. More tokens there do no harm."""
+    wrong = [token for token, number in ours.items() if theirs.get(token) != number]
+    if not wrong:
+        return
+    first = min(wrong, key=lambda token: ours[token])
+    there = next((token for token, number in theirs.items() if number == ours[first]), None)
+    raise _other_tokens(
+        name, f"{len(wrong)} of {len(ours)} tokens differ, such as {ours[first]}, here {first!r}, there {there!r}"
+    )
+
+
+def _other_tokens(name: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"teacher {name} has another vocabulary than the student: {what}; take a teacher with the student's tokenizer"
+    )

@@ -1,0 +1,140 @@
+"""Groups that teach nothing are replaced by groups of fresh tasks."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from agentrl import Env, EnvFactory, InfraError, StepResult, Task
+from agentrl.errors import ConfigError
+from agentrl.rollout import Rollout, TaskStream
+from agentrl.rollout.drawing import GroupDrawer
+from agentrl.trajectory.trajectory import total_ledger
+from tests.rollout.test_groups import Fake
+
+
+class Marked(Env):
+    """Gives its episodes the rewards of the label, one after the other: "01" differs, "11" does not, x fails."""
+
+    given: ClassVar[dict[str, int]] = {}
+
+    async def step(self, action):
+        return StepResult(done=True)
+
+    async def score(self, trajectory):
+        place = self.given[self.task.id] = self.given.get(self.task.id, -1) + 1
+        if (reward := self.task.label[place % len(self.task.label)]) == "x":
+            raise InfraError("the grader is gone")
+        return float(reward)
+
+
+def differ(groups):
+    return [len({t.reward for t in group if t.is_valid}) > 1 for group in groups]
+
+
+@pytest.fixture
+def drawer(renderer):
+    Marked.given = {}
+
+    def make(labels, *, refill, groups=3, warnings=None, **values):
+        rollout = Rollout(envs=EnvFactory(Marked), engine=Fake(renderer), renderer=renderer)
+        tasks = [Task(prompt="x", id=str(i), label=label) for i, label in enumerate(labels)]
+        return GroupDrawer(
+            rollout=rollout,
+            stream=TaskStream(tasks, 0),
+            groups=groups,
+            group_size=2,
+            seed=0,
+            sampling_params={},
+            teach=differ,
+            warn=(warnings if warnings is not None else []).append,
+            refill=refill,
+            **values,
+        )
+
+    return make
+
+
+async def test_groups_without_a_difference_give_their_place_to_fresh_tasks(drawer):
+    drawn = await drawer(["11"] * 4 + ["01"] * 4, refill=10).draw(1)
+
+    assert differ(drawn.groups) == [True] * 3
+    assert len({group[0].task.id for group in drawn.groups + drawn.replaced}) == 3 + len(drawn.replaced)
+    assert drawn.replaced, "the seed draws some of the equal ones"
+    assert drawn.metrics == {
+        "teaching_share_drawn": 0.0,
+        "teaching_share": 1.0,
+        "replaced_groups": len(drawn.replaced),
+    }
+    for group in drawn.replaced:
+        for trajectory in group:
+            ledger = total_ledger(trajectory.segments)
+            assert ledger.masked == {"replaced": ledger.sampled}
+    assert all(not total_ledger(t.segments).masked for group in drawn.groups for t in group)
+
+
+async def test_every_group_of_a_step_has_its_own_sampling_seeds(drawer):
+    own = drawer(["11"], refill=3)
+    drawn = await own.draw(7)
+
+    sessions = [t.session_id for group in drawn.replaced + drawn.groups for t in group]
+    assert sorted(sessions) == [f"train-000007-{group:04d}-{member:03d}" for group in range(12) for member in range(2)]
+    asked = own.rollout.engine.asked
+    assert len({params["sampling_seed"] for params in asked.values()}) == 24
+
+
+async def test_without_refill_a_step_is_as_it_was(drawer):
+    drawn = await drawer(["11"] * 4, refill=0).draw(1)
+
+    assert (len(drawn.groups), drawn.replaced) == (3, [])
+    assert drawn.metrics == {"teaching_share_drawn": 0.0, "teaching_share": 0.0, "replaced_groups": 0}
+
+
+async def test_the_bound_is_a_bound_and_warns_once(drawer):
+    warnings = []
+    own = drawer(["11", "00"], refill=2, warnings=warnings)
+    drawn = await own.draw(1)
+    await own.draw(2)
+
+    assert (len(drawn.groups), len(drawn.replaced)) == (3, 6)
+    assert [t for group in drawn.groups for t in group if total_ledger(t.segments).masked] == [], "the last ones stay"
+    assert warnings == [
+        "step 1: in each of 9 groups all episodes got the same reward, refill (2) included; the tasks are too hard or "
+        "too easy: give others, a warm start, or a larger group_size"
+    ]
+
+
+async def test_groups_that_failed_are_replaced_too(drawer):
+    drawn = await drawer(["xxxx", "xxxx", "01"], refill=8).draw(1)
+
+    assert differ(drawn.groups) == [True] * 3
+    for group in drawn.replaced:
+        for trajectory in group:
+            ledger = total_ledger(trajectory.segments)
+            assert ledger.masked == {"env_failure": ledger.sampled}, "the first reason stays"
+
+
+async def test_a_step_without_any_reward_is_refused_unless_none_is_needed(drawer):
+    class Unscored(Marked):
+        async def score(self, trajectory):
+            return None
+
+    for keep in (False, True):
+        own = drawer(["0"], refill=1, keep_unscored=keep)
+        object.__setattr__(own.rollout, "envs", EnvFactory(Unscored))
+        if keep:
+            assert len((await own.draw(1)).groups) == 3
+        else:
+            with pytest.raises(ConfigError, match="Unscored gave no episode a reward"):
+                await own.draw(1)
+
+
+async def test_pass_rates_reach_the_stream_before_the_refill(drawer):
+    own = drawer(["11"] * 3 + ["01"], refill=6)
+    own.stream = TaskStream(own.stream._tasks, 0, pass_rates=(0.1, 0.9))
+    drawn = await own.draw(1)
+
+    assert drawn.metrics["resting_tasks"] == 3
+    assert {group[0].task.id for group in drawn.groups} == {"3"}
+    assert len(drawn.replaced) < 12, "tasks that rest are not drawn again and again"
