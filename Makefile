@@ -23,8 +23,8 @@ test: $(STAMP)  ## All tests that this machine can run, in up to four processes.
 quick: check  ## Lint, types, and the tests that need no model: under two minutes on two quiet cores.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not docker" --dist worksteal -n $$($(BIN)/python -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
 
-soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times.
-	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/gateway/test_told.py tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/slime/test_nodes.py tests/test_storm.py tests/envs/search_r1/test_retrieval_killed.py
+soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times, an overlapped run killed twenty times.
+	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/gateway/test_told.py tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/slime/test_nodes.py tests/test_storm.py tests/envs/search_r1/test_retrieval_killed.py tests/train/test_overlap_killed.py
 
 soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers, 20 times, the suite of back ends over hosted machines, and 100 tries of each attack on a reporter; the engine is started from nothing (Debian or Ubuntu, root).
 	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py

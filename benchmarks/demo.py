@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.train import Summary, TrainConfig, Trainer, train
-from agentrl.train.trainer import Groups
+from agentrl.train.order import Groups
 
 ROOT = Path(__file__).resolve().parent.parent
 console = Console(highlight=False)

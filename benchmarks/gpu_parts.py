@@ -29,7 +29,7 @@ from agentrl.rollout.evaluate import Evaluation
 from agentrl.train import Summary, TrainConfig, Trainer, train
 from agentrl.train.bill import told_cost
 from agentrl.train.memory import MemoryEstimate, MemoryInputs, Shape
-from agentrl.train.trainer import Groups
+from agentrl.train.order import Groups
 from benchmarks.gpu_data import ROOT, Data, demo_data, demonstrations, search_data
 
 console = Console(highlight=False)

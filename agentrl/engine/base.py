@@ -83,7 +83,9 @@ class MessageEngine(Engine, Protocol):
 class TrainedEngine(Engine, Protocol):
     """An engine that samples from the weights in training: LocalEngine.
 
-    A trainer calls `wake`, `update`, plays episodes, calls `sleep`, learns, and begins again.
+    A trainer calls `wake`, `update`, plays episodes, calls `sleep`, learns, and begins again. With `staleness` it plays
+    episodes while it learns, and calls `sleep` never. That needs an engine whose class says `own_weights = True`: it
+    samples from a copy of the weights, made in `update`. Its generations name their `weight_version`.
     """
 
     async def update(self, model: Any, version: str) -> None:

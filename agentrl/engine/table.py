@@ -29,6 +29,8 @@ _PARTS = ("model", "tokenizer", "renderer", "training")
 """Parameters of an engine that are no keys of `engine_config`."""
 _TRAINED: Mapping[str, str] = {"sglang": "agentrl.engine.sglang.training.trained:TrainedSGLang"}
 """Names that mean another engine in training."""
+_OVERLAPPING: Mapping[str, str] = {"local": "agentrl.engine.local.process:ProcessEngine"}
+"""Names that mean another engine if it plays while the trainer learns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class TrainingParts:
     """The type of the weights in training, as torch names it."""
     say: Callable[[str], None]
     """Shows the user one line about something that takes time."""
+    overlap: bool = False
+    """Whether the engine plays while the trainer learns. Then it needs separate weights, and does not sleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,10 @@ def open_engine(name: str, parts: EngineParts, config: Mapping[str, Any]) -> Eng
     The class or function gets the keys of `config`, and those fields of `parts` that it has parameters for. Raises
     ConfigError for an unknown name, an unknown key or a missing key.
     """
-    make = _maker(name, ENGINES if parts.training is None else {**ENGINES, **_TRAINED})
+    known = dict(ENGINES)
+    if parts.training is not None:
+        known |= {**_TRAINED, **(_OVERLAPPING if parts.training.overlap else {})}
+    make = _maker(name, known)
     parameters = inspect.signature(make).parameters
     given = dict(config)
     for part in ("tokenizer", "renderer", "max_batch", "training"):

@@ -1,7 +1,8 @@
 """The embedded trainer: RL on one machine, small enough to read in one sitting.
 
-`config.py` holds the settings of a run, `trainer.py` its steps, and `run_folder.py` its files. `credit.py`, `batch.py`,
-`loss.py` and `learner.py` turn rewards into new weights. `warm_start.py` is the imitation before RL.
+`config.py` holds the settings of a run, `trainer.py` its steps, `order.py` and `overlap.py` the order of rollouts and
+updates, and `run_folder.py` its files. `credit.py`, `batch.py`, `loss.py` and `learner.py` turn rewards into new
+weights. `warm_start.py` is the imitation before RL.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from agentrl.train.run_folder import model_folder
 if TYPE_CHECKING:
     from agentrl.train.learner import DivergedError
     from agentrl.train.report import Summary
-    from agentrl.train.trainer import Trainer, train
+    from agentrl.train.trainer import Trainer
+    from agentrl.train.whole_run import train
 
 __all__ = ["DivergedError", "Summary", "TrainConfig", "Trainer", "WarmStartConfig", "model_folder", "train"]
 
@@ -24,7 +26,7 @@ _LAZY = {
     "DivergedError": "agentrl.train.learner",
     "Summary": "agentrl.train.report",
     "Trainer": "agentrl.train.trainer",
-    "train": "agentrl.train.trainer",
+    "train": "agentrl.train.whole_run",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +41,8 @@ class Bill:
         self._earlier = 0.0
         """Seconds of earlier processes of this run."""
         self._began = self._written = time.monotonic()
+        self._counting = threading.RLock()
+        """With `staleness` an update ends in another thread than a rollout."""
         self._seconds: dict[str, float] = defaultdict(float)
         self._tokens: dict[str, int] = defaultdict(int)
         self._peaks: dict[str, float] = defaultdict(float)
@@ -74,7 +77,12 @@ class Bill:
         try:
             yield
         finally:
-            self._seconds[name] += time.monotonic() - began
+            self.add(name, time.monotonic() - began)
+
+    def add(self, name: Phase, seconds: float) -> None:
+        """Count a phase that has ended. Safe from the learner's thread."""
+        with self._counting:
+            self._seconds[name] += seconds
             self._look_at_memory()
             self.write()
 

@@ -140,6 +140,11 @@ class TrainConfig(EpisodeConfig):
     """Temperature of sampling and of the trained log-probs. Evaluation is greedy."""
     concurrency: int = Field(128, gt=0)
     """Episodes in flight at once, and sequences in the engine's batch. Their keys and values take memory."""
+    staleness: int = Field(0, ge=0)
+    """How many steps old the weights may be that sampled a token, when it is trained. 0: rollouts and updates take
+    turns. 1: the next rollout is played while the learner learns (one-step off-policy, as in AReaL, arXiv 2505.24298),
+    on an engine with separate weights: sglang, or local in a separate process. More helps only if rollouts differ
+    much in length. No token is trained at a greater age, and tis_clip corrects for the age."""
     minibatches: int = Field(2, gt=0)
     """Optimizer updates a step."""
     micro_batch_tokens: int = Field(2048, gt=0)
@@ -184,8 +189,10 @@ class TrainConfig(EpisodeConfig):
     """A bad token that has become this many times as likely gets no gradient (arXiv 1912.09729). null: no bound."""
     tis_clip: float | None = Field(None, ge=1)
     """Truncated importance sampling: weigh each token by the trainer's over the engine's probability, at most by this.
-    It costs a forward pass (fengyao.notion.site/off-policy-rl, which uses 2). null: trust the engine's log-probs. The
-    default is 2 with engine sglang, which is another program than the trainer, and null otherwise.
+    It costs a forward pass (fengyao.notion.site/off-policy-rl, which uses 2). The clipped ratio is then that of the new
+    to the old trainer's probability: with `staleness`, this is AReaL's decoupled objective. null: trust the engine's
+    log-probs. The default is 2 with engine sglang, which is another program than the trainer, and with staleness; else
+    null.
     """
     teacher: TeacherConfig | None = None
     """A model to learn from instead of the reward, or beside it; `teacher: runs/teacher` is short for its key `model`.
@@ -243,7 +250,8 @@ class TrainConfig(EpisodeConfig):
                 raise ValueError(f"engine_config must be a mapping of keys to values, not {beside!r:.80}")
             own = {key: value for key, value in engine.items() if key != "kind"}
             values |= {"engine": kind, "engine_config": {**beside, **own}}
-        return {"tis_clip": _TIS_OF_ANOTHER_PROGRAM, **values} if values.get("engine") == "sglang" else values
+        differs = values.get("engine") == "sglang" or values.get("staleness", 0) != 0
+        return {"tis_clip": _TIS_OF_ANOTHER_PROGRAM, **values} if differs else values
 
     @model_validator(mode="before")
     @classmethod

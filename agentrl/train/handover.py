@@ -17,6 +17,10 @@ class HandOver:
     def __init__(self, engine: TrainedEngine, learner: Learner) -> None:
         self.version = "0"
         """The name of the learner's weights: the step that made them."""
+        self.given = "-1"
+        """The name of the weights that the engine has got."""
+        self.held = False
+        """Whether the engine keeps its weights for now: it plays, or the learner changes its own."""
         self._engine, self._learner = engine, learner
         self._given = False
         self._compared = False
@@ -26,11 +30,11 @@ class HandOver:
         self.version, self._given = version, False
 
     async def give(self) -> None:
-        """Wake the engine, and give it the learner's weights, unless it has them."""
-        if not self._given:
+        """Wake the engine, and give it the learner's weights, unless it has them, or is `held`."""
+        if not self._given and not self.held:
             await self._engine.wake()
             await self._engine.update(self._learner.model, self.version)
-            self._given = True
+            self._given, self.given = True, self.version
 
     async def rest(self) -> None:
         """Let the engine sleep, because the learner needs its device."""

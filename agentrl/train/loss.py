@@ -8,6 +8,7 @@
     MT-GRPO    arXiv 2505.11821  credit for each turn
     FlashREINFORCE (yifanzhang-pro.github.io/FlashREINFORCE): one episode a prompt, judged against the whole batch
     TIS        fengyao.notion.site/off-policy-rl: weights that correct the difference of engine and trainer
+    AReaL      arXiv 2505.24298: with TIS, the decoupled objective, whose clip is around the weights before the update
     k1, k2, k3 joschu.net/blog/kl-approx.html
 
 Signs, names and corner cases are those of slime (slime/utils/ppo_utils.py, backends/megatron_utils/loss.py).

@@ -22,7 +22,7 @@ from agentrl.train.log_probs import PIECE_BYTES
 from agentrl.train.packing import MOST_READ
 from agentrl.types import Limits
 
-Place: TypeAlias = Literal["inside", "beside", "elsewhere"]
+Place: TypeAlias = Literal["inside", "apart", "beside", "elsewhere"]
 
 _PROMPT_TOKENS = 1024
 """Assumed length of a prompt, if limits bound only what comes after it."""
@@ -133,7 +133,8 @@ class MemoryInputs:
     reference: bool
     """Whether KL needs separate weights."""
     engine: Place
-    """inside: it samples from the learner's weights. beside: it has its own on the same device."""
+    """inside: it samples from the learner's weights. apart, beside: it has its own on the same device. It takes what it
+    needs (apart), or a share of what is free (beside)."""
     sleeps: bool
     on_gpu: bool
 
@@ -147,7 +148,7 @@ class MemoryInputs:
         sequence = _longest(config, shape.context)
         given = config.engine_config
         place: Place = "beside" if config.engine == "sglang" and not given.get("url") else "elsewhere"
-        sleep = given.get("sleep", "auto")
+        sleep = given.get("sleep", "auto") if config.staleness == 0 else False
         return cls(
             itemsize=4 if config.dtype == "float32" else 2,
             sequence=sequence,
@@ -158,7 +159,7 @@ class MemoryInputs:
             targets=config.lora.targets if config.lora else "all-linear",
             moments=2 if config.optimizer == "adamw_8bit" else 8,
             reference=config.kl_coef > 0 and config.lora is None,
-            engine="inside" if config.engine in ("local", "auto") else place,
+            engine=("apart" if config.staleness else "inside") if config.engine in ("local", "auto") else place,
             sleeps=place == "beside" and on_gpu and sleep in ("auto", True),
             on_gpu=on_gpu,
         )
@@ -188,6 +189,8 @@ class MemoryEstimate:
     fixed: int
     asleep: bool
     """Whether the engine's memory is free while the learner learns."""
+    shares: bool
+    """Whether the engine takes a share of what is free, for as many episodes as that holds."""
 
     @classmethod
     def of(cls, shape: Shape, plan: MemoryInputs) -> Self:
@@ -208,11 +211,12 @@ class MemoryEstimate:
             stepping=gradients + (in_float32 if size < 4 else 0),
             activations=_activations(shape, plan, count + adapter),
             logits=_LOGITS_COPIES * min(PIECE_BYTES, 4 * plan.read * shape.vocabulary) + (0 if adapter else head),
-            engine=count * size if plan.engine == "beside" else 0,
+            engine=count * size if plan.engine in ("apart", "beside") else 0,
             cache=shape.cache_bytes(size) * plan.sequence if plan.engine != "elsewhere" else 0,
             prefill=pass_bytes if plan.engine != "elsewhere" else 0,
             fixed=_GPU_BYTES if plan.on_gpu else 0,
             asleep=plan.sleeps,
+            shares=plan.engine == "beside",
         )
 
     @property
@@ -254,7 +258,7 @@ class MemoryEstimate:
         """Whether so many bytes are enough, where they are free before the run."""
         left = memory - self.resident
         if self.engine and not self.asleep:
-            left -= self._engine_room(left)
+            left -= self._engine_room(left) if self.shares else self.engine + self.cache + self.prefill
         return self.passing <= left and self.rollout <= memory and self.episodes(memory) > 0
 
     def episodes(self, memory: int) -> int:
@@ -267,6 +271,8 @@ class MemoryEstimate:
 
     def _engine_room(self, left: int) -> int:
         """What an engine with its own weights takes of what the trainer leaves."""
+        if not self.shares:
+            return left - max(self.backward, self.stepping) - self.prefill
         return int((ALONE_SHARE if self.asleep else BESIDE_SHARE) * left)
 
 

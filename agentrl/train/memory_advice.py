@@ -98,7 +98,9 @@ def _options(config: TrainConfig, shape: Shape, *, on_gpu: bool) -> Iterator[_Op
     plan = MemoryInputs.of(config, shape, on_gpu=on_gpu)
     if config.gradient_checkpointing is False:
         yield _setting("gradient_checkpointing=true", gradient_checkpointing=True)
-    if plan.engine == "beside" and on_gpu and not plan.sleeps:
+    if config.staleness:
+        yield _setting("staleness=0", staleness=0)
+    elif plan.engine == "beside" and on_gpu and not plan.sleeps:
         yield _setting("engine_config.sleep=true", engine_config={**config.engine_config, "sleep": True})
     if on_gpu and config.lora is None and config.optimizer == "adamw":
         yield _setting("optimizer=adamw_8bit", optimizer="adamw_8bit")

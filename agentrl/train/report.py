@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,21 @@ def _first_and_last(metrics: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str,
     return [("first", metrics[0]), ("last", metrics[-1])] if metrics else []
 
 
+@dataclass(slots=True)
+class OverlapReport:
+    """How rollouts and updates went beside each other in one step. Seconds are wall-clock."""
+
+    trainer_wait_s: float = 0.0
+    """The learner waited for the rollout."""
+    engine_wait_s: float = 0.0
+    """The engine waited before this rollout: for the learner's updates, and for the weights."""
+    token_age_mean: float = 0.0
+    """Updates between the weights that sampled a trained token and those that learn from it."""
+    token_age_max: int = 0
+    seconds: float = 0.0
+    """The whole step, which is less than the sum of its parts."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One step of RL: a line of metrics.jsonl."""
@@ -94,9 +109,34 @@ class StepReport:
     """Until the engine had the weights."""
     rollout_s: float
     train_s: float
+    overlap: OverlapReport | None = None
+    """None where rollouts and updates take turns."""
+
+    @property
+    def same_weights(self) -> bool:
+        """Whether all tokens were sampled from the weights that the step began with."""
+        return self.overlap is None or self.overlap.token_age_max == 0
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.hand_over_s + self.rollout_s + self.train_s if self.overlap is None else self.overlap.seconds
+
+    def shown(self) -> dict[str, float]:
+        """What the progress line shows."""
+        failed, overlap = self.rollout.failed_episodes, dict[str, float]()
+        if self.overlap is not None:
+            waits = {"trainer_waits_s": self.overlap.trainer_wait_s, "engine_waits_s": self.overlap.engine_wait_s}
+            overlap = {**{name: round(wait, 2) for name, wait in waits.items()}, "age": self.overlap.token_age_mean}
+        return {
+            "reward": self.rollout.reward_mean,
+            **({"failed": failed} if failed else {}),
+            "tokens_s": self.rollout.sampled_tokens / self.seconds,
+            **overlap,
+        }
 
     def to_json(self) -> dict[str, JSON]:
-        sampled, seconds = self.rollout.sampled_tokens, self.hand_over_s + self.rollout_s + self.train_s
+        sampled = self.rollout.sampled_tokens
         return {
             "step": self.step,
             **self.rollout.to_json(),
@@ -104,8 +144,9 @@ class StepReport:
             "hand_over_s": self.hand_over_s,
             "rollout_s": self.rollout_s,
             "train_s": self.train_s,
-            "seconds": seconds,
-            "tokens_per_second": sampled / seconds,
+            **(asdict(self.overlap) if self.overlap else {}),
+            "seconds": self.seconds,
+            "tokens_per_second": sampled / self.seconds,
             "rollout_tokens_per_second": sampled / self.rollout_s,
             "train_tokens_per_second": self.update["read_tokens"] / self.train_s,
         }

@@ -18,7 +18,6 @@ from rich.console import Console
 from torch.optim import Optimizer
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl._util.signals import run
 from agentrl.engine.base import TrainedEngine
 from agentrl.engine.table import EngineParts, TrainingParts, open_engine
 from agentrl.env.factory import EnvFactory
@@ -43,6 +42,8 @@ from agentrl.train.handover import HandOver
 from agentrl.train.learner import DivergedError, Learner, Schedule, random_states, set_learning_rate
 from agentrl.train.lora import AdapterReference
 from agentrl.train.memory_advice import memory_lines
+from agentrl.train.order import Groups, InTurn, StepEnd, StepOrder
+from agentrl.train.overlap import Overlap, check_own_weights, half_the_threads
 from agentrl.train.progress import Position, Progress
 from agentrl.train.report import (
     KNOWS_NOTHING,
@@ -66,33 +67,6 @@ from agentrl.train.warm_start import (
 )
 from agentrl.trajectory.trajectory import Trajectory
 
-Groups = list[list[Trajectory]]
-
-
-def train(
-    config: TrainConfig,
-    *,
-    resume: bool = False,
-    accept_changed_data: bool = False,
-    trainer: type[Trainer] | None = None,
-    console: Console | None = None,
-) -> Summary:
-    """Run to the end, and return a summary.
-
-    Raises ConfigError before anything is written, BugError for a bug in the Env, and DivergedError for a loss that is
-    not finite. Raises CanaryError if nothing can be learned, or if engine and trainer disagree. After such an error, or
-    after a kill, `resume` continues from the last checkpoint. After Ctrl-C and SIGTERM it continues where the run was.
-    A run that fails before its first step leaves no folder, or only the engine's log. `accept_changed_data`: continue
-    even if tasks have changed.
-    """
-
-    async def whole() -> Summary:
-        kind = trainer or Trainer
-        async with kind(config, resume=resume, accept_changed_data=accept_changed_data, console=console) as running:
-            return await running.run()
-
-    return run(whole())
-
 
 class Trainer:
     """One run: `async with Trainer(config) as trainer: await trainer.run()`. Subclasses may override every method."""
@@ -113,6 +87,7 @@ class Trainer:
         self.numerics = NumericsWatch(config.numerics) if config.numerics else None
         self._resume, self._created = resume, False
         self._accept_changed_data = accept_changed_data
+        self._step_end: StepEnd | None = None
         self._progress_saved: tuple[int, int, bool] | None = None
         """The position in the last checkpoint: steps of RL, steps of the warm start, and whether RL has begun."""
         self.teacher: Teacher | None = None
@@ -191,6 +166,8 @@ class Trainer:
             refill=config.refill,
             keep_unscored=not config.learns_from_rewards,
         )
+        self.order = self._choose_order()
+        self._stack.push_async_callback(self.order.stop)
         if checkpoint is not None and state is not None:
             self._restore(checkpoint, state)
         self._note_step_end()
@@ -216,6 +193,7 @@ class Trainer:
         try:
             return await self._run()
         except (asyncio.CancelledError, EngineError):
+            await self.order.stop()
             self._checkpoint_if_new()
             raise
 
@@ -269,26 +247,21 @@ class Trainer:
         self.warm_optimizers = []
 
     async def step(self, step: int) -> StepReport:
-        """One step of RL: give the weights to the engine, play, learn."""
-        asked = time.monotonic()
-        with self.bill.phase("hand_over"):
-            await self.handover.give()
-        began = time.monotonic()
-        groups = await self.collect(step)
-        collected = time.monotonic()
-        await self.handover.rest()
+        """One step of RL: play, and learn. With `staleness`, rollouts of later steps are played meanwhile."""
+        played = await self.order.rollout(step)
         if self.numerics is not None:
-            self.handover.compare([t for group in groups for t in group], self.numerics, step, self._warn)
-        drawn = self._drawn.pop(step, Drawn(groups))
-        metrics = RolloutMetrics.of_groups([*groups, *drawn.replaced])
-        update = {**self.update(groups, step), **drawn.metrics}
-        updated = time.monotonic()
-        uncredited = uncredited_groups(groups) if self.config.credit == "turn" else 0
+            self.handover.compare(played.trajectories, self.numerics, step, self._warn)
+        drawn = self._drawn.pop(step, Drawn(played.groups))
+        metrics = RolloutMetrics.of_groups([*played.groups, *drawn.replaced])
+        update = {**await self.order.learn(played, self.update), **drawn.metrics}
+        self.bill.add("hand_over", played.hand_over_s)
+        self._step_end = played.end
+        uncredited = uncredited_groups(played.groups) if self.config.credit == "turn" else 0
         equal = update.pop("zero_advantage_groups") + len(drawn.replaced)
         metrics = replace(metrics, zero_advantage_groups=equal, uncredited_groups=uncredited)
-        shown = [trajectory for group in groups[: self.config.save_groups] for trajectory in group]
+        shown = [trajectory for group in played.groups[: self.config.save_groups] for trajectory in group]
         self.folder.write_trajectories(step_name(step), shown)
-        return StepReport(step, metrics, update, began - asked, collected - began, updated - collected)
+        return StepReport(step, metrics, update, played.hand_over_s, played.rollout_s, played.train_s, played.overlap)
 
     @billed("rollout")
     async def collect(self, step: int) -> Groups:
@@ -304,7 +277,10 @@ class Trainer:
 
     @billed("train")
     def update(self, groups: Groups, step: int) -> dict[str, Any]:
-        """Learn from the groups, and return metrics. The new weights have the step as their version."""
+        """Learn from the groups, and return metrics. The new weights have the step as their version.
+
+        With `staleness` it runs in a thread, while `collect` plays the groups of a later step.
+        """
         rows, zero_advantage_groups = self.rows(groups)
         trajectories = [trajectory for group in groups for trajectory in group]
         normaliser = self.normaliser(trajectories)
@@ -336,7 +312,8 @@ class Trainer:
     async def _evaluate_and_keep(self, name: str) -> None:
         if not self.eval_tasks:
             return
-        metrics = (await self.evaluate(name)).metrics
+        async with self.order.paused():
+            metrics = (await self.evaluate(name)).metrics
         self.position.evals[name] = metrics.reward
         self.position.eval_failed[name] = metrics.failed_episodes
         self.console.print(told_evaluation(name, metrics), highlight=False)
@@ -346,11 +323,12 @@ class Trainer:
         last = step == config.steps
         try:
             if config.eval_every and step % config.eval_every == 0 and self.eval_tasks and not last:
-                metrics |= held_out_metrics((await self.evaluate(step_name(step))).metrics)
+                async with self.order.paused():
+                    metrics |= held_out_metrics((await self.evaluate(step_name(step))).metrics)
         finally:  # the weights have changed, so the step is done, even if its evaluation was interrupted
             self._record(report, metrics, progress)
         if step % config.checkpoint_every == 0 or last:
-            self.checkpoint()
+            await self.order.aside(self.checkpoint)
 
     def _record(self, report: StepReport, metrics: dict[str, Any], progress: Progress) -> None:
         step = report.step
@@ -358,14 +336,13 @@ class Trainer:
         self._trackers.add(step, metrics)
         self.bill.count(sampled=metrics["sampled_tokens"], trained=metrics["read_tokens"])
         warnings = self.canaries.watch(step, report.rollout) if self.canaries else []
-        if self.numerics is not None:
+        if self.numerics is not None and report.same_weights:
             warnings += self.numerics.watch(f"step {step}", metrics["logprob_diff_mean"], metrics["logprob_diff_max"])
         for warning in warnings:
             progress.note(f"warning: {warning}")
         self.position.step = step
         self._note_step_end()
-        failed = {"failed": report.rollout.failed_episodes} if report.rollout.failed_episodes else {}
-        progress.show(step, reward=metrics["reward_mean"], **failed, tokens_s=metrics["tokens_per_second"])
+        progress.show(step, **report.shown())
 
     # Coming back
 
@@ -375,18 +352,21 @@ class Trainer:
         def write(path: Path) -> None:
             self._save_model(path)
             warm = [optimizer.state_dict() for optimizer in self.warm_optimizers]
-            torch.save({**self.learner.state_dict(), **self._rng_at_step_end, "warm": warm}, path / "optimizer.pt")
+            torch.save({**self.learner.state_dict(), **self._noted.random_states, "warm": warm}, path / "optimizer.pt")
             schedule = asdict(self.learner.schedule)
-            state = {"position": asdict(self.position), "data": self._data_at_step_end, "schedule": schedule}
+            state = {"position": asdict(self.position), "data": self._noted.data, "schedule": schedule}
             (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
 
         self.folder.save_checkpoint(self.position.step, write)
         self._progress_saved = self._progress_made()
 
     def _note_step_end(self) -> None:
-        """Note the position in the data and the random states. A checkpoint holds those of the end of a step."""
-        self._data_at_step_end = self.stream.state_dict()
-        self._rng_at_step_end = random_states(self.learner.device)
+        """Note the position in the data and the random states: a checkpoint holds those of the end of a step, or with
+        `staleness` those of the end of its rollout. Then rollouts that had begun are played again."""
+        self._noted, self._step_end = self._step_end or self._present_state(), None
+
+    def _present_state(self) -> StepEnd:
+        return StepEnd(self.stream.state_dict(), random_states(self.learner.device))
 
     def _checkpoint_if_new(self) -> None:
         """Write a checkpoint if anything was learned since the last one."""
@@ -436,13 +416,25 @@ class Trainer:
             self.learner.device.type,
             config.dtype,
             self._say,
+            overlap=config.staleness > 0,
         )
         parts = EngineParts(self.tokenizer, renderer, lambda: self.learner.model, config.concurrency, training)
         engine = open_engine(config.engine, parts, config.engine_config)
         self._stack.push_async_callback(engine.close)
         if not isinstance(engine, TrainedEngine):
             raise ConfigError(f"engine {config.engine} cannot take the trained weights: use local or sglang")
+        if config.staleness:
+            check_own_weights(engine, config)
         return engine
+
+    def _choose_order(self) -> StepOrder:
+        """Rollouts and updates in turn, or with `staleness` beside each other."""
+        config = self.config
+        if not config.staleness:
+            return InTurn(self.handover, self.collect)
+        if self.learner.device.type == "cpu":
+            self._stack.enter_context(half_the_threads())
+        return Overlap(config.staleness, config.steps, self.handover, self.collect, self._present_state)
 
     def _load(self, source: str) -> Any:
         config = self.config

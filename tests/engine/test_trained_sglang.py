@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -124,6 +125,41 @@ async def test_whole_weights_from_disk_with_sleep(settings, weights_come_back):
     *before, skipped = differences(settings["out"])
     assert max(before) < AGREES < SHOWS < skipped
     assert versions(settings["out"]) == [{"0"}, {"1"}, {"1"}]
+
+
+async def test_rollouts_overlap_with_updates(settings, weights_come_back):
+    class Watched(Trainer):
+        """Counts the updates in which requests were answered."""
+
+        def update(self, groups, step):
+            began = answered.count
+            found = super().update(groups, step)
+            deadline = time.monotonic() + 30  # an update of this model is shorter than a request
+            while answered.count == began and step < 4 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            answered.during.append(answered.count - began)
+            return found
+
+        def _open_engine(self, renderer):
+            engine = super()._open_engine(renderer)
+            generate = engine.generate
+
+            async def counted(*args, **more):
+                found = await generate(*args, **more)
+                answered.count += 1
+                return found
+
+            engine.generate = counted
+            return engine
+
+    answered = SimpleNamespace(count=0, during=[])
+    config = TrainConfig.make(**settings, steps=4, staleness=1, engine={"kind": "sglang", "url": URL})
+    await run(config, Watched)
+    lines = [json.loads(line) for line in (Path(settings["out"]) / "metrics.jsonl").read_text().splitlines()]
+    assert min(answered.during[:3]) > 0, "the next rollout is played meanwhile"
+    assert [line["token_age_max"] for line in lines] == [0, 1, 1, 1]
+    assert versions(settings["out"]) == [{"0"}, {"0"}, {"1"}, {"2"}]
+    assert lines[0]["logprob_diff_max"] < AGREES < SHOWS < max(line["logprob_diff_max"] for line in lines[1:])
 
 
 def descendants(pid):

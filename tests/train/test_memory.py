@@ -184,6 +184,13 @@ def test_the_engine_is_counted_where_it_is(shapes: dict[str, Shape]) -> None:
     assert not on_cpu.asleep, "a CPU's memory is not given back"
     assert (sleeping.episodes(24 * GB), sleeping.episodes(25 * GB)) == (1, 2)
     assert beside.peak < 80 * GB
+    apart = need(shape, lora={"rank": 16}, staleness=1)
+    assert (apart.learning, apart.rollout) == (beside.learning, beside.rollout), (
+        "separate weights, and it keeps playing"
+    )
+    assert apart.fits(apart.learning + apart.prefill) > beside.fits(apart.learning + apart.prefill), "no share"
+    assert apart.episodes(apart.learning + apart.prefill + 2 * cache) == 3
+    assert not need(shape, engine="sglang", staleness=1).asleep
     kl = need(shape, kl_coef=0.1)
     assert kl.reference == weights
     assert need(shape, kl_coef=0.1, lora={"rank": 16}).reference == 0
@@ -194,6 +201,8 @@ def test_the_engine_is_counted_where_it_is(shapes: dict[str, Shape]) -> None:
     [
         ("0.6B", 24, {"gradient_checkpointing": False}, ["gradient_checkpointing=true"]),
         ("4B", 24, {"lora": {"rank": 16}, "engine": {"kind": "sglang", "sleep": False}}, ["engine_config.sleep=true"]),
+        ("4B", 24, {"lora": {"rank": 16}, "staleness": 1}, ["staleness=0"]),
+        ("4B", 24, {"lora": {"rank": 16}, "engine": "sglang", "staleness": 1}, ["staleness=0"]),
         ("4B", 60, {}, ["optimizer=adamw_8bit"]),
         ("4B", 24, {}, ["lora.rank=16"]),
         ("4B", 24, {"dtype": "float32"}, ["lora.rank=16", "dtype=bfloat16"]),

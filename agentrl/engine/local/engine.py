@@ -6,6 +6,7 @@ import asyncio
 import operator
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,21 +67,33 @@ class LocalEngine(AsyncClosing):
         Without `max_new_tokens`, a response may fill the context. The tokens include the stop text.
         """
         sampling = Sampling.read(sampling_params)
+        return await asyncio.wrap_future(
+            self._submit(input_ids, sampling, session_id=session_id, rid=rid, loop=asyncio.get_running_loop())
+        )
+
+    def _submit(
+        self,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Future[Generation]:
+        """What `generate` awaits, for a caller without an event loop. Cancelling the future ends the request."""
         ids = self._read(input_ids)
         if not isinstance(session_id, str) or not isinstance(rid, str):
             raise RequestError(f"session_id and rid must be strings, not {session_id!r:.50} and {rid!r:.50}")
+        request = GenerateRequest(ids, sampling, session_id, rid, loop)
         if sampling.max_new_tokens == 0:
-            return Generation([], [], "length", weight_version=self.weight_version)
-        request = GenerateRequest(ids, sampling, session_id, rid, asyncio.get_running_loop())
-        self._worker.submit(request)
-        return await asyncio.wrap_future(request.future)
+            request.future.set_result(Generation([], [], "length", weight_version=self.weight_version))
+        else:
+            self._worker.submit(request)
+        return request.future
 
     def _read(self, input_ids: Sequence[int]) -> list[int]:
         """Check the prompt and return a copy."""
-        try:
-            ids = list(map(operator.index, input_ids))
-        except TypeError as exc:
-            raise RequestError(f"the prompt must be a list of token ids: {exc}") from exc
+        ids = token_ids(input_ids)
         if not ids:
             raise RequestError("the prompt is empty: an engine needs at least one token to continue")
         if len(ids) >= self._context:
@@ -163,6 +176,14 @@ class LocalEngine(AsyncClosing):
         """
         with self._worker.lockstep(episodes) as lockstep:
             yield lockstep
+
+
+def token_ids(input_ids: Sequence[int]) -> list[int]:
+    """A copy of a prompt as plain integers. Raises RequestError if it is something else."""
+    try:
+        return list(map(operator.index, input_ids))
+    except TypeError as exc:
+        raise RequestError(f"the prompt must be a list of token ids: {exc}") from exc
 
 
 def _check_weights(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:

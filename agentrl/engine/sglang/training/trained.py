@@ -46,11 +46,14 @@ class TrainedSGLang(AsyncClosing):
     Its log is `engine.log` in the run folder. `start_s`: seconds that it may take to be up.
 
     `route`: `adapter` sends only the LoRA adapter, `disk` the whole model; the default depends on the model. `sleep`:
-    whether the server releases its memory while the trainer learns. auto: on a GPU, if agentrl started it.
+    whether the server releases its memory while the trainer learns. auto: on a GPU, if agentrl started it, and without
+    `staleness`.
 
     The same seed does not give the same run: batches depend on timing. Raises ConfigError for contradictory settings,
     and on first use for a server that does not start, or is not suitable.
     """
+
+    own_weights = True
 
     def __init__(
         self,
@@ -74,7 +77,10 @@ class TrainedSGLang(AsyncClosing):
         self._python = str(Path(python).expanduser()) if python else sys.executable
         if url is not None and (python or self._args):
             raise ConfigError("engine_config.url names a server that runs already: leave out python and args")
-        self._sleeps = training.device == "cuda" and url is None if sleep == "auto" else bool(sleep)
+        if sleep is True and training.overlap:
+            raise ConfigError("engine_config.sleep is true, and with staleness the engine never sleeps: leave one out")
+        shares = training.device == "cuda" and url is None and not training.overlap
+        self._sleeps = shares if sleep == "auto" else bool(sleep)
         self._start_s = start_s
         self._server: TrainingServer | None = None
         self._client: SGLangEngine | None = None

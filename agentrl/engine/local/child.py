@@ -1,0 +1,201 @@
+"""The program that runs a LocalEngine for another process: see ProcessEngine.
+
+Its arguments are two inherited file descriptors: of a connection, whose first message says what to load, and of the
+shared weights. The program ends when the connection does, or its parent: a killed trainer leaves no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager, suppress
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from agentrl.engine.local.sampling import Sampling
+from agentrl.engine.local.shared_weights import SharedWeights, Slot
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.types import Generation
+
+_POLL_S = 1.0
+"""Seconds between two looks for the parent. Some program that it started may keep the connection open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the engine is made of."""
+
+    parent: int
+    """The id of the process that ordered it."""
+    folder: str
+    """A model and its tokenizer; or an adapter, which names its model."""
+    device: str
+    dtype: str
+    threads: int
+    max_batch: int
+    max_context: int | None
+    slots: Sequence[Slot]
+    """The weights that change, in shared memory."""
+
+
+class EngineServer:
+    """Answers the messages of one connection.
+
+    A message is a name and its arguments. An answer is the number of its request, an error as its class and text, or
+    None, and the result.
+    """
+
+    def __init__(self, connection: Connection, weights: int) -> None:
+        self._connection, self._writing = connection, threading.Lock()
+        self._order: Order = pickle.loads(connection.recv_bytes())
+        self._weights = SharedWeights(weights, self._order.slots)
+        self._running: dict[int, Future[Generation]] = {}
+        self._plain = copy_context()
+        self._seats: dict[int, tuple[Context, AbstractContextManager[None]]] = {}
+        """Episodes in lockstep. Their requests run in the context in which their seat is known."""
+        self._waves: AbstractContextManager[Any] | None = None
+
+    def run(self) -> None:
+        """Answer until the connection or the parent ends."""
+        try:
+            self._engine = self._load()
+        except ConfigError as exc:
+            self._answer(0, exc)
+            return
+        self._answer(0, self._context)
+        commands: Mapping[str, Callable[..., None]] = {
+            "generate": self._generate,
+            "cancel": self._cancel,
+            "abort": self._abort,
+            "update": self._update,
+            "lockstep": self._begin_lockstep,
+            "enter": self._enter,
+            "again": self._again,
+            "leave": self._leave,
+            "end": self._end_lockstep,
+        }
+        while (message := self._receive()) not in (None, ("stop",)):
+            name, *given = message
+            commands[name](*given)
+
+    def _load(self) -> Any:
+        import torch
+
+        from agentrl.engine.local.engine import LocalEngine
+        from agentrl.engine.local.fitness import context_length
+        from agentrl.models import load_model, load_tokenizer
+
+        order = self._order
+        torch.set_num_threads(order.threads)
+        model = load_model(order.folder, device=order.device, dtype=order.dtype)
+        own = dict(model.named_parameters())
+        for slot in order.slots:
+            own[slot.name].data = own[slot.name].data.to(getattr(torch, slot.dtype))
+        self._context = context_length(model.config, order.max_context)
+        tokenizer = load_tokenizer(order.folder)
+        engine = LocalEngine(model, tokenizer, max_batch=order.max_batch, max_context=order.max_context)
+        self._model = model
+        return engine
+
+    def _receive(self) -> Any:
+        """The next message; None if there is no other process any more."""
+        try:
+            while not self._connection.poll(_POLL_S):
+                if os.getppid() != self._order.parent:
+                    return None
+            return pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            return None
+
+    def _answer(self, number: int, result: object) -> None:
+        failed = isinstance(result, BaseException)
+        answer = (number, (type(result).__name__, str(result)), None) if failed else (number, None, result)
+        try:
+            with self._writing:
+                self._connection.send_bytes(pickle.dumps(answer))
+        except OSError:
+            os._exit(0)  # nobody reads any more
+
+    # Generating
+
+    def _generate(
+        self, number: int, ids: list[int], sampling: Sampling, session_id: str, rid: str, seat: int | None
+    ) -> None:
+        context = self._plain if seat is None else self._seats[seat][0]
+        try:
+            future = context.run(self._engine._submit, ids, sampling, session_id=session_id, rid=rid)
+        except AgentRLError as exc:
+            self._answer(number, exc)
+            return
+        self._running[number] = future
+        future.add_done_callback(partial(self._done, number))
+
+    def _done(self, number: int, future: Future[Generation]) -> None:
+        """Called in the engine's thread, or where a request is cancelled."""
+        self._running.pop(number, None)
+        with suppress(CancelledError):  # nobody waits for it
+            self._answer(number, future.exception() or future.result())
+
+    def _cancel(self, number: int) -> None:
+        if (future := self._running.get(number)) is not None:
+            future.cancel()
+
+    def _abort(self, number: int, rid: str | None) -> None:
+        asyncio.run(self._engine.abort(rid))
+        self._answer(number, None)
+
+    def _update(self, number: int, version: str) -> None:
+        own = self._model.state_dict()
+        new = self._weights.tensors
+        replaced = {own[name].data_ptr() for name in new}
+        kept = {name: tensor for name, tensor in own.items() if tensor.data_ptr() not in replaced}
+        self._engine.load_weights({**kept, **new}, version)
+        self._answer(number, None)
+
+    # Lockstep
+
+    def _begin_lockstep(self, episodes: int) -> None:
+        self._waves = self._engine.lockstep(episodes)
+        self._lockstep = self._waves.__enter__()
+
+    def _enter(self, seat: int) -> None:
+        context, episode = copy_context(), self._lockstep.episode()
+        context.run(episode.__enter__)
+        self._seats[seat] = context, episode
+
+    def _again(self, seat: int) -> None:
+        self._seats[seat][0].run(self._lockstep.begin_again)
+
+    def _leave(self, seat: int) -> None:
+        context, episode = self._seats.pop(seat)
+        context.run(episode.__exit__, None, None, None)
+
+    def _end_lockstep(self) -> None:
+        if self._waves is not None:
+            self._waves.__exit__(None, None, None)
+            self._waves = None
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they are for the parent, which ends this process afterwards
+    pipe, weights = map(int, sys.argv[1:])
+    status = 1
+    try:
+        EngineServer(Connection(pipe), weights).run()
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # the parent shows the last line of its log
+        raise
+    finally:
+        sys.stderr.flush()
+        os._exit(status)  # torch's threads may be at work

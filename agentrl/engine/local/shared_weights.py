@@ -1,0 +1,85 @@
+"""Weights in memory that two processes share: one writes them, the other copies them into its model."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+_ALIGNMENT = 64
+"""Bytes. Each tensor begins at a multiple of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch names it, such as bfloat16."""
+    offset: int
+    """In bytes."""
+
+
+class SharedWeights:
+    """Tensors in a file without a name, in memory where the system has such files. It ends with its last process.
+
+    `descriptor` is the open file, which a child process may inherit. One process writes while no other reads: the
+    callers see to it.
+    """
+
+    def __init__(self, descriptor: int, slots: Sequence[Slot]) -> None:
+        self.descriptor, self.slots = descriptor, tuple(slots)
+        self._memory = mmap.mmap(descriptor, max(_end(self.slots), 1))
+        self.tensors = {slot.name: self._view(slot) for slot in self.slots}
+
+    @classmethod
+    def like(cls, tensors: Mapping[str, torch.Tensor]) -> SharedWeights:
+        """Room for tensors of these shapes and types. Empty tensors get none."""
+        slots, offset = list[Slot](), 0
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                slots.append(Slot(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), offset))
+                offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+        descriptor = _unnamed_file()
+        os.truncate(descriptor, max(_end(slots), 1))
+        return cls(descriptor, slots)
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the values of the slots' tensors, from any device."""
+        with torch.no_grad():
+            for name, view in self.tensors.items():
+                view.copy_(tensors[name])
+
+    def close(self) -> None:
+        """Close the file. The memory goes when no tensor of this process views it any more."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            self.tensors = {}
+
+    def _view(self, slot: Slot) -> torch.Tensor:
+        count = torch.Size(slot.shape).numel()
+        flat = torch.frombuffer(self._memory, dtype=getattr(torch, slot.dtype), count=count, offset=slot.offset)
+        return flat.view(slot.shape)
+
+
+def _end(slots: Sequence[Slot]) -> int:
+    """The size of the file in bytes."""
+    if not slots:
+        return 0
+    last = slots[-1]
+    dtype: torch.dtype = getattr(torch, last.dtype)
+    return last.offset + torch.Size(last.shape).numel() * dtype.itemsize
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("agentrl-weights")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,100 @@
+"""The order of rollouts and updates. Here: in turn, each rollout with the newest weights. See also overlap.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from agentrl.train.handover import HandOver
+from agentrl.train.report import OverlapReport
+from agentrl.trajectory.trajectory import Trajectory
+
+Groups: TypeAlias = list[list[Trajectory]]
+Collect: TypeAlias = Callable[[int], Awaitable[Groups]]
+Update: TypeAlias = Callable[[Groups, int], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """What a checkpoint after a step holds beside the weights: where the rollouts of later steps begin."""
+
+    data: Mapping[str, Any]
+    """The position in the tasks."""
+    random_states: Mapping[str, Any]
+    """Those of the process."""
+
+
+@dataclass(slots=True)
+class Played:
+    """The rollout of one step, and the seconds that the parts of the step took."""
+
+    step: int
+    groups: Groups
+    end: StepEnd | None = None
+    """None: as it is when the step is done."""
+    hand_over_s: float = 0.0
+    rollout_s: float = 0.0
+    train_s: float = 0.0
+    overlap: OverlapReport | None = None
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group]
+
+
+class StepOrder(Protocol):
+    """Plays the rollouts of a run, and lets the learner learn from them. Each step calls `rollout`, then `learn`."""
+
+    async def rollout(self, step: int) -> Played:
+        """The rollout that this step learns from."""
+        ...
+
+    async def learn(self, played: Played, update: Update) -> dict[str, Any]:
+        """Update the weights, and return the metrics of the update."""
+        ...
+
+    async def aside(self, function: Callable[[], None]) -> None:
+        """Call a function that takes a while between two steps, such as the one that writes a checkpoint."""
+        ...
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """While the context is open, no rollout is played: the engine is free for an evaluation."""
+        ...
+
+    async def stop(self) -> None:
+        """End the rollouts that are being played. Safe to call twice."""
+        ...
+
+
+class InTurn:
+    """A rollout, then its updates, then the next rollout. The engine may share the learner's weights and device."""
+
+    def __init__(self, handover: HandOver, collect: Collect) -> None:
+        self._handover, self._collect = handover, collect
+        self._played = 0.0
+
+    async def rollout(self, step: int) -> Played:
+        asked = time.monotonic()
+        await self._handover.give()
+        began = time.monotonic()
+        groups = await self._collect(step)
+        self._played = time.monotonic()
+        await self._handover.rest()
+        return Played(step, groups, hand_over_s=began - asked, rollout_s=self._played - began)
+
+    async def learn(self, played: Played, update: Update) -> dict[str, Any]:
+        metrics = update(played.groups, played.step)
+        played.train_s = time.monotonic() - self._played
+        return metrics
+
+    async def aside(self, function: Callable[[], None]) -> None:
+        function()
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def stop(self) -> None:
+        pass

@@ -1,0 +1,212 @@
+"""The order of a run with `staleness`: the rollouts of later steps are played while the learner learns.
+
+    engine    rollout 1 │ rollout 2 │ rollout 3 │ ...      with `staleness: 1`
+    learner             │ update 1  │ update 2  │ ...
+
+One-step off-policy RL, as in AReaL (arXiv 2505.24298, with its bound on staleness) and in verl's one_step_off_policy.
+A rollout samples from one version of the weights: the engine gets new ones only between two rollouts, and the learner
+gives them only between two updates. A rollout begins when its tokens cannot become older than the bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from agentrl.engine.base import TrainedEngine
+from agentrl.errors import ConfigError, EngineError
+from agentrl.train.config import TrainConfig
+from agentrl.train.handover import HandOver
+from agentrl.train.order import Collect, Played, StepEnd, Update
+from agentrl.train.report import OverlapReport
+from agentrl.trajectory.spans import Span
+from agentrl.trajectory.trajectory import Trajectory
+
+T = TypeVar("T")
+
+
+class Overlap:
+    """Plays at most `staleness` rollouts more than the learner has learned from. No token is trained at a greater age.
+
+    An age counts updates: those between the weights that sampled a token and those that learn from it. An exception of
+    a rollout is raised by the step that would learn from it, or by the evaluation before it.
+    """
+
+    def __init__(
+        self, staleness: int, steps: int, handover: HandOver, collect: Collect, state: Callable[[], StepEnd]
+    ) -> None:
+        self._staleness, self._steps = staleness, steps
+        self._handover, self._collect, self._state = handover, collect, state
+        self._thread = ThreadPoolExecutor(1, "agentrl-learner")
+        """One thread for all updates. The event loop's own threads may all be busy with blocking Envs."""
+        self._next = 0
+        """The step whose rollout is the next to begin; 0 before the first."""
+        self._ready: deque[Played] = deque()
+        self._playing: asyncio.Task[None] | None = None
+        """Plays rollouts, or has failed."""
+        self._stopping = False
+        """Whether no rollout may begin without new weights."""
+        self._idle_since: float | None = None
+        self._began = 0.0
+
+    async def rollout(self, step: int) -> Played:
+        """Wait for the rollout of this step. Tokens that are too old are masked."""
+        await asyncio.sleep(0)  # a cancellation during the last update comes here
+        self._began = time.monotonic()
+        self._next, self._steps = self._next or step, max(self._steps, step)
+        self._stopping = True
+        while not self._ready:
+            await self._proceed()
+            await self._wait()
+        self._stopping = False
+        played = self._ready.popleft()
+        assert played.overlap is not None
+        played.overlap.trainer_wait_s = time.monotonic() - self._began
+        ages = TokenAges(step, self._staleness)
+        ages.mask_too_old(played.trajectories)
+        played.overlap.token_age_mean, played.overlap.token_age_max = ages.mean_and_most(played.trajectories)
+        return played
+
+    async def learn(self, played: Played, update: Update) -> dict[str, Any]:
+        """Let the next rollout begin with the present weights, and change them meanwhile."""
+        assert played.overlap is not None
+        began = time.monotonic()
+        await self._proceed()
+        handed = time.monotonic()
+        metrics = await self._to_its_end(lambda: update(played.groups, played.step))
+        now = time.monotonic()
+        played.hand_over_s, played.train_s = handed - began, now - handed
+        played.overlap.seconds = now - self._began
+        return metrics
+
+    async def aside(self, function: Callable[[], None]) -> None:
+        """Call it in the learner's thread: the event loop must not stand still while episodes are played."""
+        await self._to_its_end(function)
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        self._stopping = True
+        await self._wait()
+        paused = time.monotonic()
+        self._handover.held = False
+        yield
+        self._handover.held, self._stopping = True, False
+        if self._idle_since is not None:
+            self._idle_since += time.monotonic() - paused
+
+    async def stop(self) -> None:
+        if (task := self._playing) is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # it has been seen
+        self._thread.shutdown(wait=False)
+
+    async def _wait(self) -> None:
+        """Wait until no rollout is played. Raises what ended it."""
+        if self._playing is not None:
+            await asyncio.wait([self._playing])  # unlike `await task`, this does not cancel it with its waiter
+            self._playing.result()
+            self._playing = None
+
+    async def _proceed(self) -> None:
+        """Between two updates: if the engine is idle, give it the weights, and begin the next rollout if it may."""
+        if self._playing is not None and self._playing.done() and self._playing.exception() is None:
+            self._playing = None
+        if self._playing is None and self._next <= self._steps:
+            self._handover.held = False
+            await self._handover.give()
+            self._handover.held = True
+            if self._may_begin():
+                self._playing = asyncio.create_task(self._play())
+
+    def _may_begin(self) -> bool:
+        return self._next <= self._steps and self._next - 1 - int(self._handover.given) <= self._staleness
+
+    async def _play(self) -> None:
+        """Play rollouts, one after another, until the next one needs newer weights."""
+        while True:
+            began = time.monotonic()
+            waited = 0.0 if self._idle_since is None else began - self._idle_since
+            groups = await self._collect(self._next)
+            self._idle_since = now = time.monotonic()
+            report = OverlapReport(engine_wait_s=waited)
+            self._ready.append(Played(self._next, groups, self._state(), rollout_s=now - began, overlap=report))
+            self._next += 1
+            if self._stopping or not self._may_begin():
+                return
+
+    async def _to_its_end(self, function: Callable[[], T]) -> T:
+        """Call a function in the learner's thread. A cancellation meanwhile comes at the next await after it."""
+        running = asyncio.get_running_loop().run_in_executor(self._thread, function)
+        cancelled = False
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled and (task := asyncio.current_task()) is not None:
+            task.cancel()
+        return running.result()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAges:
+    """The ages of tokens that one step would train."""
+
+    step: int
+    most: int
+
+    def mask_too_old(self, trajectories: Sequence[Trajectory]) -> None:
+        """Mask tokens that are older than `most`, as `off_policy`. An engine that keeps to the run's order has none."""
+        for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
+            old = [span for span in segment.spans if span.trained and self._age(span) > self.most]
+            if old:
+                kept = [1] * segment.response_length
+                for span in old:
+                    kept[span.start : span.stop] = [0] * (span.stop - span.start)
+                segment.mask_where(kept, "off_policy")
+
+    def mean_and_most(self, trajectories: Sequence[Trajectory]) -> tuple[float, int]:
+        """The mean age of the trained tokens, and the greatest; 0 without any."""
+        spans = [span for t in trajectories for segment in t.segments for span in segment.spans if span.trained]
+        ages = [(self._age(span), span.stop - span.start) for span in spans]
+        tokens = sum(count for _, count in ages)
+        return sum(age * count for age, count in ages) / max(tokens, 1), max((age for age, _ in ages), default=0)
+
+    def _age(self, span: Span) -> int:
+        """Updates since the weights of a span. Raises EngineError if the engine does not report them."""
+        version = span.weight_version or ""
+        if not version.isdecimal():
+            raise EngineError(
+                f"staleness needs the version of each token's weights, and the engine reports {version!r}"
+            )
+        return self.step - 1 - int(version)
+
+
+def check_own_weights(engine: TrainedEngine, config: TrainConfig) -> None:
+    """Raises ConfigError unless an engine can play while the learner's weights change."""
+    if not getattr(engine, "own_weights", False):
+        raise ConfigError(
+            f"staleness is {config.staleness}, and engine {config.engine} cannot play while the weights change, unless "
+            "its class says own_weights = True: use local or sglang, or staleness 0"
+        )
+
+
+@contextmanager
+def half_the_threads() -> Iterator[None]:
+    """While the context is open, torch uses half of its threads here. An engine on the same CPU gets as many."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(threads // 2, 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
