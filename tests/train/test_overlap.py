@@ -78,7 +78,8 @@ class Before(Trainer):
         metrics = RolloutMetrics.of_groups(groups)
         update = self.update(groups, step)
         update.pop("zero_advantage_groups")
-        return StepReport(step, metrics, update, 1.0, 1.0, 1.0)
+        drawn = self._drawn.pop(step).metrics
+        return StepReport(step, metrics, {**update, **drawn}, 1.0, 1.0, 1.0)
 
 
 def test_staleness_0_is_the_order_that_was_there_before(make_config, tmp_path):
@@ -242,7 +243,7 @@ def test_a_bug_in_the_env_ends_the_run_after_the_update(overlapped):
     class Buggy(Trainer):
         async def collect(self, step):
             if step == 3:
-                self.rollout = replace(self.rollout, reward=oops)
+                self.drawer.rollout = replace(self.drawer.rollout, reward=oops)
             return await super().collect(step)
 
     def oops(trajectory):
