@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
@@ -15,14 +14,11 @@ from jinja2.exceptions import SecurityError
 from agentrl._util.texts import text_of
 from agentrl.errors import TemplateError
 from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescaped
+from agentrl.render.raw import decodes_plainly, encoder_of
 from agentrl.types import JSON, Message, ToolSpec
 
 RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 """What a failing template raises: its own raise_exception, the sandbox, or Python inside an expression."""
-
-
-_RUST = ("transformers.tokenization_utils_tokenizers", "transformers.tokenization_utils_fast")
-"""The attribute in which the library keeps the tokenizers that are written in Rust."""
 
 _SHORT, _SHORT_KEPT = 64, 256
 """The maximum length of a short text in characters, and how many short texts are remembered."""
@@ -64,6 +60,8 @@ class Template:
 
     tokenizer: Any
     source: str
+    encoder: Callable[[str], list[int]]
+    """Tokens of a text with nothing added: see `encoder_of`."""
     tools: tuple[ToolSpec, ...] = ()
     kwargs: Mapping[str, JSON] = field(default_factory=dict)
     special_ids: frozenset[int] = frozenset()
@@ -91,7 +89,8 @@ class Template:
         added = tokenizer.added_tokens_decoder
         special = {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
         template = cls(
-            *(tokenizer, source, tuple(tools), dict(kwargs), frozenset(special), frozenset(added) | special),
+            *(tokenizer, source, encoder_of(tokenizer), tuple(tools), dict(kwargs)),
+            *(frozenset(special), frozenset(added) | special),
             markers=Markers.of(tokenizer, source, special),
         )
         if not tools and template.try_render([{"role": "user", "content": "."}]) is None:
@@ -157,7 +156,7 @@ class Template:
             text = text.encode("utf-8", "replace").decode("utf-8")
         if self.spelling is not None and GUARD in text:
             return self.spelling.encode(text, after)
-        ids: list[int] = self.tokenizer.encode(after + text, add_special_tokens=False)
+        ids = self.encoder(after + text)
         if not after:
             return ids
         left = self.encode(after)
@@ -181,7 +180,7 @@ class Template:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
         ids = list(tokens)
-        if _decodes_plainly(self.tokenizer.__class__):
+        if decodes_plainly(self.tokenizer.__class__):
             text: str = self.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
         else:
             text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -257,13 +256,6 @@ def with_named_ids(messages: Sequence[Message]) -> list[Message]:
         for i, call in enumerate(message.get("tool_calls") or ()):
             ids[call.get("id") or ""] = named_id((call.get("function") or call)["name"], i)
     return [_renamed(message, ids) for message in messages]
-
-
-@cache
-def _decodes_plainly(tokenizer: Hashable) -> bool:
-    """Whether `decode` is the library's own, which looks at each id in Python before its tokenizer in Rust decodes."""
-    own = [getattr(getattr(tokenizer, name, None), "__module__", "") for name in ("decode", "_decode")]
-    return own[0] == "transformers.tokenization_utils_base" and own[1] in _RUST
 
 
 def _without_nulls(value: Any) -> Any:

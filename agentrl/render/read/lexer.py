@@ -68,19 +68,18 @@ class Lexer:
 
     def __call__(self, tokens: Sequence[int], lead: str = "") -> Lexed:
         """`lead` is what the prompt wrote before the turn, if it is the beginning of the turn's own syntax."""
-        text, syntax, run = [lead], [lead], list[int]()
-        for token in (*tokens, None):
-            if token is not None and token not in self._atoms:
-                run.append(token)
-                continue
-            if run:
-                plain = self._template.decode(run)
+        text, syntax, start = [lead], [lead], 0
+        marks = self._atoms.keys() & set(tokens)
+        ends = [at for at, token in enumerate(tokens) if token in marks] if marks else []
+        for at in (*ends, len(tokens)):
+            if start < at:
+                plain = self._template.decode(tokens[start:at])
                 text.append(plain)
                 syntax.append(self._spelled.sub(lambda m: BLANK * len(m.group()), plain) if self._spelled else plain)
-                run.clear()
-            if token is not None:
-                text.append(self._atoms[token])
-                syntax.append(self._atoms[token])
+            if at < len(tokens):
+                text.append(self._atoms[tokens[at]])
+                syntax.append(self._atoms[tokens[at]])
+            start = at + 1
         return Lexed("".join(text), "".join(syntax))
 
 
