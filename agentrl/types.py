@@ -124,6 +124,8 @@ class Rendered:
     """Observation tokens dropped to fit the budget."""
     special: int = 0
     """Special tokens in users' text, tools and documents. They are encoded as such, unless `as_text` was called."""
+    check: Literal["", "equal", "different"] = ""
+    """If the text was both made from a memo and rendered: whether the two were equal. The rendered one was taken."""
 
 
 class SamplingParams(TypedDict, total=False):

@@ -36,6 +36,8 @@ class EpisodeMetrics:
     tool_errors: Mapping[str, int] = field(default_factory=dict)
     observation_tokens_cut: int = 0
     special_tokens: int = 0
+    bridges_checked: int = 0
+    bridges_different: int = 0
     resumes: int = 0
     restarts: int = 0
 
@@ -60,7 +62,7 @@ class EpisodeMetrics:
         """The fields found in an episode's `info`. Values of other types, which an Env may have put there, are
         ignored."""
         errors = info.get("tool_errors")
-        counts = {name: info.get(name) for name in ("observation_tokens_cut", "special_tokens")}
+        counts = {name: info.get(name) for name in _COUNTED}
         return {
             "tool_errors": errors if isinstance(errors, Mapping) else {},
             **{name: count if isinstance(count, int) else 0 for name, count in counts.items()},
@@ -118,6 +120,10 @@ class RolloutMetrics:
     observation_tokens_cut: int = 0
     special_tokens: int = 0
     """Special tokens in users' text, tools and documents. Unless they are encoded as text, they can forge turns."""
+    bridges_checked: int = 0
+    """Bridges that were made from the memo, and compared with the template's own text: about one in 64."""
+    bridges_different: int = 0
+    """Bridges among them that differed. Anything but 0 is a bug; the memo is then off, and the right text was taken."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     masked_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -181,7 +187,9 @@ class RolloutMetrics:
 
 _PLACES = 10
 """The most common lines of failures that are kept."""
-_SUMMED = ("resumes", "restarts", "observation_tokens_cut", "special_tokens")
+_COUNTED = ("observation_tokens_cut", "special_tokens", "bridges_checked", "bridges_different")
+"""Counts in an episode's `info`."""
+_SUMMED = ("resumes", "restarts", *_COUNTED)
 """Metrics that are the sum of an episode's field of the same name."""
 
 

@@ -15,7 +15,10 @@ writes after them: the *bridge*. Sampled text is never rendered or encoded again
                                    │
     renderer                  the Renderer
 
-Who may import whom, from the top down: renderer, prove, turns, tail, learn, formats, read, template.
+A tail is rendered once for each shape, and then comes from the memo, where that is proved (`memo`, `symbols`, `trace`).
+
+Who may import whom, from the top down: renderer, prove, turns, memo, tail, learn, formats, read, template, trace,
+symbols.
 docs/templates.md describes what is proved, for which templates, and why it is done this way.
 """
 

@@ -39,6 +39,9 @@ class Certificate:
     """What the template can carry: system, tools (it shows them), calls (it writes them, and they can be read back),
     parallel_calls, tool_results, orphan_tool (a result without a call), user_after_tool, text_with_calls, thinking,
     developer (in place of the system message), later_system (after any message), users_in_a_row."""
+    bridges: dict[str, str] = field(default_factory=dict)
+    """How a bridge is made, for the answer of a "user" and of a "tool": "memo" (what the template writes around the
+    answer is known, proved and checked), or "render: " and why every bridge is rendered."""
 
 
 class Renderer(Protocol):

@@ -54,9 +54,16 @@ class Markers:
         """Any of them; the longest first, as a tokenizer looks for them."""
         return re.compile(_any_of(self.ids) or r"(?!)")
 
+    @cached_property
+    def _first(self) -> frozenset[str]:
+        """The characters with which they begin."""
+        return frozenset(text[0] for text in self.ids)
+
     def count(self, value: Any) -> int:
         """How many special tokens are in the strings of a value, apart from the model's own markers."""
         if isinstance(value, str):
+            if not any(char in value for char in self._first):
+                return 0
             return sum(found not in self.own for found in self.pattern.findall(value))
         if isinstance(value, Mapping):
             return sum(self.count(key) + self.count(item) for key, item in value.items())

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import TemplateError
-from agentrl.render.base import Renderer
+from agentrl.render.base import Certificate, Renderer
 from agentrl.render.cache import Cache, fingerprint, key_of
 from agentrl.render.learn.probe import QUESTION
+from agentrl.render.memo import VARIABLE, Memo
 from agentrl.render.prove.proof import Proof, hint_of, proof_of
 from agentrl.render.prove.spelled_out import spelling_out
 from agentrl.render.read.parse import Parser, ended_thinking
@@ -52,12 +53,13 @@ class TemplateRenderer:
         proof = proof_of(template, fingerprint(tokenizer))
         if tools:
             _check_tools(template, proof)
-        self.certificate = proof.certificate
+        memo = Memo.of(proof.memo)
+        self.certificate = proof.certificate if memo is not None else _without_memo(proof.certificate)
         self._parse = proof.parser.bind(tools)
         template = _with_own(replace(template, forms=proof.turns.template.forms), proof.parser)
         if as_text:
             template = spelling_out(template, fingerprint(tokenizer))
-        self._turns = replace(proof.turns, template=template)
+        self._turns = replace(proof.turns, template=template, memo=memo)
         self.stop_token_ids = proof.turns.profile.stop_token_ids
 
     def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
@@ -131,8 +133,7 @@ class TemplateRenderer:
             (*opened.tokens, *tokens),
             spans(*lengths, ("observation", len(tokens))),
             marks.left_open(raw.text, opened.thinking),
-            cut,
-            special,
+            *(cut, special, opened.check),
         )
 
     def encode(self, message: Message) -> list[int]:
@@ -143,6 +144,11 @@ class TemplateRenderer:
 
 
 _BOUND_KEPT = 256
+
+
+def _without_memo(certificate: Certificate) -> Certificate:
+    off = f"render: the variable {VARIABLE} switches the memo off"
+    return replace(certificate, bridges=dict.fromkeys(certificate.bridges, off))
 
 
 def _with_own(template: Template, parser: Parser) -> Template:

@@ -44,18 +44,34 @@ def tail(
     """
     said, asked = _fresh(new)
     shown = calls if profile.parallel_calls else calls[:1]
+    conversation = [*before, stand_in(profile, shown, content, (said, asked)), *new]
+    text = template.render(conversation, generation_prompt=True)
+    bare = template.render(conversation)
+    return split(template, *behind_turn(profile, shown, text, bare, (said, asked)))
+
+
+def stand_in(profile: Profile, shown: Sequence[ToolCall], content: bool, words: tuple[str, str]) -> Message:
+    """The placeholder of a turn; `words` are its sentinels, of content and of arguments."""
+    said, asked = words
     says = content and not (shown and profile.content_after_calls)
-    turn = assistant(said if says or not shown or profile.calls_need_content else "", [asked] * len(shown), shown)
-    text = template.render([*before, turn, *new], generation_prompt=True)
-    bare = template.render([*before, turn, *new])
+    return assistant(said if says or not shown or profile.calls_need_content else "", [asked] * len(shown), shown)
+
+
+def behind_turn(
+    profile: Profile, shown: Sequence[ToolCall], text: str, bare: str, words: tuple[str, str]
+) -> tuple[Close, str, str]:
+    """How the turn ends, the text from its last sentinel to the generation prompt, and that prompt.
+
+    `text` is a rendered conversation, and `bare` the same without a generation prompt.
+    """
+    said, asked = words
     prompt = text[len(bare) :] if text.startswith(bare) else ""
     rest = behind(text, [asked, said])
-    body = rest[: len(rest) - len(prompt)]
     close = profile.called if asked in text and profile.called else profile.said
     if shown:  # a call's syntax may continue after its arguments
         syntax = close.before_stop.replace("call00000", shown[-1].id).replace("lookup", shown[-1].name or "unknown")
         close = replace(close, before_stop=syntax)
-    return _split(template, close, body, prompt)
+    return close, rest[: len(rest) - len(prompt)], prompt
 
 
 def _fresh(new: Sequence[Message]) -> tuple[str, str]:
@@ -67,7 +83,7 @@ def _fresh(new: Sequence[Message]) -> tuple[str, str]:
     return said, asked
 
 
-def _split(template: Template, close: Close, body: str, prompt: str) -> Tail:
+def split(template: Template, close: Close, body: str, prompt: str) -> Tail:
     """The text after a turn, cut at the end of the turn. If it lacks the turn's close, it contains no close."""
     before = close.before_stop if body.startswith(close.before_stop) else shared(close.before_stop, body)
     rest = body[len(before) :]

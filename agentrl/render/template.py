@@ -15,6 +15,8 @@ from agentrl._util.texts import text_of
 from agentrl.errors import TemplateError
 from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescaped
 from agentrl.render.raw import decodes_plainly, encoder_of
+from agentrl.render.symbols import Trace
+from agentrl.render.trace import clock, tracer
 from agentrl.types import JSON, Message, ToolSpec
 
 RENDER_ERRORS = (JinjaError, TypeError, ValueError, KeyError, IndexError, AttributeError)
@@ -112,6 +114,24 @@ class Template:
             said = " ".join(str(exc).split())
             raise TemplateError(f"the chat template of {self.name} {_verdict(exc)}: {said}") from exc
         return text if self.spelling is None else unescaped(text)
+
+    def traced(self, messages: Iterable[Message], trace: Trace, *, generation_prompt: bool = False) -> str:
+        """As `render`, of messages with symbols of `trace` in them: a Symbol. Special tokens are not guarded in them.
+
+        Raises UntraceableError, or what the template raises.
+        """
+        plain = [self.plain(message) for message in messages]
+        tools = self._guarded(list(self.tools)) or ([] if self.wants_list else None)
+        variables = {
+            "messages": [{key: value for key, value in one.items() if value is not None} for one in plain],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": generation_prompt,
+            "strftime_now": clock(trace),
+            **self.tokenizer.special_tokens_map,
+            **self.kwargs,
+        }
+        return tracer(self.source)(variables)
 
     def _guarded(self, said: Any) -> Any:
         """A message or tools; their special tokens are guarded if they must become text."""

@@ -13,6 +13,7 @@ from agentrl.render.formats.conventions import convention_of
 from agentrl.render.learn.close import Close
 from agentrl.render.learn.probe import QUESTION, RESULT, assistant, behind_question
 from agentrl.render.learn.profile import Profile
+from agentrl.render.memo import Check, Memo
 from agentrl.render.read.lexer import is_tag, loose, pieces
 from agentrl.render.read.thinking import shared
 from agentrl.render.tail import Tail, tail
@@ -64,6 +65,8 @@ class Turns:
     template: Template
     profile: Profile
     context: Context
+    memo: Memo | None = None
+    """The learned text around messages; without it every bridge is rendered."""
 
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], budget: int | None = None
@@ -167,10 +170,19 @@ class Turns:
             calls = _orphans(new)
         if not answered and all(call.error for call in calls):
             calls = ()  # to the template, a call that cannot be read is text
-        end = self._tail(before, calls, new, bool(action.content))
+        end, check = self._memoised(before, calls, new, bool(action.content))
         last = self.template.decode(action.tokens[-1:]) if self.closed(action) else ""
         close = self._unsampled_close(action, end, last)
-        return self.assemble(close, end.observation, end.prompt, after=last)
+        return replace(self.assemble(close, end.observation, end.prompt, after=last), check=check)
+
+    def _memoised(
+        self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool
+    ) -> tuple[Tail, Check]:
+        """What `_tail` makes, from the memo if there is one."""
+        if self.memo is None:
+            return self._tail(before, calls, new, content), ""
+        asked = (before, calls, new, content)
+        return self.memo.tail(self.template, self.profile, asked, lambda: self._tail(*asked))
 
     def _tail(
         self, before: Sequence[Message], calls: Sequence[ToolCall], new: Sequence[Message], content: bool

@@ -11,6 +11,7 @@ Segments, usually one, hold the tokens. `Segment` checks the invariants of each 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from itertools import chain, takewhile
@@ -277,6 +278,8 @@ class Trajectory:
         if rendered.cut:
             self.info["observation_tokens_cut"] = self.info.get("observation_tokens_cut", 0) + rendered.cut
         self._count_special(rendered.special)
+        for name, count in bridges_counted([rendered.check]).items():
+            self.info[name] = self.info.get(name, 0) + count
 
     def _count_special(self, count: int) -> None:
         if count:
@@ -383,6 +386,13 @@ class Trajectory:
 def total_ledger(segments: Iterable[Segment | Trajectory]) -> Ledger:
     """The sum of the ledgers of many segments. For an episode: `total_ledger(trajectory.segments)`."""
     return sum((segment.ledger for segment in segments), Ledger())
+
+
+def bridges_counted(checks: Iterable[str]) -> dict[str, int]:
+    """How many bridges were compared with their template's text, and in how many it was another; without zeros."""
+    found = Counter(checks)
+    counts = {"bridges_checked": found["equal"] + found["different"], "bridges_different": found["different"]}
+    return {name: count for name, count in counts.items() if count}
 
 
 def assistant_message(action: Action) -> Message:

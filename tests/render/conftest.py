@@ -14,7 +14,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.render import Renderer, load_renderer
+from agentrl.render.memo import Memo
 from tests.render.markers import GIVEN, data_folder
+from tests.render.memo import primed_tail
 
 TEXT = [
     "The weather in Paris is mild: 18 degrees, light wind from the west.",
@@ -165,6 +167,12 @@ LOOKUP = {
     },
 }
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+@pytest.fixture(autouse=True)
+def primed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every memo has learned the shape of a bridge from other strings, before it makes the bridge of a test."""
+    monkeypatch.setattr(Memo, "tail", primed_tail)
 
 
 @pytest.fixture(scope="session")

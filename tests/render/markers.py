@@ -84,10 +84,16 @@ def tokenizer_of(path: Path) -> Any:
     return small_tokenizer(path.read_text(encoding="utf-8"))
 
 
-def small_tokenizer(source: str) -> Any:
-    """A tokenizer that knows the markers of the template `source`, and has it as its own."""
+def small_tokenizer(source: str, vocabulary: str = "") -> Any:
+    """A tokenizer that knows the markers of the template `source`, and has it as its own.
+
+    `vocabulary` is the JSON of another tokenizer to begin with, such as a real one.
+    """
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(_bpe()), bos_token="<s>", eos_token="</s>", chat_template=source
+        tokenizer_object=Tokenizer.from_str(vocabulary or _bpe()),
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template=source,
     )
     answered = [_answered(tokenizer), _answered(tokenizer, {"role": "user", "content": "more"})]
     markers = {marker for text in (source, *answered) for marker in CONTROL.findall(text)}

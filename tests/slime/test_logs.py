@@ -41,6 +41,7 @@ def tracked(request, monkeypatch):
 def a_rollout(cls=Segment):
     """Two prompts of three episodes: one fans out, one has no news, one fails, one is masked by slime."""
     info = {"tool_errors": {"search:KeyError": 2}, "observation_tokens_cut": 7, "special_tokens": 3}
+    info |= {"bridges_checked": 5, "bridges_different": 1}
     samples = [
         *fan_out(0, 1.0, 3, cls),
         played(0, 0.0, cls, turns=3, bad_calls=1, reward_parts={"right": 0.0}, info=info, stop="max_tokens"),
@@ -80,6 +81,8 @@ METRICS = {
     "tool_errors": {"search:KeyError": 2},
     "observation_tokens_cut": 7,
     "special_tokens": 3,
+    "bridges_checked": 5,
+    "bridges_different": 1,
     "sampled_tokens": 24,
     "trained_tokens": 24 - 3 - 3 - 2,
     "masked_tokens": {"env_failure": 3, "host": 3 + 2},

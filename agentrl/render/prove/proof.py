@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -16,8 +16,10 @@ from agentrl.render.learn.forms import detect_message_form, with_reasoning
 from agentrl.render.learn.frames import learn_frames
 from agentrl.render.learn.probe import ASKED, QUESTION, SAID, TOOL, assistant
 from agentrl.render.learn.profile import Profile
+from agentrl.render.memo import MemoState
 from agentrl.render.prove.certify import certify
 from agentrl.render.prove.reading import read_back
+from agentrl.render.prove.served import bridges_served
 from agentrl.render.read.calls import Block
 from agentrl.render.read.lexer import Lexer
 from agentrl.render.read.parse import Parser
@@ -37,6 +39,7 @@ class Proof:
     certificate: Certificate
     refuses_tools: str = ""
     """Why no tools can be offered; empty if they can."""
+    memo: MemoState = field(default_factory=MemoState)
 
 
 _WITH_TOOLS: Cache[Proof | TemplateError] = Cache(_KEPT)
@@ -123,10 +126,12 @@ def _prove(template: Template, learnt: _Learnt | None = None, *, calls: bool = T
     if block is None:
         reading.calls = reading.calls or f"no format of calls was found in {_unread(turns)[:200]!r}"
     turns, certificate = certify(turns, reading, calls=calls)
+    served, memo = bridges_served(turns, results=certificate.capabilities.get("tool_results", False))
+    certificate = replace(certificate, bridges=served)
     if reading.answers:
         raise TemplateError(f"the chat template of {template.name} cannot be read back: {reading.answers}")
     refused = f"its tool calls cannot be read back: {reading.calls}" if reading.calls else ""
-    return Proof(turns, parser, certificate, refused)
+    return Proof(turns, parser, certificate, refused, memo)
 
 
 def _block(turns: Turns) -> Block | None:

@@ -1,0 +1,318 @@
+"""The scaffold of bridges, rendered once for each shape of a turn and its answer.
+
+What a template writes around a tool's result rarely depends on the result. So the text after a turn is learned as a
+function of the strings in it (`symbols`), with a guard for each question that the template asked of them. It serves all
+strings that answer these questions alike. Otherwise, and for a template that cannot be followed, the text is rendered.
+
+One bridge in `CHECKED_EVERY` is rendered as well and compared, as long as the process runs. The first difference
+switches the memo off for the template.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Literal, NamedTuple
+
+from agentrl.errors import TemplateError
+from agentrl.render.learn.close import Close
+from agentrl.render.learn.probe import ASKED, SAID
+from agentrl.render.learn.profile import Profile
+from agentrl.render.markers import GUARD
+from agentrl.render.symbols import Guard, Hole, Part, Trace, UntraceableError, parts_of
+from agentrl.render.tail import Tail, behind_turn, split, stand_in
+from agentrl.render.template import RENDER_ERRORS, Template
+from agentrl.types import Message, ToolCall
+
+CHECKED_EVERY = 64
+VARIABLE = "AGENTRL_BRIDGE_MEMO"
+"""The environment variable that switches the memo off, if it is "off" when a renderer is loaded."""
+
+_SHAPES, _ANSWERS = 256, 8
+"""How many shapes are kept, and for each of them how many sets of answers."""
+_KEYS = frozenset({"role", "content", "name", "tool_call_id"})
+_WORDS = (SAID, ASKED)
+_SEED = "zq"
+"""What every sentinel begins with: a text that contains it is rendered under other sentinels."""
+_FIRST_OPAQUE, _OPAQUE = 0xF0000, 0x1000
+"""Private characters that stand for holes while a text is cut."""
+
+_log = logging.getLogger("agentrl")
+
+Check = Literal["", "equal", "different"]
+
+
+@dataclass(slots=True)
+class MemoState:
+    """What is common to all uses of one template."""
+
+    off: str = ""
+    """Why the memo is switched off; empty if it is on."""
+    every: int = CHECKED_EVERY
+    """One served bridge in so many is also rendered, and compared."""
+    served: int = 0
+
+
+class _Asked(NamedTuple):
+    """A tail to make, as `tail` gets it."""
+
+    before: Sequence[Message]
+    calls: Sequence[ToolCall]
+    new: Sequence[Message]
+    content: bool
+
+
+class _Shape(NamedTuple):
+    key: Hashable
+    values: list[str]
+    """The contents of the new messages, then all different ids, then the system message if there is one."""
+    ids: Mapping[str, int]
+    """An id's place in `values`."""
+    system: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaffold:
+    """A tail with holes, for strings that answer the guards."""
+
+    fields: tuple[tuple[Part, ...], ...]
+    ends: frozenset[str]
+    guards: tuple[Guard, ...]
+
+    def tail(self, values: Sequence[str]) -> Tail | None:
+        """The tail with these strings; None if they answer otherwise."""
+        if not all(guard.holds(values) for guard in self.guards):
+            return None
+        made = list[str]()
+        for parts in self.fields:
+            texts = [part if isinstance(part, str) else part.value(values) for part in parts]
+            changed = (text for part, text in zip(parts, texts, strict=True) if isinstance(part, Hole) and part.changes)
+            if any(_SEED in text for text in changed):
+                return None
+            made.append("".join(texts))
+        before_stop, stop, after_stop, observation, prompt = made
+        return Tail(before_stop, stop, after_stop, observation, prompt, self.ends)
+
+
+@dataclass(slots=True)
+class Memo:
+    """The learned scaffolds of one template with its tools and arguments."""
+
+    state: MemoState
+    reason: str = ""
+    """Why the last shape could not be learned."""
+    _kept: dict[Hashable, list[_Scaffold] | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: MemoState) -> Memo | None:
+        """A memo; None if it is switched off."""
+        return None if os.environ.get(VARIABLE) == "off" else cls(state)
+
+    def tail(
+        self,
+        template: Template,
+        profile: Profile,
+        asked: tuple[Sequence[Message], Sequence[ToolCall], Sequence[Message], bool],
+        render: Callable[[], Tail],
+    ) -> tuple[Tail, Check]:
+        """The tail that `render` makes, without calling it where that is proved; and whether both were compared."""
+        request = _Asked(*asked)
+        shape = None if self.state.off else _shape(template, request)
+        if shape is None:
+            return render(), ""
+        kept = self._kept.get(shape.key, [])
+        for scaffold in kept or ():
+            found = scaffold.tail(shape.values)
+            if found is not None:
+                return self._served(template, found, render)
+        made = render()
+        if kept is not None:
+            self._learn(template, profile, request, shape, made)
+        return made, ""
+
+    def _served(self, template: Template, found: Tail, render: Callable[[], Tail]) -> tuple[Tail, Check]:
+        state = self.state
+        state.served += 1
+        if state.served % state.every:
+            return found, ""
+        try:
+            rendered = render()
+        except TemplateError:
+            self._switch_off(template, "the template refuses it")
+            raise
+        if rendered == found:
+            return found, "equal"
+        self._switch_off(template, f"it is {rendered.observation[:80]!r}, not {found.observation[:80]!r}")
+        return rendered, "different"
+
+    def _switch_off(self, template: Template, why: str) -> None:
+        self.state.off = why
+        _log.warning(
+            "a memoised bridge of %s differs from its template: %s; every bridge is rendered from now on. Report this",
+            template.name,
+            why,
+        )
+
+    def _learn(self, template: Template, profile: Profile, request: _Asked, shape: _Shape, made: Tail) -> None:
+        known = self._kept.get(shape.key) or []
+        try:
+            if len(known) >= _ANSWERS:
+                raise UntraceableError("its text depends on what the texts are")
+            scaffold = _traced(template, profile, request, shape)
+            if scaffold.tail(shape.values) != made:
+                raise UntraceableError("its text cannot be followed")
+            learned: list[_Scaffold] | None = [*known, scaffold]
+        except (UntraceableError, TemplateError, *RENDER_ERRORS) as exc:
+            learned, self.reason = None, str(exc)
+        while len(self._kept) >= _SHAPES:
+            del self._kept[next(iter(self._kept))]
+        self._kept[shape.key] = learned
+
+
+def _shape(template: Template, request: _Asked) -> _Shape | None:
+    """What of a request is part of the scaffold, and its strings. None if it must be rendered."""
+    new, calls, first = request.new, request.calls, request.before[0]
+    system = first.get("role") == "system"
+    if not all(type(message) is dict and _KEYS.issuperset(message) and "content" in message for message in new):
+        return None
+    if system and set(first) != {"role", "content"}:
+        return None
+    told = [message.get("tool_call_id") for message in new]
+    ids = dict.fromkeys([*(call.id for call in calls), *(call_id for call_id in told if call_id is not None)])
+    places = {call_id: len(new) + i for i, call_id in enumerate(ids)}
+    values = [*(message["content"] for message in new), *ids, *([first["content"]] if system else ())]
+    asks = tuple((call.name, places[call.id]) for call in calls)
+    says = tuple(
+        (tuple(message), message.get("role"), message.get("name"), places.get(call_id) if call_id is not None else None)
+        for message, call_id in zip(new, told, strict=True)
+    )
+    names = [*(name for name, _ in asks), *chain.from_iterable(said[1:3] for said in says)]
+    if not all(map(_is_usual, values)) or not all(name is None or _is_usual(name) for name in names):
+        return None
+    if any("lookup" in call_id for call_id in ids) or not _is_itself(template, values):
+        return None
+    return _Shape((system, len(request.before), asks, says, request.content), values, places, system)
+
+
+def _is_usual(value: object) -> bool:
+    """Whether it is a string that contains no sentinel."""
+    return type(value) is str and _SEED not in value
+
+
+def _is_itself(template: Template, values: Sequence[str]) -> bool:
+    """Whether special tokens that must become text are in none of the values, nor anything that looks like a guard."""
+    if template.spelling is None:
+        return True
+    pattern = template.spelling.markers.pattern
+    odd = (GUARD, "0010fffd", "udffd")
+    return not any(pattern.search(value) or any(text in value for text in odd) for value in values)
+
+
+def _traced(template: Template, profile: Profile, request: _Asked, shape: _Shape) -> _Scaffold:
+    """The scaffold of a request. Raises UntraceableError, or what the template raises."""
+    trace = Trace(shape.values, shape.ids.values())
+    places = shape.ids
+    calls = [replace(call, id=trace.symbol(places[call.id])) for call in request.calls]
+    new = [dict(message) for message in request.new]
+    for i, message in enumerate(new):
+        message["content"] = trace.symbol(i)
+        if "tool_call_id" in message:
+            message["tool_call_id"] = trace.symbol(places[message["tool_call_id"]])
+    shown = calls if profile.parallel_calls else calls[:1]
+    before = [dict(message) for message in request.before]
+    if shape.system:
+        before[0]["content"] = trace.symbol(len(shape.values) - 1)
+    conversation = [*before, stand_in(profile, shown, request.content, _WORDS), *new]
+    opaque = _Opaque()
+    text = opaque.text(parts_of(template.traced(conversation, trace, generation_prompt=True)))
+    bare = opaque.text(parts_of(template.traced(conversation, trace)))
+    _check_prompt(text, bare)
+    named = [replace(call, id=opaque.of(Hole(places[call.id]))) for call in request.calls[: len(shown)]]
+    close, body, prompt = behind_turn(profile, named, text, bare, _WORDS)
+    _check_ends(template, close, body)
+    found = split(template, close, body, prompt)
+    fields = (found.before_stop, found.stop, found.after_stop, found.observation, found.prompt)
+    return _Scaffold(tuple(map(opaque.parts, fields)), found.ends, tuple(trace.guards))
+
+
+class _Opaque:
+    """Texts in which one private character stands for each hole."""
+
+    def __init__(self) -> None:
+        self._holes: list[Hole] = []
+
+    def of(self, hole: Hole) -> str:
+        if hole not in self._holes:
+            self._holes.append(hole)
+        if len(self._holes) > _OPAQUE:
+            raise UntraceableError("it repeats texts too often")
+        return chr(_FIRST_OPAQUE + self._holes.index(hole))
+
+    def text(self, parts: Sequence[Part]) -> str:
+        for i, part in enumerate(parts):
+            if isinstance(part, str):
+                _check_literal(part, follows=i > 0, followed=i + 1 < len(parts))
+        return "".join(part if isinstance(part, str) else self.of(part) for part in parts)
+
+    def parts(self, text: str) -> tuple[Part, ...]:
+        found = list[Part]()
+        for is_hole, run in _runs(text):
+            found += [self._holes[ord(char) - _FIRST_OPAQUE] for char in run] if is_hole else [run]
+        if any(isinstance(part, Hole) and part.key < 0 for part in found):
+            raise UntraceableError("its text holds the time")
+        return tuple(found)
+
+
+def _runs(text: str) -> Iterator[tuple[bool, str]]:
+    start = 0
+    for at in range(1, len(text) + 1):
+        if at == len(text) or _is_opaque(text[at]) != _is_opaque(text[start]):
+            yield _is_opaque(text[start]), text[start:at]
+            start = at
+
+
+def _is_opaque(char: str) -> bool:
+    return _FIRST_OPAQUE <= ord(char) < _FIRST_OPAQUE + _OPAQUE
+
+
+def _check_literal(text: str, *, follows: bool, followed: bool) -> None:
+    """Raise if a sentinel may arise where a literal text meets a hole, or if the text has private characters."""
+    begun = followed and any(text.endswith(word[:n]) for word in _WORDS for n in range(1, len(word)))
+    ended = follows and any(text.startswith(word[1:]) for word in _WORDS)
+    if begun or ended or any(map(_is_opaque, text)):
+        raise UntraceableError("its own text looks like a sentinel")
+
+
+def _check_prompt(text: str, bare: str) -> None:
+    """Raise unless it is certain for all strings whether `text` continues `bare`."""
+    if not text.startswith(bare) and not _differs(text, bare):
+        raise UntraceableError("its generation prompt depends on the texts")
+
+
+def _differs(text: str, start: str) -> bool:
+    """Whether the text certainly does not begin with `start`: their first difference is in literal text."""
+    at = next((i for i, (a, b) in enumerate(zip(text, start, strict=False)) if a != b), None)
+    if at is None:
+        return not any(map(_is_opaque, start[len(text) :]))
+    return not _is_opaque(text[at]) and not _is_opaque(start[at])
+
+
+def _check_ends(template: Template, close: Close, body: str) -> None:
+    """Raise unless `split` finds the turn's end at the same place whatever the holes hold."""
+    if not body.startswith(close.before_stop):
+        raise UntraceableError("its turn ends otherwise than the probe's")
+    rest = body[len(close.before_stop) :]
+    if close.stop:
+        after = rest.removeprefix(close.stop)
+        certain = after == rest or after.startswith(close.after_stop) or _differs(after, close.after_stop)
+        if not certain or (after == rest and not _differs(rest, close.stop)):
+            raise UntraceableError("the end of its turn depends on the texts")
+        return
+    literal = rest[: next((i for i, char in enumerate(rest) if _is_opaque(char)), len(rest))]
+    found = template.special_in(literal)
+    longer = found and any(found[0] in marker and found[0] != marker for marker in template.markers.ids)
+    if literal != rest and (found is None or longer or template.special_in(rest) != found):
+        raise UntraceableError("what ends its turn depends on the texts")

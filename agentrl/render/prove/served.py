@@ -1,0 +1,71 @@
+"""How bridges are served: from the memo, where the load proves it, or by rendering each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentrl.errors import TemplateError
+from agentrl.render.learn.probe import SAID
+from agentrl.render.memo import Memo, MemoState
+from agentrl.render.turns import Turns
+from agentrl.types import Action, Message, ToolCall
+
+MEMO = "memo"
+
+_TEXTS = (
+    "result",
+    "two words",
+    "",
+    "  edges\n\n",
+    '{"a": "\\n\\"b\\"", "c": [1, null, true]}\n',
+    "<think>x</think> <tool_call> </s> [/INST] é\u2028 <b>&'1' {{ x }} {% y %}",
+)
+"""Texts that templates trim, quote, escape, search or take for their own. An odd one may answer other questions."""
+
+
+def bridges_served(turns: Turns, *, results: bool) -> tuple[dict[str, str], MemoState]:
+    """For the answers of users and, with `results`, of tools: "memo", or "render: " and the reason.
+
+    And the state of a memo for this template: off if it made a wrong bridge.
+    """
+    state = MemoState(every=1)
+    served = {"user": _served(turns, 0, state)}
+    if results:
+        served["tool"] = _served(turns, 1, state)
+        if turns.profile.parallel_calls and served["tool"] == MEMO:
+            served["tool"] = _served(turns, 2, state)
+    if state.off:
+        served = dict.fromkeys(served, f"render: {state.off}")
+    return served, MemoState(off=state.off)
+
+
+def _served(turns: Turns, calls: int, state: MemoState) -> str:
+    memo, before = Memo(state), state.served
+    turns = replace(turns, memo=memo)
+    for number, text in enumerate(_TEXTS):
+        asked = [ToolCall(f"call{number:03}{i}x", "lookup", {}) for i in range(calls)]
+        try:
+            turns.bridge(_HISTORY, _action(asked), _answer(text, asked))
+        except TemplateError as exc:
+            return f"render: {exc}"
+    return MEMO if state.served > before else f"render: {memo.reason}"
+
+
+_HISTORY: Sequence[Message] = (
+    {"role": "system", "content": "Instructions."},
+    {"role": "user", "content": "question"},
+    {"role": "assistant", "content": SAID},
+)
+
+
+def _action(calls: Sequence[ToolCall]) -> Action:
+    return Action("", "" if calls else "said", None, tuple(calls), "stop", None, ())
+
+
+def _answer(text: str, calls: Sequence[ToolCall]) -> list[Message]:
+    results: list[Message] = [
+        {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text * (i + 1)}
+        for i, call in enumerate(calls)
+    ]
+    return results or [{"role": "user", "content": text}]

@@ -1,0 +1,182 @@
+"""Renders a chat template with symbols, in an environment in which nothing reads them unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, wraps
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+from jinja2 import Environment, nodes
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Context, Macro, Undefined
+from jinja2.visitor import NodeTransformer
+
+from agentrl.render.symbols import TIME, Hole, Symbol, Trace, UntraceableError, change, joined
+
+Render = Callable[[Mapping[str, Any]], str]
+
+_ITSELF = (
+    *("list", "first", "last", "length", "count", "reverse", "map", "select", "reject", "selectattr", "rejectattr"),
+    *("default", "d", "items", "trim", "string", "upper", "lower", "capitalize", "replace"),
+)
+"""Filters that are Python code: they use the methods of what they are given."""
+_OF_TYPE = (
+    *("defined", "undefined", "none", "string", "mapping", "number", "boolean", "integer", "float", "true", "false"),
+    *("callable", "filter", "test"),
+)
+"""Tests whose answer is the same for all strings."""
+_OF_SHAPE = ("sequence", "iterable")
+"""The same, but the answer needs a look at the string. Of a list they look at nothing in it."""
+_EQUAL = ("eq", "equalto", "==", "ne", "!=")
+_SCALARS = (str, int, float, type(None), Undefined, Macro, EvalContext, Context, Environment)
+
+
+@lru_cache(maxsize=64)
+def tracer(source: str) -> Render:
+    """A function that renders the template with the given variables, symbols among them.
+
+    Raises UntraceableError if the library does not compile templates as this module expects.
+    """
+    try:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+    except ImportError as exc:
+        raise UntraceableError("this version of transformers hides its templates") from exc
+    base: Environment = _compile_jinja_template(source).environment
+    template = _tracing(base).from_string(source)
+
+    def render(variables: Mapping[str, Any]) -> str:
+        return template.render(variables)
+
+    return render
+
+
+def clock(trace: Trace) -> Callable[[str], str]:
+    """`strftime_now` for a render with symbols: its text is a symbol too."""
+    return lambda _: trace.made("zqtime", [Hole(TIME)])
+
+
+def _tracing(base: Environment) -> Environment:
+    """A copy of an environment that follows symbols."""
+    kind = type("Tracing", (_Hooks, type(base)), {})
+    env: Any = object.__new__(kind)
+    env.__dict__.update(base.__dict__)
+    env.cache, env.concat, env.intercepted_binops = None, joined, frozenset(("%",))
+    env.extensions = {name: extension.bind(env) for name, extension in base.extensions.items()}
+    env.filters = {name: _filter(name, function) for name, function in base.filters.items()}
+    env.filters |= {"agentrl_joined": _concatenated, "agentrl_in": _contained}
+    env.tests = {name: _test(name, function) for name, function in base.tests.items()}
+    made: Environment = env
+    return made
+
+
+class _Hooks:
+    """What a tracing environment does in its own way."""
+
+    def _parse(self, *args: Any) -> nodes.Template:
+        tree = _Rewriting().visit(super()._parse(*args))  # type: ignore[misc]
+        tree.set_environment(self)
+        made: nodes.Template = tree
+        return made
+
+    def call(__self, __context: Context, __function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in jinja2
+        if not _is_plain((args, kwargs)) and not __self._follows(__function):
+            raise UntraceableError("it calls a function with a text")
+        return super().call(__context, __function, *args, **kwargs)  # type: ignore[misc]
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if not _is_plain((left, right)):
+            raise UntraceableError("it formats a text")
+        return super().call_binop(context, operator, left, right)  # type: ignore[misc]
+
+    def _follows(self, function: Any) -> bool:
+        """Whether the function only keeps what it is given, or is a method of a symbol."""
+        own = getattr(self, "globals", {})
+        if isinstance(function, Macro) or any(function is own.get(name) for name in ("namespace", "dict")):
+            return True
+        owner = getattr(function, "__self__", None)
+        if isinstance(function, MethodType) and isinstance(owner, Symbol):
+            return True
+        return isinstance(function, BuiltinMethodType) and isinstance(owner, dict) and function.__name__ == "get"
+
+
+class _Rewriting(NodeTransformer):
+    """Puts filters in the place of `~` and `in`, which are C code."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - as in jinja2
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes), "agentrl_joined", [], node)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802 - as in jinja2
+        self.generic_visit(node)
+        within = [operand.op for operand in node.ops if operand.op in ("in", "notin")]
+        if not within:
+            return node
+        if len(node.ops) > 1:
+            raise UntraceableError("it compares in a chain")
+        found = _filtered(node.expr, "agentrl_in", [node.ops[0].expr], node)
+        return found if within == ["in"] else nodes.Not(found, lineno=node.lineno)
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:  # noqa: N802 - as in jinja2
+        raise UntraceableError("it changes how text is escaped")
+
+    visit_EvalContextModifier = visit_ScopedEvalContextModifier  # noqa: N815
+
+
+def _filtered(value: nodes.Expr, name: str, args: list[nodes.Expr], at: nodes.Node) -> nodes.Expr:
+    return nodes.Filter(value, name, args, [], None, None, lineno=at.lineno)
+
+
+def _concatenated(values: Iterable[Any]) -> str:
+    """`a ~ b`"""
+    return joined(map(str, values))
+
+
+def _contained(left: Any, right: Any) -> bool:
+    """`left in right`"""
+    if isinstance(left, Symbol) and not isinstance(right, Symbol | list | tuple):
+        raise UntraceableError("it looks a text up")
+    return left in right
+
+
+def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    if name in _ITSELF:
+        return function
+
+    @wraps(function)
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        if name == "random":
+            raise UntraceableError("it throws dice")
+        if name == "tojson" and isinstance(args[0], Symbol) and _is_plain((args[1:], kwargs)):
+            return change(args[0], function, *args[1:], **kwargs)
+        if not _is_plain((args, kwargs)):
+            raise UntraceableError(f"it uses {name} on a text")
+        return function(*args, **kwargs)
+
+    return followed
+
+
+def _test(name: str, function: Any) -> Any:
+    if name in _OF_TYPE or name in _EQUAL:
+        return function
+
+    @wraps(function)
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        if name in _OF_SHAPE:
+            return isinstance(args[0], Symbol) or function(*args, **kwargs)
+        if name == "in":
+            return _contained(*args, **kwargs)
+        if not _is_plain((args, kwargs)):
+            raise UntraceableError(f"it asks whether a text is {name}")
+        return function(*args, **kwargs)
+
+    return followed
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether there is certainly no symbol in the value."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.keys())) and all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _SCALARS) and not isinstance(value, Symbol)
