@@ -23,6 +23,7 @@ from agentrl._util.boundary import at_boundary
 from agentrl.engine.base import Engine, MessageEngine, stop_strings
 from agentrl.episode.bad_calls import messages_of
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
+from agentrl.episode.gate import admission
 from agentrl.episode.options import EpisodeOptions
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
@@ -108,6 +109,7 @@ class Conversation:
 
     async def begin_aside(self, observed: Observed) -> None:
         """As `begin`. A long observation is rendered in a thread, so that other episodes continue."""
+        await admission()
         with at_boundary("render", data=True):
             rendered = await aside(size_of(observed), lambda: self.renderer.prompt(observed))
             self._append_first(observed, rendered)
@@ -161,6 +163,7 @@ class Conversation:
 
         An observation that certainly does not fit is not rendered at all.
         """
+        await admission()
         with at_boundary("render", data=True):
             if self.options.limits.observation_tokens is None:
                 left = self.context - (0 if self.thoughts else self.trajectory.length)
@@ -236,12 +239,14 @@ class Conversation:
                 trajectory.segment.ids, params, session_id=trajectory.session_id, rid=self.rid
             )
             _check(generation)
+        seconds = time.monotonic() - started
+        await admission()  # before the turn is recorded: to be cancelled here is to be cancelled while it was sampled
         given = len(generation.tokens)
         generation = self._cut_at_split_stop(
             _mark_finished(generation, params["stop_token_ids"]), params.get("stop") or ()
         )
         self.discarded_tokens += given - len(generation.tokens)
-        trajectory.append_model(generation, prompt_tokens=sent, seconds=time.monotonic() - started)
+        trajectory.append_model(generation, prompt_tokens=sent, seconds=seconds)
         return generation
 
     async def _ask_speaker(

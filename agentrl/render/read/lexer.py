@@ -133,6 +133,7 @@ def is_tag(piece: str) -> bool:
     return len(piece) > 2 and piece[0] in "<["
 
 
+@lru_cache(maxsize=4096)
 def has_tag(marker: str) -> bool:
     """Whether a part of the marker is unlikely in plain text."""
     return any(map(is_tag, pieces(marker)))

@@ -1,0 +1,72 @@
+"""Episodes that wake together take turns of their event loop, so that it also serves everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from agentrl._util.per_loop import PerLoop
+
+TICK_S = 0.004
+"""Work of episodes in one round of the loop. Less costs CPU: each round asks the system for news."""
+_LEARNED = 0.2
+"""The weight of the last round in the estimate of what one turn costs."""
+
+
+class Gate:
+    """Admits the work of turns in the order of arrival, about `TICK_S` of it in each round of one event loop.
+
+    After a weight update, a thousand answers arrive at once. Without a gate, the loop renders a thousand observations
+    before it looks at a socket or a timer again.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._began: float | None = None
+        """When the present round began; None if no round is measured."""
+        self._admitted = 0
+        self._cost = TICK_S / 4
+        """Seconds that one admission has kept the loop busy, on average."""
+
+    async def enter(self) -> None:
+        """Return at once if this round has time left, else in a later round. Cancellation gives the place up."""
+        if self._began is None:
+            self._measure()
+        elif self._waiting or time.perf_counter() - self._began >= TICK_S:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+            return
+        self._admitted += 1
+
+    def _measure(self) -> None:
+        """Begin a round. It ends after what is ready to run now."""
+        self._began, self._admitted = time.perf_counter(), 0
+        asyncio.get_running_loop().call_soon(self._next_round)
+
+    def _next_round(self) -> None:
+        assert self._began is not None
+        if self._admitted:
+            cost = (time.perf_counter() - self._began) / self._admitted
+            self._cost += _LEARNED * (cost - self._cost)
+        self._began = None
+        if not self._waiting:
+            return
+        left = max(1, int(TICK_S / max(self._cost, 1e-6)))
+        admitted = 0
+        while self._waiting and admitted < left:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                admitted += 1
+        self._measure()
+        self._admitted = admitted
+
+
+_gates: PerLoop[Gate] = PerLoop()
+
+
+async def admission() -> None:
+    """Wait until the running loop has time for a turn's work."""
+    await _gates.here(Gate).enter()
