@@ -7,7 +7,7 @@ STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test quick soak soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever gateway-clients gpu gpu-wheels clean
+.PHONY: demo test quick soak soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view gateway-clients gpu gpu-wheels clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -44,6 +44,9 @@ bench: $(STAMP)  ## Measure speed, as ratios side by side.
 
 bench-scale: $(STAMP)  ## What a turn costs beside one encode, and thousands of episodes at once (AGENTRL_TEST_DATA: real tokenizers).
 	$(BIN)/python -m benchmarks.scale
+
+bench-view: $(STAMP)  ## The viewer on 1 GB and on a million tokens, beside its bounds (needs chromium: .ci/browser.sh installs it; 2.3 GB of disk).
+	$(BIN)/python -m benchmarks.view
 
 bench-exact: $(STAMP)  ## Compare sampled with trained tokens, also for peers (SLIME_SRC=/path/to/slime, SLIME04_SRC for 0.4).
 	$(BIN)/python -m benchmarks.exact

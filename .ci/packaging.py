@@ -12,6 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PROMISED = (
     "agentrl/__init__.py",
     "agentrl/py.typed",
+    "agentrl/view/static/index.html",
+    "agentrl/view/static/main.js",
+    "agentrl/view/static/style.css",
     "agentrl/init/templates/tool/pyproject.toml",
     "agentrl/init/templates/retrieval/my_env/corpus.jsonl",
     "agentrl/init/templates/search_r1/tests/test_my_env.py",

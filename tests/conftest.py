@@ -28,6 +28,7 @@ SLOW = (
     "sandbox",
     "slime",
     "train",
+    "view",
 )
 """Folders whose tests load a model, start servers or processes, or wait for deadlines."""
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     ("__main__",),
     ("cli",),
-    ("slime", "check", "init"),
+    ("slime", "check", "init", "view"),
     ("train", "rewards"),
     ("rollout", "gateway", "testing"),
     ("chat", "episode"),

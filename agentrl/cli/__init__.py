@@ -12,8 +12,10 @@ import typer
 from agentrl import __version__
 from agentrl.cli._errors import INTERRUPTED, USAGE_ERROR
 from agentrl.cli._warnings import name_unawaited_lines
+from agentrl.cli.audit import audit
 from agentrl.cli.certify import certify
 from agentrl.cli.check import check
+from agentrl.cli.compare import compare
 from agentrl.cli.data import data
 from agentrl.cli.envs import envs
 from agentrl.cli.evaluate import evaluate
@@ -28,6 +30,7 @@ from agentrl.cli.show import show
 from agentrl.cli.slime import slime
 from agentrl.cli.train import train
 from agentrl.cli.validate import validate
+from agentrl.cli.view import view
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
 """click's UsageError, wherever typer keeps it: newer versions of typer bundle their own click."""
@@ -47,6 +50,9 @@ app.command()(serve)
 app.command()(merge)
 app.command()(play)
 app.command()(show)
+app.command()(view)
+app.command()(audit)
+app.command()(compare)
 app.command()(envs)
 app.command()(certify)
 app.command()(check)

@@ -52,5 +52,6 @@ def sft(
         with needs_torch():
             from agentrl.train import train as run
         run(config)
+    typer.echo(f"view      agentrl view {out}")
     typer.echo(f"serve     agentrl serve --model {out}")
     typer.echo(f"train on  agentrl train ENV --model {out}")

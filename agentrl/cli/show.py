@@ -166,12 +166,27 @@ def show(
     model: Annotated[
         str | None, typer.Option(help="The model whose tokenizer reads it. Default: that of the file's run, else tiny.")
     ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the episodes, of any format, instead.")] = False,
+    stop: Annotated[str, typer.Option(help="List those that stopped so, such as max_turns.")] = "",
+    reason: Annotated[str, typer.Option(help="List those with tokens masked for this reason, or any.")] = "",
+    reward: Annotated[str, typer.Option(help="List those with this reward: 0, '<0.5', '>=1' or none.")] = "",
+    sort: Annotated[str, typer.Option(help="List by a figure, such as tokens; -tokens has the largest first.")] = "",
+    worst: Annotated[int | None, typer.Option(help="List so many with the lowest reward.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="List as JSON, an episode a line.")] = False,
 ) -> None:
-    """Print a whole trajectory: who wrote each token, and which are trained.
+    """Print a whole trajectory: who wrote each token, and which are trained. Or list episodes, and print none.
 
     A row of chat is shown as agentrl sft learns it, in the template of --model.
     """
     with one_line_errors(lambda: "nothing is lost"):
+        if listed or stop or reason or reward or sort or worst or as_json:
+            from agentrl.cli.listing import print_list
+            from agentrl.view.query import Query
+
+            query = Query(stop=stop, reason=reason, reward=reward, sort=sort or ("reward" if worst else ""))
+            query.check()
+            print_list(trajectories, query, worst=worst, as_json=as_json)
+            return
         file = _newest(trajectories) if trajectories.is_dir() else trajectories
         name = model or _model_of(file)
         trajectory = load_trajectory(file, index, lambda row: _of_chat(row, open_renderer(name)[0], name))

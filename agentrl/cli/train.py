@@ -115,6 +115,7 @@ def _say_what_next(config: TrainConfig) -> None:
     on = f" --data {data}" if data else ""
     typer.echo(f"evaluate  agentrl eval {config.env} --model {config.out}{on}")
     typer.echo(f"look      agentrl show {config.out}")
+    typer.echo(f"view      agentrl view {config.out}")
     typer.echo(f"serve     agentrl serve --model {config.out}")
     if config.lora is not None:
         typer.echo(f"one model agentrl merge {config.out} {config.out}-merged")

@@ -14,12 +14,13 @@ from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import gather
 from agentrl.engine.base import Engine
 from agentrl.env.factory import EnvFactory
-from agentrl.episode.options import EpisodeOptions, RewardFn
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
 from agentrl.episode.run import run_episode
 from agentrl.episode.scoring import nothing_earned
 from agentrl.errors import AgentRLError, ConfigError, Failure
 from agentrl.plain import number
 from agentrl.render.base import Renderer
+from agentrl.rollout.in_flight import flying, note_turn
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Reward, SamplingParams, StopReason, Task
 
@@ -117,8 +118,8 @@ async def run_groups(
             "sampling_seed": sampling_seed(name, seed, step, first + group, member),
         }
         async with slots:
-            with lockstep.episode():
-                session_id = f"{name}-{step:06d}-{first + group:04d}-{member:03d}"
+            session_id = f"{name}-{step:06d}-{first + group:04d}-{member:03d}"
+            with lockstep.episode(), flying(session_id, tasks[group].id):
                 trajectory = await _play_with_retry(rollout, tasks[group], params, session_id, lockstep)
         if keep is not None:
             keep(trajectory, seat)
@@ -246,6 +247,7 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
         options=replace(rollout.options, sampling_params=params),
         reward=rollout.reward,
         session_id=session_id,
+        hooks=EpisodeHooks(on_turn=note_turn),
     )
     return _raise_bug(trajectory)
 

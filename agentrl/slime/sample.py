@@ -19,6 +19,9 @@ METADATA_KEY = "agentrl"
 """agentrl writes only this key of `sample.metadata`. The others belong to the user."""
 WRITTEN_KEY = "written"
 """What the model wrote, for a grader of `agentrl.rewards`. Only where nothing has scored the episode yet."""
+SPANS_KEY = "spans"
+"""Who wrote which response tokens, and why some are not trained: [start, stop, kind, reason, turn] of each span. The
+viewer reads it in a dump, whose mask alone does not tell why."""
 ROUNDS_KEY = "round_number"
 """Under --log-multi-turn agentrl writes this key, too: slime's metrics read the turns of an episode there."""
 
@@ -109,7 +112,10 @@ def to_sample(
     """
     _write_tokens(trajectory.segment, trajectory, sample, decode)
     _write_counts(trajectory.turns, sample)
-    whole: dict[str, JSON] = {"ledger": asdict(total_ledger(trajectory.segments))}
+    whole: dict[str, JSON] = {
+        "ledger": asdict(total_ledger(trajectory.segments)),
+        SPANS_KEY: _spans(trajectory.segment),
+    }
     if left_out := len(trajectory.segments) - 1:
         whole["segments_left_out"] = left_out
     write_account(sample, {**_metadata(trajectory), **whole, **(extra or {})})
@@ -139,7 +145,12 @@ def to_samples(
         _write_tokens(segment, trajectory, sibling, decode)
         _write_counts(segment.turns, sibling)
         about = {**_metadata(trajectory), **(extra or {})} if whole else _outcome(trajectory)
-        own = {"segment": i, "segments": len(segments), "ledger": asdict(segment.ledger)}
+        own = {
+            "segment": i,
+            "segments": len(segments),
+            "ledger": asdict(segment.ledger),
+            SPANS_KEY: _spans(segment),
+        }
         write_account(sibling, {**about, **own})
     return siblings
 
@@ -181,6 +192,10 @@ def _write_tokens(segment: Segment, episode: Trajectory, sample: Any, decode: Ca
         remove_sample=failed,
         status=type(sample).Status[_STATUS[stop]],
     )
+
+
+def _spans(segment: Segment) -> list[JSON]:
+    return [[span.start, span.stop, span.kind, span.masked, span.turn] for span in segment.spans]
 
 
 def _outcome(trajectory: Trajectory) -> dict[str, JSON]:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ class Update:
     """Trainer and engine compared before the first update, over its minibatch; with TIS, over the whole step."""
     truncated: int = 0
     """Tokens whose TIS weight was cut."""
+    looked_at: list[tuple[Row, Sequence[float]]] = field(default_factory=list)
+    """Rows with the trainer's log-probs before the first update: those of its minibatch; with TIS, all."""
     remedy: str = "lower the learning rate"
     """The advice if the loss is not finite."""
 
@@ -139,7 +142,9 @@ class Learner:
         config = self.config
         log_probs = micro.model_log_probs(self.model, config.temperature)
         if first and config.tis_clip is None:
-            update.numerics += compare(micro.log_probs.tolist(), log_probs.tolist())
+            update.numerics += compare(micro.log_probs.tolist(), own := log_probs.tolist())
+            found = iter(own)
+            update.looked_at += [(row, list(islice(found, len(row.positions)))) for row in micro.rows]
         log_ratio = log_probs - micro.log_probs
         _blame(update, log_ratio, micro.weights)
         if config.algorithm == "gspo":
@@ -180,7 +185,7 @@ class Learner:
         weights = tis_weights(trainer, engine, clip)
         update.truncated = int((weights < (trainer - engine).exp()).sum())
         own, factors = iter(trainer.tolist()), iter(weights.tolist())
-        return [
+        weighted = [
             replace(
                 row,
                 weights=[advantage * next(factors) for advantage in row.weights],
@@ -189,6 +194,8 @@ class Learner:
             for batch in batches
             for row in batch.rows
         ]
+        update.looked_at = [(row, row.log_probs) for row in weighted]
+        return weighted
 
     @torch.enable_grad()
     def imitate(self, rows: Sequence[Row], optimizers: Sequence[Optimizer], max_tokens: int) -> float:

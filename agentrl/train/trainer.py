@@ -45,6 +45,7 @@ from agentrl.train.memory_advice import memory_lines
 from agentrl.train.order import Groups, InTurn, StepEnd, StepOrder
 from agentrl.train.overlap import Overlap, check_own_weights, half_the_threads
 from agentrl.train.progress import Position, Progress
+from agentrl.train.records import RunRecords
 from agentrl.train.report import (
     KNOWS_NOTHING,
     StepReport,
@@ -82,6 +83,7 @@ class Trainer:
         self.config = config
         self.console = console or Console()
         self.folder = RunFolder(config.out)
+        self.records = RunRecords(config.out)
         self.position = Position()
         self.canaries = Canaries(config.canaries) if config.canaries else None
         self.numerics = NumericsWatch(config.numerics) if config.numerics else None
@@ -175,12 +177,14 @@ class Trainer:
         self._created = not self._resume
         on_gpu = self.learner.device.type == "cuda"
         self.bill.keep_in(self.folder.bill, on_gpu=on_gpu, seconds=self.position.seconds)
+        self._stack.callback(self.records.begin(self.folder.path))
         if self.warm_optimizers and (listed := self.demonstrations.listed()):
             self.folder.write_skipped(listed)
         if config.lora is not None and config.model == "tiny" and not self.folder.base.exists():
             self.folder.save_model(self.folder.base, 0, self._save_base)
         if self._resume:
             self.folder.rewind(self.position.step)
+            self.records.rewind(self.position.step, self.position.warm_steps)
             self._say(f"resuming {self._where()}" if checkpoint else "no checkpoint yet: beginning anew")
         limits = self.rollout.options.limits  # an engine may start here, and write to the run folder
         self.length = limits.tokens or min(limits.context or math.inf, await self.engine.context_length())
@@ -240,6 +244,7 @@ class Trainer:
                 tokens += sum(len(row.tokens) for row in rows)
                 self.position.warm_steps = step
                 self.bill.count(imitated=sum(len(row.tokens) for row in rows))
+                self.records.imitated(step, loss)
                 progress.show(step, loss=loss, tokens_s=tokens / (time.monotonic() - began))
                 await asyncio.sleep(0)  # lets Ctrl-C in
         for warning in warnings_by_heart(self.learner, self.demonstrations, self.config):
@@ -259,8 +264,7 @@ class Trainer:
         uncredited = uncredited_groups(played.groups) if self.config.credit == "turn" else 0
         equal = update.pop("zero_advantage_groups") + len(drawn.replaced)
         metrics = replace(metrics, zero_advantage_groups=equal, uncredited_groups=uncredited)
-        shown = [trajectory for group in played.groups[: self.config.save_groups] for trajectory in group]
-        self.folder.write_trajectories(step_name(step), shown)
+        self.records.write_step(step_name(step), step, played.groups, self.config.save_groups)
         return StepReport(step, metrics, update, played.hand_over_s, played.rollout_s, played.train_s, played.overlap)
 
     @billed("rollout")
@@ -289,6 +293,7 @@ class Trainer:
         except DivergedError as exc:
             raise DivergedError(f"step {step}: {exc}. The last good weights: {model_folder(self.folder.path)}") from exc
         self.handover.changed(str(step))
+        self.records.learned(rows, update.looked_at)
         taught = self.teacher.metrics(trajectories) if self.teacher else {}
         return {"zero_advantage_groups": zero_advantage_groups, **taught, **update.metrics()}
 
@@ -340,6 +345,7 @@ class Trainer:
             warnings += self.numerics.watch(f"step {step}", metrics["logprob_diff_mean"], metrics["logprob_diff_max"])
         for warning in warnings:
             progress.note(f"warning: {warning}")
+            self.records.event("canary", warning, step)
         self.position.step = step
         self._note_step_end()
         progress.show(step, **report.shown())
@@ -392,6 +398,7 @@ class Trainer:
 
     def _warn(self, text: str) -> None:
         self._say(f"warning: {text}")
+        self.records.event("warning", text, self.position.step)
 
     def _read_state(self, checkpoint: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))

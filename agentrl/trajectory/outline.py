@@ -1,0 +1,179 @@
+"""One line about an episode: what a list of thousands needs, without its tokens.
+
+The trainer writes it beside each file of trajectories, so that a reader need not parse them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Self
+
+from agentrl.trajectory.trajectory import Trajectory, total_ledger
+from agentrl.types import JSON
+
+_ANSWER = 60
+"""Characters of the answer that are kept."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outline:
+    """The figures of one episode. A field that is None, or an empty mapping, was not told."""
+
+    name: str = ""
+    """The session id, or whatever its program calls the episode."""
+    task: str = ""
+    step: int | None = None
+    group: int | None = None
+    member: int | None = None
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    stop: str | None = None
+    failure: str | None = None
+    """`kind/boundary: error`"""
+    turns: int = 0
+    sequences: int = 1
+    """Token sequences, trained one by one."""
+    tokens: int = 0
+    """Tokens of all sequences, prompts included."""
+    sampled: int = 0
+    trained: int = 0
+    masked: Mapping[str, int] = field(default_factory=dict)
+    observation: int = 0
+    scaffold: int = 0
+    calls: Mapping[str, int] = field(default_factory=dict)
+    """How often each tool was called."""
+    tool_errors: Mapping[str, int] = field(default_factory=dict)
+    bad_calls: int = 0
+    started: float | None = None
+    """Seconds since 1970."""
+    generate_s: float = 0.0
+    env_s: float = 0.0
+    advantage: float | None = None
+    """The largest by magnitude; 0.0 if the group taught nothing."""
+    gap: float | None = None
+    """The largest difference of a token's log-prob between engine and trainer."""
+    answer: str = ""
+
+    @classmethod
+    def of(cls, data: Mapping[str, JSON]) -> Self:
+        """Of a trajectory's JSON, as `Trajectory.to_json` writes it."""
+        segments = (*data.get("earlier", ()), data)
+        turns: Sequence[Mapping[str, JSON]] = data["turns"]
+        training = data.get("training") or {}
+        failure = data.get("failure")
+        return cls(
+            name=data["session_id"],
+            task=data["task"]["id"],
+            **place_of(data["session_id"], training),
+            reward=data["reward"],
+            reward_parts=data["reward_parts"],
+            stop=data["stop"],
+            failure=f"{failure['kind']}/{failure['boundary']}: {failure['error']}" if failure else None,
+            turns=len(turns),
+            sequences=len(segments),
+            tokens=sum(len(segment["tokens"]) for segment in segments),
+            **_ledger(span for segment in segments for span in segment["spans"]),
+            calls=dict(Counter(name for turn in turns for name in turn["calls"])),
+            tool_errors=_counts(data["info"].get("tool_errors")),
+            bad_calls=sum(bool(turn.get("bad_call") or turn.get("parse_error")) for turn in turns),
+            started=training.get("started"),
+            generate_s=round(sum(turn["generate_s"] for turn in turns), 4),
+            env_s=round(sum(turn["env_s"] for turn in turns), 4),
+            advantage=largest(training.get("advantages")),
+            gap=training.get("gap"),
+            answer=answer_of(data["messages"]),
+        )
+
+    @classmethod
+    def of_trajectory(cls, trajectory: Trajectory, training: Mapping[str, JSON]) -> Self:
+        """The same as `of`, without its JSON. `training` is what the trainer adds under this key."""
+        turns, failure, ledger = trajectory.turns, trajectory.failure, total_ledger(trajectory.segments)
+        return cls(
+            name=trajectory.session_id,
+            task=trajectory.task.id,
+            **place_of(trajectory.session_id, training),
+            reward=trajectory.reward,
+            reward_parts=dict(trajectory.reward_parts),
+            stop=None if trajectory.stop is None else str(trajectory.stop),
+            failure=f"{failure.kind}/{failure.boundary}: {failure.error}" if failure else None,
+            turns=len(turns),
+            sequences=len(trajectory.segments),
+            tokens=sum(segment.length for segment in trajectory.segments),
+            sampled=ledger.sampled,
+            trained=ledger.trained,
+            masked=dict(ledger.masked),
+            observation=ledger.observation,
+            scaffold=ledger.scaffold,
+            calls=dict(Counter(name for turn in turns for name in turn.calls)),
+            tool_errors=_counts(trajectory.info.get("tool_errors")),
+            bad_calls=sum(turn.bad_call is not None for turn in turns),
+            started=training.get("started"),
+            generate_s=round(sum(turn.generate_s for turn in turns), 4),
+            env_s=round(sum(turn.env_s for turn in turns), 4),
+            advantage=largest(training.get("advantages")),
+            gap=training.get("gap"),
+            answer=answer_of(trajectory.messages),
+        )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, JSON]) -> Self:
+        """Read the output of `to_json`. Unknown keys, of a later version, are left out."""
+        return cls(**{name: data[name] for name in cls.__slots__ if name in data})
+
+    def to_json(self) -> dict[str, JSON]:
+        """The fields that differ from their defaults."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) not in (_DEFAULTS[name], {})}
+
+
+_DEFAULTS = {each.name: None if each.default is MISSING else each.default for each in fields(Outline)}
+
+
+def place_of(session_id: str, training: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Step, group and member: from the record, or else from a session id such as `train-000001-0003-005`."""
+    names = ("step", "group", "member")
+    if "group" in training:
+        return {name: training.get(name) for name in names}
+    parts = session_id.removesuffix("-again").split("-")[1:]
+    if len(parts) != len(names) or not all(part.isdecimal() for part in parts):
+        return dict.fromkeys(names)
+    return dict(zip(names, map(int, parts), strict=True))
+
+
+def answer_of(messages: Sequence[Mapping[str, JSON]]) -> str:
+    """The beginning of the last text that the model wrote."""
+    for message in reversed(messages):
+        content = message.get("content")
+        if message.get("role") == "assistant" and isinstance(content, str) and content.strip():
+            return content.strip()[-_ANSWER:]
+    return ""
+
+
+def largest(advantages: Iterable[Iterable[float]] | None) -> float | None:
+    """The advantage of the largest magnitude; None if there is none."""
+    found = [value for of_segment in advantages or () for value in of_segment if value is not None]
+    return max(found, key=abs) if found else None
+
+
+def _ledger(spans: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
+    counts = {"sampled": 0, "trained": 0, "observation": 0, "scaffold": 0}
+    masked: dict[str, int] = {}
+    for span in spans:
+        length = span["stop"] - span["start"]
+        if span["kind"] != "sampled":
+            counts["observation" if span["kind"] == "observation" else "scaffold"] += length
+            continue
+        counts["sampled"] += length
+        if (reason := span.get("masked")) is None:
+            counts["trained"] += length
+        else:
+            masked[reason] = masked.get(reason, 0) + length
+    return {**counts, "masked": masked}
+
+
+def _counts(found: JSON) -> dict[str, int]:
+    """An Env may keep something else under this name."""
+    if not isinstance(found, Mapping):
+        return {}
+    return {str(name): count for name, count in found.items() if isinstance(count, int)}

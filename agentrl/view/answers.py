@@ -1,0 +1,237 @@
+"""The answers to the page's questions, as JSON. All of it runs in one thread, but for `warm`."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+from agentrl.errors import ConfigError
+from agentrl.types import JSON
+from agentrl.view.audit import audit
+from agentrl.view.comparing import differing, ends, held_out
+from agentrl.view.export import export_page
+from agentrl.view.files import EpisodeFile, Indexed, NotKeptError, outlines
+from agentrl.view.model import EpisodeRecord
+from agentrl.view.payload import episode_payload, find_text, group_payload, worst_tokens
+from agentrl.view.query import Listed, Query
+from agentrl.view.sources import Run, Source
+from agentrl.view.texts import TokenTexts, load_texts
+
+_PAGE = 400
+_SECONDS = 1.0
+"""So long a list reads on, before it answers with what it has; asked again, it reads further."""
+_MOST = 50_000
+"""Episodes of a file without an index that a list looks at."""
+_WORST_OF = 24
+"""Episodes whose tokens are compared, those with the largest differences first."""
+_MEMBERS = 16
+
+Given = Mapping[str, str]
+
+
+class PageAnswers:
+    """What the page asks, answered from the sources. PageAnswers raise ConfigError."""
+
+    def __init__(self, sources: Sequence[Source], model: str | None) -> None:
+        self.sources = sources
+        self._model = model
+        self._texts: dict[str | None, TokenTexts | None] = {}
+        self._loading = threading.Lock()
+        self._questions: dict[str, Callable[[Given], JSON]] = {
+            "state": self.state,
+            "list": self.listed,
+            "episode": self.episode,
+            "group": self.group,
+            "worst": self.worst,
+            "find": self.find,
+            "audit": self.audit,
+            "compare": self.compare,
+        }
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._questions)
+
+    def answer(self, name: str, given: Given) -> JSON:
+        return self._questions[name](given)
+
+    def warm(self) -> None:
+        """Load the tokenizers, while the first page is read."""
+        for source in self.sources:
+            self._texts_of(source)
+
+    def _texts_of(self, source: Source) -> TokenTexts | None:
+        """None if the model is not known, or has no tokenizer here: then the page shows ids."""
+        model = self._model or source.model
+        with self._loading:
+            if model not in self._texts:
+                try:
+                    self._texts[model] = None if model is None else load_texts(model)
+                except ConfigError:
+                    self._texts[model] = None
+            return self._texts[model]
+
+    # Questions
+
+    def state(self, given: Given) -> JSON:
+        """All sources. `seen`: the state that the page has; then only whether it changed."""
+        states = [source.state() for source in self.sources]
+        mark = "/".join(f"{state.get('wrote', 0)}:{len(state['files'])}" for state in states)
+        if given.get("seen") == mark:
+            return {"mark": mark, "now": time.time()}
+        return {"mark": mark, "now": time.time(), "sources": states}
+
+    def listed(self, given: Given) -> JSON:
+        """Episodes of a file, or of all (`f` is missing), newest file first: those that the query asks for."""
+        source, query = self._source(given), Query.of(given)
+        offset, limit = _whole(given, "offset", 0), min(_whole(given, "limit", _PAGE), 5_000)
+        names = [given["f"]] if "f" in given else source.listing()[::-1]
+        files = {name: source.file(name) for name in names}
+        totals = {name: file.refresh() for name, file in files.items()}
+        if query.empty and len(names) == 1:
+            file, total = files[names[0]], totals[names[0]]
+            rows = [(names[0], n, file.outline(n)) for n in range(offset, min(offset + limit, total))]
+            return {"total": total, "looked_at": total, "found": total, "rows": rows}
+        with _no_collection():
+            found, looked_at = self._matching(files, query)
+            ordered = query.ordered(found)
+        return {
+            "total": sum(totals.values()),
+            "looked_at": looked_at,
+            "found": len(ordered),
+            "rows": ordered[offset : offset + limit],
+        }
+
+    def _matching(self, files: Mapping[str, EpisodeFile], query: Query) -> tuple[list[Listed], int]:
+        found, looked_at, end, matches = list[Listed](), 0, time.monotonic() + _SECONDS, query.matching()
+        for name, file in files.items():
+            listed = outlines(file, seconds=max(0.0, end - time.monotonic()))
+            for number, outline in islice(listed, None if isinstance(file, Indexed) else _MOST):
+                looked_at += 1
+                if matches(outline):
+                    found.append((name, number, outline))
+        return found, looked_at
+
+    def episode(self, given: Given) -> JSON:
+        source, number = self._source(given), _whole(given, "n", 0)
+        found = self._read(self._file(given), number)
+        return {"number": number, "file": given.get("f"), **episode_payload(found, self._texts_of(source))}
+
+    def group(self, given: Given) -> JSON:
+        """The episodes of one group: `g`, or those whose numbers are in `n`."""
+        file, source = self._file(given), self._source(given)
+        if "n" in given:
+            numbers = [int(n) for n in given["n"].split(",") if n.isdecimal()]
+        else:
+            numbers = [n for n, outline in outlines(file) if str(outline.get("group")) == given.get("g")]
+        kept, left_out = list[tuple[int, EpisodeRecord]](), 0
+        for number in numbers[:_MEMBERS]:
+            try:
+                kept.append((number, self._read(file, number)))
+            except NotKeptError:
+                left_out += 1
+        left_out += max(0, len(numbers) - _MEMBERS)
+        return {**group_payload(kept, self._texts_of(source)), "left_out": left_out}
+
+    def worst(self, given: Given) -> JSON:
+        file, source = self._file(given), self._source(given)
+        listed = [(outline.get("gap"), n) for n, outline in outlines(file, seconds=_SECONDS)]
+        largest = sorted(((gap, n) for gap, n in listed if gap is not None), reverse=True)[:_WORST_OF]
+        read = list(self._kept(file, [n for _, n in largest]))
+        return {
+            "tokens": worst_tokens(read, self._texts_of(source)),
+            "episodes": len(read),
+            "told": len([gap for gap, _ in listed if gap is not None]),
+        }
+
+    def find(self, given: Given) -> JSON:
+        found = self._read(self._file(given), _whole(given, "n", 0))
+        return {"places": find_text(found, self._texts_of(self._source(given)), given.get("q", ""))}
+
+    def audit(self, given: Given) -> JSON:
+        source = self._source(given)
+        texts = self._texts_of(source)
+        reports = []
+        for name in [given["f"]] if "f" in given else source.listing():
+            file = source.file(name)
+            episodes = ((f"#{n}", episode) for n, episode in self._kept(file, range(file.refresh())))
+            reports.append(audit(name, episodes, texts.decode if texts is not None else None).to_json())
+        return {"reports": reports}
+
+    def compare(self, given: Given) -> JSON:
+        runs = [source for source in self.sources if isinstance(source, Run)]
+        if len(runs) < 2:
+            raise ConfigError("two runs are compared; start agentrl view RUN RUN")
+        return {
+            "runs": [run.name for run in runs],
+            "places": [self.sources.index(run) for run in runs],
+            "config": differing([run.config for run in runs]),
+            "held_out": [{name: score.to_json() for name, score in held_out(run).items()} for run in runs],
+            "ends": [{name: ends(run.metrics(), name) for name in _ENDS} for run in runs],
+            "shared": self._shared(runs),
+        }
+
+    def _shared(self, runs: Sequence[Run]) -> JSON:
+        """The held-out tasks that several runs have played last, with each run's reward and where it is."""
+        tasks: dict[str, list[JSON]] = {}
+        for at, run in enumerate(runs):
+            names = [name for name in run.listing() if name.startswith("eval_")]
+            name = "eval_final" if "eval_final" in names else names[-1] if names else None
+            for number, outline in outlines(run.file(name)) if name else ():
+                task = str(outline.get("task"))
+                tasks.setdefault(task, [None] * len(runs))[at] = [name, number, outline.get("reward")]
+        return [[task, *found] for task, found in tasks.items() if all(found)][:_PAGE]
+
+    def export(self, given: Given, static: Mapping[str, tuple[bytes, str]]) -> tuple[str, str]:
+        """The file's name and the page of one episode."""
+        return f"{given.get('f', 'episode')}-{_whole(given, 'n', 0)}.html", export_page(self.episode(given), static)
+
+    # Finding
+
+    def _source(self, given: Given) -> Source:
+        number = _whole(given, "s", 0)
+        if not 0 <= number < len(self.sources):
+            raise ConfigError(f"there are {len(self.sources)} sources, counted from 0")
+        return self.sources[number]
+
+    def _file(self, given: Given) -> EpisodeFile:
+        return self._source(given).file(given.get("f", ""))
+
+    @staticmethod
+    def _read(file: EpisodeFile, number: int) -> EpisodeRecord:
+        if not 0 <= number < file.refresh():
+            raise ConfigError(f"{file.path.name} has no episode {number}")
+        return file.episode(number)
+
+    def _kept(self, file: EpisodeFile, numbers: Sequence[int]) -> Iterator[tuple[int, EpisodeRecord]]:
+        for number in numbers:
+            try:
+                yield number, self._read(file, number)
+            except NotKeptError:
+                continue
+
+
+_ENDS = ("reward_mean", "response_length_mean", "turns_mean", "zero_advantage_groups", "logprob_diff_mean", "seconds")
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the garbage collector, which walks all outlines again and again while a long list grows."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def _whole(given: Given, name: str, default: int) -> int:
+    value = given.get(name, "")
+    if value and not value.isdecimal():
+        raise ConfigError(f"{name}={value!r} is not a number")
+    return int(value) if value else default

@@ -1,0 +1,215 @@
+"""Are sampled tokens lost on their way into training? A count of every one, for the records of any framework.
+
+What a record does not tell is "not told", and never counts as fine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+
+from agentrl.types import JSON
+from agentrl.view.model import NOT_TOLD, EpisodeRecord, Severity, TokenProblem, TokenSequence
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(slots=True)
+class AuditFinding:
+    """Problems of one kind."""
+
+    kind: str
+    severity: Severity
+    first: str
+    """Where the first one is."""
+    detail: str
+    count: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """The account of one file."""
+
+    name: str
+    formats: list[str] = field(default_factory=list)
+    episodes: int = 0
+    without_tokens: int = 0
+    sequences: int = 0
+    sampled: int = 0
+    trained: int = 0
+    masked: dict[str, int] = field(default_factory=dict)
+    untold: int = 0
+    """Sampled tokens of which the file does not say whether they are trained."""
+    conversations: int = 0
+    """Linear ones, which could be one sample each."""
+    split: int = 0
+    """Those that are more than one sample."""
+    findings: list[AuditFinding] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """1: something is lost. 3: nothing is, as far as the file tells, but it does not tell all. Else 0."""
+        severities = {finding.severity for finding in self.findings}
+        return 1 if "lost" in severities else 3 if "not told" in severities else 0
+
+    def to_json(self) -> dict[str, JSON]:
+        return {**asdict(self), "exit_code": self.exit_code}
+
+    def add(self, problem: TokenProblem, where: str) -> None:
+        for finding in self.findings:
+            if (finding.kind, finding.severity) == (problem.kind, problem.severity):
+                break
+        else:
+            finding = AuditFinding(problem.kind, problem.severity, where, problem.detail)
+            self.findings.append(finding)
+        finding.count += 1
+        finding.tokens += problem.tokens
+
+
+def audit(name: str, episodes: Iterable[tuple[str, EpisodeRecord]], decode: Decode | None = None) -> AuditReport:
+    """Audit the episodes of one file; each comes with its place. `decode` tells re-encoded text from other text."""
+    report = AuditReport(name)
+    siblings: dict[str, list[tuple[str, EpisodeRecord]]] = {}
+    for where, episode in episodes:
+        if episode.format not in report.formats:
+            report.formats.append(episode.format)
+        _count(report, episode)
+        for problem in _problems(episode, decode):
+            report.add(problem, where)
+        if episode.linked:
+            siblings.setdefault(episode.linked, []).append((where, episode))
+    for group in siblings.values():
+        for problem in _of_siblings([episode for _, episode in group], decode):
+            report.add(problem, group[0][0])
+        report.split += len(group) > 1
+        report.conversations += 1
+    report.findings.sort(key=lambda finding: ("lost", "not told", "note").index(finding.severity))
+    return report
+
+
+def _count(report: AuditReport, episode: EpisodeRecord) -> None:
+    report.episodes += 1
+    report.without_tokens += not episode.sequences
+    report.sequences += len(episode.sequences)
+    for sequence in episode.sequences:
+        report.sampled += sequence.sampled
+        report.trained += sequence.trained
+        report.untold += sequence.untold
+        for reason, tokens in sequence.masked.items():
+            report.masked[reason] = report.masked.get(reason, 0) + tokens
+    if episode.linear and episode.sequences:
+        report.conversations += 1
+        report.split += len(episode.sequences) > 1
+
+
+def _problems(episode: EpisodeRecord, decode: Decode | None) -> Iterator[TokenProblem]:
+    yield from episode.problems
+    if not episode.sequences:
+        yield TokenProblem(
+            "no tokens", "text alone: which tokens were sampled and trained is not in it", severity="not told"
+        )
+        return
+    for sequence in episode.sequences:
+        yield from sequence.problems
+        yield from _untold(sequence)
+    yield from _missing(episode)
+    if episode.linear and len(episode.sequences) > 1:
+        known = any(problem.kind == "encoded again" for problem in episode.problems)
+        for before, after in pairwise(episode.sequences):
+            if not known and episode.format != "agentrl":
+                yield from _break(before, after, decode)
+        if episode.format == "agentrl":
+            yield TokenProblem("several sequences", "thoughts were stripped; each token is in one", severity="note")
+
+
+def _untold(sequence: TokenSequence) -> Iterator[TokenProblem]:
+    if tokens := sequence.masked.get(NOT_TOLD, 0):
+        yield TokenProblem("masked, reason not told", "loss_mask is 0 at sampled tokens", tokens, "not told")
+    if tokens := sequence.untold:
+        yield TokenProblem("training not told", "whether these tokens are trained is not recorded", tokens, "not told")
+    trained = [run for run in sequence.runs if run.author == "model" and run.trained is not False]
+    if not trained:
+        return
+    if sequence.engine is None:
+        tokens = sum(run.length for run in trained)
+        yield TokenProblem("no log-probs", "sampled tokens without the engine's log-probs", tokens, "not told")
+        return
+    bare = sum(value != value for run in trained for value in sequence.engine[run.start : run.stop])
+    if bare:
+        yield TokenProblem("no log-prob", "trained tokens without the engine's log-prob", bare)
+
+
+def _missing(episode: EpisodeRecord) -> Iterator[TokenProblem]:
+    """Tokens that the engine returned, by the record's own count, and no sequence holds."""
+    if episode.format != "agentrl":
+        return
+    held: dict[int, int] = {}
+    for sequence in episode.sequences:
+        for run in sequence.runs:
+            if run.author == "model":
+                held[run.turn] = held.get(run.turn, 0) + run.length
+    for number, turn in enumerate(episode.turns):
+        if turn.sampled is not None and held.get(number, 0) < turn.sampled:
+            lost = turn.sampled - held.get(number, 0)
+            yield TokenProblem("sampled, in no sequence", f"turn {number}: {lost} of {turn.sampled} tokens", lost)
+
+
+def _break(before: TokenSequence, after: TokenSequence, decode: Decode | None) -> Iterator[TokenProblem]:
+    """Why a conversation did not stay one sequence."""
+    shared = common(before.ids, after.ids)
+    lost = sum(max(0, run.stop - max(run.start, shared)) for run in before.runs if run.author == "model")
+    if not lost:
+        yield TokenProblem("begins anew", f"another prompt from token {shared} on", severity="note")
+    elif decode is None:
+        detail = f"the next prompt differs from token {shared} on: encoded again or rewritten? Give --model"
+        yield TokenProblem("several samples", detail, lost, "not told")
+    elif decode(after.ids).startswith(decode(before.ids)):
+        yield TokenProblem("encoded again", f"the same text in other tokens from token {shared} on", lost)
+    else:
+        yield TokenProblem("rewritten", f"the history was changed from token {shared} on", lost, "note")
+
+
+def _of_siblings(samples: Sequence[EpisodeRecord], decode: Decode | None) -> Iterator[TokenProblem]:
+    """Samples of one rollout: none may be missing, no token may be trained twice or come back encoded again."""
+    about = [(episode.facts.get("metadata") or {}).get("agentrl") or {} for episode in samples]
+    expected = max((found.get("segments", 0) for found in about), default=0)
+    if expected > len(samples):
+        yield TokenProblem("sample missing", f"{len(samples)} of the {expected} samples of {samples[0].linked}")
+    for before, after in pairwise(samples):
+        one, other = before.sequences[0], after.sequences[0]
+        shared = common(one.ids, other.ids)
+        twice = _trained_in(one, shared) & _trained_in(other, shared)
+        if twice:
+            yield TokenProblem("trained twice", f"two samples of {before.linked} train the same tokens", len(twice))
+        if shared < len(one.ids) and not twice and not any(about):
+            yield from _same_text(before, after) or _break(one, other, decode)
+
+
+def _same_text(before: EpisodeRecord, after: EpisodeRecord) -> list[TokenProblem]:
+    """slime keeps the text of a sample: the same text in other tokens was encoded again."""
+    text, longer = before.facts.get("text"), after.facts.get("text")
+    if not text or not longer or not longer.startswith(text):
+        return []
+    shared = common(before.sequences[0].ids, after.sequences[0].ids)
+    runs = before.sequences[0].runs
+    lost = sum(max(0, run.stop - max(run.start, shared)) for run in runs if run.author == "model")
+    return [TokenProblem("encoded again", f"the same text in other tokens from token {shared} on", lost)]
+
+
+def _trained_in(sequence: TokenSequence, end: int) -> set[int]:
+    return {i for run in sequence.runs if run.trained for i in range(run.start, min(run.stop, end))}
+
+
+def common(one: array[int], other: array[int]) -> int:
+    """The length of the common beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

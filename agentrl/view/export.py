@@ -1,0 +1,56 @@
+"""One episode as one HTML file: the same page, with script, style and data inside. It loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+
+from agentrl.types import JSON
+
+CSP = "default-src 'none'; sandbox"
+"""Of the response that carries the file: as an attachment nothing in it runs."""
+_IMPORT = re.compile(r"^import (\{[^}]*\}|\* as \w+) from \"\./([\w.]+)\";\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|class|let) )", re.MULTILINE)
+ENTRY = "exported.js"
+
+
+def export_page(data: JSON, static: Mapping[str, tuple[bytes, str]]) -> str:
+    """The page. The policy inside it allows this script and this style, by their hashes, and nothing else."""
+    script = bundle(ENTRY, static)
+    style = static["style.css"][0].decode()
+    policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
+    held = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        held = held.replace(character, f"\\u{ord(character):04x}")
+    return (
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        "<meta name=viewport content='width=device-width'><title>agentrl: one episode</title>"
+        f"<style>{style}</style></head><body><main id=main></main>"
+        f'<script type="application/json" id=data>{held}</script>'
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def bundle(entry: str, static: Mapping[str, tuple[bytes, str]]) -> str:
+    """The modules that `entry` imports as one script. Names of exports are unique among the page's modules."""
+    parts, begun = list[str](), set[str]()
+
+    def add(name: str) -> None:
+        if name in begun:
+            return
+        begun.add(name)
+        source = static[name][0].decode()
+        for found in _IMPORT.finditer(source):
+            add(found[2])
+        parts.append(_EXPORT.sub("", _IMPORT.sub("", source)))
+
+    add(entry)
+    return "(() => {\n" + "\n".join(parts) + "})();"
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

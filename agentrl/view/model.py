@@ -1,0 +1,202 @@
+"""What every input is read into: an episode, its token sequences, and who wrote which token.
+
+A format that does not say something leaves it None: "not told" is never shown as "fine".
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from agentrl.trajectory.outline import Outline
+from agentrl.types import JSON
+
+Author: TypeAlias = Literal["model", "env", "template", "prompt", "unknown"]
+"""`prompt` is everything before the first sampled token; `unknown` is not sampled, by the environment or the template.
+"""
+
+NOT_TOLD = "not told"
+"""The reason of sampled tokens that are not trained, in a format that gives none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """`ids[start:stop]` of a sequence: neighbours with one author and one fate."""
+
+    start: int
+    stop: int
+    author: Author
+    turn: int = -1
+    trained: bool | None = False
+    """None: the format does not tell."""
+    reason: str | None = None
+    """Why sampled tokens are not trained."""
+    version: str | None = None
+    """The weights that sampled them."""
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of an episode whose format holds no tokens."""
+
+    author: Author
+    text: str
+    turn: int = -1
+    trained: bool | None = None
+
+
+Severity: TypeAlias = Literal["lost", "not told", "note"]
+"""`lost`: tokens are certainly lost or wrong. `note`: worth knowing, and in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenProblem:
+    """Something that an audit reports."""
+
+    kind: str
+    detail: str
+    tokens: int = 0
+    severity: Severity = "lost"
+
+
+@dataclass(slots=True)
+class TokenSequence:
+    """One sequence that is trained as a unit. The runs partition it. Columns have one value a token, NaN for none."""
+
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    runs: list[TokenRun] = field(default_factory=list)
+    prompt_length: int = 0
+    engine: array[float] | None = None
+    """Log-probs when the tokens were sampled."""
+    trainer: array[float] | None = None
+    """Log-probs under the trainer's weights, before the update."""
+    advantages: array[float] | None = None
+    name: str = ""
+    problems: list[TokenProblem] = field(default_factory=list)
+    """What the reader found wrong."""
+
+    def counted(self, author: Author) -> int:
+        return sum(run.length for run in self.runs if run.author == author)
+
+    @property
+    def sampled(self) -> int:
+        return self.counted("model")
+
+    @property
+    def trained(self) -> int:
+        return sum(run.length for run in self.runs if run.trained)
+
+    @property
+    def untold(self) -> int:
+        """Sampled tokens of which the format does not say whether they are trained."""
+        return sum(run.length for run in self.runs if run.author == "model" and run.trained is None)
+
+    @property
+    def masked(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for run in self.runs:
+            if run.author == "model" and run.trained is False:
+                reason = run.reason or NOT_TOLD
+                found[reason] = found.get(reason, 0) + run.length
+        return found
+
+    def gap(self) -> float | None:
+        """The largest difference between engine and trainer."""
+        if self.engine is None or self.trainer is None:
+            return None
+        pairs = zip(self.engine, self.trainer, strict=True)
+        found = [abs(one - other) for one, other in pairs if one == one and other == other]
+        return max(found, default=None)
+
+
+@dataclass(slots=True)
+class TurnFacts:
+    """What is known of a turn besides its tokens."""
+
+    finish: str | None = None
+    calls: Sequence[str] = ()
+    bad_call: str | None = None
+    reward: float | None = None
+    generate_s: float | None = None
+    env_s: float | None = None
+    sampled: int | None = None
+
+
+@dataclass(slots=True)
+class EpisodeRecord:
+    """One episode, whatever program recorded it."""
+
+    outline: Outline
+    format: str
+    sequences: list[TokenSequence] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
+    """In place of tokens, for a format without them."""
+    turns: list[TurnFacts] = field(default_factory=list)
+    messages: Sequence[Mapping[str, JSON]] = ()
+    facts: Mapping[str, JSON] = field(default_factory=dict)
+    """Other things that the format holds, such as the label, `info` and the failure's traceback."""
+    session: Mapping[str, JSON] | None = None
+    linear: bool | None = None
+    """Whether it is one conversation that only grows, so that it should be one sequence. None: not told."""
+    problems: list[TokenProblem] = field(default_factory=list)
+    linked: str | None = None
+    """Names what episodes are parts of: slime writes a sample for each segment."""
+
+
+def count(outline: Outline, sequences: Sequence[TokenSequence]) -> Outline:
+    """The outline with the ledger of the sequences."""
+    masked: dict[str, int] = {}
+    for sequence in sequences:
+        for reason, tokens in sequence.masked.items():
+            masked[reason] = masked.get(reason, 0) + tokens
+    outline.sequences, outline.masked = len(sequences), masked
+    outline.tokens = sum(len(sequence.ids) for sequence in sequences)
+    outline.sampled = sum(sequence.sampled for sequence in sequences)
+    outline.trained = sum(sequence.trained for sequence in sequences)
+    outline.observation = sum(sequence.counted("env") for sequence in sequences)
+    outline.scaffold = sum(sequence.counted("template") for sequence in sequences)
+    gaps = [gap for sequence in sequences if (gap := sequence.gap()) is not None]
+    outline.gap = max(gaps, default=None)
+    return outline
+
+
+def column(length: int) -> array[float]:
+    """A column without values."""
+    return array("f", [math.nan]) * length
+
+
+def fill(target: array[float], runs: Iterable[TokenRun], values: Sequence[float]) -> bool:
+    """Spread the values of sampled tokens, in order, over their places. Return False if their numbers differ."""
+    sampled = [run for run in runs if run.author == "model"]
+    if sum(run.length for run in sampled) != len(values):
+        return False
+    at, given = 0, array("f", values)
+    for run in sampled:
+        target[run.start : run.stop] = given[at : at + run.length]
+        at += run.length
+    return True
+
+
+def merged(runs: Iterable[TokenRun]) -> list[TokenRun]:
+    """The runs with equal neighbours joined, and empty ones left out."""
+    found: list[TokenRun] = []
+    for run in runs:
+        if run.start == run.stop:
+            continue
+        last = found[-1] if found else None
+        if last and _fate(last) == _fate(run):
+            found[-1] = TokenRun(last.start, run.stop, *_fate(run))
+        else:
+            found.append(run)
+    return found
+
+
+def _fate(run: TokenRun) -> tuple[Author, int, bool | None, str | None, str | None]:
+    return run.author, run.turn, run.trained, run.reason, run.version

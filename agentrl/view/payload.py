@@ -1,0 +1,185 @@
+"""Episodes as the page reads them: columns and runs, never an object for each token."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+
+from agentrl._util.texts import texts_in
+from agentrl.types import JSON
+from agentrl.view.model import EpisodeRecord, TokenRun, TokenSequence
+from agentrl.view.reasons import NOT_SAMPLED, REASONS
+from agentrl.view.texts import TokenTexts, numbered
+
+_TURN = 4_000
+"""Characters of a turn beside other turns."""
+_FOUND = 1_000
+"""Places of a searched text."""
+
+
+def episode_payload(episode: EpisodeRecord, texts: TokenTexts | None) -> dict[str, JSON]:
+    """Everything about an episode. Arrays are base64, little-endian."""
+    used = {reason for sequence in episode.sequences for reason in sequence.masked}
+    unread = episode.facts.get("unread") or 0
+    return {
+        "format": episode.format,
+        "outline": episode.outline.to_json(),
+        "decoded": texts is not None,
+        "sequences": [_sequence(sequence, texts) for sequence in episode.sequences],
+        "texts": [[text.author, text.text, text.turn, text.trained] for text in episode.texts],
+        "turns": [asdict(turn) for turn in episode.turns],
+        "unread": [
+            f"{message.get('role')}: {''.join(texts_in(message.get('content')))}"
+            for message in episode.messages[len(episode.messages) - unread :]
+        ],
+        "facts": {name: value for name, value in episode.facts.items() if name in _SHOWN and value},
+        "session": _session(episode.session),
+        "reasons": {reason: list(REASONS[reason]) for reason in used if reason in REASONS},
+        "not_sampled": NOT_SAMPLED,
+        "problems": [asdict(p) for p in episode.problems + [p for each in episode.sequences for p in each.problems]],
+    }
+
+
+_SHOWN = ("task", "info", "failure", "label", "reward", "status", "agent", "notes", "errors")
+
+
+def _sequence(sequence: TokenSequence, texts: TokenTexts | None) -> dict[str, JSON]:
+    ids = sequence.ids.tolist()
+    pieces = texts.pieces(ids) if texts is not None else numbered(ids)
+    words: dict[str, int] = {}
+    index = array("I", (words.setdefault(piece, len(words)) for piece in pieces))
+    return {
+        "name": sequence.name,
+        "length": len(ids),
+        "prompt_length": sequence.prompt_length,
+        "ids": _packed(sequence.ids),
+        "words": list(words),
+        "index": _packed(index),
+        "runs": [[r.start, r.stop, r.author, r.turn, r.trained, r.reason, r.version] for r in sequence.runs],
+        "engine": _packed(sequence.engine),
+        "trainer": _packed(sequence.trainer),
+        "advantages": _packed(sequence.advantages),
+        "gap": sequence.gap(),
+    }
+
+
+def _packed(column: array[int] | array[float] | None) -> str | None:
+    return None if column is None else base64.b64encode(column.tobytes()).decode("ascii")
+
+
+def _session(session: Mapping[str, JSON] | None) -> JSON:
+    """The tree, without the requests' bodies."""
+    if session is None:
+        return None
+    refused = [line for line in session.get("requests", ()) if line.get("event") == "refused"]
+    return {"nodes": session.get("nodes", []), "audits": session.get("audits", []), "refused": refused}
+
+
+def group_payload(episodes: Sequence[tuple[int, EpisodeRecord]], texts: TokenTexts | None) -> dict[str, JSON]:
+    """Episodes beside each other by turn, and the first turn at which they part."""
+    columns = [_turns(episode, texts) for _, episode in episodes]
+    said = [[turn["said"] for turn in column] for column in columns]
+    parted = next((i for i, turns in enumerate(zip_longest(*said)) if len(set(turns)) > 1), None)
+    return {
+        "parted": parted if len(episodes) > 1 else None,
+        "members": [
+            {"number": number, "outline": episode.outline.to_json(), "turns": column}
+            for (number, episode), column in zip(episodes, columns, strict=True)
+        ],
+    }
+
+
+def _turns(episode: EpisodeRecord, texts: TokenTexts | None) -> list[dict[str, JSON]]:
+    """What the model said in each turn, and what it read after it."""
+    found: dict[int, dict[str, JSON]] = {}
+    for author, turn, text, reason in _pieces(episode, texts):
+        if turn < 0:
+            continue
+        entry = found.setdefault(turn, {"said": "", "read": "", "reason": None})
+        part = "said" if author == "model" else "read" if author in ("env", "unknown") else None
+        if part is not None and len(entry[part]) < _TURN:
+            entry[part] += text[: _TURN - len(entry[part])]
+        entry["reason"] = entry["reason"] or reason
+    return [found[turn] for turn in sorted(found)]
+
+
+def _pieces(episode: EpisodeRecord, texts: TokenTexts | None) -> Iterator[tuple[str, int, str, str | None]]:
+    for text in episode.texts if not episode.sequences else ():
+        yield text.author, text.turn, text.text, None
+    for sequence in episode.sequences:
+        for run in sequence.runs:
+            if run.author in ("model", "env", "unknown"):
+                ids = sequence.ids[run.start : run.stop].tolist()
+                yield run.author, run.turn, texts.decode(ids) if texts else "".join(numbered(ids)), run.reason
+
+
+def worst_tokens(
+    episodes: Sequence[tuple[int, EpisodeRecord]], texts: TokenTexts | None, count: int = 50
+) -> list[dict[str, JSON]]:
+    """The tokens at which engine and trainer differ most."""
+    found = [
+        (abs(engine - trainer), number, at, token, engine, trainer, run)
+        for number, episode in episodes
+        for at, sequence in enumerate(episode.sequences)
+        if sequence.engine is not None and sequence.trainer is not None
+        for run in sequence.runs
+        if run.author == "model"
+        for token in range(run.start, run.stop)
+        if (engine := sequence.engine[token]) == engine and (trainer := sequence.trainer[token]) == trainer
+    ]
+    found.sort(key=lambda each: -each[0])
+    by_number = dict(episodes)
+    return [
+        {
+            "episode": number,
+            "sequence": at,
+            "token": token,
+            "gap": gap,
+            "engine": engine,
+            "trainer": trainer,
+            "turn": run.turn,
+            "trained": run.trained,
+            "reason": run.reason,
+            **_around(by_number[number].sequences[at], token, run, texts),
+        }
+        for gap, number, at, token, engine, trainer, run in found[:count]
+    ]
+
+
+def _around(sequence: TokenSequence, token: int, run: TokenRun, texts: TokenTexts | None) -> dict[str, JSON]:
+    start, stop = max(run.start, token - 8), min(run.stop, token + 9)
+    ids = sequence.ids[start:stop].tolist()
+    pieces = texts.pieces(ids) if texts is not None else numbered(ids)
+    at = token - start
+    return {
+        "before": "".join(pieces[:at]),
+        "text": pieces[at],
+        "after": "".join(pieces[at + 1 :]),
+        "id": sequence.ids[token],
+    }
+
+
+def find_text(episode: EpisodeRecord, texts: TokenTexts | None, sought: str) -> list[list[int]]:
+    """Where a text is: sequence, first token and the one after the last. Case makes no difference."""
+    found, sought = list[list[int]](), sought.casefold()
+    for number, sequence in enumerate(episode.sequences if sought else ()):
+        ids = sequence.ids.tolist()
+        pieces = texts.pieces(ids) if texts is not None else numbered(ids)
+        starts, at = list[int](), 0
+        for piece in pieces:
+            starts.append(at)
+            at += len(piece.casefold())
+        text, place = "".join(pieces).casefold(), 0
+        token = 0
+        while (place := text.find(sought, place)) >= 0 and len(found) < _FOUND:
+            while token + 1 < len(starts) and starts[token + 1] <= place:
+                token += 1
+            stop = token + 1
+            while stop < len(starts) and starts[stop] < place + len(sought):
+                stop += 1
+            found.append([number, token, stop])
+            place += len(sought)
+    return found

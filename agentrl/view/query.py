@@ -1,0 +1,149 @@
+"""Which episodes of a list, and in which order: for `agentrl show --list` and for the page."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Self, TypeAlias
+
+from agentrl.errors import ConfigError, did_you_mean
+from agentrl.trajectory.outline import Outline
+from agentrl.types import JSON
+
+Listed: TypeAlias = tuple[str, int, Mapping[str, JSON]]
+"""The name of the file, the episode's number in it, and its outline."""
+
+_COMPARED: Mapping[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "=": operator.eq,
+    "": operator.eq,
+}
+SORTED_BY = (
+    "reward",
+    "tokens",
+    "turns",
+    "sampled",
+    "trained",
+    "masked",
+    "calls",
+    "errors",
+    "seconds",
+    "gap",
+    "advantage",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """All of it must hold. An empty value asks for nothing."""
+
+    stop: str = ""
+    reason: str = ""
+    """A reason of masked tokens; `any` for every masked one."""
+    reward: str = ""
+    """A number, with <, <=, > or >= before it; or `none`."""
+    tool: str = ""
+    """A tool that was called, or that failed: as `tool:Type`."""
+    text: str = ""
+    """Part of the task's name, the episode's name or the answer."""
+    group: str = ""
+    sort: str = ""
+    """A figure; with a minus before it, the largest first."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Self:
+        """From the parameters of a request; others are left out. Raises ConfigError."""
+        query = cls(**{own.name: given[own.name] for own in fields(cls) if given.get(own.name)})
+        query.check()
+        return query
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        if self.reward not in ("", "none") and not _REWARD.fullmatch(self.reward):
+            raise ConfigError(f"reward {self.reward!r}: give a number such as 0.5, a bound such as '<0.5', or none")
+        if (name := self.sort.removeprefix("-")) and name not in SORTED_BY:
+            raise ConfigError(f"sort {name!r} is no figure of an episode{did_you_mean(name, SORTED_BY)}")
+
+    @property
+    def empty(self) -> bool:
+        return self == type(self)()
+
+    def matches(self, outline: Mapping[str, JSON]) -> bool:
+        return self.matching()(outline)
+
+    def matching(self) -> Callable[[Mapping[str, JSON]], bool]:
+        """`matches`, for many outlines: only what is asked for is looked at."""
+        asked = [holds for name, holds in _CONDITIONS if getattr(self, name)]
+        return lambda outline: all(holds(self, outline) for holds in asked)
+
+    def ordered(self, found: Iterable[Listed]) -> list[Listed]:
+        """Episodes without the figure come last."""
+        listed = list(found)
+        if not self.sort:
+            return listed
+        name, largest_first = self.sort.removeprefix("-"), self.sort.startswith("-")
+        with_value = [each for each in listed if figure(each[2], name) is not None]
+        with_value.sort(key=lambda each: figure(each[2], name) or 0.0, reverse=largest_first)
+        return with_value + [each for each in listed if figure(each[2], name) is None]
+
+
+_REWARD = re.compile(r"(<=|>=|<|>|=|)\s*(-?\d+(?:\.\d+)?)")
+
+
+def figure(outline: Mapping[str, JSON], name: str) -> float | None:
+    """A figure that lists are sorted by."""
+    if name == "seconds":
+        return float(outline.get("generate_s", 0.0) + outline.get("env_s", 0.0))
+    if name == "errors":
+        return float(sum(outline.get("tool_errors", {}).values()) + outline.get("bad_calls", 0))
+    value = outline.get(name, _ZERO.get(name))
+    return float(sum(value.values())) if isinstance(value, Mapping) else None if value is None else float(value)
+
+
+_ZERO: Mapping[str, JSON] = {
+    own.name: {} if own.name in ("masked", "calls") else 0
+    for own in fields(Outline)
+    if own.name in ("tokens", "turns", "sampled", "trained", "masked", "calls")
+}
+
+
+def _masked_for(outline: Mapping[str, JSON], reason: str) -> bool:
+    masked = outline.get("masked", {})
+    return bool(masked) if reason == "any" else reason in masked
+
+
+def _rewarded(reward: float | None, asked: str) -> bool:
+    bound = _bound(asked)
+    if bound is None or reward is None:
+        return bound is None and reward is None
+    return bound[0](reward, bound[1])
+
+
+@cache
+def _bound(asked: str) -> tuple[Callable[[float, float], bool], float] | None:
+    """A comparison and a number; None for `none`."""
+    found = _REWARD.fullmatch(asked)
+    return None if found is None else (_COMPARED[found[1]], float(found[2]))
+
+
+def _mentions(outline: Mapping[str, JSON], text: str) -> bool:
+    return any(text in str(outline.get(name, "")).casefold() for name in ("task", "name", "answer", "failure"))
+
+
+_CONDITIONS: Sequence[tuple[str, Callable[[Query, Mapping[str, JSON]], bool]]] = (
+    ("stop", lambda query, outline: outline.get("stop") == query.stop),
+    ("reason", lambda query, outline: _masked_for(outline, query.reason)),
+    ("reward", lambda query, outline: _rewarded(outline.get("reward"), query.reward)),
+    (
+        "tool",
+        lambda query, outline: query.tool in outline.get("calls", {}) or query.tool in outline.get("tool_errors", {}),
+    ),
+    ("group", lambda query, outline: str(outline.get("group")) == query.group),
+    ("text", lambda query, outline: _mentions(outline, query.text.casefold())),
+)

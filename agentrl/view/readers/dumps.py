@@ -1,0 +1,201 @@
+"""Reads slime's dumps: `--save-debug-rollout-data` writes `{"rollout_id", "samples"}` with `torch.save`.
+
+A pickle can run any code when it is read. So torch reads it with `weights_only`, which takes plain values and tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+from agentrl.trajectory.outline import Outline, answer_of
+from agentrl.types import JSON
+from agentrl.view.model import (
+    NOT_TOLD,
+    Author,
+    EpisodeRecord,
+    TokenProblem,
+    TokenRun,
+    TokenSequence,
+    column,
+    count,
+    merged,
+)
+
+_AUTHORS: Mapping[str, Author] = {"sampled": "model", "observation": "env", "close": "template", "prompt": "template"}
+_BRIDGED = 4
+"""A log-prob of exactly 0 inside a masked turn: so many neighbours still count as sampled."""
+
+
+def load(path: Path) -> list[dict[str, JSON]]:
+    """The samples of a dump. Raises ConfigError for a file that torch cannot read, or that holds other objects."""
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"{path}: torch reads slime's dumps; pip install torch") from exc
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as exc:  # torch raises anything for a damaged or hostile file
+        raise ConfigError(
+            f"{path}: not a dump of plain values and tensors, and nothing else is unpickled "
+            f"({' '.join(str(exc).split()):.120}); dump it again with --save-debug-rollout-data"
+        ) from exc
+    samples = found.get("samples") if isinstance(found, dict) else None
+    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
+        raise ConfigError(f'{path}: a dump has "samples"; this has none. Give a file of --save-debug-rollout-data')
+    return [{**sample, "_rollout": found.get("rollout_id")} for sample in samples]
+
+
+def read(sample: Mapping[str, JSON]) -> EpisodeRecord:
+    """One sample. Raises KeyError, TypeError or ValueError if it is none."""
+    about = (sample.get("metadata") or {}).get("agentrl") or {}
+    sequence = _sequence(sample, about)
+    outline = Outline(
+        name=str(sample.get("session_id") or about.get("session_id") or f"sample {sample.get('index')}"),
+        task=str(sample.get("group_index", "")),
+        step=_whole(sample.get("_rollout")),
+        group=_whole(sample.get("group_index")),
+        member=_whole(sample.get("index")),
+        reward=_reward(sample.get("reward")),
+        reward_parts=about.get("reward_parts") or {},
+        stop=about.get("stop") or sample.get("status"),
+        failure=_failure(about.get("failure")),
+        turns=about.get("turns", len({run.turn for run in sequence.runs if run.author == "model"})),
+        bad_calls=about.get("bad_calls", 0),
+        tool_errors=(about.get("info") or {}).get("tool_errors") or {},
+        calls={"(all tools)": calls} if (calls := about.get("tool_calls", 0)) else {},
+        env_s=float(sample.get("non_generation_time") or 0.0),
+        answer=answer_of([{"role": "assistant", "content": sample.get("response") or ""}]),
+    )
+    prompt = sample.get("prompt")
+    return EpisodeRecord(
+        count(outline, [sequence]),
+        "slime dump",
+        [sequence],
+        messages=prompt if isinstance(prompt, list) else (),
+        facts={
+            **{name: sample[name] for name in ("label", "status", "reward", "metadata") if sample.get(name)},
+            "text": f"{prompt}{sample.get('response') or ''}" if isinstance(prompt, str) else None,
+        },
+        linear=None,
+        linked=None if sample.get("rollout_id") is None else f"rollout {sample['rollout_id']}",
+    )
+
+
+def _sequence(sample: Mapping[str, JSON], about: Mapping[str, JSON]) -> TokenSequence:
+    tokens, length = sample["tokens"], int(sample["response_length"] or 0)
+    ids = array("i", _plain(tokens))
+    sequence = TokenSequence(ids, prompt_length=max(len(ids) - length, 0))
+    if length > len(ids):
+        sequence.problems.append(
+            TokenProblem("broken", f"response_length {length} of {len(ids)} tokens", length - len(ids))
+        )
+        length = len(ids)
+    mask, log_probs = _plain(sample.get("loss_mask")), _plain(sample.get("rollout_log_probs"))
+    for name, values in (("loss_mask", mask), ("rollout_log_probs", log_probs)):
+        if values and len(values) != length:
+            sequence.problems.append(
+                TokenProblem("broken", f"{len(values)} values of {name} for {length} tokens", length)
+            )
+    mask = mask if len(mask) == length else [1] * length  # slime's own default
+    log_probs = log_probs if len(log_probs) == length else []
+    at = sequence.prompt_length
+    given = about.get("spans")
+    response = list(_told(given, mask, sequence) if given else _guessed(mask, log_probs))
+    removed = "removed" if sample.get("remove_sample") else None
+    if removed:
+        response = [_removed(run, removed) for run in response]
+    prompt = [TokenRun(0, at, "prompt")] if at else []
+    shifted = [TokenRun(r.start + at, r.stop + at, r.author, r.turn, r.trained, r.reason) for r in response]
+    sequence.runs = merged([*prompt, *shifted])
+    if log_probs:
+        sequence.engine = column(len(ids))
+        of_response = array("f", log_probs)
+        for run in sequence.runs:
+            if run.author == "model":
+                sequence.engine[run.start : run.stop] = of_response[run.start - at : run.stop - at]
+    return sequence
+
+
+def _told(spans: Sequence[Sequence[JSON]], mask: Sequence[int], sequence: TokenSequence) -> Iterator[TokenRun]:
+    """What agentrl wrote beside the sample: [start, stop, kind, reason, turn]. The mask must agree with it."""
+    end = 0
+    for start, stop, kind, reason, turn in spans:
+        author = _AUTHORS[kind]
+        trained = author == "model" and reason is None
+        ones = sum(mask[start:stop])
+        if trained and ones < stop - start:
+            sequence.problems.append(
+                TokenProblem("masked without a reason", f"response token {start}", stop - start - ones)
+            )
+        if not trained and ones:
+            kind = "trained although masked" if author == "model" else "trained, but not sampled"
+            sequence.problems.append(TokenProblem(kind, f"response token {start}", ones))
+        yield TokenRun(start, stop, author, turn, trained, reason)
+        end = stop
+    if end < len(mask):  # slime's loss needs one token of a response that is empty
+        yield TokenRun(end, len(mask), "unknown", trained=False)
+
+
+def _guessed(mask: Sequence[int], log_probs: Sequence[float]) -> Iterator[TokenRun]:
+    """A mask of 1 is the model's. So is a log-prob other than 0. The rest was not sampled."""
+    kinds = [
+        "trained" if one else "masked" if i < len(log_probs) and log_probs[i] else "" for i, one in enumerate(mask)
+    ]
+    runs, at = list[list[JSON]](), 0
+    for kind, found in groupby(kinds):
+        length = len(list(found))
+        runs.append([kind, at, at + length])
+        at += length
+    for before, run, after in zip(runs, runs[1:], runs[2:], strict=False):
+        if not run[0] and run[2] - run[1] <= _BRIDGED and before[0] == after[0] == "masked":
+            run[0] = "masked"
+    turn, inside = -1, False
+    for kind, start, stop in runs:
+        if kind and not inside:
+            turn += 1
+        inside = bool(kind)
+        if kind:
+            yield TokenRun(start, stop, "model", turn, kind == "trained", None if kind == "trained" else NOT_TOLD)
+        else:
+            yield TokenRun(start, stop, "unknown", turn)
+
+
+def _removed(run: TokenRun, reason: str) -> TokenRun:
+    if run.author != "model" or run.reason not in (None, NOT_TOLD):
+        return run
+    return TokenRun(run.start, run.stop, "model", run.turn, False, reason)
+
+
+def _plain(values: JSON) -> list[JSON]:
+    """A list of numbers, of a list or of a tensor."""
+    if values is None:
+        return []
+    found: list[JSON] = values.tolist() if hasattr(values, "tolist") else list(values)
+    return found
+
+
+def _reward(value: JSON) -> float | None:
+    """slime's reward models may return a mapping; then its only number, or none."""
+    if isinstance(value, Mapping):
+        numbers = [each for each in value.values() if isinstance(each, int | float)]
+        return float(numbers[0]) if len(numbers) == 1 else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _whole(value: JSON) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _failure(found: Mapping[str, JSON] | None) -> str | None:
+    return f"{found.get('kind')}/{found.get('boundary')}: {found.get('error')}" if found else None
+
+
+def linked(episodes: Sequence[EpisodeRecord]) -> Counter[str]:
+    """How many samples each rollout has."""
+    return Counter(episode.linked for episode in episodes if episode.linked)

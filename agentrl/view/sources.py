@@ -1,0 +1,180 @@
+"""Inputs: a run's folder, a folder of files, or one file. A file is opened by its name in a listing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic_core import from_json
+
+from agentrl.errors import ConfigError
+from agentrl.types import JSON
+from agentrl.view.files import REMEDY, EpisodeFile, Lines, open_file
+
+_LIVE_S = 120.0
+"""A run without a summary that wrote something so recently goes on."""
+_SUFFIXES = (".jsonl", ".pt", ".json")
+INDEX = "index"
+"""The folder of a run with an outline of each episode; one file beside each of `trajectories`."""
+
+
+class Source:
+    """A file, or a folder of files that are listed."""
+
+    kind = "file"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open: dict[str, EpisodeFile] = {}
+
+    @property
+    def name(self) -> str:
+        return self.path.name or str(self.path)
+
+    def listing(self) -> list[str]:
+        """The names of its files, in order. Raises ConfigError."""
+        return [self.path.name]
+
+    def file(self, name: str) -> EpisodeFile:
+        """One of the listing. Raises ConfigError for any other name."""
+        if name not in self._open:
+            if name not in self.listing():
+                raise ConfigError(f"{self.name} holds no file {name!r}")
+            self._open[name] = self._opened(name)
+        return self._open[name]
+
+    def _opened(self, name: str) -> EpisodeFile:
+        return open_file(self.path)
+
+    def state(self) -> dict[str, JSON]:
+        """Everything about it besides the episodes."""
+        return {"kind": self.kind, "name": self.name, "files": self.listing(), "live": False}
+
+    @property
+    def model(self) -> str | None:
+        """The model whose tokenizer reads its tokens, if it is known."""
+        return None
+
+
+class Folder(Source):
+    """Dumps of slime, results of verifiers, or trajectories: every readable file in a folder."""
+
+    kind = "folder"
+
+    def listing(self) -> list[str]:
+        found = sorted(path.name for path in self.path.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+        if not found:
+            raise ConfigError(f"{self.path}: no episodes in this folder; {REMEDY}")
+        return found
+
+    def _opened(self, name: str) -> EpisodeFile:
+        return open_file(self.path / name)
+
+
+class Run(Source):
+    """The folder of a run. Only its small files are read when it is opened."""
+
+    kind = "run"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lines = {name: _GrowingLines(path / f"{name}.jsonl") for name in ("metrics", "events", "imitation")}
+
+    def listing(self) -> list[str]:
+        found = {file.stem for folder in ("trajectories", INDEX) for file in (self.path / folder).glob("*.jsonl")}
+        return sorted(found)
+
+    def _opened(self, name: str) -> EpisodeFile:
+        return open_file(self.path / "trajectories" / f"{name}.jsonl", self.path / INDEX / f"{name}.jsonl")
+
+    def file(self, name: str) -> EpisodeFile:
+        found = super().file(name)
+        if not hasattr(found, "index") and (self.path / INDEX / f"{name}.jsonl").is_file():
+            del self._open[name]  # a file of this name has got its index
+            return super().file(name)
+        return found
+
+    @property
+    def config(self) -> dict[str, Any]:
+        try:
+            found = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def model(self) -> str | None:
+        """The newest folder of the run with a tokenizer, or the name in its configuration."""
+        folders = [self.path / "model", *sorted((self.path / "checkpoints").glob("step_*"), reverse=True)]
+        found = next((str(folder) for folder in folders if (folder / "tokenizer.json").is_file()), None)
+        name = self.config.get("model")
+        return found or (name if isinstance(name, str) else None)
+
+    def metrics(self) -> Sequence[Mapping[str, JSON]]:
+        return self._lines["metrics"].read()
+
+    def state(self) -> dict[str, JSON]:
+        summary = _json(self.path / "summary.json")
+        wrote = max(_changed(self.path / name) for name in ("metrics.jsonl", "inflight.json", "config.yaml"))
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "files": self.listing(),
+            "live": summary is None and time.time() - wrote < _LIVE_S,
+            "wrote": wrote,
+            "config": json.loads(json.dumps(self.config, default=str)),
+            "summary": summary,
+            "metrics": list(self.metrics()),
+            "events": list(self._lines["events"].read()),
+            "imitation": list(self._lines["imitation"].read()),
+            "inflight": _json(self.path / "inflight.json"),
+        }
+
+
+class _GrowingLines:
+    """The lines of a small file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = Lines(path)
+        self._values: list[Mapping[str, JSON]] = []
+
+    def read(self) -> Sequence[Mapping[str, JSON]]:
+        if not self._lines.path.is_file():
+            return []
+        found = self._lines.refresh()
+        if found < len(self._values):
+            self._values.clear()
+        for number in range(len(self._values), found):
+            value = self._lines.value(number)
+            self._values.append(value if isinstance(value, dict) else {})
+        return self._values
+
+
+def open_source(path: Path) -> Source:
+    """The source at a path. Raises ConfigError."""
+    if not path.is_dir():
+        open_file(path)
+        return Source(path)
+    if (path / "config.yaml").is_file() or (path / "trajectories").is_dir():
+        return Run(path)
+    folder = Folder(path)
+    folder.listing()
+    return folder
+
+
+def _json(path: Path) -> JSON:
+    try:
+        return from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,82 @@
+"""The text of each token, and its columns as the page reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+
+_BROKEN = "\ufffd"
+_LONGEST = 8
+"""Tokens that one character may take."""
+
+
+class TokenTexts:
+    """Decodes tokens one by one, so that the pieces joined are the whole text."""
+
+    def __init__(self, decode: Decode) -> None:
+        self.decode = decode
+        self._table: dict[int, str] = {}
+        self._after: dict[int, str] = {}
+        self._characters: dict[tuple[int, ...], str] = {}
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """A text for each token. Where a character takes several tokens, the first one has it, the others ""."""
+        found = self._joined(ids, self._table, self._alone)
+        if "".join(found) == self.decode(list(ids)):
+            return found
+        return self._joined(ids, self._after, self._behind)  # this tokenizer drops spaces at the beginning
+
+    def _alone(self, ids: Sequence[int]) -> str:
+        return self.decode(list(ids))
+
+    def _behind(self, ids: Sequence[int]) -> str:
+        """The text behind another token."""
+        first = self.decode([ids[0]])
+        return self.decode([ids[0], *ids])[len(first) :]
+
+    def _joined(self, ids: Sequence[int], table: dict[int, str], decode: Callable[[Sequence[int]], str]) -> list[str]:
+        for token in set(ids) - table.keys():
+            table[token] = decode([token])
+        found = [table[token] for token in ids]
+        at = 0
+        while at < len(found):
+            if _BROKEN in found[at]:
+                at = self._join(ids, found, at, decode)
+            else:
+                at += 1
+        return found
+
+    def _join(self, ids: Sequence[int], found: list[str], at: int, decode: Callable[[Sequence[int]], str]) -> int:
+        """Join the tokens of one character from `at` on; return where the next one begins."""
+        for stop in range(at + 2, min(at + _LONGEST, len(ids)) + 1):
+            if (text := self._characters.get(several := tuple(ids[at:stop]))) is None:
+                text = self._characters[several] = decode(several)
+            if _BROKEN not in text:
+                found[at:stop] = [text, *[""] * (stop - at - 1)]
+                return stop
+        return at + 1
+
+
+def load_texts(model: str) -> TokenTexts:
+    """The texts of a model's tokens. Raises ConfigError if it has no tokenizer."""
+    file = Path(model) / "tokenizer.json"
+    if file.is_file():
+        from tokenizers import Tokenizer
+
+        raw = Tokenizer.from_file(str(file))
+        return TokenTexts(lambda ids: str(raw.decode(list(ids), skip_special_tokens=False)))
+    from agentrl.models import load_tokenizer
+
+    tokenizer: Any = load_tokenizer(model)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return TokenTexts(lambda ids: str(backend.decode(list(ids), skip_special_tokens=False)))
+    return TokenTexts(lambda ids: str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)))
+
+
+def numbered(ids: Sequence[int]) -> list[str]:
+    """In place of texts, where there is no tokenizer."""
+    return [f"\u27e8{token}\u27e9" for token in ids]

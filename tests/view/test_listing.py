@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from agentrl import StopReason
+from agentrl.cli import app
+from tests.view.conftest import made
+
+
+@pytest.fixture
+def file(write):
+    masked = made(session_id="train-000001-0000-001", reward=0.25, stop=StopReason.MAX_TURNS)
+    masked.mask("overlong")
+    unscored = made(session_id="train-000001-0000-002", reward=None)
+    return write(made(reward=0.5).to_json(), masked.to_json(), unscored.to_json())
+
+
+def listed(*arguments):
+    result = CliRunner().invoke(app, ["show", "--json", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return [json.loads(line)["index"] for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((), [0, 1, 2]),
+        (("--stop", "max_turns"), [1]),
+        (("--reason", "overlong"), [1]),
+        (("--reason", "any"), [1]),
+        (("--reason", "host"), []),
+        (("--reward", "0.5"), [0]),
+        (("--reward", "<0.5"), [1]),
+        (("--reward", ">=0.25"), [0, 1]),
+        (("--reward", "none"), [2]),
+        (("--sort", "reward"), [1, 0, 2]),
+        (("--sort", "-reward"), [0, 1, 2]),
+        (("--sort", "-masked"), [1, 0, 2]),
+        (("--worst", 1), [1]),
+    ],
+)
+def test_lists(file, options, found):
+    assert listed(file, *options) == found
+
+
+def test_a_list_is_a_table_and_names_the_reasons(file):
+    result = CliRunner().invoke(app, ["show", "--list", str(file)])
+    assert "5 overlong" in result.stdout
+    assert "3 episodes" in result.stdout
+
+
+@pytest.mark.parametrize("options", [("--sort", "rewards"), ("--reward", "high")])
+def test_a_wrong_query_is_one_line(file, options):
+    result = CliRunner().invoke(app, ["show", "--list", str(file), *options])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+def a_run(folder, *, rate, rewards):
+    (folder / "trajectories").mkdir(parents=True)
+    config = {"model": "tiny", "learning_rate": rate, "limits": {"turns": 4}, "out": str(folder)}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = [{"step": i + 1, "reward_mean": reward} for i, reward in enumerate(rewards)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    episodes = [made(reward=reward).to_json() for reward in rewards]
+    (folder / "trajectories" / "eval_final.jsonl").write_text("".join(json.dumps(e) + "\n" for e in episodes))
+    return folder
+
+
+def test_compare(tmp_path):
+    one = a_run(tmp_path / "one", rate=0.1, rewards=[0.0, 0.5, 1.0])
+    other = a_run(tmp_path / "other", rate=0.2, rewards=[0.0, 0.0, 0.25])
+    found = json.loads(CliRunner().invoke(app, ["compare", "--json", str(one), str(other)]).stdout)
+    assert found["config"] == {"learning_rate": [0.1, 0.2]}
+    assert [score["mean"] for score in found["held_out"]["final"]] == [0.5, pytest.approx(1 / 12)]
+    low, high = found["held_out"]["final"][0]["interval"]
+    assert low <= 0.5 <= high
+    assert found["metrics"]["reward_mean"][0] == [0.5, 0.5]
+    printed = CliRunner().invoke(app, ["compare", str(one), str(other)]).stdout
+    assert "1 keys differ" in printed
+    assert "▁▄█" in printed.replace("▅", "▄")
+
+
+def test_compare_needs_runs(tmp_path, file):
+    assert CliRunner().invoke(app, ["compare", str(file), str(file)]).exit_code == 2
+    one = a_run(tmp_path / "one", rate=0.1, rewards=[0.0])
+    assert CliRunner().invoke(app, ["compare", str(one)]).exit_code == 2
