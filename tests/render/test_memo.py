@@ -293,7 +293,7 @@ def test_a_difference_switches_the_memo_off_once_and_for_all(
     tokenizer = small_tokenizer(asking(ASKING["asks"].replace("hint", "sign")))
     renderer, rendered = load_renderer(tokenizer, tools=TOOLS), off(tokenizer, monkeypatch, tools=TOOLS)
     state = renderer._turns.memo.state  # type: ignore[attr-defined]
-    state.every = 3
+    state.every = 3  # of the requests, which messages decide
     _no_guards(monkeypatch)
     with caplog.at_level(logging.WARNING, "agentrl"):
         checks = [renderer.bridge(HISTORY, *given).check for given in requests(renderer)]
@@ -311,19 +311,28 @@ def differences_as_they_are(ours: Renderer, rendered: Renderer) -> list[object]:
     return [left for left, right in pairs if left != right]
 
 
-def test_what_was_compared_is_counted() -> None:
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_what_was_compared_is_counted(every: int) -> None:
+    """The messages decide what is compared, not what the process served before: a run repeats exactly."""
     renderer = load_renderer(small_tokenizer(CHATML), tools=TOOLS)
-    anew(renderer, every=2)
+    anew(renderer, every=every)
+    cold, warm = _played(renderer), _played(renderer)
+    assert cold == warm
+    assert cold == {"bridges_checked": 12} if every == 1 else 0 < cold["bridges_checked"] < 12
+
+
+def _played(renderer: Renderer) -> Mapping[str, Any]:
+    """What is counted in an episode of twelve bridges."""
     trajectory = Trajectory()
     trajectory.append_prompt(renderer.prompt("question"))
     stop = min(renderer.stop_token_ids)
-    for _ in range(5):
+    for number in range(12):
         trajectory.append_model(Generation([5, stop], [-1.0, -1.0], "stop", stop))
         action = renderer.parse([5, stop], "stop", stop)
         trajectory.append_action(action)
-        new = [{"role": "user", "content": "more"}]
+        new: list[Message] = [{"role": "user", "content": f"more {number}"}]
         trajectory.append_observation(renderer.bridge(trajectory.messages, action, new), new)
-    assert trajectory.info == {"bridges_checked": 2}
+    return trajectory.info
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from agentrl.train import Trainer, model_folder, train
 from agentrl.trajectory.trajectory import Trajectory
 
 TOY = __file__.replace("test_going_on.py", "toy_env.py")
-TIMES = ("seconds", "_s", "per_second", "bridges_checked")  # the last: one in 64 of those that a process has served
+TIMES = ("seconds", "_s", "per_second")
 
 
 def quiet():

@@ -31,7 +31,6 @@ TIMES = {
     "tokens_per_second",
     "rollout_tokens_per_second",
     "train_tokens_per_second",
-    "bridges_checked",  # one in 64 of those that this process has served
 }
 
 
