@@ -70,6 +70,12 @@ def test_every_field(Sample):
             "session_id": "s-1",
             "reward_parts": {"em": 1.0},
             "ledger": {"sampled": 4, "trained": 4, "masked": {}, "observation": 2, "scaffold": 1},
+            "spans": [
+                [0, 2, "sampled", None, 0],
+                [2, 4, "observation", None, 0],
+                [4, 5, "prompt", None, 0],
+                [5, 7, "sampled", None, 1],
+            ],
         },
     }
     assert own == {"difficulty": 3}, "metadata may be shared; it is replaced, not written to"
@@ -284,7 +290,9 @@ def test_the_account_of_the_whole_episode_stands_in_the_last_sibling():
     first, last = to_samples(in_segments(), Numbered(index=7), decode=decode, extra={"restarts": 1})
     told = {"stop": "done", "session_id": "s-1", "segments": 2}
     ledger = {"sampled": 4, "trained": 4, "masked": {}, "observation": 2, "scaffold": 1}
-    assert first.metadata["agentrl"] == {**told, "segment": 0, "ledger": ledger}
+    spans = [[0, 2, "sampled", None, 0], [2, 4, "observation", None, 0], [4, 5, "prompt", None, 0]]
+    spans.append([5, 7, "sampled", None, 1])
+    assert first.metadata["agentrl"] == {**told, "segment": 0, "ledger": ledger, "spans": spans}
     account = last.metadata["agentrl"]
     assert account["ledger"] == {"sampled": 1, "trained": 1, "masked": {}, "observation": 0, "scaffold": 0}
     assert (account["segment"], account["turns"], account["restarts"]) == (1, 3, 1)
