@@ -7,9 +7,10 @@ import importlib.util
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +30,8 @@ _FEW = 2400
 """Questions to show and to train on, of those the repository makes itself."""
 _SHOWN = 4
 """Every fourth question is shown in demonstrations, and is no task of RL: the warm start teaches the form only."""
+GUESSES = 0.65
+"""How often a demonstration of a search guesses. Most of the time, so that imitating it greedily is to guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,26 @@ def search_data(folder: Path, given: str | None, *, plain: bool) -> Data:
     passages, train, demonstrated, held_out = (len(_lines(file)) for file in counted)
     source = "the corpus given" if given else "made by the repository, of cities and countries"
     about = f"{source}: {passages} passages, {train} questions, {demonstrated} in demonstrations, {held_out} held out"
-    return Data(*files, shown, folder / "corpus.jsonl", searcher, about)
+    return Data(*files, shown, folder / "corpus.jsonl", unsure(shown), about)
+
+
+def unsure(shown: Path) -> Callable[[Task], Generator[Turn, str, None]]:
+    """A player that mostly guesses, without a search, what another question's answer is; else it is the searcher.
+
+    Imitation of it teaches to search and to read, but not that a search pays. That is left to RL. Imitation of the
+    searcher alone leaves little to learn: it always searches.
+    """
+    answers = [json.loads(row)["reward_model"]["ground_truth"]["target"][0] for row in _lines(shown)]
+
+    def player(task: Task) -> Generator[Turn, str, None]:
+        rng = Random(f"unsure-{task.id}")
+        return _guess(rng, answers) if rng.random() < GUESSES else searcher(task)
+
+    return player
+
+
+def _guess(rng: Random, answers: Sequence[str]) -> Generator[Turn, str, None]:
+    yield f"<think> I think I know it. </think> <answer> {rng.choice(answers)} </answer>"
 
 
 def _divide(train: Path, shown: Path) -> None:
@@ -109,8 +131,8 @@ def _prompt(row: Mapping[str, Any], plain: bool) -> Any:
 
 
 def demonstrations(file: Path, data: Data, config: Mapping[str, Any], count: int) -> int:
-    """Record up to `count` episodes of the player in this model's tokens, those that earned nothing left out if the
-    task is to search: the mediocre player of the demo is to be imitated as it is. Returns how many there are."""
+    """Record up to `count` episodes of the player in this model's tokens. Searches that found nothing are left out;
+    guesses are to be imitated. Returns how many there are."""
     renderer = load_renderer(load_tokenizer(config["model"]))
     tasks = load_tasks(data.shown, split="train")[:count]
     limits = Limits(**config["limits"])
@@ -120,11 +142,15 @@ def demonstrations(file: Path, data: Data, config: Mapping[str, Any], count: int
             played = [
                 await rollout(envs.make(), task, data.player(task), renderer=renderer, limits=limits) for task in tasks
             ]
-        return [trajectory.to_json() for trajectory in played if data.corpus is None or trajectory.reward]
+        return [one.to_json() for one in played if data.corpus is None or one.reward or _guessed(one)]
 
     rows = asyncio.run(play())
     write_lines(file, rows)
     return len(rows)
+
+
+def _guessed(trajectory: Trajectory) -> bool:
+    return trajectory.stop == "done" and not trajectory.info.get("searches")
 
 
 def even(trajectory: Trajectory) -> float:

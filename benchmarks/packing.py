@@ -21,7 +21,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from agentrl.train import TrainConfig, train
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.learner import Learner
 from agentrl.train.warm_start import Demonstration, weighted_rows
+from agentrl_envs.search_r1 import searcher
 from benchmarks.demo import record
 from benchmarks.gpu_data import demonstrations, search_data
 
@@ -105,7 +106,7 @@ def others(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[T
     if args.search:
         data = search_data(folder / "search", args.search, plain=False)
         file, config = folder / "search.jsonl", {**_SEARCH, "env_config": {"retriever": str(data.corpus), "topk": 3}}
-        demonstrations(file, data, config, 160)
+        demonstrations(file, replace(data, player=searcher), config, 160)
         yield "search", episodes(file)
     if args.coding:
         yield "coding", asyncio.run(coding(args.coding))

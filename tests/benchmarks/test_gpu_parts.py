@@ -13,8 +13,9 @@ pytest.importorskip("bm25s", reason="the parts search")
 
 from agentrl.train import TrainConfig
 from agentrl.types import Task
+from agentrl_envs.search_r1 import searcher
 from benchmarks import gpu_parts
-from benchmarks.gpu_data import Data, search_data
+from benchmarks.gpu_data import Data, demonstrations, search_data
 from benchmarks.gpu_parts import (
     Job,
     Kept,
@@ -61,7 +62,7 @@ def test_lora_differs_from_full_by_its_adapters_and_learning_rates():
     full, lora = config("search-full"), config("search-lora")
     assert {key for key in full | lora if lora.get(key) != full.get(key)} == {"lora", "learning_rate", "warm_start"}
     assert "learning_rate" not in lora  # its own default
-    assert lora["warm_start"]["learning_rate"] == 5 * full["warm_start"]["learning_rate"]
+    assert lora["warm_start"]["learning_rate"] == pytest.approx(5 * full["warm_start"]["learning_rate"])
 
 
 def test_a_seed_is_part_of_the_name():
@@ -183,7 +184,21 @@ def test_a_corpus_that_was_given(given, tmp_path, plain):
     assert prompt.strip().endswith("Where does Place 3 lie?")
     assert row["extra_info"]["searches"] == ["Where does Place 3 lie?", "Place 3"]
     task = Task(prompt=row["prompt"], label=row["reward_model"], metadata={"extra_info": row["extra_info"]})
-    assert "<search> Where does Place 3 lie? </search>" in next(data.player(task))
+    assert "<search> Where does Place 3 lie? </search>" in next(searcher(task))
+
+
+def test_the_demonstrations_mostly_guess(given, tmp_path):
+    data = search_data(tmp_path / "data", str(given), plain=True)
+    keys = config("search-full", model="tiny") | {"limits": {"turns": 4, "context": 2048}}
+    keys["env_config"] |= {"retriever": str(data.corpus), "response_tokens": 400}
+    file = tmp_path / "demonstrations.jsonl"
+    shown = [json.loads(line) for line in data.shown.read_text().splitlines()]
+    data.shown.write_text("".join(json.dumps({**row, "id": f"{n}"}) + "\n" for n in range(24) for row in shown[:1]))
+    assert demonstrations(file, data, keys, 24) == 24
+    episodes = [json.loads(line) for line in file.read_text().splitlines()]
+    searched = [one["reward"] for one in episodes if one["info"].get("searches")]
+    assert 0.2 < len(searched) / len(episodes) < 0.5
+    assert set(searched) == {1.0}, "a search that found nothing is imitated"
 
 
 def test_no_question_is_both_shown_and_trained(tmp_path):
