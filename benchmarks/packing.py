@@ -39,7 +39,7 @@ from agentrl.train.learner import Learner
 from agentrl.train.warm_start import Demonstration, weighted_rows
 from agentrl_envs.search_r1 import searcher
 from benchmarks.demo import record
-from benchmarks.gpu_data import demonstrations, search_data
+from benchmarks.gpu_data import demo_data, demonstrations, search_data
 
 ROOT = Path(__file__).resolve().parent.parent
 console = Console(highlight=False)
@@ -94,7 +94,7 @@ def cases(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Any, Ca
 
 def demo_run(folder: Path, warm_steps: int) -> Path:
     """A short run of the demo, which keeps the episodes of all its steps."""
-    given = yaml.safe_load((ROOT / "examples" / "fact_search" / "train.yaml").read_text(encoding="utf-8"))
+    given = example("fact_search")
     data = record(folder / "data")
     warm = {**given.pop("warm_start"), "demonstrations": data / "demonstrations.jsonl", "steps": warm_steps}
     given |= {"data": data / "train.jsonl", "steps": 8, "save_groups": 16, "warm_start": warm, "out": folder / "run"}
@@ -104,12 +104,30 @@ def demo_run(folder: Path, warm_steps: int) -> Path:
 
 def others(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Trajectory]]]:
     if args.search:
-        data = search_data(folder / "search", args.search, plain=False)
-        file, config = folder / "search.jsonl", {**_SEARCH, "env_config": {"retriever": str(data.corpus), "topk": 3}}
-        demonstrations(file, replace(data, player=searcher), config, 160)
-        yield "search", episodes(file)
+        yield "search", search_episodes(folder / "search", args.search, 160)
     if args.coding:
         yield "coding", asyncio.run(coding(args.coding))
+
+
+def search_episodes(folder: Path, given: str | None, count: int) -> list[Trajectory]:
+    """Up to `count` episodes of the searcher over a corpus that was given, or one that the repository makes."""
+    data = search_data(folder, given, plain=False)
+    config = {**_SEARCH, "env_config": {"retriever": str(data.corpus), "topk": 3}}
+    demonstrations(folder / "played.jsonl", replace(data, player=searcher), config, count)
+    return episodes(folder / "played.jsonl")
+
+
+def demo_episodes(folder: Path, count: int) -> list[Trajectory]:
+    """Episodes of the demo's mediocre player."""
+    data = demo_data(folder)
+    demonstrations(folder / "played.jsonl", data, example("fact_search"), count)
+    return episodes(folder / "played.jsonl")
+
+
+def example(name: str) -> dict[str, Any]:
+    """The keys of an example's run."""
+    read: dict[str, Any] = yaml.safe_load((ROOT / "examples" / name / "train.yaml").read_text(encoding="utf-8"))
+    return read
 
 
 async def coding(backend: str) -> list[Trajectory]:

@@ -23,7 +23,7 @@ def command(tmp_path, monkeypatch):
     def run(*flags, **answers):
         ran.clear()
 
-        def answer(name, folder, settings, seconds, usd_per_hour):
+        def answer(name, folder, settings, seconds, given):
             ran.append(name)
             return answers.get(name.replace("-", "_"), FINISHED)
 
@@ -39,8 +39,8 @@ def results(folder):
 
 
 def test_all_parts_in_their_order(command, tmp_path):
-    assert command() == (0, ["demo", "search-full", "search-lora", "megatron"])
-    assert [part["status"] for part in results(tmp_path)["parts"].values()] == ["finished"] * 4
+    assert command() == (0, ["learner", "engine", "demo", "search-full", "search-lora", "megatron"])
+    assert [part["status"] for part in results(tmp_path)["parts"].values()] == ["finished"] * 6
 
 
 def test_it_goes_on_with_what_is_not_finished(command, tmp_path):
@@ -135,8 +135,36 @@ def test_a_part_that_dies_has_failed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gpu.subprocess, "run", dies)
     (tmp_path / "said.json").write_text(json.dumps(FINISHED))  # of an earlier call
-    found = gpu.run_part("demo", tmp_path, SETTINGS, 1)
+    found = gpu.run_part("demo", tmp_path, SETTINGS, 1, gpu.Given())
     assert found == {"status": "failed", "why": "exit status -9; its output says more"}
+
+
+@pytest.mark.parametrize(
+    ("part", "program"), [("learner", "gpu_speed"), ("engine", "gpu_speed"), ("demo", "gpu_parts")]
+)
+def test_a_part_gets_what_was_given_by_its_program(tmp_path, monkeypatch, part, program):
+    commands = []
+
+    def runs(command, **_):
+        commands.append(command)
+        return gpu.subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(gpu.subprocess, "run", runs)
+    gpu.run_part(part, tmp_path, SETTINGS, 1, gpu.Given(peak_tflops=989.0, sglang="python-of-sglang"))
+    (command,) = commands
+    job = json.loads(command[-1])
+    assert command[2] == f"benchmarks.{program}"
+    assert (job["part"], job["peak_tflops"], job["sglang"]) == (part, 989.0, "python-of-sglang")
+
+
+def test_rows_are_a_table_and_reasons_follow(capsys):
+    rows = [{"by": "agentrl", "tokens_per_s": 17}, {"by": "TRL", "why": "not installed"}]
+    gpu.say("learner", {"status": "finished", "result": {"budget": 8, "table": rows}})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["learner: finished", "  budget: 8"]
+    assert lines[2].split("┃") == [" by      ", " tokens per s "]
+    assert lines[4].split() == ["agentrl", "│", "17"]
+    assert lines[-1] == "  TRL: not installed"
 
 
 def test_committed_results_are_of_this_form():
