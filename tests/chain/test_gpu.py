@@ -43,6 +43,8 @@ def test_all_parts_run_small(example, tmp_path):
     assert [(name, part["status"]) for name, part in parts.items()] == [
         (name, "finished") for name in PARTS if name in parts
     ]
+    speeds = [parts.pop(name)["result"] for name in ("learner", "engine")]
+    assert all(speeds)
     for result in (part["result"] for part in parts.values()):
         assert len(result["curve"]) == result["steps"] == 2
         assert min(result["rollout_tokens_per_second"], result["train_tokens_per_second"]) > 0
