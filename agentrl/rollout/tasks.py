@@ -17,6 +17,7 @@ from agentrl._util.content import content
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError, did_you_mean
+from agentrl.rollout.buffer import DrawnTask
 from agentrl.rollout.own_tasks import Check, Split, makes_tasks, own_tasks
 from agentrl.rollout.parquet import read_rows
 from agentrl.rollout.pass_rates import Curriculum, PassRateWindow, TaskChoice
@@ -170,7 +171,9 @@ def _kind(value: JSON) -> str:
 
 
 class TaskStream:
-    """An endless stream of tasks, shuffled in each epoch by (seed, epoch). Its position can be saved and restored.
+    """A stream of tasks, shuffled in each epoch by (seed, epoch). Its position can be saved and restored.
+
+    It ends after `epochs`; None: never.
 
     `pass_rates` leaves out tasks whose pass rate is outside of this window (`PassRateWindow`), and `curriculum` the
     difficult ones until the others are passed at this rate (`Curriculum`). Both need `record`, and both pass over a
@@ -184,10 +187,11 @@ class TaskStream:
         *,
         pass_rates: tuple[float, float] | None = None,
         curriculum: float | None = None,
+        epochs: int | None = None,
     ) -> None:
         if not tasks:
             raise ConfigError("a TaskStream needs at least one task")
-        self._tasks, self._seed = list(tasks), seed
+        self._tasks, self._seed, self._epochs = list(tasks), seed, epochs
         keys = list(map(_digest, self._tasks))
         self._rows = "".join(keys)
         """Eight hexadecimal digits for each task. It is short because every checkpoint holds it."""
@@ -202,20 +206,31 @@ class TaskStream:
 
     def take(self, n: int) -> list[Task]:
         """The next `n` tasks, across the end of an epoch if necessary."""
-        taken: list[Task] = []
-        while len(taken) < n:
+        return [drawn.task for drawn in (self.draw() for _ in range(n)) if drawn is not None]
+
+    def draw(self) -> DrawnTask | None:
+        """The next task, and where it was drawn. None after the last of `epochs`."""
+        while True:
             if self._position == len(self._order):
+                if self._epoch + 1 == self._epochs:
+                    return None
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._shuffled()
             row = self._order[self._position]
             self._position += 1
             if all(choice.wants(row, self._epoch) for choice in self._choices.values()):
-                taken.append(self._tasks[row])
-        return taken
+                return DrawnTask(self._tasks[row], row, self._epoch)
+
+    def task(self, row: int) -> Task:
+        """The task of a row of the data."""
+        return self._tasks[row]
 
     def record(self, task: Task, rate: float) -> None:
         """Note the pass rate of a group of a task that `take` returned."""
-        row = self._row_of[id(task)]
+        self.record_row(self._row_of[id(task)], rate)
+
+    def record_row(self, row: int, rate: float) -> None:
+        """Note the pass rate of a group of a row's task."""
         for choice in self._choices.values():
             choice.record(row, rate, self._epoch)
 

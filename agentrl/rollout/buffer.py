@@ -1,0 +1,239 @@
+"""The groups of a run that are drawn and not yet trained: handed out, played, put back, dropped or trained, each once.
+
+    source ──take──▶ being played ──finished──▶ waits for the trainer ──trained──▶ gone
+                        │  ▲                            │
+                     put_back, take                    drop ──▶ gone, counted by reason
+                        ▼  │
+                       waiting
+
+A group keeps its number from its first `take` to its end, so what is not gone can be named. `state` names the groups
+that are not gone, and the place in the data. A checkpoint holds it. After `restore` they are handed out again first,
+and the place in the data is the checkpoint's: every task is trained once in the history of the restored checkpoint.
+
+Use it from one thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from agentrl.episode.state import Parked
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import JSON, Task
+
+Member: TypeAlias = Trajectory | Parked | None
+"""An episode of a group: ended, or parked for `resume_episode`, or None: still to be played from its beginning."""
+
+Whereabouts: TypeAlias = Literal["playing", "waiting", "finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTask:
+    """A task as it was drawn from the data."""
+
+    task: Task
+    row: int
+    """Its number in the data, from 0."""
+    epoch: int
+
+
+class TaskSource(Protocol):
+    """Where a buffer draws fresh tasks from; `TaskStream` is one."""
+
+    def draw(self) -> DrawnTask | None:
+        """The next task. None at the end of the data, if it ends."""
+        ...
+
+    def task(self, row: int) -> Task:
+        """A task that was drawn before."""
+        ...
+
+    def state_dict(self) -> Mapping[str, JSON]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None: ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PendingGroup:
+    """A task that was drawn, and the episodes of it so far."""
+
+    number: int
+    """Unique over the run, in the order of the first `take`, from 0."""
+    task: Task
+    row: int
+    epoch: int
+    members: list[Member]
+    """What earlier tries left. If all have ended, there is nothing more to play: call `finished` at once."""
+    attempts: int = 0
+    """How often it was put back."""
+    born: int = 0
+    """The version of the oldest weights that may have sampled one of its tokens. It is that of the last `take` which
+    found no member."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all episodes have ended."""
+        return all(isinstance(member, Trajectory) for member in self.members)
+
+
+BufferFilter: TypeAlias = Callable[[Any, int | None, list[PendingGroup], int], Sequence[PendingGroup]]
+"""slime's `buffer_filter(args, rollout_id, buffer, num_samples)`: removes at most `num_samples` groups from the list of
+waiting ones, and returns them."""
+
+
+def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
+    """The groups in the order in which they were put back; slime's default."""
+    taken = buffer[:num_samples]
+    del buffer[:num_samples]
+    return taken
+
+
+class GroupBuffer:
+    """Hands out groups of `group_size` episodes, and knows where each of them is.
+
+    `policy` chooses among the groups that were put back, before a fresh task is drawn. It gets `args`. A group that it
+    removes and does not return is dropped as `buffer_filter`.
+
+    Methods raise ValueError for a group that is not where it must be, so that nothing is trained twice.
+    """
+
+    def __init__(
+        self, source: TaskSource, group_size: int, *, policy: BufferFilter = pop_first, args: Any = None
+    ) -> None:
+        self.source, self.group_size = source, group_size
+        self.dropped: Counter[str] = Counter()
+        """Groups that were dropped so far, by reason."""
+        self.trained_groups = 0
+        """Groups that were trained so far."""
+        self._policy, self._args = policy, args
+        self._next, self._step = 0, 0
+        self._waiting: list[PendingGroup] = []
+        self._where: dict[int, Whereabouts] = {}
+        self._groups: dict[int, PendingGroup] = {}
+        """Those that are not gone, by number."""
+
+    def take(self, version: int = 0) -> PendingGroup | None:
+        """The next group to play: one that was put back, by the policy, else a fresh one. None: the data has ended.
+
+        `version` is that of the weights which will sample.
+        """
+        group = self._take_waiting() or self._draw()
+        if group is None:
+            return None
+        if not any(group.members):
+            group.born = version
+        self._where[group.number] = "playing"
+        return group
+
+    def finished(self, group: PendingGroup, trajectories: Sequence[Trajectory]) -> None:
+        """All episodes of the group have ended. It waits for the trainer."""
+        self._move(group, "finished", "playing")
+        group.members = list(trajectories)
+
+    def put_back(self, group: PendingGroup, members: Sequence[Member] = ()) -> None:
+        """The group was not played to its end, or is to be played again. It is handed out again, with these members.
+
+        Without members all its episodes begin anew.
+        """
+        self._move(group, "waiting", "playing", "finished")
+        group.members = [*members, *[None] * (self.group_size - len(members))]
+        group.attempts += 1
+        self._waiting.append(group)
+
+    def drop(self, group: PendingGroup, reason: str) -> None:
+        """The group will not be trained. `reason` is a word or two, for `dropped`."""
+        self._leave(group, "playing", "waiting", "finished")
+        self.dropped[reason] += 1
+
+    def trained(self, step: int, groups: Iterable[PendingGroup]) -> None:
+        """The trainer has learned from these groups. Call it after the update and before `state`."""
+        self._step = step
+        for group in groups:
+            self._leave(group, "finished")
+            self.trained_groups += 1
+
+    def depths(self) -> dict[str, JSON]:
+        """How many groups are being played, wait to be played again, and wait for the trainer."""
+        counts = Counter(self._where.values())
+        return {where: counts[where] for where in ("playing", "waiting", "finished")}
+
+    def state(self) -> dict[str, JSON]:
+        """Everything that is not gone, as plain JSON without the episodes, and the place in the data; a copy."""
+        return {
+            "next": self._next,
+            "step": self._step,
+            "trained": self.trained_groups,
+            "dropped": dict(self.dropped),
+            "groups": [[g.number, g.row, g.epoch, g.attempts, g.born] for g in self._in_order()],
+            "source": dict(self.source.state_dict()),
+        }
+
+    def restore(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
+        """Be as at the time of `state`. Groups that were not gone then are handed out again first.
+
+        Raises ConfigError if the data has changed since, unless accepted.
+        """
+        self.source.load_state_dict(state["source"], accept_changes=accept_changes)
+        self._next, self._step, self.trained_groups = state["next"], state["step"], state["trained"]
+        self.dropped = Counter(state["dropped"])
+        self._waiting = [
+            PendingGroup(
+                number=number,
+                task=self.source.task(row),
+                row=row,
+                epoch=epoch,
+                members=[None] * self.group_size,
+                attempts=attempts,
+                born=born,
+            )
+            for number, row, epoch, attempts, born in state["groups"]
+        ]
+        self._groups = {group.number: group for group in self._waiting}
+        self._where = dict.fromkeys(self._groups, "waiting")
+
+    def _take_waiting(self) -> PendingGroup | None:
+        if not self._waiting:
+            return None
+        before = list(self._waiting)
+        taken = list(self._policy(self._args, self._step, self._waiting, 1))
+        left = {group.number for group in (*self._waiting, *taken)}
+        for group in before:
+            if group.number not in left:
+                self.drop(group, "buffer_filter")
+        self._waiting[:0] = taken[1:]
+        return taken[0] if taken else None
+
+    def _draw(self) -> PendingGroup | None:
+        drawn = self.source.draw()
+        if drawn is None:
+            return None
+        group = PendingGroup(
+            number=self._next,
+            task=drawn.task,
+            row=drawn.row,
+            epoch=drawn.epoch,
+            members=[None] * self.group_size,
+        )
+        self._next += 1
+        self._groups[group.number] = group
+        return group
+
+    def _in_order(self) -> list[PendingGroup]:
+        """Those that are being played or have ended in the order of their numbers, then those that were put back."""
+        waiting = {group.number for group in self._waiting}
+        return [*(group for number, group in sorted(self._groups.items()) if number not in waiting), *self._waiting]
+
+    def _move(self, group: PendingGroup, to: Whereabouts, *come_from: Whereabouts) -> None:
+        where = self._where.get(group.number)
+        if self._groups.get(group.number) is not group or where not in come_from:
+            raise ValueError(f"group {group.number} is {where or 'gone'}, not {' or '.join(come_from)}")
+        self._where[group.number] = to
+
+    def _leave(self, group: PendingGroup, *come_from: Whereabouts) -> None:
+        self._move(group, come_from[0], *come_from)
+        del self._where[group.number], self._groups[group.number]
+        if group in self._waiting:
+            self._waiting.remove(group)
