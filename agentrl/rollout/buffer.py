@@ -15,14 +15,18 @@ Use it from one thread.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from agentrl.episode.state import Parked
+from agentrl.rollout.journal import Journal, Place, newest_weights, oldest_weights
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
+
+log = logging.getLogger("agentrl")
 
 Member: TypeAlias = Trajectory | Parked | None
 """An episode of a group: ended, or parked for `resume_episode`, or None: still to be played from its beginning."""
@@ -95,20 +99,29 @@ class GroupBuffer:
     """Hands out groups of `group_size` episodes, and knows where each of them is.
 
     `policy` chooses among the groups that were put back, before a fresh task is drawn. It gets `args`. A group that it
-    removes and does not return is dropped as `buffer_filter`.
+    removes and does not return is dropped as `buffer_filter`. With a `journal`, episodes that have ended or are parked
+    outlive the process.
 
     Methods raise ValueError for a group that is not where it must be, so that nothing is trained twice.
     """
 
     def __init__(
-        self, source: TaskSource, group_size: int, *, policy: BufferFilter = pop_first, args: Any = None
+        self,
+        source: TaskSource,
+        group_size: int,
+        *,
+        policy: BufferFilter = pop_first,
+        args: Any = None,
+        journal: Journal | None = None,
     ) -> None:
         self.source, self.group_size = source, group_size
         self.dropped: Counter[str] = Counter()
         """Groups that were dropped so far, by reason."""
         self.trained_groups = 0
         """Groups that were trained so far."""
-        self._policy, self._args = policy, args
+        self._policy, self._args, self._journal = policy, args, journal
+        self._found: dict[Place, dict[int, Trajectory | Parked]] = {}
+        """Episodes in the journal of groups that may be drawn again, by group and member."""
         self._next, self._step = 0, 0
         self._waiting: list[PendingGroup] = []
         self._where: dict[int, Whereabouts] = {}
@@ -123,15 +136,23 @@ class GroupBuffer:
         group = self._take_waiting() or self._draw()
         if group is None:
             return None
-        if not any(group.members):
+        if all(member is None for member in group.members):
             group.born = version
         self._where[group.number] = "playing"
+        self._note(group)
         return group
+
+    def keep(self, group: PendingGroup, index: int, member: Trajectory | Parked) -> None:
+        """An episode of a group that is being played has ended, or is parked: a restart need not play it again."""
+        group.members[index] = member
+        if self._journal is not None:
+            self._journal.keep(_place(group), index, member, newest_weights(member, self._step))
 
     def finished(self, group: PendingGroup, trajectories: Sequence[Trajectory]) -> None:
         """All episodes of the group have ended. It waits for the trainer."""
         self._move(group, "finished", "playing")
         group.members = list(trajectories)
+        self._keep_all(group)
 
     def put_back(self, group: PendingGroup, members: Sequence[Member] = ()) -> None:
         """The group was not played to its end, or is to be played again. It is handed out again, with these members.
@@ -142,11 +163,14 @@ class GroupBuffer:
         group.members = [*members, *[None] * (self.group_size - len(members))]
         group.attempts += 1
         self._waiting.append(group)
+        self._keep_all(group)
 
     def drop(self, group: PendingGroup, reason: str) -> None:
         """The group will not be trained. `reason` is a word or two, for `dropped`."""
         self._leave(group, "playing", "waiting", "finished")
         self.dropped[reason] += 1
+        if self._journal is not None:
+            self._journal.gone(_place(group), "dropped", self._step, reason)
 
     def trained(self, step: int, groups: Iterable[PendingGroup]) -> None:
         """The trainer has learned from these groups. Call it after the update and before `state`."""
@@ -154,6 +178,13 @@ class GroupBuffer:
         for group in groups:
             self._leave(group, "finished")
             self.trained_groups += 1
+            if self._journal is not None:
+                self._journal.gone(_place(group), "trained", step)
+
+    def saved(self, state: Mapping[str, Any]) -> None:
+        """A checkpoint with this state is complete: episodes that only an older one needs are forgotten."""
+        if self._journal is not None:
+            self._journal.saved(state["step"])
 
     def depths(self) -> dict[str, JSON]:
         """How many groups are being played, wait to be played again, and wait for the trainer."""
@@ -169,6 +200,7 @@ class GroupBuffer:
             "dropped": dict(self.dropped),
             "groups": [[g.number, g.row, g.epoch, g.attempts, g.born] for g in self._in_order()],
             "source": dict(self.source.state_dict()),
+            "journal": self._journal.id if self._journal is not None else None,
         }
 
     def restore(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
@@ -193,6 +225,37 @@ class GroupBuffer:
         ]
         self._groups = {group.number: group for group in self._waiting}
         self._where = dict.fromkeys(self._groups, "waiting")
+        self._find_episodes(state.get("journal"))
+
+    def _find_episodes(self, journal: str | None) -> None:
+        """Rewind the journal, and give the groups the episodes that are in it, if it is the checkpoint's."""
+        if self._journal is None:
+            return
+        places = [(_place(group), group.attempts) for group in self._waiting]
+        found = self._journal.rewind(self._next, self._step, places)
+        if journal not in (None, self._journal.id):
+            log.warning("%s is not the checkpoint's: what it holds of the run is not used", self._journal.path)
+        self._found = found if journal == self._journal.id else {}
+        for group in self._waiting:
+            self._give_found(group)
+
+    def _give_found(self, group: PendingGroup) -> None:
+        if members := self._found.pop(_place(group), None):
+            group.members = [members.get(index) for index in range(self.group_size)]
+            group.born = oldest_weights(group.members, self._step)
+
+    def _keep_all(self, group: PendingGroup) -> None:
+        """Note the group, its episodes, and that others are to be played again."""
+        for index, member in enumerate(group.members):
+            if member is not None:
+                self.keep(group, index, member)
+            elif self._journal is not None:
+                self._journal.forget(_place(group), index)
+        self._note(group)
+
+    def _note(self, group: PendingGroup) -> None:
+        if self._journal is not None:
+            self._journal.note(_place(group), self._where[group.number])
 
     def _take_waiting(self) -> PendingGroup | None:
         if not self._waiting:
@@ -219,6 +282,7 @@ class GroupBuffer:
         )
         self._next += 1
         self._groups[group.number] = group
+        self._give_found(group)
         return group
 
     def _in_order(self) -> list[PendingGroup]:
@@ -237,3 +301,7 @@ class GroupBuffer:
         del self._where[group.number], self._groups[group.number]
         if group in self._waiting:
             self._waiting.remove(group)
+
+
+def _place(group: PendingGroup) -> Place:
+    return group.number, group.row, group.epoch

@@ -6,25 +6,8 @@ import json
 
 import pytest
 
-from agentrl.rollout import TaskStream
-from agentrl.rollout.buffer import GroupBuffer
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Task
-
-
-def buffer(n=5, group_size=2, **values):
-    epochs = values.pop("epochs", 1)
-    tasks = [Task(prompt=f"task {i}", id=str(i)) for i in range(n)]
-    return GroupBuffer(TaskStream(tasks, 0, epochs=epochs), group_size, **values)
-
-
-def played(group):
-    return [Trajectory(group.task) for _ in group.members]
-
-
-def play(own, group):
-    own.finished(group, played(group))
-    return group
+from tests.rollout.buffers import buffer, play, played
 
 
 def rest(own):

@@ -1,0 +1,252 @@
+"""The journal of a buffer: an SQLite file with a line for each group, and the episodes of those that are not gone.
+
+The trainer's checkpoint says which groups are not gone (`GroupBuffer.state`), so a run is exact without a journal. The
+journal keeps their episodes through a crash, ended or parked, so that they are not played again. It also records what
+became of each group: one row in the table `groups`, for `sqlite3 journal.db` after the run.
+
+A thread writes it, in transactions of many changes, so the loop does not wait for the disk. It is in WAL mode, and
+locked as long as it is open, which also makes it work on network file systems. A kill at any instant leaves the last
+transaction out or in, whole.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Literal, TypeAlias
+from uuid import uuid4
+
+from agentrl.episode.state import Parked
+from agentrl.errors import ConfigError
+from agentrl.trajectory.trajectory import Trajectory
+
+Place: TypeAlias = tuple[int, int, int]
+"""A group's number, and the row and epoch of its task."""
+GroupState: TypeAlias = Literal["playing", "waiting", "finished", "trained", "dropped"]
+Change: TypeAlias = tuple[str, Sequence[Any]]
+"""A statement and its values."""
+
+_VERSION = 1
+_PAUSE_S = 0.02
+"""Changes within this time share a transaction."""
+_TABLES = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE groups (
+    number INTEGER PRIMARY KEY, row INTEGER, epoch INTEGER, state TEXT, attempts INTEGER DEFAULT 0, reason TEXT,
+    step INTEGER, at REAL
+);
+CREATE TABLE episodes (
+    number INTEGER, member INTEGER, row INTEGER, epoch INTEGER, version INTEGER, data BLOB,
+    PRIMARY KEY (number, member)
+);
+"""
+_SET = (
+    "INSERT INTO groups (number, row, epoch, state, at) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (number) DO UPDATE SET state = excluded.state, at = excluded.at"
+)
+_REVIVE = "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, 'waiting', ?, '', NULL, ?)"
+_AGAIN = "UPDATE groups SET attempts = attempts + 1 WHERE number = ?"
+_GONE = "UPDATE groups SET state = ?, reason = ?, step = ?, at = ? WHERE number = ?"
+_FORGET = "DELETE FROM episodes WHERE number = ? AND member = ?"
+_KEEP = "INSERT OR REPLACE INTO episodes VALUES (?, ?, ?, ?, ?, ?)"
+_LEAVE = "DELETE FROM episodes WHERE number = ? AND version > ?"
+_PRUNE = "DELETE FROM episodes WHERE number IN (SELECT number FROM groups WHERE state IN ('trained', 'dropped'))"
+
+
+class Journal:
+    """A journal file, which is made if it is missing. Close it.
+
+    Raises ConfigError if another process writes it, if it is damaged, or if others can write to it: episodes are
+    pickled, and unpickling a file can run code. Later methods raise ConfigError if the file could not be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.unsaved = 0
+        """Episodes that cannot be pickled, such as those parked with an open Env. After a crash they are played
+        again."""
+        self._kept: dict[tuple[int, int], tuple[object, float | None]] = {}
+        """What was saved of the groups that are not gone, so that it is not saved twice."""
+        self._saved_step = -1
+        self._open()
+        self._failed: Exception | None = None
+        self._queue: SimpleQueue[Change | threading.Event | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="agentrl-journal", daemon=True)
+        self._thread.start()
+
+    def note(self, group: Place, state: GroupState) -> None:
+        """The group is in this state now."""
+        self._put(_SET, (*group, state, time.time()))
+        if state == "waiting":
+            self._put(_AGAIN, (group[0],))
+
+    def gone(self, group: Place, state: Literal["trained", "dropped"], step: int, reason: str = "") -> None:
+        """The group is gone. Its episodes are forgotten, unless the last checkpoint may need them."""
+        number = group[0]
+        self._put(_GONE, (state, reason, step, time.time(), number))
+        self._put(_LEAVE, (number, self._saved_step))
+        for key in [key for key in self._kept if key[0] == number]:
+            del self._kept[key]
+
+    def keep(self, group: Place, index: int, member: Trajectory | Parked, version: int) -> None:
+        """Save an episode of a group. `version`: that of the newest weights that may have sampled it."""
+        key, mark = (group[0], index), (member, member.reward if isinstance(member, Trajectory) else None)
+        before = self._kept.get(key)
+        if before is not None and before[0] is mark[0] and before[1] == mark[1]:
+            return
+        self._kept[key] = mark
+        try:
+            data = pickle.dumps(member, pickle.HIGHEST_PROTOCOL)
+        except Exception:  # noqa: BLE001 - the pickle boundary: objects of an Env raise anything
+            self.unsaved += 1
+            return
+        self._put(_KEEP, (group[0], index, group[1], group[2], version, data))
+
+    def forget(self, group: Place, index: int) -> None:
+        """An episode of a group is to be played again, whatever was saved of it."""
+        self._kept.pop((group[0], index), None)
+        self._put(_FORGET, (group[0], index))
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of this step is complete: the episodes of groups that were gone before it are forgotten."""
+        self._saved_step = step
+        self._put(_PRUNE, ())
+
+    def rewind(
+        self, number: int, step: int, groups: Iterable[tuple[Place, int]]
+    ) -> dict[Place, dict[int, Trajectory | Parked]]:
+        """Be as before group `number` was drawn and after `step` was trained, with these groups (and how often each was
+        put back) not gone.
+
+        Returns the episodes that are still good, by group and member: weights of later steps have sampled none of them.
+        Those of groups from `number` on are good if the same tasks are drawn again.
+        """
+        self._saved_step = step
+        self._kept.clear()
+        self._put("DELETE FROM groups WHERE number >= ?", (number,))
+        for place, attempts in groups:
+            self._put(_REVIVE, (*place, attempts, time.time()))
+        self._put("DELETE FROM episodes WHERE version > ?", (step,))
+        self._put(_PRUNE, ())
+        self.flush()
+        return self._episodes()
+
+    def flush(self) -> None:
+        """Wait until everything so far is in the file. Raises ConfigError if it could not be written."""
+        done = threading.Event()
+        self._queue.put(done)
+        while not done.wait(0.2):
+            if not self._thread.is_alive():
+                break
+        self._check()
+
+    def close(self) -> None:
+        """Write the rest, and let other processes write."""
+        self._queue.put(None)
+        self._thread.join()
+        self._database.close()
+
+    def _put(self, statement: str, values: Sequence[Any]) -> None:
+        self._check()
+        self._queue.put((statement, values))
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise ConfigError(
+                f"{self.path}: the journal cannot be written ({self._failed}); free some disk, and resume"
+            )
+
+    def _open(self) -> None:
+        new = not self.path.exists()
+        if new:
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        found = self.path.stat()
+        if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"{self.path}: others can write to it, and reading it can run code; run `chmod go-w {self.path}`"
+            )
+        self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute("BEGIN EXCLUSIVE")
+            if not self._database.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone():
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    self._database.execute(statement)
+                about = {"version": str(_VERSION), "id": uuid4().hex}
+                self._database.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+            about = dict(self._database.execute("SELECT key, value FROM about"))
+            self._database.execute("COMMIT")
+        except sqlite3.DatabaseError as exc:
+            self._database.close()
+            raise _refusal(self.path, exc) from exc
+        if about.get("version") != str(_VERSION):
+            self._database.close()
+            raise ConfigError(f"{self.path}: a journal of another version of agentrl; delete it: episodes are replayed")
+        self.id = about["id"]
+        """Names this file, so that a checkpoint knows its own."""
+
+    def _write(self) -> None:
+        ended = False
+        while not ended:
+            changes, waiting = [self._queue.get()], []
+            time.sleep(_PAUSE_S if not isinstance(changes[0], threading.Event) and changes[0] is not None else 0)
+            while not self._queue.empty():
+                changes.append(self._queue.get())
+            statements = [change for change in changes if isinstance(change, tuple)]
+            waiting = [change for change in changes if isinstance(change, threading.Event)]
+            ended = None in changes
+            if self._failed is None:
+                self._commit(statements)
+            for event in waiting:
+                event.set()
+
+    def _commit(self, changes: Iterable[Change]) -> None:
+        try:
+            self._database.execute("BEGIN")
+            for statement, values in changes:
+                self._database.execute(statement, values)
+            self._database.execute("COMMIT")
+        except sqlite3.Error as exc:
+            self._failed = exc
+
+    def _episodes(self) -> dict[Place, dict[int, Trajectory | Parked]]:
+        found: dict[Place, dict[int, Trajectory | Parked]] = {}
+        query = "SELECT number, row, epoch, member, data FROM episodes"
+        for number, row, epoch, member, data in self._database.execute(query):
+            try:
+                found.setdefault((number, row, epoch), {})[member] = pickle.loads(data)
+            except Exception:  # noqa: BLE001 - the pickle boundary: classes that changed raise anything
+                self.unsaved += 1
+        return found
+
+
+def _refusal(path: Path, exc: sqlite3.DatabaseError) -> ConfigError:
+    if "locked" in str(exc):
+        return ConfigError(f"{path}: another process writes this journal; wait for its end, or end it")
+    return ConfigError(f"{path}: not a readable journal ({exc}); delete it: the episodes in it are played again")
+
+
+def newest_weights(member: Trajectory | Parked, default: int) -> int:
+    """The newest version of the weights that sampled an episode; `default` if the engine names none."""
+    versions = _versions(member)
+    named = [int(version) for version in versions if version.isdecimal()]
+    return max(named) if named and len(named) == len(versions) else default
+
+
+def oldest_weights(members: Iterable[Trajectory | Parked | None], default: int) -> int:
+    """The oldest version of the weights that sampled any of these episodes; `default` if the engine names none."""
+    named = [version for member in members if member is not None for version in _versions(member)]
+    return min([default, *(int(version) for version in named if version.isdecimal())])
+
+
+def _versions(member: Trajectory | Parked) -> Sequence[str]:
+    return (member.episode.trajectory if isinstance(member, Parked) else member).weight_versions
