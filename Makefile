@@ -7,7 +7,7 @@ STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test quick soak soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view gateway-clients gpu gpu-wheels clean
+.PHONY: demo test quick soak crash soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view gateway-clients gpu gpu-wheels clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -25,6 +25,9 @@ quick: check  ## Lint, types, and the tests that need no model: under two minute
 
 soak: $(STAMP)  ## 1,000 episodes of a hostile Env under each host (SLIME_SRC=/path/to/slime for slime), whole storms, a retriever killed ten times, an overlapped run killed twenty times.
 	AGENTRL_SOAK=1000 $(BIN)/python -m pytest tests/hostile tests/gateway/test_told.py tests/slime/contract/test_soak.py tests/slime/test_partial.py::test_storm tests/slime/test_nodes.py tests/test_storm.py tests/envs/search_r1/test_retrieval_killed.py tests/train/test_overlap_killed.py
+
+crash: $(STAMP)  ## kill -9 of a rollout of 2,000 prompts, 50 times, with and without rewinds: each prompt is trained once (eight minutes).
+	AGENTRL_CRASH=50 $(BIN)/python -m pytest tests/rollout/crash
 
 soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers, 20 times, the suite of back ends over hosted machines, and 100 tries of each attack on a reporter; the engine is started from nothing (Debian or Ubuntu, root).
 	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py
