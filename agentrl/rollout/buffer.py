@@ -55,6 +55,12 @@ class TaskSource(Protocol):
         """A task that was drawn before."""
         ...
 
+    def record(self, row: int, rate: float) -> None:
+        """Note the pass rate of a group of a task."""
+        ...
+
+    def metrics(self) -> Mapping[str, JSON]: ...
+
     def state_dict(self) -> Mapping[str, JSON]: ...
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None: ...
@@ -100,7 +106,7 @@ class GroupBuffer:
 
     `policy` chooses among the groups that were put back, before a fresh task is drawn. It gets `args`. A group that it
     removes and does not return is dropped as `buffer_filter`. With a `journal`, episodes that have ended or are parked
-    outlive the process.
+    outlive the process, unless `keeps_episodes` is False: then it only records what became of the groups.
 
     Methods raise ValueError for a group that is not where it must be, so that nothing is trained twice.
     """
@@ -113,6 +119,7 @@ class GroupBuffer:
         policy: BufferFilter = pop_first,
         args: Any = None,
         journal: Journal | None = None,
+        keeps_episodes: bool = True,
     ) -> None:
         self.source, self.group_size = source, group_size
         self.dropped: Counter[str] = Counter()
@@ -120,6 +127,7 @@ class GroupBuffer:
         self.trained_groups = 0
         """Groups that were trained so far."""
         self._policy, self._args, self._journal = policy, args, journal
+        self._keeps_episodes = keeps_episodes
         self._found: dict[Place, dict[int, Trajectory | Parked]] = {}
         """Episodes in the journal of groups that may be drawn again, by group and member."""
         self._next, self._step = 0, 0
@@ -127,6 +135,11 @@ class GroupBuffer:
         self._where: dict[int, Whereabouts] = {}
         self._groups: dict[int, PendingGroup] = {}
         """Those that are not gone, by number."""
+
+    def begin(self, journal: Journal) -> None:
+        """Use this journal from the first group on. What an attempt without a checkpoint has left in it is removed."""
+        self._journal = journal
+        journal.rewind(0, -1, ())
 
     def take(self, version: int = 0) -> PendingGroup | None:
         """The next group to play: one that was put back, by the policy, else a fresh one. None: the data has ended.
@@ -145,7 +158,7 @@ class GroupBuffer:
     def keep(self, group: PendingGroup, index: int, member: Trajectory | Parked) -> None:
         """An episode of a group that is being played has ended, or is parked: a restart need not play it again."""
         group.members[index] = member
-        if self._journal is not None:
+        if self._journal is not None and self._keeps_episodes:
             self._journal.keep(_place(group), index, member, newest_weights(member, self._step))
 
     def finished(self, group: PendingGroup, trajectories: Sequence[Trajectory]) -> None:
@@ -206,8 +219,11 @@ class GroupBuffer:
     def restore(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
         """Be as at the time of `state`. Groups that were not gone then are handed out again first.
 
-        Raises ConfigError if the data has changed since, unless accepted.
+        A state of the source alone is taken, too: checkpoints of earlier versions hold it. Raises ConfigError if the
+        data has changed since, unless accepted.
         """
+        if "source" not in state:
+            state = {"source": state, "next": 0, "step": 0, "trained": 0, "dropped": {}, "groups": []}
         self.source.load_state_dict(state["source"], accept_changes=accept_changes)
         self._next, self._step, self.trained_groups = state["next"], state["step"], state["trained"]
         self.dropped = Counter(state["dropped"])

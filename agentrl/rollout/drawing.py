@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from agentrl.errors import ConfigError
+from agentrl.rollout.buffer import GroupBuffer, PendingGroup
 from agentrl.rollout.groups import Rollout, run_groups
 from agentrl.rollout.pass_rates import pass_rate
-from agentrl.rollout.tasks import TaskStream
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, SamplingParams
 
@@ -21,6 +22,8 @@ class Drawn:
 
     groups: list[Group]
     """Those to learn from."""
+    pending: list[PendingGroup] = field(default_factory=list)
+    """The same in the buffer, where they wait to be trained."""
     replaced: list[Group] = field(default_factory=list)
     """Those whose place another group took, in the order of their play. Their tokens are masked as `replaced`."""
     metrics: Mapping[str, JSON] = field(default_factory=dict)
@@ -28,18 +31,18 @@ class Drawn:
 
 @dataclass(slots=True, kw_only=True)
 class GroupDrawer:
-    """Draws tasks from a stream, plays them, and tells the stream how they went.
+    """Takes groups from a buffer, plays them, and tells the buffer and its data how they went.
 
     `refill` is how often in a step the groups that teach nothing are replaced by groups of fresh tasks: DAPO's dynamic
     sampling (arXiv 2503.14476), with a bound. A step always has `groups` groups. At the bound, the last one played in
     each place stays.
 
-    Everything depends on the stream's state, the seed and the step alone, so a step that is played again after a kill
+    Everything depends on the buffer's state, the seed and the step alone, so a step that is played again after a kill
     draws the same tasks and replaces the same groups.
     """
 
     rollout: Rollout
-    stream: TaskStream
+    buffer: GroupBuffer
     groups: int
     group_size: int
     seed: int
@@ -53,24 +56,25 @@ class GroupDrawer:
 
     async def draw(self, step: int) -> Drawn:
         """The groups of a step. Raises as `run_groups` does."""
-        kept = await self._play(step, self.groups, first=0)
+        pending, kept = await self._play(step, self.groups, first=0)
         replaced: list[Group] = []
         idle = before = self._idle(kept)
         for _ in range(self.refill):
             if not idle:
                 break
-            fresh = await self._play(step, len(idle), first=self.groups + len(replaced))
-            for place, group in zip(idle, fresh, strict=True):
+            taken, fresh = await self._play(step, len(idle), first=self.groups + len(replaced))
+            for place, group, played in zip(idle, taken, fresh, strict=True):
                 for trajectory in kept[place]:
                     trajectory.mask("replaced")
                 replaced.append(kept[place])
-                kept[place] = group
+                self.buffer.drop(pending[place], "replaced")
+                pending[place], kept[place] = group, played
             idle = self._idle(kept)
         if self.refill:
             self._watch(step, idle, len(replaced))
         shares = [1 - len(places) / self.groups for places in (before, idle)]
         metrics = {"teaching_share_drawn": shares[0], "teaching_share": shares[1], "replaced_groups": len(replaced)}
-        return Drawn(kept, replaced, {**metrics, **self.stream.metrics()})
+        return Drawn(kept, pending, replaced, {**metrics, **self.buffer.source.metrics()})
 
     def _watch(self, step: int, idle: Sequence[int], replaced: int) -> None:
         """Warn if even fresh tasks teach nothing: once, and again after a step that taught."""
@@ -87,19 +91,35 @@ class GroupDrawer:
         """The places of the groups that teach nothing."""
         return [place for place, teaches in enumerate(self.teach(groups)) if not teaches]
 
-    async def _play(self, step: int, count: int, *, first: int) -> list[Group]:
-        tasks = self.stream.take(count)
+    async def _play(self, step: int, count: int, *, first: int) -> tuple[list[PendingGroup], list[Group]]:
+        pending = self._take(step, count)
+        known = {
+            (place, index): member
+            for place, group in enumerate(pending)
+            for index, member in enumerate(group.members)
+            if isinstance(member, Trajectory)
+        }
         groups = await run_groups(
             self.rollout,
-            tasks,
+            [group.task for group in pending],
             self.group_size,
             sampling_params=self.sampling_params,
             seed=self.seed,
             step=step,
             first=first,
             keep_unscored=self.keep_unscored,
+            known=known,
+            keep=lambda trajectory, seat: self.buffer.keep(pending[seat[0]], seat[1], trajectory),
         )
-        for task, group in zip(tasks, groups, strict=True):
-            if (rate := pass_rate(group)) is not None:
-                self.stream.record(task, rate)
-        return groups
+        for group, trajectories in zip(pending, groups, strict=True):
+            self.buffer.finished(group, trajectories)
+            if (rate := pass_rate(trajectories)) is not None:
+                self.buffer.source.record(group.row, rate)
+        return pending, groups
+
+    def _take(self, step: int, count: int) -> list[PendingGroup]:
+        """Raises ConfigError at the end of data that ends."""
+        taken = [group for group in (self.buffer.take(step - 1) for _ in range(count)) if group is not None]
+        if len(taken) < count:
+            raise ConfigError(f"step {step}: the data has ended; give more epochs, or fewer steps")
+        return taken

@@ -195,7 +195,6 @@ class TaskStream:
         keys = list(map(_digest, self._tasks))
         self._rows = "".join(keys)
         """Eight hexadecimal digits for each task. It is short because every checkpoint holds it."""
-        self._row_of = {id(task): row for row, task in enumerate(self._tasks)}
         self._choices: dict[str, TaskChoice] = {}
         if pass_rates is not None:
             self._choices["pass_rates"] = PassRateWindow(keys, *pass_rates)
@@ -225,11 +224,7 @@ class TaskStream:
         """The task of a row of the data."""
         return self._tasks[row]
 
-    def record(self, task: Task, rate: float) -> None:
-        """Note the pass rate of a group of a task that `take` returned."""
-        self.record_row(self._row_of[id(task)], rate)
-
-    def record_row(self, row: int, rate: float) -> None:
+    def record(self, row: int, rate: float) -> None:
         """Note the pass rate of a group of a row's task."""
         for choice in self._choices.values():
             choice.record(row, rate, self._epoch)

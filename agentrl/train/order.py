@@ -22,7 +22,7 @@ class StepEnd:
     """What a checkpoint after a step holds beside the weights: where the rollouts of later steps begin."""
 
     data: Mapping[str, Any]
-    """The position in the tasks."""
+    """The state of the buffer: the groups that are not trained yet, and the position in the tasks."""
     random_states: Mapping[str, Any]
     """Those of the process."""
 

@@ -1,14 +1,33 @@
-"""From groups of episodes to the rows of a step's updates, and the divisor of its loss."""
+"""From tasks to groups of episodes that teach, to the rows of a step's updates, and the divisor of its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from agentrl.rollout.buffer import GroupBuffer
+from agentrl.rollout.drawing import GroupDrawer
+from agentrl.rollout.groups import Rollout
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages
 from agentrl.train.teacher import Teacher
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
+
+
+def drawer_of(config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]) -> GroupDrawer:
+    """What draws the groups of each step."""
+    return GroupDrawer(
+        rollout=rollout,
+        buffer=buffer,
+        groups=config.prompts_per_step,
+        group_size=config.group_size,
+        seed=config.seed,
+        sampling_params={"temperature": config.temperature},
+        teach=lambda groups: teach(groups, config),
+        warn=warn,
+        refill=config.refill,
+        keep_unscored=not config.learns_from_rewards,
+    )
 
 
 def rows_to_learn(

@@ -3,6 +3,7 @@
 config.yaml  metrics.jsonl  summary.json  bill.json  reward.png  tensorboard/  wandb_id
 trajectories/step_000010.jsonl, eval_start.jsonl, ...
 index/ events.jsonl imitation.jsonl inflight.json       what `agentrl view` shows beside them: see records.py
+journal.db                    what became of each group, and episodes that no checkpoint has: see rollout/journal.py
 checkpoints/step_000050/      a Hugging Face folder, with optimizer.pt and state.json beside the weights
 skipped_rows.txt              rows of chat that the warm start left out, cut or found odd, and why; absent if none
 model/                        the final weights

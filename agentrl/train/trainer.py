@@ -26,9 +26,11 @@ from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
 from agentrl.render.base import Renderer
-from agentrl.rollout.drawing import Drawn, GroupDrawer
+from agentrl.rollout.buffer import GroupBuffer
+from agentrl.rollout.drawing import Drawn
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout
+from agentrl.rollout.journal import Journal
 from agentrl.rollout.tasks import TaskStream, held_out_tasks, tasks_of
 from agentrl.train import lora
 from agentrl.train.batch import Row
@@ -56,7 +58,7 @@ from agentrl.train.report import (
     nothing_learned,
     told_evaluation,
 )
-from agentrl.train.rows import normaliser, rows_to_learn, teach
+from agentrl.train.rows import drawer_of, normaliser, rows_to_learn
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
 from agentrl.train.teacher import Teacher, open_teacher
 from agentrl.train.trackers import Trackers, check_wandb
@@ -127,9 +129,11 @@ class Trainer:
         envs = EnvFactory(config.env, config.env_config)
         reward = config.reward_function()
         tasks = tasks_of(envs, config.data, "train", episodes=config.episodes)
-        self.stream = TaskStream(tasks, config.seed, pass_rates=config.pass_rates, curriculum=config.curriculum)
+        stream = TaskStream(tasks, config.seed, pass_rates=config.pass_rates, curriculum=config.curriculum)
         self.eval_tasks = held_out_tasks(envs, config.eval_data, config.eval_tasks, own=config.data is None)
         checkpoint = self._find_checkpoint() if self._resume else None
+        journal = self._open_journal() if checkpoint is not None else None
+        self.buffer = GroupBuffer(stream, config.group_size, journal=journal, keeps_episodes=config.staleness > 0)
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
         self.teacher = await open_teacher(config, self.tokenizer, self.learner.device)
@@ -156,18 +160,7 @@ class Trainer:
             reward=reward,
             concurrency=config.concurrency,
         )
-        self.drawer = GroupDrawer(
-            rollout=self.rollout,
-            stream=self.stream,
-            groups=config.prompts_per_step,
-            group_size=config.group_size,
-            seed=config.seed,
-            sampling_params={"temperature": config.temperature},
-            teach=lambda groups: teach(groups, config),
-            warn=self._warn,
-            refill=config.refill,
-            keep_unscored=not config.learns_from_rewards,
-        )
+        self.drawer = drawer_of(config, self.rollout, self.buffer, self._warn)
         self.order = self._choose_order()
         self._stack.push_async_callback(self.order.stop)
         if checkpoint is not None and state is not None:
@@ -175,13 +168,16 @@ class Trainer:
         self._note_step_end()
         self.folder.create(config)
         self._created = not self._resume
+        if checkpoint is None:
+            self.buffer.begin(self._open_journal())
         on_gpu = self.learner.device.type == "cuda"
         self.bill.keep_in(self.folder.bill, on_gpu=on_gpu, seconds=self.position.seconds)
         self._stack.callback(self.records.begin(self.folder.path))
         if self.warm_optimizers and (listed := self.demonstrations.listed()):
             self.folder.write_skipped(listed)
         if config.lora is not None and config.model == "tiny" and not self.folder.base.exists():
-            self.folder.save_model(self.folder.base, 0, self._save_base)
+            tiny = load_model("tiny", seed=config.seed)
+            self.folder.save_model(self.folder.base, 0, lambda path: save_model(tiny, self.tokenizer, path))
         if self._resume:
             self.folder.rewind(self.position.step)
             self.records.rewind(self.position.step, self.position.warm_steps)
@@ -259,6 +255,7 @@ class Trainer:
         drawn = self._drawn.pop(step, Drawn(played.groups))
         metrics = RolloutMetrics.of_groups([*played.groups, *drawn.replaced])
         update = {**await self.order.learn(played, self.update), **drawn.metrics}
+        self.buffer.trained(step, drawn.pending)
         self.bill.add("hand_over", played.hand_over_s)
         self._step_end = played.end
         uncredited = uncredited_groups(played.groups) if self.config.credit == "turn" else 0
@@ -364,15 +361,21 @@ class Trainer:
             (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
 
         self.folder.save_checkpoint(self.position.step, write)
+        self.buffer.saved(self._noted.data)
         self._progress_saved = self._progress_made()
 
     def _note_step_end(self) -> None:
-        """Note the position in the data and the random states: a checkpoint holds those of the end of a step, or with
-        `staleness` those of the end of its rollout. Then rollouts that had begun are played again."""
-        self._noted, self._step_end = self._step_end or self._present_state(), None
+        """Note which groups are not trained yet, and the random states, with `staleness` those of the rollout's end."""
+        now, end = self._present_state(), self._step_end
+        self._noted, self._step_end = StepEnd(now.data, (end or now).random_states), None
 
     def _present_state(self) -> StepEnd:
-        return StepEnd(self.stream.state_dict(), random_states(self.learner.device))
+        return StepEnd(self.buffer.state(), random_states(self.learner.device))
+
+    def _open_journal(self) -> Journal:
+        journal = Journal(self.folder.path / "journal.db")
+        self._stack.callback(journal.close)
+        return journal
 
     def _checkpoint_if_new(self) -> None:
         """Write a checkpoint if anything was learned since the last one."""
@@ -403,7 +406,7 @@ class Trainer:
     def _read_state(self, checkpoint: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         self.position = Position(**state["position"])
-        self.stream.load_state_dict(state["data"], accept_changes=self._accept_changed_data)
+        self.buffer.restore(state["data"], accept_changes=self._accept_changed_data)
         return state
 
     def _load_model(self, checkpoint: Path | None) -> None:
@@ -454,9 +457,6 @@ class Trainer:
 
     def _save_model(self, path: Path) -> None:
         save_model(self.learner.model, self.tokenizer, path)
-
-    def _save_base(self, path: Path) -> None:
-        save_model(load_model(self.config.model, seed=self.config.seed), self.tokenizer, path)
 
     def _begin_rl(self) -> None:
         """Keep the present weights as the reference of KL, and write the first checkpoint."""

@@ -9,8 +9,9 @@ import pytest
 from agentrl import Env, EnvFactory, InfraError, StepResult, Task
 from agentrl.errors import ConfigError
 from agentrl.rollout import Rollout, TaskStream
+from agentrl.rollout.buffer import GroupBuffer
 from agentrl.rollout.drawing import GroupDrawer
-from agentrl.trajectory.trajectory import total_ledger
+from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from tests.rollout.test_groups import Fake
 
 
@@ -42,7 +43,7 @@ def drawer(renderer):
         tasks = [Task(prompt="x", id=str(i), label=label) for i, label in enumerate(labels)]
         return GroupDrawer(
             rollout=rollout,
-            stream=TaskStream(tasks, 0),
+            buffer=GroupBuffer(TaskStream(tasks, 0), 2),
             groups=groups,
             group_size=2,
             seed=0,
@@ -132,9 +133,39 @@ async def test_a_step_without_any_reward_is_refused_unless_none_is_needed(drawer
 
 async def test_pass_rates_reach_the_stream_before_the_refill(drawer):
     own = drawer(["11"] * 3 + ["01"], refill=6)
-    own.stream = TaskStream(own.stream._tasks, 0, pass_rates=(0.1, 0.9))
+    own.buffer.source = TaskStream(own.buffer.source._tasks, 0, pass_rates=(0.1, 0.9))
     drawn = await own.draw(1)
 
     assert drawn.metrics["resting_tasks"] == 3
     assert {group[0].task.id for group in drawn.groups} == {"3"}
     assert len(drawn.replaced) < 12, "tasks that rest are not drawn again and again"
+
+
+async def test_the_buffer_knows_what_is_to_be_trained_and_what_was_replaced(drawer):
+    own = drawer(["11"] * 4 + ["01"] * 4, refill=10)
+    drawn = await own.draw(1)
+
+    assert own.buffer.dropped == {"replaced": len(drawn.replaced)}
+    assert [group.members for group in drawn.pending] == drawn.groups
+    assert own.buffer.depths() == {"playing": 0, "waiting": 0, "finished": 3}
+    own.buffer.trained(1, drawn.pending)
+    assert own.buffer.state()["groups"] == []
+
+
+async def test_episodes_of_an_earlier_try_are_not_played_again(drawer):
+    own = drawer(["01"] * 4, refill=0)
+    first = own.buffer.take()
+    kept = Trajectory(first.task, session_id="earlier")
+    kept.reward = 1.0
+    own.buffer.put_back(first, [kept])
+    drawn = await own.draw(1)
+
+    assert drawn.groups[0][0] is kept
+    assert len(own.rollout.engine.asked) == 5
+
+
+async def test_data_that_ends_too_early_is_one_line(drawer):
+    own = drawer(["01"] * 2, refill=0)
+    own.buffer.source = TaskStream(own.buffer.source._tasks, 0, epochs=1)
+    with pytest.raises(ConfigError, match="step 1: the data has ended"):
+        await own.draw(1)

@@ -45,8 +45,8 @@ def test_without_a_window_nothing_is_left_out():
         found = open_window.take(3)
         assert ids(taken) == ids(found)
         for task, other in zip(taken, found, strict=True):
-            plain.record(task, 0.0)
-            open_window.record(other, 0.0)
+            plain.record(int(task.id), 0.0)
+            open_window.record(int(other.id), 0.0)
     assert plain.metrics() == {}
 
 
@@ -58,7 +58,7 @@ def test_a_task_outside_of_the_window_rests_longer_each_time():
         drawn.append("3" in ids(taken))
         assert {"0", "1", "2"} <= set(ids(taken))
         for task in taken:
-            stream.record(task, 0.0 if task.id == "3" else 0.1)
+            stream.record(int(task.id), 0.0 if task.id == "3" else 0.1)
         assert stream.metrics() == {"resting_tasks": 1}
     assert drawn == [True, False, True, False, False, True, False, False, False, True]
 
@@ -66,13 +66,13 @@ def test_a_task_outside_of_the_window_rests_longer_each_time():
 def test_a_task_that_comes_into_the_window_rests_no_more():
     stream = TaskStream(tasks(2), 0, pass_rates=(0.1, 0.9))
     for task in stream.take(2):
-        stream.record(task, 1.0 if task.id == "0" else 0.5)
+        stream.record(int(task.id), 1.0 if task.id == "0" else 0.5)
     assert ids(stream.take(1)) == ["1"]
     for task in stream.take(2):  # both, in the epoch after the rest
-        stream.record(task, 0.5)
+        stream.record(int(task.id), 0.5)
     assert stream.metrics() == {"resting_tasks": 0}
     for task in stream.take(2):
-        stream.record(task, 1.0 if task.id == "0" else 0.5)
+        stream.record(int(task.id), 1.0 if task.id == "0" else 0.5)
     ((times, _),) = stream.state_dict()["pass_rates"].values()
     assert times == 1, "it rests for one epoch again, not two"
 
@@ -81,7 +81,7 @@ def test_a_set_without_a_task_in_the_window_is_drawn_all_the_same():
     stream = TaskStream(tasks(2), 0, pass_rates=(0.1, 0.9))
     for _ in range(20):
         for task in stream.take(5):  # more than there are
-            stream.record(task, 1.0)
+            stream.record(int(task.id), 1.0)
 
 
 def test_the_next_level_begins_when_the_last_is_passed():
@@ -93,13 +93,13 @@ def test_the_next_level_begins_when_the_last_is_passed():
         of_level = [task for task in taken if task.metadata["difficulty"] == max(difficulties)]
         for task in taken:
             if task not in of_level:
-                stream.record(task, 1.0)  # easy ones count for nothing
+                stream.record(int(task.id), 1.0)  # easy ones count for nothing
         for task, rate in zip(of_level[:16], [1.0] * 11 + [0.0] * 5, strict=True):
-            stream.record(task, rate)
+            stream.record(int(task.id), rate)
         assert stream.metrics()["curriculum_level"] == level, "11 of 16 is not enough"
-        stream.record(of_level[0], 1.0)  # still 11: the oldest leaves
+        stream.record(int(of_level[0].id), 1.0)  # still 11: the oldest leaves
         for task in of_level[:16]:
-            stream.record(task, 1.0)
+            stream.record(int(task.id), 1.0)
     assert stream.metrics()["curriculum_level"] == 3
 
 
@@ -132,7 +132,7 @@ def played(stream, rng, steps):
         taken = stream.take(5)
         found += ids(taken)
         for task in taken:
-            stream.record(task, rng.random() * (int(task.id) % 4 != 0))
+            stream.record(int(task.id), rng.random() * (int(task.id) % 4 != 0))
     return found
 
 
@@ -161,5 +161,5 @@ def test_a_state_is_a_copy():
     state = stream.state_dict()
     before = json.dumps(state)
     for task in stream.take(4):
-        stream.record(task, 0.0)
+        stream.record(int(task.id), 0.0)
     assert json.dumps(state) == before != json.dumps(stream.state_dict())

@@ -86,7 +86,7 @@ def test_a_killed_run_draws_and_replaces_the_same_groups(chosen, tmp_path, last)
     assert {line["curriculum_levels"] for line in shown} == {3}
     assert max(line["resting_tasks"] for line in shown) > 0
     state = json.loads((whole.out / "checkpoints" / "step_000006" / "state.json").read_text())
-    assert state["data"]["pass_rates"]
+    assert state["data"]["source"]["pass_rates"]
 
 
 def test_a_run_without_a_difference_says_what_to_do(chosen):

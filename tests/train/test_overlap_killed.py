@@ -20,6 +20,8 @@ import pytest
 
 KILLS = 20 if "AGENTRL_SOAK" in os.environ else 2
 STALENESS, STEPS = 2, 6 + 4 * KILLS
+TASKS = 10
+"""Rows of the data that `make_config` writes."""
 PATIENCE_S = 300
 
 pytestmark = pytest.mark.timeout(PATIENCE_S * (KILLS + 2))
@@ -50,6 +52,7 @@ class Recorded(Trainer):
         found = super().update(groups, step)
         note(
             step=step, before=before, after=self.digest(), played=[t.session_id for t in played],
+            tasks=[group[0].task.id for group in groups],
             versions=sorted({int(span.weight_version) for span in spans}),
         )
         return found
@@ -141,6 +144,9 @@ def test_random_kills(run, tmp_path):
     assert sum(update["before"] != update["after"] for update in updates) > STEPS / 2, "others have equal rewards"
     played = [name for update in updates for name in update["played"]]
     assert len(played) == len(set(played)) == 4 * STEPS
+    tasks = [task for update in updates for task in update["tasks"]]
+    epochs = [tasks[start : start + TASKS] for start in range(0, len(tasks), TASKS)]
+    assert all(len(set(epoch)) == len(epoch) for epoch in epochs), "each task of an epoch is trained once"
     for update in updates:
         assert all(name.startswith(f"train-{update['step']:06d}-") for name in update["played"])
         ages = [update["step"] - 1 - version for version in update["versions"]]

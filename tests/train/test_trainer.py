@@ -96,7 +96,7 @@ def test_a_run_leaves_all_it_promises(straight):
     run = config.out
     names = {path.name for path in run.iterdir()} - {"tensorboard"}
     promised = {"config.yaml", "metrics.jsonl", "summary.json", "bill.json", "reward.png"}
-    promised |= {"trajectories", "checkpoints", "model", "index", "imitation.jsonl"}
+    promised |= {"trajectories", "checkpoints", "model", "index", "imitation.jsonl", "journal.db"}
     assert names == promised
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_000004", "step_000006"}
     metrics = lines(run)
