@@ -112,7 +112,7 @@ def build_config(file: Path | None, flags: dict[str, Any], *, resume: bool) -> T
 
 def _say_what_next(config: TrainConfig) -> None:
     data = config.eval_data or config.data
-    on = f" --data {data}" if data else ""
+    on = f" --data {data}" if isinstance(data, Path) else ""
     typer.echo(f"evaluate  agentrl eval {config.env} --model {config.out}{on}")
     typer.echo(f"look      agentrl show {config.out}")
     typer.echo(f"view      agentrl view {config.out}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from agentrl.monitor.canaries import Canaries, CanaryConfig
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout, run_groups
-from agentrl.rollout.tasks import TaskStream, load_tasks, tasks_of
+from agentrl.rollout.stream import TaskStream
+from agentrl.rollout.tasks import load_tasks, tasks_of
 
 __all__ = [
     "BugError",

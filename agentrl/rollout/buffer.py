@@ -44,6 +44,14 @@ class DrawnTask:
     epoch: int
 
 
+class PromptFilter(Protocol):
+    """Whether a task's prompt is short enough; see `PromptLimit`."""
+
+    def allows(self, task: Task) -> bool: ...
+
+    def metrics(self) -> Mapping[str, JSON]: ...
+
+
 class TaskSource(Protocol):
     """Where a buffer draws fresh tasks from; `TaskStream` is one."""
 
@@ -60,6 +68,10 @@ class TaskSource(Protocol):
         ...
 
     def metrics(self) -> Mapping[str, JSON]: ...
+
+    def limit_prompts(self, limit: PromptFilter) -> None:
+        """Pass over tasks that the filter does not allow."""
+        ...
 
     def state_dict(self) -> Mapping[str, JSON]: ...
 

@@ -28,6 +28,11 @@ def read_jsonl(path: Path, remedy: str) -> Iterator[tuple[int, JSON]]:
         raise ConfigError(f"{path}: {exc.strerror}; {remedy}") from exc
 
 
+def parse_line(raw: bytes, where: str, *, first: bool) -> JSON:
+    """The value of a line. `first`: it may begin with a byte order mark. Raises ConfigError."""
+    return _value(_text(raw, where, first=first), where)
+
+
 def _text(raw: bytes, where: str, *, first: bool) -> str:
     try:
         return raw.decode("utf-8-sig" if first else "utf-8").strip()

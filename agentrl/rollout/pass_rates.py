@@ -76,7 +76,7 @@ class PassRateWindow:
         return {key: list(rest) for key, rest in self._resting.items()}
 
     def load_state_dict(self, state: Any) -> None:
-        known = set(self._keys)
+        known = set(self._keys) if isinstance(self._keys, list) else self._keys
         self._resting = {key: (times, until) for key, (times, until) in state.items() if key in known}
 
 

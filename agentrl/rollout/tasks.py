@@ -1,27 +1,52 @@
-"""Tasks from a file or from their Env, and the endless, resumable stream of them that training draws from."""
+"""Tasks from a file or from their Env, checked row by row."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import takewhile
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from random import Random
-from typing import Any
+from typing import overload
 
 from agentrl._util.config_errors import check_file
-from agentrl._util.content import content
 from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import normal_spec
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.rollout.buffer import DrawnTask
 from agentrl.rollout.own_tasks import Check, Split, makes_tasks, own_tasks
 from agentrl.rollout.parquet import read_rows
-from agentrl.rollout.pass_rates import Curriculum, PassRateWindow, TaskChoice
+from agentrl.rollout.row_files import RowFile
 from agentrl.types import JSON, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of a data set in another form, named as slime's flags are. Other columns are left out."""
+
+    input_key: str = "prompt"
+    """The prompt: text, or messages."""
+    label_key: str | None = None
+    metadata_key: str | None = None
+    """An object, or JSON text of one."""
+    tool_key: str | None = None
+    """A list of tools, or JSON text of one."""
+
+    def row(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
+        """A row under our own keys; a column without a value is left out."""
+        names = {
+            "prompt": self.input_key,
+            "label": self.label_key,
+            "metadata": self.metadata_key,
+            "tools": self.tool_key,
+        }
+        names |= {"id": "id", "seed": "seed"}
+        return {key: given[name] for key, name in names.items() if name is not None and given.get(name) is not None}
+
+    def names(self) -> list[str]:
+        """The columns to read."""
+        return [name for name in (*astuple(self), "id", "seed") if name is not None]
+
 
 _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "prompt": (str, list),
@@ -37,7 +62,13 @@ _PUBLISHED = "reward_model"
 
 
 def tasks_of(
-    envs: EnvFactory, data: Path | None, split: Split, *, episodes: int | None = None, check: Check | None = None
+    envs: EnvFactory,
+    data: Path | None,
+    split: Split,
+    *,
+    episodes: int | None = None,
+    check: Check | None = None,
+    columns: Columns | None = None,
 ) -> list[Task]:
     """The tasks of a command: those in `data`, or else the first `episodes` that the Env makes by itself.
 
@@ -53,7 +84,7 @@ def tasks_of(
             raise ConfigError(
                 f"--episodes is for tasks that {name} makes, and --data names a file; leave one of them out"
             )
-        return load_tasks(data, split=split, check=_both(envs.check, check))
+        return load_tasks(data, split=split, check=_both(envs.check, check), columns=columns)
     if not makes_tasks(envs.cls):
         raise ConfigError(f"{name} makes no tasks; name a file of tasks with --data, or write {name}.tasks")
     tasks = own_tasks(envs, split, most=episodes, check=check)
@@ -64,10 +95,12 @@ def tasks_of(
     return tasks
 
 
-def held_out_tasks(envs: EnvFactory, data: Path | None, most: int, *, own: bool) -> list[Task]:
+def held_out_tasks(
+    envs: EnvFactory, data: Path | None, most: int, *, own: bool, columns: Columns | None = None
+) -> list[Task]:
     """The first tasks of a file, else the Env's own if `own`. Empty if there are none. Raises ConfigError."""
     if data is not None:
-        return load_tasks(data, split="eval", check=envs.check)[:most]
+        return load_tasks(data, split="eval", check=envs.check, columns=columns)[:most]
     return own_tasks(envs, "eval", most=most) if own and makes_tasks(envs.cls) else []
 
 
@@ -80,12 +113,14 @@ def _both(one: Check, other: Check | None) -> Check:
     return check
 
 
-def load_tasks(path: str | Path, *, split: Split, check: Check | None = None) -> list[Task]:
+def load_tasks(
+    path: str | Path, *, split: Split, check: Check | None = None, columns: Columns | None = None
+) -> list[Task]:
     """Read one Task a line: {"prompt": str or messages, "label"?, "metadata"?, "tools"?, "id"?, "seed"?}.
 
     A row with a `reward_model`, as Search-R1's and others in verl's format, is read as published: `reward_model` is the
-    label, and columns without a meaning here, such as data_source, become metadata. A file named .parquet is read with
-    pyarrow.
+    label, and columns without a meaning here, such as data_source, become metadata. `columns` names those of any other
+    form. `metadata` and `tools` may be JSON text. A file named .parquet is read with pyarrow.
 
     A row without an id is named by its line. A row without a seed gets its own seed, the same in every run. `check` may
     raise ConfigError to refuse a task.
@@ -95,25 +130,62 @@ def load_tasks(path: str | Path, *, split: Split, check: Check | None = None) ->
     path = Path(path)
     check_file(path, _REMEDY, "data file")
     tasks: list[Task] = []
-    for number, row in read_rows(path, _REMEDY):
-        tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split))
-        if check is not None:
-            with _at(f"{path}:{number}"):
-                check(tasks[-1])
+    for number, row in read_rows(path, _REMEDY, columns.names() if columns is not None else None):
+        tasks.append(_task(row, f"{path}:{number}", f"{path.stem}-{number}", split, check, columns))
     if not tasks:
         raise ConfigError(f'{path}: no task in it; write one JSON object a line, such as {{"prompt": "..."}}')
     return tasks
 
 
-def _task(row: JSON, where: str, name: str, split: Split) -> Task:
+class TaskFile(Sequence[Task]):
+    """The tasks of a file that is too large for memory; a row is read and checked when it is drawn.
+
+    Arguments and errors are those of `load_tasks`. The errors of a row are raised where it is read.
+    """
+
+    def __init__(self, path: Path, *, split: Split, check: Check | None = None, columns: Columns | None = None) -> None:
+        self._rows = RowFile(path, _REMEDY, columns.names() if columns is not None else None)
+        if not self._rows:
+            raise ConfigError(f'{path}: no task in it; write one JSON object a line, such as {{"prompt": "..."}}')
+        self._split, self._check, self._columns = split, check, columns
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Task]: ...
+
+    def __getitem__(self, row: int | slice) -> Task | Sequence[Task]:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        where = self._rows.where(row)
+        name = f"{self._rows.path.stem}-{where.rpartition(':')[2]}"
+        return _task(self._rows[row], where, name, self._split, self._check, self._columns)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the file's content."""
+        return self._rows.fingerprint
+
+
+def _task(
+    row: JSON, where: str, name: str, split: Split, check: Check | None = None, columns: Columns | None = None
+) -> Task:
     if not isinstance(row, dict):
         raise ConfigError(f'{where}: {_kind(row)}, not an object; write {{"prompt": ...}}')
-    row = _as_published(row) if _PUBLISHED in row else row
+    if columns is not None:
+        row = columns.row(row)
+    elif _PUBLISHED in row:
+        row = _as_published(row)
+    row = _parsed(row)
     _check(row, where)
     with _at(where):
         tools = tuple(map(normal_spec, row.get("tools", ())))
     identity = str(row.get("id", name))
-    return Task(
+    task = Task(
         prompt=row["prompt"],
         label=row.get("label"),
         metadata=row.get("metadata", {}),
@@ -122,6 +194,20 @@ def _task(row: JSON, where: str, name: str, split: Split) -> Task:
         seed=row.get("seed", zlib.crc32(identity.encode())),
         split=split,
     )
+    if check is not None:
+        with _at(where):
+            check(task)
+    return task
+
+
+def _parsed(row: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The row with `metadata` and `tools` read where they are JSON text. Other text is refused later, as it is."""
+    found = dict(row)
+    for key in ("metadata", "tools"):
+        if isinstance(text := found.get(key), str):
+            with suppress(ValueError, RecursionError):
+                found[key] = json.loads(text)
+    return found
 
 
 def _as_published(row: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -168,118 +254,3 @@ def _kind(value: JSON) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return _NAMES.get(type(value), "a number")
-
-
-class TaskStream:
-    """A stream of tasks, shuffled in each epoch by (seed, epoch). Its position can be saved and restored.
-
-    It ends after `epochs`; None: never.
-
-    `pass_rates` leaves out tasks whose pass rate is outside of this window (`PassRateWindow`), and `curriculum` the
-    difficult ones until the others are passed at this rate (`Curriculum`). Both need `record`, and both pass over a
-    task when its turn comes. If all tasks of an epoch are passed over, the next one begins, until one is drawn.
-    """
-
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        seed: int,
-        *,
-        pass_rates: tuple[float, float] | None = None,
-        curriculum: float | None = None,
-        epochs: int | None = None,
-    ) -> None:
-        if not tasks:
-            raise ConfigError("a TaskStream needs at least one task")
-        self._tasks, self._seed, self._epochs = list(tasks), seed, epochs
-        keys = list(map(_digest, self._tasks))
-        self._rows = "".join(keys)
-        """Eight hexadecimal digits for each task. It is short because every checkpoint holds it."""
-        self._choices: dict[str, TaskChoice] = {}
-        if pass_rates is not None:
-            self._choices["pass_rates"] = PassRateWindow(keys, *pass_rates)
-        if curriculum is not None:
-            self._choices["curriculum"] = Curriculum(self._tasks, curriculum)
-        self._epoch = self._position = 0
-        self._order = self._shuffled()
-
-    def take(self, n: int) -> list[Task]:
-        """The next `n` tasks, across the end of an epoch if necessary."""
-        return [drawn.task for drawn in (self.draw() for _ in range(n)) if drawn is not None]
-
-    def draw(self) -> DrawnTask | None:
-        """The next task, and where it was drawn. None after the last of `epochs`."""
-        while True:
-            if self._position == len(self._order):
-                if self._epoch + 1 == self._epochs:
-                    return None
-                self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._shuffled()
-            row = self._order[self._position]
-            self._position += 1
-            if all(choice.wants(row, self._epoch) for choice in self._choices.values()):
-                return DrawnTask(self._tasks[row], row, self._epoch)
-
-    def task(self, row: int) -> Task:
-        """The task of a row of the data."""
-        return self._tasks[row]
-
-    def record(self, row: int, rate: float) -> None:
-        """Note the pass rate of a group of a row's task."""
-        for choice in self._choices.values():
-            choice.record(row, rate, self._epoch)
-
-    def metrics(self) -> dict[str, JSON]:
-        """What the pass rates have decided so far; empty if nothing depends on them."""
-        found: dict[str, JSON] = {}
-        for choice in self._choices.values():
-            found |= choice.metrics(self._epoch)
-        return found
-
-    def state_dict(self) -> dict[str, JSON]:
-        """Position and pass rates, as a copy."""
-        chosen = {name: choice.state_dict() for name, choice in self._choices.items()}
-        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows, **chosen}
-
-    def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
-        """Continue at the position of `state_dict`. Raises ConfigError if the seed changed, or a task, unless
-        accepted."""
-        changes = self._changes(state.get("rows"))
-        if changes and not accept_changes:
-            raise ConfigError(
-                f"{changes} since the run began; restore the data, or add --accept-changed-data to continue with "
-                "it as it is"
-            )
-        if state["seed"] != self._seed:
-            raise ConfigError(f"the run began with seed {state['seed']}, not {self._seed}; restore it, or begin anew")
-        self._epoch, self._position = state["epoch"], min(state["position"], len(self._tasks))
-        self._order = self._shuffled()
-        for name, choice in self._choices.items():
-            if name in state:
-                choice.load_state_dict(state[name])
-
-    def _shuffled(self) -> list[int]:
-        order = list(range(len(self._tasks)))
-        Random(f"{self._seed}/{self._epoch}").shuffle(order)
-        return order
-
-    def _changes(self, before: str | None) -> str:
-        """Which rows have changed, in words; "" if none has, or if it is unknown."""
-        now = self._rows
-        if before is None or before == now:
-            return ""
-        old, new = ([rows[i : i + _DIGITS] for i in range(0, len(rows), _DIGITS)] for rows in (before, now))
-        if len(old) != len(new):
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
-            return f"the data had {len(old)} rows and has {len(new)}, other ones from row {same + 1} on,"
-        changed = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
-        named = ", ".join(f"{i + 1} (id {self._tasks[i].id})" for i in changed[:_NAMED])
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        return f"{len(changed)} of {len(new)} rows of the data changed, row {named}{more},"
-
-
-_DIGITS, _NAMED = 8, 5
-
-
-def _digest(task: Task) -> str:
-    return hashlib.sha256(content(task).encode()).hexdigest()[:_DIGITS]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from agentrl._util.yaml_files import read_yaml
 from agentrl.episode.config import EpisodeConfig
@@ -43,6 +43,21 @@ class WarmStartConfig(BaseModel):
     is the run's `optimizer`."""
     micro_batch_tokens: int = Field(1024, gt=0)
     """As in RL."""
+
+
+class ColumnsConfig(BaseModel):
+    """The columns of a data set. Others are left out, but for `id` and `seed`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    input_key: str = "prompt"
+    """The prompt: text, or messages."""
+    label_key: str | None = None
+    """The label: anything."""
+    metadata_key: str | None = None
+    """An object, or JSON text of one."""
+    tool_key: str | None = None
+    """A list of tools, or JSON text of one."""
 
 
 class LoRAConfig(BaseModel):
@@ -110,8 +125,14 @@ class TrainConfig(EpisodeConfig):
     `{kind: sglang, url: http://127.0.0.1:30000}`."""
     engine_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the engine; local takes max_batch and max_context."""
-    data: Path | None = None
-    """JSONL of tasks to train on. null: the Env's own tasks, if it makes some."""
+    data: Path | dict[Path, Annotated[float, Field(gt=0)]] | None = None
+    """JSONL or Parquet of tasks to train on, or files with weights: {a.jsonl: 3, b.parquet: 1} draws three tasks of the
+    first for one of the second. A file of more than 64 MB stays on disk. null: the Env's own tasks, if there are."""
+    columns: ColumnsConfig | None = None
+    """The columns of data in another form, named as slime's flags are. null: prompt, label, metadata, tools, id and
+    seed."""
+    max_prompt_tokens: int | None = Field(None, gt=0)
+    """Leave out tasks whose prompt has more tokens in the model's template, tools included. null: none."""
     episodes: int | None = Field(None, gt=0)
     """How many of the Env's own tasks to train on. null: all of a list, 1000 of a generator."""
     eval_data: Path | None = None
@@ -282,8 +303,14 @@ class TrainConfig(EpisodeConfig):
             return values
         return {**values, "warm_start": {"optimizer": "adamw", **values["warm_start"]}}
 
+    @field_serializer("data")
+    def _plain_data(self, data: Path | dict[Path, float] | None) -> Any:
+        return {str(path): weight for path, weight in data.items()} if isinstance(data, dict) else data
+
     @model_validator(mode="after")
     def _check_data(self) -> Self:
+        if self.data == {}:
+            raise ValueError("data names no file: name one, or leave it out")
         if self.data is not None and self.episodes is not None:
             raise ValueError("episodes counts the Env's own tasks, and data names a file: leave one out")
         return self

@@ -19,8 +19,8 @@ def check_inputs(config: TrainConfig, *, resume: bool) -> None:
     RunFolder(config.out).check(config, resume=resume)
     EnvFactory(config.env, config.env_config)
     config.reward_function()
-    if config.data is not None:
-        check_file(config.data, "name one that exists, or leave --data out if the Env makes its own tasks", "data file")
+    for path in config.data if isinstance(config.data, dict) else filter(None, [config.data]):
+        check_file(path, "name one that exists, or leave --data out if the Env makes its own tasks", "data file")
     if config.eval_data is not None:
         check_file(config.eval_data, "name one that exists, or leave --eval-data out", "data file")
     if config.warm_start is not None and not resume:

@@ -31,13 +31,13 @@ from agentrl.rollout.drawing import Drawn
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout
 from agentrl.rollout.journal import Journal
-from agentrl.rollout.tasks import TaskStream, held_out_tasks, tasks_of
 from agentrl.train import lora
 from agentrl.train.batch import Row
 from agentrl.train.bill import Bill, billed
 from agentrl.train.by_heart import keep_apart, warnings_by_heart
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import uncredited_groups
+from agentrl.train.data import evaluation_tasks, limit_prompts, training_tasks
 from agentrl.train.engine_choice import device_of, with_engine_chosen
 from agentrl.train.files import write_atomically
 from agentrl.train.handover import HandOver
@@ -128,12 +128,10 @@ class Trainer:
         check_wandb(config)
         envs = EnvFactory(config.env, config.env_config)
         reward = config.reward_function()
-        tasks = tasks_of(envs, config.data, "train", episodes=config.episodes)
-        stream = TaskStream(tasks, config.seed, pass_rates=config.pass_rates, curriculum=config.curriculum)
-        self.eval_tasks = held_out_tasks(envs, config.eval_data, config.eval_tasks, own=config.data is None)
+        source, self.eval_tasks = training_tasks(config, envs), evaluation_tasks(config, envs)
         checkpoint = self._find_checkpoint() if self._resume else None
         journal = self._open_journal() if checkpoint is not None else None
-        self.buffer = GroupBuffer(stream, config.group_size, journal=journal, keeps_episodes=config.staleness > 0)
+        self.buffer = GroupBuffer(source, config.group_size, journal=journal, keeps_episodes=config.staleness > 0)
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
         self.teacher = await open_teacher(config, self.tokenizer, self.learner.device)
@@ -149,6 +147,7 @@ class Trainer:
             self.warm_optimizers = make_optimizers(
                 self.learner.model, self.learner.masters, config.warm_start, config.optimizer
             )
+        limit_prompts(config, source, renderer, self._warn)
         envs.prove(renderer)
         self.engine = self._open_engine(renderer)
         self.handover = HandOver(self.engine, self.learner)

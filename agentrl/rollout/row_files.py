@@ -1,0 +1,135 @@
+"""Files of millions of rows, read by row: only an index of their places is in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import weakref
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import IO, overload
+
+from agentrl._util.config_errors import check_file
+from agentrl.errors import ConfigError
+from agentrl.rollout.jsonl import parse_line
+from agentrl.rollout.parquet import read_rows
+from agentrl.types import JSON
+
+_BLOCK = 1 << 20
+
+
+class RowFile(Sequence[JSON]):
+    """The rows of a JSONL or Parquet file, each read from disk when it is asked for. Eight bytes a row are in memory.
+
+    Parquet, which cannot be read by row, is first written as JSONL to a temporary file. It has no name and goes with
+    this object. Of Parquet, only `columns` are taken. Raises ConfigError for a file that cannot be read, and where a
+    row is read that is not JSON.
+    """
+
+    def __init__(self, path: Path, remedy: str, columns: Sequence[str] | None = None) -> None:
+        check_file(path, remedy, "data file")
+        self.path = path
+        self._file: IO[bytes] = path.open("rb") if path.suffix != ".parquet" else _unpacked(path, remedy, columns)
+        weakref.finalize(self, self._file.close)
+        self._places, self._lines = array("Q"), array("Q")
+        place = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.isspace():
+                self._places.append(place)
+                if len(self._places) != number:
+                    self._lines.append(number)
+            place += len(line)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, row: int) -> JSON: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[JSON]: ...
+
+    def __getitem__(self, row: int | slice) -> JSON | Sequence[JSON]:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        self._file.seek(self._places[row])
+        return parse_line(self._file.readline(), self.where(row), first=row == 0)
+
+    def where(self, row: int) -> str:
+        """`file:line` of a row."""
+        row %= len(self)
+        skipped = len(self) - len(self._lines)  # the rows before the first empty line
+        return f"{self.path}:{row + 1 if row < skipped else self._lines[row - skipped]}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits of the file's content."""
+        found = hashlib.sha256()
+        with self.path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                found.update(block)
+        return found.hexdigest()[:16]
+
+
+def _unpacked(path: Path, remedy: str, columns: Sequence[str] | None) -> IO[bytes]:
+    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the RowFile
+    rows = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for _, row in read_rows(path, remedy, columns))
+    try:
+        while some := list(islice(rows, 1000)):
+            unpacked.writelines(some)
+    except OSError as exc:
+        raise ConfigError(
+            f"{path}: cannot be unpacked into {tempfile.gettempdir()} ({exc.strerror}); set TMPDIR to a larger disk"
+        ) from exc
+    unpacked.seek(0)
+    return unpacked
+
+
+class Permutation(Sequence[int]):
+    """The numbers 0 to n-1 in an order that follows from a seed, computed one by one: nothing is in memory.
+
+    A Feistel network of four rounds on the smallest even number of bits, walked until the number is below n (Black and
+    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+    """
+
+    def __init__(self, n: int, seed: str) -> None:
+        self._n = n
+        self._bits = max((n - 1).bit_length() + 1, 2) // 2
+        digest = hashlib.sha256(seed.encode()).digest()
+        self._keys = [int.from_bytes(digest[8 * i : 8 * i + 8], "big") for i in range(4)]
+
+    def __len__(self) -> int:
+        return self._n
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(self._n))]
+        if not -self._n <= index < self._n:
+            raise IndexError(index)
+        found = self._encrypt(index % self._n)
+        while found >= self._n:
+            found = self._encrypt(found)
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return (self[at] for at in range(self._n))
+
+    def _encrypt(self, value: int) -> int:
+        mask = (1 << self._bits) - 1
+        left, right = value >> self._bits, value & mask
+        for key in self._keys:
+            # The finaliser of MurmurHash3 (64 bits) mixes well, and is the same in every process.
+            mixed = (right ^ key) * 0xFF51AFD7ED558CCD & 0xFFFFFFFFFFFFFFFF
+            mixed = (mixed ^ (mixed >> 33)) * 0xC4CEB9FE1A85EC53 & 0xFFFFFFFFFFFFFFFF
+            left, right = right, left ^ ((mixed ^ (mixed >> 33)) & mask)
+        return left << self._bits | right

@@ -1,0 +1,252 @@
+"""The streams of tasks that training draws from: shuffled in each epoch, resumable, of one data set or of several."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from random import Random
+from typing import Any, overload
+
+from agentrl._util.content import content
+from agentrl.errors import ConfigError
+from agentrl.rollout.buffer import DrawnTask, PromptFilter, TaskSource
+from agentrl.rollout.pass_rates import Curriculum, PassRateWindow, TaskChoice
+from agentrl.rollout.row_files import Permutation
+from agentrl.rollout.tasks import TaskFile
+from agentrl.types import JSON, Task
+
+
+class PromptLimit:
+    """Passes over tasks whose prompt has more than `most` tokens, and counts them. `warn` gets a line about the first.
+
+    `length` counts the tokens of a task's prompt.
+    """
+
+    def __init__(self, most: int, length: Callable[[Task], int], warn: Callable[[str], None]) -> None:
+        self._most, self._length, self._warn = most, length, warn
+        self._passed: set[str] = set()
+
+    def allows(self, task: Task) -> bool:
+        length = self._length(task)
+        if length > self._most and not self._passed:
+            self._warn(
+                f"the prompt of task {task.id} has {length} tokens, more than max_prompt_tokens ({self._most}); such "
+                "tasks are not drawn, and metrics.jsonl counts them (too_long_prompts)"
+            )
+        if length > self._most:
+            self._passed.add(task.id)
+        return length <= self._most
+
+    def metrics(self) -> dict[str, JSON]:
+        return {"too_long_prompts": len(self._passed)}
+
+
+class TaskStream:
+    """A stream of tasks, shuffled in each epoch by (seed, epoch). Its position can be saved and restored.
+
+    It ends after `epochs`; None: never. A `TaskFile` stays on disk, and its order is computed: eight bytes a row are in
+    memory.
+
+    `pass_rates` leaves out tasks whose pass rate is outside of this window (`PassRateWindow`), and `curriculum` the
+    difficult ones until the others are passed at this rate (`Curriculum`). Both need `record`, and both pass over a
+    task when its turn comes. If all tasks of an epoch are passed over, the next one begins, until one is drawn.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        seed: int,
+        *,
+        pass_rates: tuple[float, float] | None = None,
+        curriculum: float | None = None,
+        epochs: int | None = None,
+    ) -> None:
+        if not tasks:
+            raise ConfigError("a TaskStream needs at least one task")
+        self._tasks, self._seed, self._epochs = tasks if isinstance(tasks, TaskFile) else list(tasks), seed, epochs
+        keys: Sequence[str] = _RowKeys(len(tasks)) if isinstance(tasks, TaskFile) else list(map(_digest, self._tasks))
+        self._rows = tasks.fingerprint if isinstance(tasks, TaskFile) else "".join(keys)
+        """Eight hexadecimal digits for each task, or sixteen for a whole file: every checkpoint holds it."""
+        self._choices: dict[str, TaskChoice] = {}
+        self._limit: PromptFilter | None = None
+        if pass_rates is not None:
+            self._choices["pass_rates"] = PassRateWindow(keys, *pass_rates)
+        if curriculum is not None:
+            self._choices["curriculum"] = Curriculum(self._tasks, curriculum)
+        self._epoch = self._position = 0
+        self._order = self._shuffled()
+
+    def take(self, n: int) -> list[Task]:
+        """The next `n` tasks, across the end of an epoch if necessary."""
+        return [drawn.task for drawn in (self.draw() for _ in range(n)) if drawn is not None]
+
+    def draw(self) -> DrawnTask | None:
+        """The next task, and where it was drawn. None after the last of `epochs`."""
+        while True:
+            if self._position == len(self._order):
+                if self._epoch + 1 == self._epochs:
+                    return None
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._shuffled()
+            row = self._order[self._position]
+            self._position += 1
+            if not all(choice.wants(row, self._epoch) for choice in self._choices.values()):
+                continue
+            task = self._tasks[row]
+            if self._limit is None or self._limit.allows(task):
+                return DrawnTask(task, row, self._epoch)
+
+    def limit_prompts(self, limit: PromptFilter) -> None:
+        """Pass over tasks whose prompt is too long."""
+        self._limit = limit
+
+    def task(self, row: int) -> Task:
+        """The task of a row of the data."""
+        return self._tasks[row]
+
+    def record(self, row: int, rate: float) -> None:
+        """Note the pass rate of a group of a row's task."""
+        for choice in self._choices.values():
+            choice.record(row, rate, self._epoch)
+
+    def metrics(self) -> dict[str, JSON]:
+        """What the pass rates have decided so far; empty if nothing depends on them."""
+        found: dict[str, JSON] = {}
+        for choice in self._choices.values():
+            found |= choice.metrics(self._epoch)
+        return found if self._limit is None else {**found, **self._limit.metrics()}
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Position and pass rates, as a copy."""
+        chosen = {name: choice.state_dict() for name, choice in self._choices.items()}
+        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "rows": self._rows, **chosen}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
+        """Continue at the position of `state_dict`. Raises ConfigError if the seed changed, or a task, unless
+        accepted."""
+        changes = self._changes(state.get("rows"))
+        if changes and not accept_changes:
+            raise ConfigError(
+                f"{changes} since the run began; restore the data, or add --accept-changed-data to continue with "
+                "it as it is"
+            )
+        if state["seed"] != self._seed:
+            raise ConfigError(f"the run began with seed {state['seed']}, not {self._seed}; restore it, or begin anew")
+        self._epoch, self._position = state["epoch"], min(state["position"], len(self._tasks))
+        self._order = self._shuffled()
+        for name, choice in self._choices.items():
+            if name in state:
+                choice.load_state_dict(state[name])
+
+    def _shuffled(self) -> Sequence[int]:
+        if isinstance(self._tasks, TaskFile):
+            return Permutation(len(self._tasks), f"{self._seed}/{self._epoch}")
+        order = list(range(len(self._tasks)))
+        Random(f"{self._seed}/{self._epoch}").shuffle(order)
+        return order
+
+    def _changes(self, before: str | None) -> str:
+        """Which rows have changed, in words; "" if none has, or if it is unknown."""
+        now = self._rows
+        if before is None or before == now:
+            return ""
+        if isinstance(self._tasks, TaskFile):
+            return "the data changed"
+        old, new = ([rows[i : i + _DIGITS] for i in range(0, len(rows), _DIGITS)] for rows in (before, now))
+        if len(old) != len(new):
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+            return f"the data had {len(old)} rows and has {len(new)}, other ones from row {same + 1} on,"
+        changed = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+        named = ", ".join(f"{i + 1} (id {self._tasks[i].id})" for i in changed[:_NAMED])
+        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        return f"{len(changed)} of {len(new)} rows of the data changed, row {named}{more},"
+
+
+class Mixture:
+    """Tasks of several sources by weight: of any number of draws, each has its share, to one task.
+
+    Each source has its own epochs. One that ends is left out from then on. A task's row counts the rows of the sources
+    before it, which `sizes` gives.
+    """
+
+    def __init__(self, sources: Sequence[TaskSource], sizes: Sequence[int], weights: Sequence[float]) -> None:
+        if not sources or any(weight <= 0 for weight in weights):
+            raise ConfigError("a mixture needs data, and weights above 0")
+        self._sources, self._weights = list(sources), list(weights)
+        self._first = [sum(sizes[:i]) for i in range(len(sizes))]
+        self._drawn = [0] * len(sources)
+        self._ended = [False] * len(sources)
+        self._limit: PromptFilter | None = None
+
+    def draw(self) -> DrawnTask | None:
+        while not all(self._ended):
+            left = [i for i, ended in enumerate(self._ended) if not ended]
+            chosen = min(left, key=lambda i: ((self._drawn[i] + 1) / self._weights[i], i))
+            found = self._sources[chosen].draw()
+            if found is not None:
+                self._drawn[chosen] += 1
+                return DrawnTask(found.task, self._first[chosen] + found.row, found.epoch)
+            self._ended[chosen] = True
+        return None
+
+    def task(self, row: int) -> Task:
+        return self._of(row)[0].task(self._of(row)[1])
+
+    def record(self, row: int, rate: float) -> None:
+        source, own = self._of(row)
+        source.record(own, rate)
+
+    def metrics(self) -> dict[str, JSON]:
+        """The sums of those of the sources."""
+        found: dict[str, JSON] = {}
+        for source in self._sources:
+            for key, value in source.metrics().items():
+                found[key] = found.get(key, 0) + value
+        return found if self._limit is None else {**found, **self._limit.metrics()}
+
+    def limit_prompts(self, limit: PromptFilter) -> None:
+        self._limit = limit
+        for source in self._sources:
+            source.limit_prompts(limit)
+
+    def state_dict(self) -> dict[str, JSON]:
+        return {"drawn": list(self._drawn), "sources": [dict(source.state_dict()) for source in self._sources]}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
+        for source, own in zip(self._sources, state["sources"], strict=True):
+            source.load_state_dict(own, accept_changes=accept_changes)
+        self._drawn, self._ended = list(state["drawn"]), [False] * len(self._sources)
+
+    def _of(self, row: int) -> tuple[TaskSource, int]:
+        chosen = max(i for i, first in enumerate(self._first) if first <= row)
+        return self._sources[chosen], row - self._first[chosen]
+
+
+class _RowKeys(Sequence[str]):
+    """The keys of a file's tasks: the numbers of their rows."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = range(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.isdecimal() and int(key) in self._rows
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, row: int | slice) -> str | Sequence[str]:
+        return str(self._rows[row]) if isinstance(row, int) else list(map(str, self._rows[row]))
+
+
+_DIGITS, _NAMED = 8, 5
+
+
+def _digest(task: Task) -> str:
+    return hashlib.sha256(content(task).encode()).hexdigest()[:_DIGITS]

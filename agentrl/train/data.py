@@ -1,0 +1,55 @@
+"""The tasks of a run, as its configuration names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from agentrl.env.factory import EnvFactory
+from agentrl.render.base import Renderer
+from agentrl.rollout.buffer import TaskSource
+from agentrl.rollout.stream import Mixture, PromptLimit, TaskStream
+from agentrl.rollout.tasks import Columns, TaskFile, held_out_tasks, tasks_of
+from agentrl.train.config import TrainConfig
+from agentrl.types import Task
+
+IN_MEMORY = 64 << 20
+"""Bytes of a data file up to which its tasks are read and checked at once. A larger file stays on disk."""
+
+
+def training_tasks(config: TrainConfig, envs: EnvFactory) -> TaskSource:
+    """What a run draws its tasks from. Raises ConfigError."""
+    weighed = list(config.data.items()) if isinstance(config.data, dict) else [(config.data, 1.0)]
+    streams, sizes = list[TaskStream](), list[int]()
+    for path, _ in weighed:
+        tasks = _tasks(config, envs, path)
+        sizes.append(len(tasks))
+        streams.append(TaskStream(tasks, config.seed, pass_rates=config.pass_rates, curriculum=config.curriculum))
+    return streams[0] if len(streams) == 1 else Mixture(streams, sizes, [weight for _, weight in weighed])
+
+
+def evaluation_tasks(config: TrainConfig, envs: EnvFactory) -> list[Task]:
+    """The held-out tasks of a run, which may be none. Raises ConfigError."""
+    own = config.data is None
+    return held_out_tasks(envs, config.eval_data, config.eval_tasks, own=own, columns=_columns(config))
+
+
+def limit_prompts(config: TrainConfig, source: TaskSource, renderer: Renderer, warn: Callable[[str], None]) -> None:
+    """Leave out tasks with a longer prompt than `max_prompt_tokens`."""
+    if config.max_prompt_tokens is not None:
+        source.limit_prompts(PromptLimit(config.max_prompt_tokens, lambda task: prompt_tokens(task, renderer), warn))
+
+
+def prompt_tokens(task: Task, renderer: Renderer) -> int:
+    """The tokens of a task's own prompt and tools in the model's template. An Env may add to them in `reset`."""
+    return len((renderer.bind(task.tools) if task.tools else renderer).prompt(task.prompt).tokens)
+
+
+def _tasks(config: TrainConfig, envs: EnvFactory, path: Path | None) -> list[Task] | TaskFile:
+    if path is not None and path.is_file() and path.stat().st_size > IN_MEMORY:
+        return TaskFile(path, split="train", check=envs.check, columns=_columns(config))
+    return tasks_of(envs, path, "train", episodes=config.episodes, columns=_columns(config))
+
+
+def _columns(config: TrainConfig) -> Columns | None:
+    return Columns(**config.columns.model_dump()) if config.columns is not None else None
