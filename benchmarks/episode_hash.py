@@ -87,8 +87,7 @@ def digest(trajectories: Iterable[Mapping[str, Any]]) -> str:
             found.update(array("f", segment["log_probs"]).tobytes())
         read = data["messages"][: len(data["messages"]) - data.get("unread", 0)]
         said = [(message["role"], message["content"]) for message in read]  # the ids of calls are agentrl's own
-        info = {key: value for key, value in data["info"].items() if key != "bridges_checked"}
-        found.update(json.dumps([data["reward"], data["stop"], said, info]).encode())
+        found.update(json.dumps([data["reward"], data["stop"], said, data["info"]]).encode())
     return found.hexdigest()[:16]
 
 

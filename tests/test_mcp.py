@@ -43,7 +43,7 @@ async def test_the_example_with_the_packages_own_server():
     async with EnvFactory(ENV, PACKAGE) as envs:
         turns = [call("other"), *sys.modules[envs.cls.__module__].gold(FRANCE)]
         t = await rollout(envs.make(), FRANCE, turns)
-    assert (t.reward, t.failure, told(t.info)) == (1.0, None, {})
+    assert (t.reward, t.failure, t.info) == (1.0, None, {})
     assert "other" in t.messages[2]["content"]
     assert t.messages[4]["content"] == "Paris"
     assert children() == set()
@@ -53,17 +53,12 @@ def lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def told(info):
-    """Without the count of compared bridges: ids of processes are in the messages that decide it."""
-    return {key: value for key, value in info.items() if key != "bridges_checked"}
-
-
 async def test_episodes_at_once_each_with_its_own_server(renderer):
     async with EnvFactory(ENV, FAST) as envs:
         turns = [call("capital", country="pid"), call("capital", country="France"), "Paris"]
         given = Rollout(envs=envs, engine=ScriptedEngine(turns, renderer), renderer=renderer)
         played = [t for group in await run_groups(given, [FRANCE] * 4, 4) for t in group]
-    assert [(t.reward, t.stop, told(t.info)) for t in played] == [(1.0, StopReason.DONE, {})] * 16
+    assert [(t.reward, t.stop, t.info) for t in played] == [(1.0, StopReason.DONE, {})] * 16
     assert len({t.messages[2]["content"] for t in played}) == 16, "a process each"
     assert children() == set()
 

@@ -175,7 +175,7 @@ def test_json_round_trip_keeps_everything_but_engine_metadata():
     t.append_prompt(rendered(prompt=2, thinking=True))
     t.append_model(Generation([1], [-0.25], "stop", matched=1, meta={"routed": object()}))
     t.append_action(Action("x", "x", "why", (ToolCall("c", "f", {"a": 1}, raw="{}", error="bad"),), "stop", 1, (1,)))
-    t.append_observation(rendered(0, 3, 1, cut=7))
+    t.append_observation(replace(rendered(0, 3, 1, cut=7), check="different"))
     t.turns[0].reward, t.reward, t.reward_parts = 0.5, 1.0, {"em": 1.0}
     t.stop, t.failure = StopReason.FAILED, Failure("bug", "score", "ValueError: x", "tb")
     t.mask("env_failure")
@@ -184,7 +184,10 @@ def test_json_round_trip_keeps_everything_but_engine_metadata():
     assert (again.task, again.ledger, again.spans, again.stop) == (task, t.ledger, t.spans, t.stop)
     assert again.actions == t.actions
     assert again.failure == t.failure
-    assert again.info["observation_tokens_cut"] == 7
+    assert again.info == {"observation_tokens_cut": 7}
+    assert (again.bridges_checked, again.bridges_different) == (1, 1)
+    older = Trajectory.from_json({name: value for name, value in t.to_json().items() if name != "bridges"})
+    assert (older.bridges_checked, older.bridges_different) == (0, 0)
 
 
 def test_json_from_a_newer_version_or_a_forger_is_refused():

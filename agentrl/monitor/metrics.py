@@ -54,6 +54,8 @@ class EpisodeMetrics:
             failure=f"{failure.kind}/{failure.boundary}" if failure is not None else None,
             failed_at=failed_at(failure) if failure is not None else None,
             reward_parts=trajectory.reward_parts,
+            bridges_checked=trajectory.bridges_checked,
+            bridges_different=trajectory.bridges_different,
             **cls.said_in(trajectory.info),
         )
 
@@ -187,9 +189,9 @@ class RolloutMetrics:
 
 _PLACES = 10
 """The most common lines of failures that are kept."""
-_COUNTED = ("observation_tokens_cut", "special_tokens", "bridges_checked", "bridges_different")
+_COUNTED = ("observation_tokens_cut", "special_tokens")
 """Counts in an episode's `info`."""
-_SUMMED = ("resumes", "restarts", *_COUNTED)
+_SUMMED = ("resumes", "restarts", "bridges_checked", "bridges_different", *_COUNTED)
 """Metrics that are the sum of an episode's field of the same name."""
 
 

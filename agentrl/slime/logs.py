@@ -92,6 +92,8 @@ def _episode(siblings: Sequence[Any]) -> EpisodeMetrics:
         reward_parts=note.get("reward_parts", {}),
         resumes=note.get("resumes", 0),
         restarts=note.get("restarts", 0),
+        bridges_checked=note.get("bridges_checked", 0),
+        bridges_different=note.get("bridges_different", 0),
         **EpisodeMetrics.said_in(note.get("info", {})),
     )
 

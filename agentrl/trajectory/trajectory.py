@@ -11,7 +11,6 @@ Segments, usually one, hold the tokens. `Segment` checks the invariants of each 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from itertools import chain, takewhile
@@ -62,6 +61,11 @@ class Trajectory:
         self.stop: StopReason | None = None
         self.failure: Failure | None = None
         self.info: dict[str, JSON] = {}
+        self.bridges_checked = 0
+        """Bridges of the memo that were compared with the template's own text. A run that repeats may compare others,
+        if ids of processes are in its messages."""
+        self.bridges_different = 0
+        """Those among them that differed; the template's text was taken."""
         self.session: Mapping[str, JSON] | None = None
         """Of an agent that plays by itself: its replies as a tree, its requests, and where it rewrote a reply."""
         self.unread = 0
@@ -278,8 +282,12 @@ class Trajectory:
         if rendered.cut:
             self.info["observation_tokens_cut"] = self.info.get("observation_tokens_cut", 0) + rendered.cut
         self._count_special(rendered.special)
-        for name, count in bridges_counted([rendered.check]).items():
-            self.info[name] = self.info.get(name, 0) + count
+        self.count_bridge(rendered)
+
+    def count_bridge(self, rendered: Rendered) -> None:
+        """Count the tokens of a bridge in `bridges_checked`, if they were compared."""
+        self.bridges_checked += rendered.check != ""
+        self.bridges_different += rendered.check == "different"
 
     def _count_special(self, count: int) -> None:
         if count:
@@ -354,6 +362,7 @@ class Trajectory:
             "stop": self.stop,
             "failure": asdict(self.failure) if self.failure else None,
             "info": to_json_lossy(self.info),
+            "bridges": {"checked": self.bridges_checked, "different": self.bridges_different},
             **({} if self.session is None else {"session": to_json_lossy(self.session)}),
         }
 
@@ -380,19 +389,14 @@ class Trajectory:
         self.stop = StopReason(data["stop"]) if data["stop"] is not None else None
         self.failure = Failure(**data["failure"]) if data["failure"] else None
         self.info, self.session = dict(data["info"]), data.get("session")
+        bridges = data.get("bridges", {})
+        self.bridges_checked, self.bridges_different = bridges.get("checked", 0), bridges.get("different", 0)
         return self
 
 
 def total_ledger(segments: Iterable[Segment | Trajectory]) -> Ledger:
     """The sum of the ledgers of many segments. For an episode: `total_ledger(trajectory.segments)`."""
     return sum((segment.ledger for segment in segments), Ledger())
-
-
-def bridges_counted(checks: Iterable[str]) -> dict[str, int]:
-    """How many bridges were compared with their template's text, and in how many it was another; without zeros."""
-    found = Counter(checks)
-    counts = {"bridges_checked": found["equal"] + found["different"], "bridges_different": found["different"]}
-    return {name: count for name, count in counts.items() if count}
 
 
 def assistant_message(action: Action) -> Message:

@@ -54,7 +54,7 @@ def wrong(name: str, found: Record, *, again: bool = True, in_full: bool = True,
             said.append(f"failure {found.failure}, not {expected}")
         said += [f"trained {found.trained}, masked {found.masked}"] if found.trained else []
         said += [f"stop {found.stop}"] if found.stop != "failed" else []
-    info = {key: str(value) for key, value in found.info.items() if key != "bridges_checked"}
+    info = {key: str(value) for key, value in found.info.items()}
     if expected is None and (
         set(info) != set(fault.info) or any(part not in info[key] for key, part in fault.info.items())
     ):

@@ -41,13 +41,22 @@ def tracked(request, monkeypatch):
 def a_rollout(cls=Segment):
     """Two prompts of three episodes: one fans out, one has no news, one fails, one is masked by slime."""
     info = {"tool_errors": {"search:KeyError": 2}, "observation_tokens_cut": 7, "special_tokens": 3}
-    info |= {"bridges_checked": 5, "bridges_different": 1}
     samples = [
         *fan_out(0, 1.0, 3, cls),
-        played(0, 0.0, cls, turns=3, bad_calls=1, reward_parts={"right": 0.0}, info=info, stop="max_tokens"),
+        played(
+            0,
+            0.0,
+            cls,
+            turns=3,
+            bad_calls=1,
+            reward_parts={"right": 0.0},
+            info=info,
+            stop="max_tokens",
+            bridges_checked=5,
+        ),
         failed(0, cls),
         played(1, 0.5, cls, restarts=2, resumes=1, reward_parts={"right": 1.0, "short": 0.25}),
-        played(1, 0.5, cls, restarts=1),
+        played(1, 0.5, cls, restarts=1, bridges_different=1),
         played(1, 0.5, cls, bad_calls=1),
     ]
     samples[-1].loss_mask = [0, 0, 0, 1]  # as --mask-offpolicy-in-partial-rollout does

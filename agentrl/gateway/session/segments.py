@@ -12,7 +12,7 @@ from agentrl.gateway.session.threads import Thread, main_thread
 from agentrl.gateway.session.tree import Node, Prompt, Tree
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import MaskReason
-from agentrl.trajectory.trajectory import Trajectory, bridges_counted, total_ledger
+from agentrl.trajectory.trajectory import Trajectory, total_ledger
 from agentrl.types import JSON, Message, Rendered
 
 
@@ -148,7 +148,8 @@ def write(
         trajectory.info["observation_tokens_cut"] = cut
     if special := sum(prompt.rendered.special for prompt in tree.prompts):
         trajectory.info["special_tokens"] = special
-    trajectory.info |= bridges_counted(prompt.rendered.check for prompt in tree.prompts)
+    for prompt in tree.prompts:
+        trajectory.count_bridge(prompt.rendered)
     trajectory.info["agent"] = {
         "replies": len(nodes),
         "requests": sum(line["event"] == "request" for line in log),
