@@ -34,7 +34,7 @@ class WarmStartConfig(BaseModel):
     """Demonstrations a step, reshuffled each epoch."""
     learning_rate: float = Field(3e-3, gt=0)
     """The highest rate. For models other than `tiny` the default is 1e-5, or 1e-4 with LoRA. It is reached linearly
-    over the first 30 steps, then falls along a cosine to a twentieth.
+    over the first 30 steps, or a third of fewer than 90, then falls along a cosine to a twentieth.
     """
     context_weight: float = Field(0.0, ge=0)
     """Weight of the loss on prompt and observation tokens; 1 teaches a model made from scratch to read and copy."""

@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from agentrl._util.config_errors import check_file
+from agentrl.env.env import Env
+from agentrl.env.factory import load_env
 from agentrl.errors import ConfigError, LedgerError
 from agentrl.render.base import Renderer
 from agentrl.rollout.chat_rows import ChatReader, SkippedError, is_chat, other_format
@@ -120,13 +122,22 @@ async def read_demonstrations(config: TrainConfig, model: Any, renderer: Rendere
     found = await load_demonstrations(config.warm_start.demonstrations, model.vocab_size, chats, say)
     for line in found.report():
         say(line)
-    most = config.options().limits.turns
-    if config.steps and (longer := sum(turns > most for turns in found.turns)):
-        say(
-            f"{longer:,} of {len(found.turns):,} demonstrations have more turns than limits.turns={most}: the model "
-            "will not be able to finish what it imitates; raise it"
-        )
+    if config.steps and (warning := beyond_the_limit(found.turns, config)):
+        say(warning)
     return found
+
+
+def beyond_the_limit(turns: Sequence[int], config: TrainConfig) -> str:
+    """A warning about demonstrations of more turns than an episode may have; empty if there are none."""
+    limit = config.options().limits.turns
+    most = limit + (load_env(config.env).last_turn is not Env.last_turn)  # which may allow one more, to answer
+    longer = sum(count > most for count in turns)
+    if not longer:
+        return ""
+    return (
+        f"{longer:,} of {len(turns):,} demonstrations have more turns than limits.turns={limit}: the model will not be "
+        "able to finish what it imitates; raise it"
+    )
 
 
 async def load_demonstrations(
@@ -263,7 +274,8 @@ def _outer(model: Any) -> set[int]:
 
 
 def warm_start_schedule(step: int, steps: int) -> float:
-    """Share of the learning rate at a step, counted from 1: a linear rise over 30 steps, then a cosine to a
-    twentieth."""
+    """Share of the learning rate at a step, counted from 1: a linear rise over 30 steps, or a third of a short warm
+    start, then a cosine to a twentieth."""
+    rise = max(1, min(_WARMUP_STEPS, steps // 3))
     cosine = 0.5 * (1 + math.cos(math.pi * (step - 1) / steps))
-    return min(1.0, step / _WARMUP_STEPS) * (_FINAL_SHARE + (1 - _FINAL_SHARE) * cosine)
+    return min(1.0, step / rise) * (_FINAL_SHARE + (1 - _FINAL_SHARE) * cosine)

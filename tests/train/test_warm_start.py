@@ -1,9 +1,11 @@
 import asyncio
 import json
+import math
 
 import pytest
 import torch
 
+from agentrl import Env
 from agentrl.errors import ConfigError
 from agentrl.models import load_model, tiny_model
 from agentrl.rollout.chat_rows import ChatReader
@@ -12,6 +14,7 @@ from agentrl.train.batch import micro_batches
 from agentrl.train.learner import Learner
 from agentrl.train.warm_start import (
     Demonstration,
+    beyond_the_limit,
     demonstration_batches,
     make_optimizers,
     warm_start_schedule,
@@ -116,6 +119,39 @@ def test_the_schedule_rises_then_falls_to_a_twentieth():
     assert values[0] == pytest.approx(1 / 30)
     assert values.index(max(values)) == 29
     assert values[-1] == pytest.approx(0.05, abs=0.001)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 30, 60, 89])
+def test_a_short_warm_start_reaches_most_of_its_rate(steps):
+    values = [warm_start_schedule(step, steps) for step in range(1, steps + 1)]
+
+    assert max(values) > 0.75
+    assert values.index(max(values)) == max(1, steps // 3) - 1
+
+
+@pytest.mark.parametrize("steps", [90, 100, 1000])
+def test_a_longer_one_rises_over_thirty_steps(steps):
+    for step in (1, 15, 30, 31, steps):
+        cosine = 0.5 * (1 + math.cos(math.pi * (step - 1) / steps))
+        assert warm_start_schedule(step, steps) == min(1.0, step / 30) * (0.05 + 0.95 * cosine)
+
+
+class Answered(Env):
+    """Allows one more turn, to answer."""
+
+    def last_turn(self, reason):
+        return "answer now"
+
+
+@pytest.mark.parametrize(("env", "named"), [("Env", 2), ("Answered", 1)])
+def test_a_turn_beyond_the_limit_that_the_env_allows_is_no_mistake(make_config, env, named, monkeypatch):
+    monkeypatch.setattr(warm_start, "load_env", {"Env": Env, "Answered": Answered}.get)
+    config = make_config(limits={"turns": 3}, env=env)
+
+    said = beyond_the_limit([3, 4, 5], config)
+
+    assert said.startswith(f"{named} of 3 demonstrations have more turns than limits.turns=3: ")
+    assert beyond_the_limit([3, 2], config) == ""
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
