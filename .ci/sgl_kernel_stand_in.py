@@ -53,3 +53,21 @@ def __getattr__(name: str) -> _Missing:
 
 
 sys.meta_path.append(_Submodules())
+
+
+def _name_missing_ops() -> None:
+    """SGLang's image processors import these operators from torch by name."""
+    import torch
+
+    for name in (
+        "fused_gdn_gating_cpu",
+        "fused_moe_router_cpu",
+        "fused_qk_gemma_rmsnorm_cpu",
+        "fused_qk_gemma_rmsnorm_with_gate_cpu",
+        "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+        "fused_sigmoid_mul_cpu",
+    ):
+        setattr(torch.ops.sgl_kernel, name, _Missing(name))
+
+
+_name_missing_ops()

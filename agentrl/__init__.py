@@ -35,6 +35,7 @@ from agentrl.errors import (
     TemplateError,
     ToolError,
 )
+from agentrl.image import Image
 from agentrl.trajectory.trajectory import Ledger, Span, Trajectory
 from agentrl.types import (
     Action,
@@ -101,6 +102,7 @@ __all__ = [
     "EpisodeOptions",
     "Failure",
     "Generation",
+    "Image",
     "InfraError",
     "Ledger",
     "LedgerError",

@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar
 
 from agentrl.errors import BadCall, ConfigError, unknown_key
+from agentrl.image import Image
 from agentrl.plain import JSON as JSON
 from agentrl.plain import text
 
@@ -41,7 +42,8 @@ class Raw:
 
 
 Observation: TypeAlias = str | Raw | Sequence[Message]
-"""An environment shows it to the model. A plain str is exactly one user message."""
+"""An environment shows it to the model. A plain str is exactly one user message. A message's content may hold Images:
+`{"role": "user", "content": ["What is here?", image]}`. A list of texts and Images alone is read as that message."""
 
 Observed: TypeAlias = Raw | Sequence[Message]
 """An Observation in normal form: a plain str has become a message."""
@@ -113,6 +115,15 @@ class RenderedSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class RenderedImage:
+    """`tokens[start:stop]` of a Rendered are the pad tokens of one image."""
+
+    start: int
+    stop: int
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
 class Rendered:
     """New tokens, none of them sampled. `spans` partition `tokens`; empty spans are left out."""
 
@@ -126,6 +137,8 @@ class Rendered:
     """Special tokens in users' text, tools and documents. They are encoded as such, unless `as_text` was called."""
     check: Literal["", "equal", "different"] = ""
     """If the text was both made from a memo and rendered: whether the two were equal. The rendered one was taken."""
+    media: tuple[RenderedImage, ...] = ()
+    """The images among the tokens, in order."""
 
 
 class SamplingParams(TypedDict, total=False):
@@ -140,6 +153,8 @@ class SamplingParams(TypedDict, total=False):
     min_new_tokens: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
+    logit_bias: Mapping[str, float]
+    """Added to the logits, by token id as text."""
     sampling_seed: int
     """With a seed, the only randomness of a token is a function of (seed, its position in the sequence)."""
 
@@ -266,6 +281,8 @@ class StopReason(StrEnum):
     """The next turn would not fit into the model's context."""
     BAD_CALLS = "bad_calls"
     """`BadCallPolicy.in_a_row` turns, one after the other, held a wrong tool call."""
+    MAX_IMAGES = "max_images"
+    """The images of the episode met `Limits.image_pixels` or `Limits.image_bytes`."""
     DEADLINE = "deadline"
     """`Limits.episode_s` seconds passed."""
     ABORTED = "aborted"
@@ -283,7 +300,18 @@ class StopReason(StrEnum):
     @property
     def truncated(self) -> bool:
         """A bound on tokens or time ended the episode, not the model or the Env."""
-        return self in (StopReason.TURN_MAX_TOKENS, StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL, StopReason.DEADLINE)
+        return self in _TRUNCATED
+
+
+_TRUNCATED = frozenset(
+    {
+        StopReason.TURN_MAX_TOKENS,
+        StopReason.MAX_TOKENS,
+        StopReason.CONTEXT_FULL,
+        StopReason.MAX_IMAGES,
+        StopReason.DEADLINE,
+    }
+)
 
 
 class _Unset(int):
@@ -304,6 +332,10 @@ class Limits:
     """Tokens of one observation. A longer one is cut and marked."""
     context: int | None = None
     """Prompt and response together. None takes the engine's own limit."""
+    image_pixels: int | None = 100_000_000
+    """Pixels of all images of one episode: 48 screenshots of 1920 x 1080."""
+    image_bytes: int | None = 1 << 26
+    """Bytes of their files."""
     episode_s: float | None = None
     reset_s: float = 120.0
     step_s: float = 300.0

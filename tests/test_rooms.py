@@ -23,7 +23,7 @@ ORDER = (
     ("_util",),
     ("types", "sandbox"),
     ("errors",),
-    ("plain", "blame"),
+    ("plain", "blame", "image"),
 )
 """From the top down. A room imports only what is below its line."""
 REACHES_UP = {
@@ -76,7 +76,10 @@ ALONE = {
     "envs/agentrl_envs/coding/formats/inside/": "they run in a sandbox, without agentrl",
 }
 """Folders whose files are never loaded beside other code, and why."""
-SHARED_NAMES = {"SearchR1": "the Env and its grader have the paper's name, each in its own public room"}
+SHARED_NAMES = {
+    "Image": "a picture that a model sees, and an image of Docker: each has the name that its field gives it",
+    "SearchR1": "the Env and its grader have the paper's name, each in its own public room",
+}
 
 
 def test_a_class_name_is_used_once():

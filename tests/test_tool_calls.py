@@ -299,8 +299,8 @@ async def test_an_image_is_a_bug_that_names_the_tool(what):
     env.what = what
     t = await rollout(env, TASK, [call("give"), "Done."])
     assert (t.stop, t.failure.kind) == (StopReason.FAILED, "bug")
-    assert "tool give returned '" in t.failure.error
-    assert "turn it into text" in t.failure.error
+    assert "tool give returned " in t.failure.error
+    assert "turn it into text" in t.failure.error or "cannot be shown" in t.failure.error
 
 
 @pytest.mark.parametrize("what", [[{"type": "image", "alt": "a cat"}], [{"type": "text", "text": "hi"}], {"type": 3}])

@@ -30,6 +30,25 @@ def texts_in(content: Any) -> list[str]:
     return [text for text in found if isinstance(text, str)]
 
 
+def with_text(content: Any, text: str) -> Any:
+    """Content with `text` in place of its texts. Parts of other kinds keep their places.
+
+    `text` is the first part of the content's texts, and then maybe a mark. Texts after it are left out.
+    """
+    if isinstance(content, str) or not isinstance(content, list | tuple):
+        return text
+    rest, found = text, list[Any]()
+    for part in content:
+        own = texts_in([part])
+        if not own:
+            found.append(part)
+        elif rest:
+            shown = own[0] if rest.startswith(own[0]) else rest
+            rest = rest.removeprefix(shown)
+            found.append({"type": "text", "text": shown})
+    return [*found, {"type": "text", "text": rest}] if rest else found
+
+
 def _part(part: Any) -> str:
     if isinstance(part, str):
         return part

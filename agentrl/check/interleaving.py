@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Speak, play
 from agentrl.check.repeating import difference, first_change, global_random
-from agentrl.engine.base import EngineWrapper
+from agentrl.engine.base import EngineWrapper, asked_with
+from agentrl.image import Image
 from agentrl.types import Generation, SamplingParams, Task
 
 _CHECK = "state"
@@ -96,7 +97,15 @@ class _PacedEngine(EngineWrapper):
     number: int
 
     async def generate(
-        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        images: Sequence[Image] = (),
     ) -> Generation:
         await self.rounds.take(self.number)
-        return await self.engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+        return await self.engine.generate(
+            input_ids, sampling_params, session_id=session_id, rid=rid, **asked_with(images)
+        )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
+from agentrl.image import Image
 from agentrl.types import ChatReply, Generation, Message, SamplingParams, ToolSpec
 
 __all__ = [
@@ -15,9 +16,11 @@ __all__ = [
     "Engine",
     "EngineWrapper",
     "Generation",
+    "ImageEngine",
     "MessageEngine",
     "SamplingParams",
     "TrainedEngine",
+    "asked_with",
     "stop_strings",
 ]
 
@@ -56,6 +59,27 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Release connections, threads and memory. Safe to call twice."""
         ...
+
+
+class ImageEngine(Engine, Protocol):
+    """An engine whose model reads images. Its class says `takes_images = True`."""
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        images: Sequence[Image] = (),
+    ) -> Generation:
+        """As `Engine.generate`. `input_ids` has one pad token for each of `images`, which the engine expands."""
+        ...
+
+
+def asked_with(images: Sequence[Image]) -> dict[str, Any]:
+    """The keyword of `ImageEngine.generate`; empty without images, so that other engines need not know it."""
+    return {"images": images} if images else {}
 
 
 @runtime_checkable
@@ -110,6 +134,10 @@ class EngineWrapper:
     """What engines around another one have in common. Subclasses have `generate`. The other one's owner closes it."""
 
     engine: Engine
+
+    @property
+    def takes_images(self) -> bool:
+        return getattr(self.engine, "takes_images", False)
 
     async def abort(self, rid: str | None = None) -> None:
         await self.engine.abort(rid)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
 from agentrl.engine.base import AsyncClosing, stop_strings
+from agentrl.image import Image
 from agentrl.types import Generation, Message, SamplingParams
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class ScriptedEngine(AsyncClosing):
     `seconds` is the simulated time of a turn. An abort returns the fraction that was sampled by then.
     """
 
+    takes_images = True
+
     def __init__(
         self,
         turns: Script,
@@ -68,6 +71,8 @@ class ScriptedEngine(AsyncClosing):
         if isinstance(turns, str | Mapping):
             raise TypeError("ScriptedEngine: turns must be a sequence of turns; put a single turn into a list")
         self.requests: list[list[int]] = []
+        self.images: list[list[Image]] = []
+        """The images of each request."""
         self._turns = turns
         self._renderer = renderer
         self._seconds = seconds
@@ -77,11 +82,18 @@ class ScriptedEngine(AsyncClosing):
         self._running: dict[str, asyncio.Event] = {}
 
     async def generate(
-        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        images: Sequence[Image] = (),
     ) -> Generation:
         """Play the next turn. Raises AssertionError when the script has none left, since that is a bug of the test."""
         input_ids = list(input_ids)
         self.requests.append(input_ids)
+        self.images.append(list(images))
         if isinstance(self._turns, Sequence | Generator):
             return await self._generate_next(self._session(session_id), input_ids, sampling_params, rid)
         turn = self._turns(input_ids)

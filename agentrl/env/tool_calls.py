@@ -7,29 +7,27 @@ import json
 import logging
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 from zlib import crc32
 
 from agentrl._util.concurrency import Deadline, gather
 from agentrl.env.runtime import Runtime
 from agentrl.env.tools import Tool, normal_spec, tool_name
 from agentrl.errors import BadCall, CallError, InfraError, ToolError, leaves, one_line
+from agentrl.image import Image, has_image, is_image, normal_content
 from agentrl.plain import number
 from agentrl.types import JSON, MaybeAwait, Message, StepResult, Task, ToolCall, ToolResult
 
 log = logging.getLogger("agentrl")
 
 _MEDIA: Mapping[str, Set[str]] = {
-    "image_url": {"image_url"},
-    "input_image": {"image_url", "file_id"},
-    "image": {"source", "data", "image"},
     "audio": {"data", "audio"},
     "audio_url": {"audio_url"},
     "input_audio": {"input_audio"},
     "video": {"video"},
     "video_url": {"video_url"},
 }
-"""Parts of messages that are not text, by `type`, and the keys that hold them: OpenAI's, Anthropic's, MCP's."""
+"""Parts of messages that no model here reads, by `type`, and the keys that hold them: OpenAI's, Anthropic's, MCP's."""
 _logged: set[tuple[type, str]] = set()
 
 
@@ -53,7 +51,7 @@ async def run_calls(env: ToolOwner, calls: Sequence[ToolCall]) -> StepResult:
     ):
         for message, result in await gather(_answer(env, call) for _, call in batch):
             _refuse_media(message["name"], result.content)
-            messages.append(message)
+            messages.append(_with_images(message))
             done = done or result.done
             if result.reward is not None:
                 rewards.append(number(result.reward, f"the reward of tool {message['name']}"))
@@ -110,7 +108,7 @@ def new_call_id(text: str) -> str:
 
 
 def _message(call: ToolCall, content: JSON) -> Message:
-    if not isinstance(content, str):
+    if not isinstance(content, str) and _images(content) is None:
         try:
             content = json.dumps(content, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as exc:
@@ -122,14 +120,32 @@ def _error(call: ToolCall, text: str) -> tuple[Message, ToolResult]:
     return _message(call, f"Error: {text}"), ToolResult("")
 
 
+def _images(content: Any) -> Any:
+    """The parts of a tool's result, if one of them is an image: also MCP's, whose result has them under a key."""
+    parts = content.get("content") if isinstance(content, Mapping) and not is_image(content) else content
+    parts = [parts] if isinstance(parts, Image) or (isinstance(parts, Mapping) and is_image(parts)) else parts
+    return parts if has_image(parts) else None
+
+
+def _with_images(message: Message) -> Message:
+    """A tool's message with its images in their one form. Raises ValueError: an image that cannot be read is a bug."""
+    found = _images(message["content"])
+    if found is None:
+        return message
+    try:
+        return {**message, "content": normal_content(found)}
+    except ValueError as exc:
+        raise ValueError(f"tool {message['name']} returned an image that cannot be shown: {exc}") from exc
+
+
 def _refuse_media(name: str, content: JSON) -> None:
-    """Raises ValueError for a result with an image: as JSON it is base64, which a model reads as text. That is a bug in
-    the Env, which the model must not see."""
+    """Raises ValueError for a result with sound or video: as JSON it is base64, which a model reads as text. That is a
+    bug in the Env, which the model must not see."""
     parts = content.get("content", content) if isinstance(content, Mapping) else content
     for part in parts if isinstance(parts, list | tuple) else [parts]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(kind, str) and _MEDIA.get(kind, set()) & part.keys():
-            raise ValueError(f"tool {name} returned {kind!r}, but a model gets text only: turn it into text")
+            raise ValueError(f"tool {name} returned {kind!r}, but a model gets text and images only: turn it into text")
 
 
 def _count(env: ToolOwner, call: ToolCall, exc: Exception) -> None:

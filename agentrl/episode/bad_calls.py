@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agentrl._util.texts import text_of
 from agentrl.errors import BadCallPolicy
+from agentrl.image import Image, has_image, normal_content
 from agentrl.plain import text, to_json
+from agentrl.render.media import as_messages
 from agentrl.types import Action, Message, Observation, Observed, Raw
 
 
@@ -16,10 +19,15 @@ def observed(observation: Observation, where: str) -> Observed:
         return Raw(text(observation.text), text(observation.end))
     if isinstance(observation, str):
         return [{"role": "user", "content": text(observation)}]
-    readable = isinstance(observation, Sequence) and not isinstance(observation, bytes | bytearray)
-    if not readable or not all(isinstance(m, Mapping) and "role" in m for m in observation):
-        raise TypeError(f"{where} gave {observation!r:.80}; return text, a list of messages with a role each, or Raw")
-    messages: list[Message] = to_json(observation, where)
+    readable = isinstance(observation, Image | Sequence) and not isinstance(observation, bytes | bytearray)
+    found = as_messages(observation) if readable else ()
+    if not readable or not all(isinstance(m, Mapping) and "role" in m for m in found):
+        raise TypeError(
+            f"{where} gave {observation!r:.80}; return text, an Image, a list of these, a list of messages with a role "
+            "each, or Raw"
+        )
+    shown = [{**m, "content": normal_content(m["content"])} if has_image(m.get("content")) else m for m in found]
+    messages: list[Message] = to_json(shown, where)
     return messages
 
 
@@ -61,4 +69,7 @@ def joined(pending: Observed, last: Observation, capabilities: Mapping[str, bool
         raise TypeError("last_turn returned Raw after messages, or messages after Raw; return what `step` returns")
     if not isinstance(last, str) or pending[-1].get("role") != "tool" or capabilities.get("user_after_tool", False):
         return [*pending, *messages_of(observed(last, "last_turn"))]
-    return [*pending[:-1], {**pending[-1], "content": f"{text_of(pending[-1].get('content'))}\n\n{text(last)}"}]
+    before: Any = pending[-1].get("content")
+    if has_image(before):
+        return [*pending[:-1], {**pending[-1], "content": [*before, {"type": "text", "text": f"\n\n{text(last)}"}]}]
+    return [*pending[:-1], {**pending[-1], "content": f"{text_of(before)}\n\n{text(last)}"}]

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agentrl._util.boundary import at_boundary
-from agentrl.engine.base import Engine, MessageEngine, stop_strings
+from agentrl.engine.base import Engine, MessageEngine, asked_with, stop_strings
 from agentrl.episode.bad_calls import messages_of
 from agentrl.episode.chat_transcript import ChatTranscript, as_user, cut_to
 from agentrl.episode.gate import admission
+from agentrl.episode.images import check_images, check_takes_images, too_many_images, without_pads
 from agentrl.episode.options import EpisodeOptions
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.errors import ContextFullError, EngineError, LedgerError, TemplateError
@@ -115,6 +116,10 @@ class Conversation:
             self._append_first(observed, rendered)
 
     def _append_first(self, observed: Observed, rendered: Rendered) -> None:
+        if rendered.media:
+            check_takes_images(self.engine)
+            if too_many_images(self.trajectory, rendered, self.options.limits):
+                raise TemplateError("the first prompt has more images than limits.image_pixels or limits.image_bytes")
         self.trajectory.append_prompt(rendered, messages_of(observed))
         self._warn(rendered)
         if self.thoughts is not None:
@@ -179,6 +184,8 @@ class Conversation:
 
     def _append_next(self, observed: Observed, rendered: Rendered, anew: bool) -> StopReason | None:
         trajectory, limits, length = self.trajectory, self.options.limits, len(rendered.tokens)
+        if too_many_images(trajectory, rendered, limits):
+            return StopReason.MAX_IMAGES
         if anew:
             if length >= self.context:
                 return StopReason.CONTEXT_FULL
@@ -235,9 +242,7 @@ class Conversation:
         params, sent = self._sampling_params(turn_options, budget), trajectory.length
         self.rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
         with at_boundary("engine"):
-            generation = await self.engine.generate(
-                trajectory.segment.ids, params, session_id=trajectory.session_id, rid=self.rid
-            )
+            generation = await self._asked(params)
             _check(generation)
         seconds = time.monotonic() - started
         await admission()  # before the turn is recorded: to be cancelled here is to be cancelled while it was sampled
@@ -247,6 +252,16 @@ class Conversation:
         )
         self.discarded_tokens += given - len(generation.tokens)
         trajectory.append_model(generation, prompt_tokens=sent, seconds=seconds)
+        return generation
+
+    async def _asked(self, params: SamplingParams) -> Generation:
+        """The engine's answer. Raises EngineError if it read the images as other tokens than the trainer will."""
+        segment, session_id = self.trajectory.segment, self.trajectory.session_id
+        generation = await self.engine.generate(
+            segment.engine_ids, params, session_id=session_id, rid=self.rid, **asked_with(segment.images)
+        )
+        if self.renderer.vision is not None:
+            check_images(generation, segment, self.renderer.vision)
         return generation
 
     async def _ask_speaker(
@@ -342,6 +357,8 @@ class Conversation:
         params: SamplingParams = {**given, "max_new_tokens": budget, "stop_token_ids": sorted(stop_token_ids)}
         if stop := [*stop_strings(given), *turn_options.stop]:
             params["stop"] = stop
+        if self.renderer.vision is not None:
+            params["logit_bias"] = without_pads(given.get("logit_bias"), self.renderer.vision)
         if least := given.get("min_new_tokens"):
             params["min_new_tokens"] = min(least, budget)  # SGLang refuses more than max_new_tokens
         return params

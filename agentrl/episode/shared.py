@@ -192,7 +192,8 @@ def load_renderer_once(
 @cache
 def _load(model: str, template: str | None, template_kwargs: str, trust_remote_code: bool) -> Renderer:
     from agentrl.models import load_tokenizer  # transformers takes seconds to import
+    from agentrl.models.vision import load_vision
     from agentrl.render import load_renderer
 
     tokenizer = load_tokenizer(model, chat_template=template, trust_remote_code=trust_remote_code)
-    return load_renderer(tokenizer, chat_template_kwargs=json.loads(template_kwargs))
+    return load_renderer(tokenizer, chat_template_kwargs=json.loads(template_kwargs), vision=load_vision(model))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from agentrl.image import Image
 from agentrl.types import (
     JSON,
     Action,
@@ -19,7 +20,7 @@ from agentrl.types import (
     ToolSpec,
 )
 
-__all__ = ["Certificate", "Rendered", "RenderedSpan", "Renderer", "SpanKind"]
+__all__ = ["Certificate", "ImageCounter", "Rendered", "RenderedSpan", "Renderer", "SpanKind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,27 @@ class Certificate:
     capabilities: dict[str, bool] = field(default_factory=dict)
     """What the template can carry: system, tools (it shows them), calls (it writes them, and they can be read back),
     parallel_calls, tool_results, orphan_tool (a result without a call), user_after_tool, text_with_calls, thinking,
-    developer (in place of the system message), later_system (after any message), users_in_a_row."""
+    developer (in place of the system message), later_system (after any message), users_in_a_row. If the model reads
+    images: images (of the user), tool_images."""
     bridges: dict[str, str] = field(default_factory=dict)
     """How a bridge is made, for the answer of a "user" and of a "tool": "memo" (what the template writes around the
     answer is known, proved and checked), or "render: " and why every bridge is rendered."""
+
+
+class ImageCounter(Protocol):
+    """The image side of a model, as far as tokens are concerned: see `agentrl.models.vision.Vision`."""
+
+    pad: int
+    """The token that stands for an image."""
+
+    @property
+    def forbidden(self) -> Sequence[int]:
+        """Tokens that a policy must not sample, because they stand for media."""
+        ...
+
+    def count(self, image: Image) -> int:
+        """How many pads stand for the image in a trained sequence. Raises ValueError for an impossible size."""
+        ...
 
 
 class Renderer(Protocol):
@@ -49,6 +67,8 @@ class Renderer(Protocol):
 
     certificate: Certificate
     stop_token_ids: frozenset[int]
+    vision: ImageCounter | None
+    """The image side of the model; None if it reads text only, or is not asked to read more."""
 
     def bind(self, tools: Sequence[ToolSpec] = (), **template_kwargs: JSON) -> Renderer:
         """The same template with an episode's tools and template arguments; cached by value."""

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import TemplateError
-from agentrl.render.base import Certificate, Renderer
+from agentrl.render.base import Certificate, ImageCounter, Renderer
 from agentrl.render.cache import Cache, fingerprint, key_of
 from agentrl.render.learn.probe import QUESTION
+from agentrl.render.media import as_messages, fitted, image_roles, images_of, pictured
 from agentrl.render.memo import VARIABLE, Memo
 from agentrl.render.prove.proof import Proof, hint_of, proof_of
 from agentrl.render.prove.spelled_out import spelling_out
@@ -25,14 +26,17 @@ def load_renderer(
     tools: Sequence[ToolSpec] = (),
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, JSON] | None = None,
+    vision: ImageCounter | None = None,
 ) -> Renderer:
     """Probe and certify a tokenizer's chat template; cached, so that loading again costs nothing.
 
-    `tokenizer` is a transformers tokenizer, `chat_template` Jinja text that replaces its own. Raises TemplateError
-    if there is no template, if it cannot be continued (the message shows the case), or if there are tools and
+    `tokenizer` is a transformers tokenizer, `chat_template` Jinja text that replaces its own. `vision` is the image
+    side of the model (`agentrl.models.vision.load_vision`); without it, images are refused. Raises TemplateError if
+    there is no template, if it cannot be continued (the message shows the case), or if there are tools and
     no calls could be read.
     """
-    return TemplateRenderer(tokenizer, chat_template, tools, chat_template_kwargs or {}, Cache(_BOUND_KEPT))
+    kwargs = chat_template_kwargs or {}
+    return TemplateRenderer(tokenizer, chat_template, tools, kwargs, Cache(_BOUND_KEPT), vision=vision)
 
 
 class TemplateRenderer:
@@ -46,9 +50,10 @@ class TemplateRenderer:
         kwargs: Mapping[str, JSON],
         bound: Cache[TemplateRenderer],
         as_text: bool = False,
+        vision: ImageCounter | None = None,
     ) -> None:
         self._tokenizer, self._source, self._kwargs, self._bound = tokenizer, source, dict(kwargs), bound
-        self._as_text, self._tools = as_text, tools
+        self._as_text, self._tools, self.vision = as_text, tools, vision
         template = Template.of(tokenizer, source, tools, kwargs)
         proof = proof_of(template, fingerprint(tokenizer))
         if tools:
@@ -57,6 +62,9 @@ class TemplateRenderer:
         self.certificate = proof.certificate if memo is not None else _without_memo(proof.certificate)
         self._parse = proof.parser.bind(tools)
         template = _with_own(replace(template, forms=proof.turns.template.forms), proof.parser)
+        if vision is not None:
+            template = replace(template, image_roles=image_roles(template, vision.pad))
+            self.certificate = _with_images(self.certificate, template.image_roles)
         if as_text:
             template = spelling_out(template, fingerprint(tokenizer))
         self._turns = replace(proof.turns, template=template, memo=memo)
@@ -73,7 +81,7 @@ class TemplateRenderer:
     def _variant(self, tools: Sequence[ToolSpec], kwargs: Mapping[str, JSON], as_text: bool) -> TemplateRenderer:
         return self._bound.get(
             key_of(tools, kwargs, as_text),
-            lambda: TemplateRenderer(self._tokenizer, self._source, tools, kwargs, self._bound, as_text),
+            lambda: TemplateRenderer(self._tokenizer, self._source, tools, kwargs, self._bound, as_text, self.vision),
         )
 
     def prompt(self, observation: Observation) -> Rendered:
@@ -83,14 +91,14 @@ class TemplateRenderer:
             tokens = template.encode(observation.text)
             opening = self._turns.profile.thinking.open
             thinking = observation.text.rstrip().endswith(opening)  # a mention of the marker opens nothing
-            return Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking)
-        messages = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+            return self._pictured(Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking), ())
+        messages = as_messages(observation)
         if template.forms.name_in_id:
             messages = with_named_ids(messages)
         text = template.render(messages, generation_prompt=True)
         bare = template.render(messages)
         asked = text[len(bare) :] if text.startswith(bare) else ""
-        rendered = self._turns.assemble("", text[: len(text) - len(asked)], asked)
+        rendered = self._pictured(self._turns.assemble("", text[: len(text) - len(asked)], asked), messages)
         return replace(rendered, special=template.special_said(messages) + template.special_said(template.tools))
 
     def parse(
@@ -113,7 +121,12 @@ class TemplateRenderer:
             raise TemplateError(
                 f"the chat template of {self._turns.template.name} cannot carry tool results: answer as the user"
             )
-        return replace(self._turns.bridge(history, action, new, budget), special=self._turns.template.special_said(new))
+        shown, left, lost = fitted(new, self.vision, budget)
+        rendered = self._pictured(self._turns.bridge(history, action, shown, left), shown)
+        return replace(rendered, special=self._turns.template.special_said(new), cut=rendered.cut + lost)
+
+    def _pictured(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
+        return pictured(rendered, images_of(messages), self.vision, self._turns.template.name)
 
     def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:
         """A turn that the model closed is reopened: its stop token stays sampled, and what the template writes between
@@ -126,15 +139,17 @@ class TemplateRenderer:
             tokens = template.continued(template.guarded(text))
         if not turns.closed(action):
             thinking = marks.left_open(raw.text, ended_thinking(action, marks))
-            return Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking, cut, special)
+            plain = Rendered(tuple(tokens), spans(("observation", len(tokens))), thinking, cut, special)
+            return self._pictured(plain, ())
         opened = turns.reopen(action)
         lengths = [(span.kind, span.stop - span.start) for span in opened.spans]
-        return Rendered(
+        plain = Rendered(
             (*opened.tokens, *tokens),
             spans(*lengths, ("observation", len(tokens))),
             marks.left_open(raw.text, opened.thinking),
             *(cut, special, opened.check),
         )
+        return self._pictured(plain, ())
 
     def encode(self, message: Message) -> list[int]:
         return self._turns.template.encode(self._turns.sampled(message))
@@ -144,6 +159,11 @@ class TemplateRenderer:
 
 
 _BOUND_KEPT = 256
+
+
+def _with_images(certificate: Certificate, roles: frozenset[str]) -> Certificate:
+    carried = {"images": "user" in roles, "tool_images": "tool" in roles}
+    return replace(certificate, capabilities={**certificate.capabilities, **carried})
 
 
 def _without_memo(certificate: Certificate) -> Certificate:

@@ -13,6 +13,7 @@ from jinja2.exceptions import SecurityError
 
 from agentrl._util.texts import text_of
 from agentrl.errors import TemplateError
+from agentrl.image import has_image, is_image
 from agentrl.render.markers import GUARD, NO_MARKERS, Markers, Spelling, unescaped
 from agentrl.render.raw import decodes_plainly, encoder_of
 from agentrl.render.symbols import Trace
@@ -76,6 +77,8 @@ class Template:
     """Finds the special tokens of a text."""
     spelling: Spelling | None = None
     """How special tokens within messages become text; None if they stay special, as in the template's own render."""
+    image_roles: frozenset[str] = frozenset()
+    """The roles whose messages may hold images, because the template writes them there."""
     _short: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict, repr=False)
     """Tokens of short texts: closes and prompts are encoded at every turn, and are always the same."""
 
@@ -228,7 +231,7 @@ class Template:
         Content is never None, unless the template prefers it beside calls; `tool_calls` is absent rather than empty
         (some templates test for the key).
         """
-        plain = {**message, "content": text_of(message.get("content"))}
+        plain = {**message, "content": self._content(message)}
         thoughts = [plain.pop(name) for name in REASONING_FIELDS if name in plain]
         if thoughts and thoughts[0] is not None:
             plain[self.forms.reasoning_field] = thoughts[0]
@@ -237,6 +240,21 @@ class Template:
             plain["tool_calls"] = [self._plain_call(call) for call in calls]
             plain["content"] = plain["content"] or self.forms.silent_content
         return plain
+
+    def _content(self, message: Message) -> str | list[Mapping[str, str]]:
+        """Content as text, or as the parts of which templates with images make a loop."""
+        content: Any = message.get("content")
+        role = message.get("role")
+        if not has_image(content):
+            return text_of(content)
+        if role not in self.image_roles:
+            raise TemplateError(
+                f"the chat template of {self.name} writes no images of the {role}: show them in a message of the user"
+                if self.image_roles
+                else f"{self.name} is not known to read images: show text only, or use a model of the Qwen-VL family "
+                "(2, 2.5, 3, 3.5) whose folder has a preprocessor_config.json"
+            )
+        return [{"type": "image"} if is_image(part) else {"type": "text", "text": text_of([part])} for part in content]
 
     def _plain_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call.get("function") or call)

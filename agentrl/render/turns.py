@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from agentrl._util.texts import text_of
+from agentrl._util.texts import text_of, texts_in, with_text
 from agentrl.errors import TemplateError
 from agentrl.render.formats.conventions import convention_of
 from agentrl.render.learn.close import Close
@@ -76,7 +76,7 @@ class Turns:
         rendered = self._bridge(before, action, new)
         if budget is None or _observed(rendered) <= budget:
             return rendered
-        said = (self.template.guarded(text_of(message.get("content"))) for message in new)
+        said = (self.template.guarded("".join(texts_in(message.get("content")))) for message in new)
         contents = [self.template.encode(text) for text in said]
         keep = sum(map(len, contents))
         cut = 0
@@ -240,8 +240,8 @@ class Turns:
             if len(tokens) <= longest:
                 messages.append(message)
                 continue
-            content, lost = self.shorten(text_of(message["content"]), tokens, longest)
-            messages.append({**message, "content": content})
+            content, lost = self.shorten("".join(texts_in(message["content"])), tokens, longest)
+            messages.append({**message, "content": with_text(message["content"], content)})
             cut += lost
         return messages, cut
 

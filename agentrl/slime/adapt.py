@@ -23,6 +23,7 @@ from agentrl.slime import distill, replay
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_sample, log_once
 from agentrl.slime.host import HostArgs, abort_flag, drops_ended_groups, queues_lists
+from agentrl.slime.images import check_media, check_replay
 from agentrl.slime.replay import IncrementalExperts, forget_old_experts, request_fields
 from agentrl.slime.resumption import Resumption, sample_name
 from agentrl.slime.ship import ship_evaluation, ship_training
@@ -93,8 +94,6 @@ class _AdaptCall:
 
     def check_flags(self) -> None:
         """Refuse flags and samples that agentrl or slime cannot handle."""
-        if any(value is not None for value in (getattr(self.sample, "multimodal_inputs", None) or {}).values()):
-            raise ConfigError("remove --multimodal-keys: agentrl plays text only")
         if not self.evaluation:
             self.config.check_fan_out(self.flags, queues_lists=queues_lists(self.sample))
             distill.check_flags(self.flags, self.sample)
@@ -106,6 +105,8 @@ class _AdaptCall:
         session_id = "" if self.evaluation else getattr(self.sample, "session_id", None) or ""
         resumption = Resumption(parking, config.parking, sample_name(self.sample), session_id)
         renderer = await self._renderer(here)
+        check_media(self.sample, renderer)
+        check_replay(flags, renderer)
         replays_experts = flags.use_rollout_routing_replay and not self.evaluation
         task = from_sample(flags, self.sample, evaluation=self.evaluation)
         server = await here.engine(
@@ -143,6 +144,7 @@ class _AdaptCall:
             flags,
             trajectory,
             self.sample,
+            vision=renderer.vision,
             teacher_log_probs=await distill.ask_teacher(here, flags, trajectory, retry_s=config.engine_retry_s),
             segments=config.thinking == "strip" or (self._plays_agent(task) and self._agent_fans_out()),
             decode=renderer.decode,

@@ -38,6 +38,7 @@ _STATUS: Mapping[StopReason, str] = {
     StopReason.TURN_MAX_TOKENS: "TRUNCATED",
     StopReason.MAX_TOKENS: "TRUNCATED",
     StopReason.CONTEXT_FULL: "TRUNCATED",
+    StopReason.MAX_IMAGES: "TRUNCATED",
     StopReason.DEADLINE: "TRUNCATED",
     StopReason.ABORTED: "ABORTED",
     StopReason.FAILED: "FAILED",
@@ -87,6 +88,7 @@ def clear(sample: Any) -> None:
         weight_versions=[],
         remove_sample=False,
         non_generation_time=0.0,
+        multimodal_train_inputs=None,
         status=type(sample).Status.PENDING,
     )
     for name, kind in (("spec_info", "SpecInfo"), ("prefix_cache_info", "PrefixCacheInfo")):

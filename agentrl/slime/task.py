@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.slime.host import HostArgs, Rendering, eval_renderings
+from agentrl.slime.images import with_images
 from agentrl.slime.sample import own_metadata
 from agentrl.types import JSON, Observation, Raw, Task, ToolSpec
 
@@ -66,7 +67,7 @@ def _prompt(args: Any, sample: Any, *, evaluation: bool) -> Observation:
         remedy = "set it to false for all of them (agentrl renders prompts itself)"
         return Raw(prompt) if _same(chosen, "apply_chat_template", remedy) else prompt
     if isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt):
-        return copy.deepcopy(list(prompt))
+        return [with_images(message) for message in copy.deepcopy(list(prompt))]
     raise ConfigError(f"sample.prompt is neither text nor messages: {prompt!r:.200}; check --input-key")
 
 

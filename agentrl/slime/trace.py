@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl._util.boundary import watcher
-from agentrl.engine.base import Engine, EngineWrapper
+from agentrl.engine.base import Engine, EngineWrapper, asked_with
 from agentrl.errors import Boundary
+from agentrl.image import Image
 from agentrl.slime.host import tracing
 from agentrl.types import Generation, SamplingParams
 
@@ -42,11 +43,19 @@ class _TracedEngine(EngineWrapper):
     attributes: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
 
     async def generate(
-        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        images: Sequence[Image] = (),
     ) -> Generation:
         asked = {"max_new_tokens": sampling_params.get("max_new_tokens"), "prompt_tokens": len(input_ids)}
         with self.span(self.sample, "sglang_generate", attrs=asked) as span:
-            generation = await self.engine.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+            generation = await self.engine.generate(
+                input_ids, sampling_params, session_id=session_id, rid=rid, **asked_with(images)
+            )
             if self.attributes is not None and hasattr(span, "update"):
                 span.update(self.attributes(generation.meta))
         return generation

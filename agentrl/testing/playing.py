@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from itertools import takewhile
 
 from agentrl._util.loading import cause
+from agentrl._util.texts import texts_in
 from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env.env import Env, runtime
 from agentrl.env.tool_calls import new_call
@@ -72,7 +73,7 @@ class LastAnswer:
 
     def note(self, trajectory: Trajectory) -> None:
         answer = [*takewhile(lambda message: message["role"] != "assistant", reversed(trajectory.messages))]
-        self._text = "\n".join(str(message["content"]) for message in reversed(answer)) if answer else None
+        self._text = "\n".join("".join(texts_in(m["content"])) for m in reversed(answer)) if answer else None
 
     def read(self) -> str | None:
         """The answer; None if the model's turn continues as raw text."""

@@ -20,12 +20,14 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby, repeat
+from types import MappingProxyType
 from typing import Self, TypeVar, get_args
 from zlib import crc32
 
 from agentrl.errors import LedgerError
+from agentrl.image import Image
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, SpanType, Turn
-from agentrl.types import JSON, Action, Generation, Rendered, ToolCall
+from agentrl.types import JSON, Action, Generation, Rendered, RenderedImage, ToolCall
 
 T = TypeVar("T")
 
@@ -49,6 +51,7 @@ class Segment:
         "_sent",
         "_trained",
         "ids",
+        "media",
         "prompt_length",
         "said",
         "spans",
@@ -59,6 +62,8 @@ class Segment:
     def __init__(self) -> None:
         self.ids: array[int] = array("i")
         """Prompt and response, exactly as the engine gets them next. Do not change it."""
+        self.media: list[RenderedImage] = []
+        """The images among `ids`, in order. Each takes a run of pad tokens, which are never sampled."""
         self.prompt_length = 0
         self.spans: list[Span] = []
         self.turns: list[Turn] = []
@@ -86,6 +91,22 @@ class Segment:
     def tokens(self) -> list[int]:
         """Prompt and response; a copy."""
         return self.ids.tolist()
+
+    @property
+    def engine_ids(self) -> array[int]:
+        """The ids that an engine gets: one pad for each image, since it expands them itself. `ids` without images."""
+        if not self.media:
+            return self.ids
+        found, at = array("i"), 0
+        for one in self.media:
+            found += self.ids[at : one.start + 1]
+            at = one.stop
+        return found + self.ids[at:]
+
+    @property
+    def images(self) -> list[Image]:
+        """The images that the engine gets beside `engine_ids`, one for each pad."""
+        return [one.image for one in self.media]
 
     @property
     def response_length(self) -> int:
@@ -170,6 +191,7 @@ class Segment:
         """The first tokens; not part of the response."""
         require(not self.ids, "the prompt is appended once, and first")
         require(len(rendered.tokens) > 0, "a prompt has at least one token")
+        self._place(rendered)
         self.ids.extend(rendered.tokens)
         self.prompt_length = len(self.ids)
         self._digest = crc32(self.ids)
@@ -207,6 +229,7 @@ class Segment:
     def append_observation(self, rendered: Rendered) -> None:
         """Append the tokens of template and environment after a turn: loss_mask 0, log_probs 0.0."""
         require(bool(self.turns) and not self.open, "an observation follows a turn that an action has closed")
+        self._place(rendered)
         at = 0
         for span in rendered.spans:
             require(span.start == at and span.stop > at, f"rendered spans leave a gap at token {at}")
@@ -233,6 +256,7 @@ class Segment:
         for span in sampled.spans:
             self.spans.append(replace(span, start=span.start + start, stop=span.stop + start, turn=span.turn + turns))
             self._count(span)
+        self.media += _moved(sampled.media, len(self.ids) - sampled.prompt_length)
         new = sampled.ids[sampled.prompt_length :]
         self.ids.extend(new)
         self._digest = crc32(new, self._digest)
@@ -244,6 +268,7 @@ class Segment:
 
     def drop_prompt(self) -> None:
         """Drop the prompt's tokens, which are kept elsewhere. The rest can be read, and appended after them."""
+        self.media = _moved([one for one in self.media if one.start >= self.prompt_length], -self.prompt_length)
         self.ids, self.prompt_length = self.ids[self.prompt_length :], 0
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
@@ -277,6 +302,10 @@ class Segment:
         self._trained -= length
         self._masked[reason] = self._masked.get(reason, 0) + length
         return replace(span, masked=reason)
+
+    def _place(self, rendered: Rendered) -> None:
+        """Keep the images of tokens that are about to be appended."""
+        self.media += _moved(rendered.media, len(self.ids))
 
     def _extend(self, tokens: Sequence[int], kind: SpanType, version: str | None = None) -> None:
         if not tokens:
@@ -315,6 +344,16 @@ class Segment:
         require(self._trained == trained, f"trained {self._trained} != {trained} in the spans")
         _log_prob_array(self._log_probs)
         _id_array(self.ids)
+        self._verify_media()
+
+    def _verify_media(self) -> None:
+        at, sampled = 0, [(span.start, span.stop) for span in self.spans if span.kind == "sampled"]
+        for one in self.media:
+            require(at <= one.start < one.stop <= len(self.ids), f"an image at {one.start} overlaps or is outside")
+            require(len(set(self.ids[one.start : one.stop])) == 1, f"the image at {one.start} is cut or written over")
+            start, stop = one.start - self.prompt_length, one.stop - self.prompt_length
+            require(not any(a < stop and start < b for a, b in sampled), f"the image at {one.start} was sampled")
+            at = one.stop
 
     # Serialising
 
@@ -329,12 +368,17 @@ class Segment:
             "turns": [turn.to_json() for turn in self.turns],
             "actions": [asdict(action) for action in self.actions],
             "thinking": self.thinking,
+            **({"media": [[one.start, one.stop, one.image.digest] for one in self.media]} if self.media else {}),
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, JSON]) -> Self:
-        """Read the output of `to_json`. Raises LedgerError if it breaks an invariant."""
+    def from_json(cls, data: Mapping[str, JSON], images: Mapping[str, Image] = MappingProxyType({})) -> Self:
+        """Read the output of `to_json`. `images` are those of the messages by digest. Raises LedgerError if it breaks
+        an invariant."""
         self = cls()
+        for start, stop, digest in data.get("media", ()):
+            require(digest in images, f"the image of the tokens {start} to {stop} is in no message")
+            self.media.append(RenderedImage(start, stop, images[digest]))
         self.ids, self.prompt_length = _id_array(data["tokens"]), data["prompt_length"]
         self.spans = [Span(**span) for span in data["spans"]]
         self.turns = [Turn(**_upgrade_turn(turn)) for turn in data["turns"]]
@@ -364,6 +408,10 @@ class Segment:
             self._observation += length
         else:
             self._scaffold += length
+
+
+def _moved(media: Iterable[RenderedImage], by: int) -> list[RenderedImage]:
+    return [replace(one, start=one.start + by, stop=one.stop + by) for one in media]
 
 
 def require(condition: bool, message: str) -> None:

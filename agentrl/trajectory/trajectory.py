@@ -18,6 +18,7 @@ from operator import itemgetter
 from typing import Self, TypeVar
 
 from agentrl.errors import Failure
+from agentrl.image import images_in
 from agentrl.plain import to_json_lossy
 from agentrl.trajectory.segment import Segment, require
 from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Turn
@@ -382,7 +383,9 @@ class Trajectory:
             "turns": data["turns"][first:],
             "actions": data["actions"][sum(len(segment["actions"]) for segment in earlier) :],
         }
-        self.segments = [Segment.from_json(segment) for segment in (*earlier, last)]
+        found = (image for message in data["messages"] for image in images_in(message.get("content")))
+        images = {image.digest: image for image in found}
+        self.segments = [Segment.from_json(segment, images) for segment in (*earlier, last)]
         self.order = data.get("order", ())
         self.messages, self.unread = list(data["messages"]), data.get("unread", 0)
         self.reward, self.reward_parts = data["reward"], data["reward_parts"]

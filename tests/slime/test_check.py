@@ -241,7 +241,7 @@ def test_a_good_configuration():
         ({"router_policy": None}, "warning", "add --router-policy consistent_hashing"),
         ({"router_policy": "cache_aware"}, "warning", "(there are 8)"),
         ({"apply_chat_template": True}, "error", "remove --apply-chat-template: it renders prompts before"),
-        ({"multimodal_keys": '{"image": "i"}'}, "error", "remove --multimodal-keys"),
+        ({"multimodal_keys": '{"video": "i"}'}, "error", "remove video from --multimodal-keys"),
         ({"sglang_tool_call_parser": "qwen25"}, "warning", "remove --sglang-tool-call-parser"),
         ({"sglang_reasoning_parser": "qwen3"}, "warning", "remove --sglang-reasoning-parser"),
         ({"rm_type": "math"}, "error", "Scored.score and --rm-type math, which would never be asked"),

@@ -28,6 +28,7 @@ from agentrl.engine.sglang.connections import Address, Connections, UnavailableE
 from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.engine.sglang.workers import Workers
 from agentrl.errors import ConfigError, EngineError
+from agentrl.image import Image
 from agentrl.types import Generation, SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class SGLangEngine(AsyncClosing):
     Requests of a session carry the header X-SMG-Routing-Key. A router uses it to keep them on one worker and its cache.
     """
 
+    takes_images = True
+
     def __init__(
         self,
         url: str,
@@ -129,10 +132,11 @@ class SGLangEngine(AsyncClosing):
         *,
         session_id: str = "",
         rid: str = "",
+        images: Sequence[Image] = (),
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Continue `input_ids`. Sampling parameters are passed on unchanged, unless no engine could obey them. `extra`
-        adds fields to this request alone.
+        """Continue `input_ids`, which has one pad token for each image. Sampling parameters are passed on unchanged,
+        unless no engine could obey them. `extra` adds fields to this request alone.
 
         Generating twice costs time but changes nothing, so an attempt without an answer is repeated. A refusal (of an
         over-long prompt, for example) is final and raises RequestError with SGLang's message. Cancellation and time-out
@@ -149,6 +153,7 @@ class SGLangEngine(AsyncClosing):
             },
             "return_logprob": True,
             "stream": False,
+            **({"image_data": [image.uri for image in images]} if images else {}),
             **self.extra,
             **(extra or {}),
         }

@@ -24,6 +24,7 @@ from agentrl.engine.sglang.training.served import TrainingServer
 from agentrl.engine.sglang.training.suitable import check_suitable
 from agentrl.engine.table import TrainingParts
 from agentrl.errors import ConfigError, EngineError, EngineLostError, RequestError
+from agentrl.image import Image
 from agentrl.models import save_adapter
 from agentrl.types import Generation, SamplingParams
 
@@ -97,14 +98,20 @@ class TrainedSGLang(AsyncClosing):
     # Generating
 
     async def generate(
-        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+        self,
+        input_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        session_id: str = "",
+        rid: str = "",
+        images: Sequence[Image] = (),
     ) -> Generation:
         """Continue `input_ids`; see `Engine.generate`. Raises EngineLostError if the server is gone for good."""
         server, client, version = self._server, self._client, self._version
         if server is None or client is None or version is None or self._asleep:
             raise EngineError("SGLang has no weights yet: a trainer wakes and updates it before episodes are played")
         try:
-            found = await client.generate(input_ids, sampling_params, session_id=session_id, rid=rid)
+            found = await client.generate(input_ids, sampling_params, session_id=session_id, rid=rid, images=images)
         except RequestError as exc:
             if self._name and "lora" in str(exc).lower():
                 raise EngineLostError(f"the server no longer has this run's adapter: {exc}") from exc

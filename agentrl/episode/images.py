@@ -1,0 +1,65 @@
+"""Images of an episode: their bounds, and the checks that the engine reads them as the trainer will.
+
+SGLang expands each image's pad by itself. Where it does so otherwise than the trainer (another size, another processor,
+or a patch that decodes and tokenises the prompt again), it answers without an error. Only the number of prompt tokens
+tells, so it is compared for each generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentrl.engine.base import Engine
+from agentrl.errors import ConfigError, EngineError
+from agentrl.render.base import ImageCounter
+from agentrl.trajectory.segment import Segment
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import Generation, Limits, Rendered
+
+_NEVER = -1e4
+"""A logit bias that no logit outweighs."""
+
+
+def check_takes_images(engine: Engine) -> None:
+    """Raises ConfigError for an engine that cannot be given images."""
+    if not getattr(engine, "takes_images", False):
+        raise ConfigError(
+            f"{type(engine).__name__} takes no images: play this Env with an SGLang server (engine: sglang), or under "
+            "slime"
+        )
+
+
+def too_many_images(trajectory: Trajectory, rendered: Rendered, limits: Limits) -> bool:
+    """Whether the images of the episode and those of `rendered` are more than the limits allow. An image counts once,
+    however many segments and turns show it."""
+    if not rendered.media:
+        return False
+    placed = [one for segment in trajectory.segments for one in segment.media]
+    images = {one.image.uri: one.image for one in (*placed, *rendered.media)}.values()
+    pixels = sum(image.width * image.height for image in images)
+    size = sum(image.size for image in images)
+    return (limits.image_pixels is not None and pixels > limits.image_pixels) or (
+        limits.image_bytes is not None and size > limits.image_bytes
+    )
+
+
+def without_pads(given: Mapping[str, float] | None, vision: ImageCounter) -> dict[str, float]:
+    """A logit_bias that forbids the tokens that stand for media. A trainer would look for the features of an image that
+    is not there, and stop the whole run."""
+    return {**(given or {}), **dict.fromkeys(map(str, vision.forbidden), _NEVER)}
+
+
+def check_images(generation: Generation, segment: Segment, vision: ImageCounter) -> None:
+    """Raises EngineError if the engine sampled a pad, or read another number of tokens than the segment has."""
+    if not set(vision.forbidden).isdisjoint(generation.tokens):
+        raise EngineError(
+            "the engine sampled a token that stands for an image, which logit_bias forbids: it ignores logit_bias, so "
+            "its model cannot be trained with images"
+        )
+    read = generation.meta.get("prompt_tokens")
+    if segment.media and isinstance(read, int) and generation.tokens and read != segment.length:
+        raise EngineError(
+            f"the engine read {read} prompt tokens where the trainer will read {segment.length}: it expands images "
+            "otherwise (another preprocessor_config.json, --mm-process-config), or it tokenises the prompt again, as "
+            "slime's docker image does for Qwen-VL (slime #2388): use an SGLang without legacy_load_mm_data"
+        )

@@ -1,0 +1,227 @@
+"""Images in the content of messages: what an Env gives, and the one form in which messages hold it.
+
+    return [{"role": "user", "content": ["What is here?", Image.load("chart.png")]}]
+
+In a message, an image is the part `{"type": "image", "image": "data:image/png;base64,..."}`. That is JSON, so
+trajectories, parked episodes and files hold it as it is. The forms of OpenAI, Anthropic and MCP are read into it.
+Nothing is ever fetched: an address is refused, because a model or a client may have named it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+MediaType: TypeAlias = Literal["image/png", "image/jpeg"]
+Part: TypeAlias = "str | Image"
+"""A part of a message's content."""
+
+_PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+_NO_SIZE = frozenset({0x01, *range(0xD0, 0xDA)})
+"""JPEG markers without a segment after them."""
+_SIZES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+"""JPEG markers whose segment holds the size of the picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A PNG or JPEG file, as a data URI. Immutable. Equal files are equal images."""
+
+    uri: str
+    """`data:image/png;base64,...`. Whatever shows an equal image shares this one string, in all episodes."""
+    width: int = field(init=False, compare=False)
+    """In pixels, as the file's header gives it."""
+    height: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        media, data = _read_uri(self.uri)
+        if media != _media_type(data):
+            raise ValueError(f"an image is {_media_type(data)}, but its data URI says {media}")
+        width, height = _png_size(data) if media == "image/png" else _jpeg_size(data)
+        if not (width > 0 and height > 0):
+            raise ValueError(f"an image is damaged: its header gives a size of {width} x {height}")
+        object.__setattr__(self, "uri", sys.intern(self.uri))  # equal images of all episodes are one string
+        object.__setattr__(self, "width", width)
+        object.__setattr__(self, "height", height)
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """The image in the bytes of a PNG or JPEG file. Raises ValueError for anything else."""
+        return cls(f"data:{_media_type(data)};base64,{base64.b64encode(data).decode()}")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a PNG or JPEG file. Raises OSError, and ValueError for another kind of file."""
+        return cls.of(Path(path).read_bytes())
+
+    @classmethod
+    def from_pil(cls, image: Any) -> Self:
+        """A `PIL.Image.Image` as PNG, in RGB: no model sees transparency, and palettes differ between readers."""
+        written = io.BytesIO()
+        image.convert("RGB").save(written, format="PNG")
+        return cls.of(written.getvalue())
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the file; decoded anew each time."""
+        return _read_uri(self.uri)[1]
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file."""
+        body = len(self.uri) - self.uri.index(",") - 1
+        return body // 4 * 3 - self.uri[-2:].count("=")
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the URI, in 64 hexadecimal digits."""
+        return hashlib.sha256(self.uri.encode()).hexdigest()
+
+    @property
+    def part(self) -> dict[str, str]:
+        """The part of a message's content that holds this image."""
+        return {"type": "image", "image": self.uri}
+
+    def __repr__(self) -> str:
+        return f"<Image {self.width} x {self.height}, {self.size // 1000} kB>"
+
+
+def parts_of(content: Any) -> list[Part]:
+    """The parts of a message's content, neighbouring texts as they are. None and "" have no part.
+
+    Reads texts, Images, and the parts of OpenAI's (`image_url`, `input_image`), Anthropic's (`image` with a `source`)
+    and MCP's API (`image` with `data` and `mimeType`). Raises ValueError for another part, for an image that is not a
+    PNG or JPEG file, and for one that is named by an address.
+    """
+    if content is None or content == "":
+        return []
+    if isinstance(content, str | Image) or not isinstance(content, Sequence):
+        return [_part(content)]
+    return [_part(part) for part in content]
+
+
+def images_in(content: Any) -> list[Image]:
+    """The images of a message's content, in order. Raises ValueError for a damaged one. Other parts are skipped."""
+    if not has_image(content):
+        return []
+    return [_part(part) for part in content if is_image(part)]  # type: ignore[misc]
+
+
+def has_image(content: Any) -> bool:
+    """Whether content has a part that is an image, in any of the forms. Costs nothing for text."""
+    return isinstance(content, list | tuple) and any(is_image(part) for part in content)
+
+
+def is_image(part: Any) -> bool:
+    """Whether a part of content is an image, in any of the forms."""
+    return isinstance(part, Image) or (isinstance(part, Mapping) and _address(part) is not None)
+
+
+def normal_content(content: Any) -> Any:
+    """Content with images in their one form, and text as `{"type": "text"}` parts; content without images unchanged.
+
+    Raises ValueError as `parts_of` does.
+    """
+    content = [content] if isinstance(content, Image) else content
+    if not has_image(content):
+        return content
+    return [part.part if isinstance(part, Image) else {"type": "text", "text": part} for part in parts_of(content)]
+
+
+def _part(part: Any) -> Part:
+    if isinstance(part, str | Image):
+        return part
+    if isinstance(part, Mapping):
+        if part.get("type") in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+            return str(part["text"])
+        if (address := _address(part)) is not None:
+            return _at(address)
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise ValueError(f"the content of a message may hold text and images, not {kind!r}")
+
+
+def _address(part: Mapping[str, Any]) -> str | None:
+    """The data URI or address of an image part; None for any other part."""
+    kind = part.get("type")
+    if kind in ("image_url", "input_image"):
+        found = part.get("image_url")
+        found = found.get("url") if isinstance(found, Mapping) else found
+        return found if isinstance(found, str) else str(part.get("file_id", ""))
+    if kind != "image":
+        return None
+    if isinstance(found := part.get("image"), str | Image):
+        return found.uri if isinstance(found, Image) else found
+    source = part.get("source", part)
+    if isinstance(source, Mapping) and isinstance(source.get("data"), str):
+        guessed = "image/jpeg" if source["data"].startswith("/9j/") else "image/png"
+        media = source.get("media_type") or source.get("mimeType") or guessed
+        return f"data:{media};base64,{source['data']}"
+    url = source.get("url") if isinstance(source, Mapping) else None
+    return url if isinstance(url, str) else None
+
+
+def _at(address: str) -> Image:
+    if not address.startswith("data:"):
+        raise ValueError(
+            f"an image is named by the address {address!r:.60}, and nothing is fetched: give its bytes, as a data URI "
+            "or agentrl.Image"
+        )
+    return _read(address)
+
+
+@lru_cache(maxsize=64)
+def _read(uri: str) -> Image:
+    """A turn renders its image more than once, and decoding a screenshot takes a millisecond."""
+    return Image(uri)
+
+
+def _read_uri(uri: str) -> tuple[str, bytes]:
+    head, _, body = uri.partition(";base64,")
+    if not head.startswith("data:") or not body:
+        raise ValueError(f"an image must be a data URI such as data:image/png;base64,..., not {uri!r:.40}")
+    try:
+        return head.removeprefix("data:"), base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise ValueError(f"an image's data URI is not base64: {exc}") from exc
+
+
+def _media_type(data: bytes) -> MediaType:
+    if data.startswith(_PNG):
+        return "image/png"
+    if data.startswith(_JPEG):
+        return "image/jpeg"
+    raise ValueError(f"an image must be a PNG or JPEG file, and this one begins with {data[:8]!r}: convert it to PNG")
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    if len(data) < 24 or data[12:16] != b"IHDR":
+        return 0, 0
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    at = 2
+    while at + 9 <= len(data):
+        if data[at] != 0xFF:
+            return 0, 0
+        marker = data[at + 1]
+        if marker == 0xFF:  # padding
+            at += 1
+        elif marker in _NO_SIZE:
+            at += 2
+        elif marker in _SIZES:
+            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
+            return width, height
+        else:
+            at += 2 + struct.unpack(">H", data[at + 2 : at + 4])[0]
+    return 0, 0

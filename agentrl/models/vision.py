@@ -1,0 +1,117 @@
+"""The image side of a model: how many tokens an image takes, and the tensors that a trainer reads.
+
+Only the image processor is used, never the processor of text and images together: that would tokenise again. One
+family is known: Qwen-VL (2, 2.5, 3, 3.5), whose models mark an image by one pad token for each merged patch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError, one_line
+from agentrl.image import Image
+from agentrl.models.hub import folder_of
+
+_FAMILY = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_PROCESSOR = "preprocessor_config.json"
+_SIZES_KEPT = 4096
+_PADS = ("image_token_id", "video_token_id", "vision_token_id", "audio_token_id")
+"""Keys of config.json with the tokens that stand for media. A model may sample none of them."""
+
+
+class Vision:
+    """The image side of a Qwen-VL model in a folder. Safe to share. Imports torch for `tensors` alone.
+
+    Raises ConfigError if the folder has no image processor, or is of another family.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        config = _json(folder / "config.json")
+        kind = config.get("model_type", "?")
+        if kind not in _FAMILY:
+            raise ConfigError(
+                f"{folder} is a model of type {kind}: images are read by the Qwen-VL family only ({', '.join(_FAMILY)})"
+            )
+        if not (folder / _PROCESSOR).is_file():
+            raise ConfigError(f"{folder} has no {_PROCESSOR}, so images cannot be prepared: copy it from the model")
+        self.folder = folder
+        self.pad: int = config["image_token_id"]
+        """The token that stands for an image in a template's text, and for each merged patch in a trained sequence."""
+        self.forbidden = tuple(sorted({config[key] for key in _PADS if isinstance(config.get(key), int)}))
+        """Tokens that a policy must not sample: a trainer would look for the features of an image that is not there."""
+        self._counts: OrderedDict[tuple[int, int], int] = OrderedDict()
+
+    @cached_property
+    def _processor(self) -> Any:
+        from transformers import AutoImageProcessor
+
+        try:
+            return AutoImageProcessor.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
+        except Exception as exc:  # the boundary of a folder's files: damaged ones raise anything
+            raise ConfigError(f"{self.folder}: its image processor cannot be loaded: {one_line(exc)}") from exc
+
+    def count(self, image: Image) -> int:
+        """How many pad tokens stand for the image in a trained sequence. Raises ValueError for a size that the model
+        cannot take, such as 1 x 1000."""
+        size = image.height, image.width
+        if size not in self._counts:
+            patches = self._processor.get_number_of_image_patches(*size, {})
+            if len(self._counts) >= _SIZES_KEPT:
+                self._counts.popitem(last=False)
+            self._counts[size] = int(patches) // self._processor.merge_size**2
+        return self._counts[size]
+
+    def tensors(self, images: Sequence[Image], dtype: str = "bfloat16") -> dict[str, Any]:
+        """What the model's forward pass reads beside the tokens, each concatenated on its first axis.
+
+        `pixel_values`, [patches, values of a patch] in `dtype`, and `image_grid_thw`, int64 [images, 3]. A model in
+        bfloat16 casts pixels to it first of all, so nothing is lost and half of the memory is saved. A model in float32
+        reads float32. An equal image is processed once.
+        """
+        import torch
+
+        kind = getattr(torch, dtype)
+        made: dict[str, Mapping[str, Any]] = {}
+        for image in images:
+            if image.uri not in made:
+                made[image.uri] = self._features(image)
+        found = [made[image.uri] for image in images]
+        return {
+            "pixel_values": torch.cat([one["pixel_values"].to(kind) for one in found]),
+            "image_grid_thw": torch.cat([one["image_grid_thw"] for one in found]),
+        }
+
+    def _features(self, image: Image) -> Mapping[str, Any]:
+        from PIL import Image as Pillow
+
+        with Pillow.open(io.BytesIO(image.data)) as opened:
+            features: Mapping[str, Any] = self._processor(images=[opened.convert("RGB")], return_tensors="pt")
+        expected, given = self.count(image), int(features["image_grid_thw"].prod()) // self._processor.merge_size**2
+        if expected != given:
+            raise ValueError(f"{image!r} was counted as {expected} tokens, and its features are of {given}")
+        return features
+
+
+def load_vision(model: str) -> Vision | None:
+    """The image side of a model as `folder_of` finds it. None for a model that reads text only, and for one that may be
+    used with text only: of another family, or without its image processor."""
+    if model == "tiny":
+        return None
+    folder = folder_of(model, weights=False)
+    config = folder / "config.json"
+    known = config.is_file() and _json(config).get("model_type") in _FAMILY
+    return Vision(folder) if known and (folder / _PROCESSOR).is_file() else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,95 @@
+"""Images under slime: those of a data set's rows, and the tensors that its trainer reads beside the tokens.
+
+A row's images come through slime's --multimodal-keys, which puts them into the messages of the prompt. They are the
+user's own data, so a path is read here. What an Env or a client names is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from agentrl.errors import ConfigError
+from agentrl.image import Image
+from agentrl.models.vision import Vision
+from agentrl.render.base import ImageCounter, Renderer
+from agentrl.slime.host import HostArgs
+from agentrl.trajectory.segment import Segment
+from agentrl.types import Message
+
+_FIELD = "multimodal_train_inputs"
+
+
+NOT_KNOWN = (
+    "remove --multimodal-keys: the model is not known to read images; they need one of the Qwen-VL family, with the "
+    "preprocessor_config.json of its folder"
+)
+
+
+def check_media(sample: Any, renderer: Renderer) -> None:
+    """Raises ConfigError for a sample with media that cannot be shown."""
+    given = getattr(sample, "multimodal_inputs", None) or {}
+    kinds = sorted(name for name, value in given.items() if value is not None)
+    if other := [kind for kind in kinds if kind != "images"]:
+        raise ConfigError(f"remove {', '.join(other)} from --multimodal-keys: agentrl shows text and images only")
+    if kinds and renderer.vision is None:
+        raise ConfigError(NOT_KNOWN)
+
+
+def check_replay(flags: HostArgs, renderer: Renderer) -> None:
+    """Raises ConfigError for a flag whose data cannot be placed where the engine expands images."""
+    if renderer.vision is not None and flags.use_rollout_routing_replay:
+        raise ConfigError("remove --use-rollout-routing-replay: experts are not replayed for a model that reads images")
+
+
+def with_images(message: Message) -> Message:
+    """A row's message with the images that its parts name read in. Raises ConfigError, naming what cannot be read."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_read(part) if _is_image(part) else part for part in content]}
+
+
+def write_images(sample: Any, segment: Segment, vision: ImageCounter | None) -> None:
+    """Give slime's trainer the pixels of the segment's images, in the order of their pads.
+
+    Built here, at the end of the episode, because a screenshot is 50 MB as pixels and 0.2 MB as a file. An aborted
+    sample is not trained, so it has none. Raises ConfigError for a Sample without the field.
+    """
+    if not segment.media or sample.status is type(sample).Status.ABORTED:
+        return
+    if not hasattr(sample, _FIELD):
+        raise ConfigError(f"an episode with images needs a Sample with {_FIELD}, as slime's has")
+    setattr(sample, _FIELD, cast(Vision, vision).tensors(segment.images))
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def _read(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = part.get("image", part)
+    try:
+        return _image(given).part
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"a row's image {given!r:.100} cannot be read: {exc}") from exc
+
+
+def _image(given: Any) -> Image:
+    """The image in the forms that data sets have: a path, a data URI, a picture of PIL, bytes, or a mapping of them."""
+    if isinstance(given, Mapping) and (given.get("bytes") or given.get("path")):  # as Hugging Face's data sets
+        given = given.get("bytes") or given["path"]
+    if isinstance(given, Image):
+        return given
+    if isinstance(given, bytes):
+        return Image.of(given)
+    if hasattr(given, "convert"):
+        return Image.from_pil(given)
+    if isinstance(given, str) and given.startswith("data:"):
+        return Image(given)
+    if isinstance(given, str) and "://" in given and not given.startswith("file://"):
+        raise ValueError("nothing is fetched while episodes are played; download it first")
+    if isinstance(given, str):
+        return Image.load(Path(given.removeprefix("file://")))
+    raise ValueError("give a path, a data URI, bytes or a PIL image")

@@ -1,0 +1,123 @@
+"""Images under slime: from a row's messages to the tensors that its trainer reads beside the tokens."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from agentrl import ConfigError, Image, adapt
+from agentrl.engine import ScriptedEngine
+from agentrl.engine.sglang import SGLangEngine
+from agentrl.models import load_tokenizer
+from agentrl.models.vision import load_vision
+from agentrl.render import load_renderer
+from agentrl.slime.task import from_sample
+from tests import tiny_vlm
+from tests.slime.conftest import Sample as TextSample
+from tests.slime.conftest import slime_args
+from tests.test_images import A, B
+
+PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
+
+
+@dataclass
+class Sample(TextSample):
+    multimodal_train_inputs: dict[str, Any] | None = None
+
+
+def pictures(**args: Any):
+    return slime_args(args=args, env="tests.slime.picture_env:Pictures")
+
+
+@pytest.fixture
+def model() -> str:
+    return str(tiny_vlm.folder("qwen3_vl"))
+
+
+def asking(image: Any) -> Sample:
+    """A sample as slime makes it of a row with an image, under --multimodal-keys '{"image": "images"}'."""
+    content = [{"type": "image", "image": image}, {"type": "text", "text": "Which colour?"}]
+    return Sample(prompt=[{"role": "user", "content": content}], multimodal_inputs={"images": [image]}, label="red")
+
+
+@pytest.fixture
+def scripted(monkeypatch, model):
+    """The model's turns by a script. Every request's images are kept."""
+    renderer = load_renderer(load_tokenizer(model), vision=load_vision(model))
+    engine = ScriptedEngine(["red", "blue"], renderer)
+
+    async def generate(self, *args, extra=None, **kwargs):
+        return await engine.generate(*args, **kwargs)
+
+    async def context_length(self):
+        return 4096
+
+    monkeypatch.setattr(SGLangEngine, "generate", generate)
+    monkeypatch.setattr(SGLangEngine, "context_length", context_length)
+    return engine
+
+
+@pytest.mark.parametrize("form", ["path", "uri", "pil", "bytes", "datasets"])
+def test_a_row_names_its_image_as_data_sets_do(form, tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(A.data)
+    given = {
+        "path": str(file),
+        "uri": A.uri,
+        "pil": Pillow.open(io.BytesIO(A.data)),
+        "bytes": A.data,
+        "datasets": {"bytes": A.data, "path": None},
+    }[form]
+    task = from_sample(slime_args(), asking(given))
+    found = Image(task.prompt[0]["content"][0]["image"])
+    with Pillow.open(io.BytesIO(found.data)) as shown, Pillow.open(file) as kept:
+        assert shown.tobytes() == kept.tobytes()
+
+
+@pytest.mark.parametrize("given", ["https://example.com/a.png", "/nowhere/a.png", b"GIF89a", 7])
+def test_an_image_that_cannot_be_read_names_the_row(given):
+    with pytest.raises(ConfigError, match="row's image"):
+        from_sample(slime_args(), asking(given))
+
+
+async def test_the_trainer_gets_expanded_pads_and_their_pixels(model, scripted):
+    vision = load_vision(model)
+    sample = await adapt(pictures(hf_checkpoint=model), asking(A.uri), PARAMS)
+    given = sample.multimodal_train_inputs
+    assert scripted.images[-1] == [A, B]
+    assert sample.tokens.count(vision.pad) == int(given["image_grid_thw"].prod(-1).sum()) // 4
+    assert given["pixel_values"].dtype == torch.bfloat16
+    assert set(given) == {"pixel_values", "image_grid_thw"}, "slime passes each to the model by name"
+    assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
+    response = sample.tokens[-sample.response_length :]
+    assert not any(mask for mask, token in zip(sample.loss_mask, response, strict=True) if token == vision.pad)
+    joined = {key: torch.cat([given[key], given[key]]) for key in given}  # as slime's get_batch does
+    assert len(joined["image_grid_thw"]) == 4
+
+
+async def test_a_sample_without_the_field_is_refused(model, scripted):
+    plain = TextSample(prompt=asking(A.uri).prompt)
+    with pytest.raises(ConfigError, match="multimodal_train_inputs"):
+        await adapt(pictures(hf_checkpoint=model), plain, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("args", "fields", "why"),
+    [
+        ({"use_rollout_routing_replay": True}, {}, "remove --use-rollout-routing-replay"),
+        ({}, {"multimodal_inputs": {"videos": ["x"]}}, "remove videos from --multimodal-keys"),
+        ({"hf_checkpoint": "tiny"}, {}, "not known to read images"),
+    ],
+)
+async def test_what_cannot_be_shown_or_replayed_is_refused_by_name(model, scripted, args, fields, why):
+    sample = asking(A.uri)
+    for name, value in fields.items():
+        setattr(sample, name, value)
+    given = {"hf_checkpoint": model, **args}
+    with pytest.raises(ConfigError, match=why):
+        await adapt(pictures(**given), sample, PARAMS)
