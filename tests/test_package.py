@@ -29,7 +29,7 @@ def test_the_public_names_are_these():
     assert " ".join(agentrl.__all__) == (
         "Action AgentEnv AgentRLError BadCall BadCallPolicy CallError CanaryError ConfigError Endpoint Engine "
         "EngineError Env EnvFactory EpisodeHooks "
-        "EpisodeOptions Failure Generation InfraError Ledger LedgerError Limits "
+        "EpisodeOptions Failure Generation Image InfraError Ledger LedgerError Limits "
         "LocalEngine Message Observation Raw Renderer RequestError ResumeError Reward SGLangEngine SamplingParams "
         "SandboxError SessionOptions Span StepResult StopReason Task TemplateError ToolCall "
         "ToolError ToolResult ToolSpec Trajectory TurnOptions adapt load_renderer resume_episode run_episode "

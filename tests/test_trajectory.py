@@ -288,7 +288,7 @@ def test_a_trajectory_that_goes_on_from_json_goes_on_counting():
 def test_what_counts_as_truncated(stop):
     t = two_turns()
     t.stop = stop
-    assert t.truncated == (stop in {"turn_max_tokens", "max_tokens", "context_full", "deadline"})
+    assert t.truncated == (stop in {"turn_max_tokens", "max_tokens", "context_full", "max_images", "deadline"})
 
 
 def test_bad_calls_in_a_row_and_what_counts_as_a_call():
