@@ -76,18 +76,23 @@ class Vision:
         """
         import torch
 
-        kind = getattr(torch, dtype)
-        made: dict[str, Mapping[str, Any]] = {}
+        rows, at = sum(self.count(image) for image in images) * self._processor.merge_size**2, 0
+        pixels: Any = None  # one tensor for all: parts in float32 and their concatenation take four times its memory
+        known, grids = dict[str, tuple[slice, Any]](), list[Any]()
         for image in images:
-            if image.uri not in made:
-                made[image.uri] = self._features(image)
-        found = [made[image.uri] for image in images]
-        return {
-            "pixel_values": torch.cat([one["pixel_values"].to(kind) for one in found]),
-            "image_grid_thw": torch.cat([one["image_grid_thw"] for one in found]),
-        }
+            if image.uri in known:
+                earlier, grid = known[image.uri]
+                new = pixels[earlier]
+            else:
+                new, grid = self._features(image)
+                pixels = torch.empty((rows, new.shape[1]), dtype=getattr(torch, dtype)) if pixels is None else pixels
+                known[image.uri] = slice(at, at + len(new)), grid
+            pixels[at : at + len(new)] = new
+            at += len(new)
+            grids.append(grid)
+        return {"pixel_values": pixels, "image_grid_thw": torch.cat(grids)}
 
-    def _features(self, image: Image) -> Mapping[str, Any]:
+    def _features(self, image: Image) -> tuple[Any, Any]:
         from PIL import Image as Pillow
 
         with Pillow.open(io.BytesIO(image.data)) as opened:
@@ -95,7 +100,7 @@ class Vision:
         expected, given = self.count(image), int(features["image_grid_thw"].prod()) // self._processor.merge_size**2
         if expected != given:
             raise ValueError(f"{image!r} was counted as {expected} tokens, and its features are of {given}")
-        return features
+        return features["pixel_values"], features["image_grid_thw"]
 
 
 def load_vision(model: str) -> Vision | None:

@@ -23,7 +23,7 @@ from agentrl.slime import distill, replay
 from agentrl.slime.config import SlimeConfig, fan_out_problems
 from agentrl.slime.fatal import failed_sample, log_once
 from agentrl.slime.host import HostArgs, abort_flag, drops_ended_groups, queues_lists
-from agentrl.slime.images import check_media, check_replay
+from agentrl.slime.images import check_media, check_replay, pixels_of
 from agentrl.slime.replay import IncrementalExperts, forget_old_experts, request_fields
 from agentrl.slime.resumption import Resumption, sample_name
 from agentrl.slime.ship import ship_evaluation, ship_training
@@ -144,7 +144,7 @@ class _AdaptCall:
             flags,
             trajectory,
             self.sample,
-            vision=renderer.vision,
+            pixels=await pixels_of(trajectory, renderer.vision),
             teacher_log_probs=await distill.ask_teacher(here, flags, trajectory, retry_s=config.engine_retry_s),
             segments=config.thinking == "strip" or (self._plays_agent(task) and self._agent_fans_out()),
             decode=renderer.decode,

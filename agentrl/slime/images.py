@@ -6,17 +6,18 @@ user's own data, so a path is read here. What an Env or a client names is not.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from agentrl.errors import ConfigError
 from agentrl.image import Image
 from agentrl.models.vision import Vision
 from agentrl.render.base import ImageCounter, Renderer
 from agentrl.slime.host import HostArgs
-from agentrl.trajectory.segment import Segment
-from agentrl.types import Message
+from agentrl.trajectory.trajectory import Trajectory
+from agentrl.types import Message, StopReason
 
 _FIELD = "multimodal_train_inputs"
 
@@ -51,17 +52,31 @@ def with_images(message: Message) -> Message:
     return {**message, "content": [_read(part) if _is_image(part) else part for part in content]}
 
 
-def write_images(sample: Any, segment: Segment, vision: ImageCounter | None) -> None:
-    """Give slime's trainer the pixels of the segment's images, in the order of their pads.
+Pixels: TypeAlias = "Mapping[str, Any] | None"
+"""The tensors that a trainer reads beside the tokens of one segment; None without images."""
 
-    Built here, at the end of the episode, because a screenshot is 50 MB as pixels and 0.2 MB as a file. An aborted
-    sample is not trained, so it has none. Raises ConfigError for a Sample without the field.
+
+async def pixels_of(trajectory: Trajectory, vision: ImageCounter | None) -> list[Pixels]:
+    """The pixels of each segment's images, in the order of their pads, made in a thread.
+
+    They are made when the episode has ended, because a screenshot is 25 MB as pixels and 0.2 MB as a file. An aborted
+    episode is not trained, so it has none.
     """
-    if not segment.media or sample.status is type(sample).Status.ABORTED:
+    if trajectory.stop is StopReason.ABORTED:
+        return [None] * len(trajectory.segments)
+    return [
+        await asyncio.to_thread(cast(Vision, vision).tensors, segment.images) if segment.media else None
+        for segment in trajectory.segments
+    ]
+
+
+def write_pixels(sample: Any, pixels: Pixels) -> None:
+    """Give them to slime's trainer. Raises ConfigError for a Sample without the field."""
+    if pixels is None:
         return
     if not hasattr(sample, _FIELD):
         raise ConfigError(f"an episode with images needs a Sample with {_FIELD}, as slime's has")
-    setattr(sample, _FIELD, cast(Vision, vision).tensors(segment.images))
+    setattr(sample, _FIELD, pixels)
 
 
 def _is_image(part: Any) -> bool:

@@ -8,10 +8,9 @@ from functools import cache
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.render.base import ImageCounter
 from agentrl.slime import distill
 from agentrl.slime.host import HostArgs
-from agentrl.slime.images import write_images
+from agentrl.slime.images import Pixels, write_pixels
 from agentrl.slime.replay import write_replay_data
 from agentrl.slime.sample import ROUNDS_KEY, clear, to_sample, to_samples
 from agentrl.trajectory.trajectory import Trajectory
@@ -43,7 +42,7 @@ def ship_training(
     decode: Callable[[Sequence[int]], str],
     extra: Mapping[str, JSON],
     segments: bool,
-    vision: ImageCounter | None,
+    pixels: Sequence[Pixels],
     teacher_log_probs: Sequence[Sequence[float]],
 ) -> Any:
     """Write the episode into the sample. With `segments`, return a list with one sample for each segment.
@@ -60,10 +59,11 @@ def ship_training(
     written = write(trajectory, sample, decode=decode, extra=extra)
     samples = written if fans_out else [sample]
     played = trajectory.segments[-len(samples) :]
-    for one, segment in zip(samples, played, strict=True):
+    shown = pixels[-len(samples) :]
+    for one, segment, own_pixels in zip(samples, played, shown, strict=True):
         _write_reward(flags, one, trajectory.reward_parts, evaluation=False, siblings=len(samples))
         write_replay_data(flags, one, segment)
-        write_images(one, segment, vision)
+        write_pixels(one, own_pixels)
         if flags.log_multi_turn:
             one.metadata[ROUNDS_KEY] = len({span.turn for span in segment.spans if span.kind == "sampled"})
     if flags.asks_teacher:
