@@ -113,9 +113,8 @@ def build_config(file: Path | None, flags: dict[str, Any], *, resume: bool) -> T
 def _say_what_next(config: TrainConfig) -> None:
     data = config.eval_data or config.data
     on = f" --data {data}" if isinstance(data, Path) else ""
-    typer.echo(f"evaluate  agentrl eval {config.env} --model {config.out}{on}")
-    typer.echo(f"look      agentrl show {config.out}")
-    typer.echo(f"view      agentrl view {config.out}")
-    typer.echo(f"serve     agentrl serve --model {config.out}")
+    typer.echo(f"one episode          agentrl show {config.out}")
+    typer.echo(f"evaluate             agentrl eval {config.env} --model {config.out}{on}")
+    typer.echo(f"serve                agentrl serve --model {config.out}")
     if config.lora is not None:
-        typer.echo(f"one model agentrl merge {config.out} {config.out}-merged")
+        typer.echo(f"one model            agentrl merge {config.out} {config.out}-merged")

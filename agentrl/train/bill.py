@@ -143,8 +143,8 @@ def told_bill(bill: Mapping[str, Any]) -> tuple[str, str]:
     peak = max(bill["peak_gib"].values(), default=0.0)
     gpu = f", {bill['gpu_hours']:.3f} GPU hours" if bill["gpu_hours"] else ""
     return (
-        f"bill: {told_cost(bill)} ({spent}){gpu}",
-        f"tokens: {tokens or 'none'}; memory at its peak: {peak:.1f} GiB",
+        f"time                 {told_cost(bill)} ({spent}){gpu}",
+        f"tokens               {tokens or 'none'}; memory at its peak: {peak:.1f} GiB",
     )
 
 

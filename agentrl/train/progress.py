@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -10,6 +11,10 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+
+from agentrl.monitor.by_key import score_of
+from agentrl.monitor.earned import rewards_of
+from agentrl.rollout.evaluate import Evaluation
 
 _LINE_EVERY_S = 10.0
 
@@ -28,6 +33,16 @@ class Position:
     """Mean held-out rewards; None where no episode was rewarded."""
     eval_failed: dict[str, int] = field(default_factory=dict)
     """How many episodes of each evaluation failed."""
+    eval_intervals: dict[str, Sequence[float] | None] = field(default_factory=dict)
+    """95 % intervals of the mean held-out rewards, from resampled tasks."""
+    eval_tasks: int = 0
+    """Held-out tasks that were rewarded in the last evaluation."""
+
+    def evaluated(self, name: str, evaluation: Evaluation) -> None:
+        """Keep what an evaluation found."""
+        score = score_of(rewards_of(evaluation.trajectories), evaluation.metrics.failed_episodes)
+        self.evals[name], self.eval_failed[name], self.eval_tasks = score.mean, score.failed, score.tasks
+        self.eval_intervals[name] = None if score.low is None or score.high is None else (score.low, score.high)
 
 
 class Progress:

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.monitor.metrics import RolloutMetrics
-from agentrl.train.bill import Bill, told_bill, told_cost
+from agentrl.train.bill import Bill, told_bill
+from agentrl.train.progress import Position
 from agentrl.types import JSON
+
+CURVE, BOARD = "reward.png", "tensorboard"
+"""In a run's folder: the plot, and the event files of TensorBoard."""
 
 KNOWS_NOTHING = (
     "warning: tiny has random weights: it knows no word, finds no reward and learns nothing from it. Let it imitate "
@@ -29,6 +33,10 @@ class Summary:
     reward_last: float | None
     failed: Mapping[str, int]
     """Beside each mean above, by its name, the episodes that failed and are not in it."""
+    eval_intervals: Mapping[str, Sequence[float] | None]
+    """95 % intervals of the evaluations, by their names; from resampled tasks."""
+    eval_tasks: int
+    """Held-out tasks that were rewarded in the last evaluation."""
     steps: int
     seconds: float
     sampled_tokens: int
@@ -38,25 +46,22 @@ class Summary:
     """What it took, over all processes of the run: see `Bill.to_json`."""
 
     @classmethod
-    def of(
-        cls,
-        evals: Mapping[str, float | None],
-        eval_failed: Mapping[str, int],
-        metrics: Sequence[Mapping[str, Any]],
-        bill: Bill,
-    ) -> Summary:
+    def of(cls, position: Position, metrics: Sequence[Mapping[str, Any]], bill: Bill) -> Summary:
         masked: dict[str, int] = {}
         for line in metrics:
             for reason, tokens in line["masked_tokens"].items():
                 masked[reason] = masked.get(reason, 0) + tokens
+        evals = position.evals
         return cls(
             eval_start=evals.get("start"),
             eval_warm=evals.get("warm"),
             eval_final=evals.get("final"),
+            eval_intervals={f"eval_{name}": interval for name, interval in position.eval_intervals.items()},
+            eval_tasks=position.eval_tasks,
             reward_first=metrics[0]["reward_mean"] if metrics else None,
             reward_last=metrics[-1]["reward_mean"] if metrics else None,
             failed={
-                **{f"eval_{name}": count for name, count in eval_failed.items()},
+                **{f"eval_{name}": count for name, count in position.eval_failed.items()},
                 **{f"reward_{name}": line["failed_episodes"] for name, line in _first_and_last(metrics)},
             },
             steps=len(metrics),
@@ -67,16 +72,41 @@ class Summary:
             bill=bill.to_json(),
         )
 
-    def report(self) -> Iterator[str]:
-        """Lines for the end of a run: its gain on the held-out tasks, and its bill."""
-        if self.eval_start is not None and self.eval_final is not None:
-            warm = "" if self.eval_warm is None else f", {self.eval_warm:.3f} after the warm start"
-            what = "from nothing to this gain" if self.eval_final > self.eval_start else "no gain"
+    def report(self, out: Path) -> Iterator[str]:
+        """What one wants to know at the end of a run. `out` is its folder, as the user wrote it."""
+        yield from self._held_out()
+        if self.reward_first is not None:
             yield (
-                f"{what}: held out {self.eval_start:.3f}{warm}, {self.eval_final:.3f} at the end, "
-                f"in {told_cost(self.bill)}"
+                f"reward, sampled      {self.reward_first:.3f} in step 1, {self.reward_last:.3f} in step {self.steps}"
             )
         yield from told_bill(self.bill)
+        if (out / CURVE).is_file():
+            yield f"plot                 {out / CURVE}"
+        yield f"view                 agentrl view {out}"
+        if (out / BOARD).is_dir():
+            yield f"TensorBoard          tensorboard --logdir {out / BOARD}   # pip install tensorboard"
+
+    def _held_out(self) -> Iterator[str]:
+        """A line for each evaluation, and what reinforcement added."""
+        if self.eval_start is None and self.eval_final is None:
+            return
+        yield f"held out, greedy     mean reward of {self.eval_tasks} tasks (95 % interval)"
+        named = {"start": "before", "warm": "after the warm start", "final": "after RL"}
+        for name, label in named.items():
+            mean = getattr(self, f"eval_{name}")
+            if mean is None:
+                continue
+            interval, failed = self.eval_intervals.get(f"eval_{name}"), self.failed.get(f"eval_{name}", 0)
+            of = "" if interval is None else f" ({interval[0]:.3f} to {interval[1]:.3f})"
+            beside = f", {failed} failed" if failed else ""
+            yield f"  {label:<21}{mean:.3f}{of}{beside}{self._added() if name == 'final' else ''}"
+
+    def _added(self) -> str:
+        """`, +0.643 by reinforcement`."""
+        before = self.eval_start if self.eval_warm is None else self.eval_warm
+        if before is None or self.eval_final is None or not self.steps:
+            return ""
+        return f", {self.eval_final - before:+.3f} by reinforcement"
 
 
 def _first_and_last(metrics: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, Mapping[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Trackers of a run's figures: TensorBoard, and W&B if the configuration names a project."""
+"""Trackers of a run's figures: files for TensorBoard, and W&B if the configuration names a project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from uuid import uuid4
 
 from agentrl.errors import ConfigError
 from agentrl.train.config import TrainConfig
+from agentrl.train.event_file import EventFile
 from agentrl.train.files import write_atomically
+from agentrl.train.report import BOARD
 
 _WANDB_ID = "wandb_id"
 """A file in the run's folder. A resumed run has the same id, so W&B draws one curve."""
@@ -39,7 +41,7 @@ class Trackers:
     def __init__(self, config: TrainConfig, folder: Path, step: int, warn: Warn) -> None:
         """`step` is the last one that is done. Figures of later ones, from before a kill, are replaced."""
         self._warn = warn
-        self._tensorboard = _open_tensorboard(folder / "tensorboard", step)
+        self._board = EventFile(folder / BOARD, step + 1)
         self._wandb: Any = None
         if config.wandb is not None:
             with self._or_without_wandb():
@@ -48,17 +50,14 @@ class Trackers:
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The numbers among the metrics of a step."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        if self._tensorboard is not None:
-            for name, value in numbers.items():
-                self._tensorboard.add_scalar(name, value, step)
+        self._board.add(step, numbers)
         if self._wandb is not None:
             with self._or_without_wandb():
                 # W&B ignores a step that it already has. A step that is repeated after a kill has the same figures.
                 self._wandb.log(numbers, step=step)
 
     def close(self) -> None:
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._board.close()
         if self._wandb is not None:
             with self._or_without_wandb():
                 self._wandb.finish()
@@ -73,15 +72,6 @@ class Trackers:
         except Exception as exc:  # noqa: BLE001 - whatever happens to W&B must not end a run
             self._wandb = None
             self._warn(f"W&B: {' '.join(f'{type(exc).__name__}: {exc}'.split()):.300}; continuing without it")
-
-
-def _open_tensorboard(folder: Path, step: int) -> Any:
-    """A SummaryWriter, or None where TensorBoard is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(folder, purge_step=step + 1)
 
 
 def _open_wandb(config: TrainConfig, folder: Path) -> Any:

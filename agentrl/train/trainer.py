@@ -49,6 +49,7 @@ from agentrl.train.overlap import Overlap, check_own_weights, half_the_threads
 from agentrl.train.progress import Position, Progress
 from agentrl.train.records import RunRecords
 from agentrl.train.report import (
+    CURVE,
     KNOWS_NOTHING,
     StepReport,
     Summary,
@@ -314,10 +315,9 @@ class Trainer:
         if not self.eval_tasks:
             return
         async with self.order.paused():
-            metrics = (await self.evaluate(name)).metrics
-        self.position.evals[name] = metrics.reward
-        self.position.eval_failed[name] = metrics.failed_episodes
-        self.console.print(told_evaluation(name, metrics), highlight=False)
+            evaluation = await self.evaluate(name)
+        self.position.evaluated(name, evaluation)
+        self.console.print(told_evaluation(name, evaluation.metrics), highlight=False)
 
     async def _finish_step(self, report: StepReport, progress: Progress) -> None:
         config, step, metrics = self.config, report.step, report.to_json()
@@ -490,10 +490,10 @@ class Trainer:
     def _summarise(self) -> Summary:
         metrics = self.folder.read_metrics()
         self.bill.write()
-        summary = Summary.of(self.position.evals, self.position.eval_failed, metrics, self.bill)
+        summary = Summary.of(self.position, metrics, self.bill)
         write_atomically(self.folder.path / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
-        if metrics and not draw_curve(metrics, self.position.evals, self.folder.path / "reward.png"):
+        if metrics and not draw_curve(metrics, self.position.evals, self.folder.path / CURVE):
             self.console.print("no reward.png: matplotlib is not installed")
-        for line in summary.report():
+        for line in summary.report(self.config.out):
             self._say(line)
         return summary

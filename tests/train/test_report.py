@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from agentrl import Task, Trajectory
 from agentrl.monitor import RolloutMetrics
-from agentrl.train.report import after_warm_start, draw_curve, nothing_learned, told_reward
+from agentrl.rollout.evaluate import Evaluation
+from agentrl.train.bill import Bill
+from agentrl.train.progress import Position
+from agentrl.train.report import Summary, after_warm_start, draw_curve, nothing_learned, told_reward
 
 figures = pytest.importorskip("matplotlib.figure")
 
@@ -69,3 +73,53 @@ def test_failed_episodes_stand_beside_the_mean(failed, unscored, said):
 def test_an_evaluation_without_a_mean_is_not_drawn(drawn):
     low, _ = drawn(0.5, 0.6, evals={"start": None, "final": 0.9})
     assert low > 0.0
+
+
+def ended(*rewards, bill=None, **evals):
+    """The summary of a run with these sampled rewards, and held-out rewards of four tasks by evaluation."""
+    position = Position()
+    for name, earned in evals.items():
+        played = [Trajectory(Task(id=str(number))) for number in range(len(earned))]
+        for trajectory, reward in zip(played, earned, strict=True):
+            trajectory.reward = reward
+        position.evaluated(name, Evaluation.of(played))
+    step = {"sampled_tokens": 10, "trained_tokens": 10, "masked_tokens": {}, "failed_episodes": 0}
+    metrics = [{**step, "reward_mean": reward} for reward in rewards]
+    return Summary.of(position, metrics, bill or Bill())
+
+
+def test_a_run_ends_with_what_one_wants_to_know(tmp_path):
+    run = tmp_path / "run"
+    (run / "tensorboard").mkdir(parents=True)
+    (run / "reward.png").touch()
+    summary = ended(0.25, 0.5, 0.875, start=[0, 0, 0, 0], warm=[1, 0, 0, 0], final=[1, 1, 1, 0])
+
+    said = list(summary.report(run))
+
+    assert said[:5] == [
+        "held out, greedy     mean reward of 4 tasks (95 % interval)",
+        "  before               0.000 (0.000 to 0.000)",
+        "  after the warm start 0.250 (0.000 to 0.750)",
+        "  after RL             0.750 (0.250 to 1.000), +0.500 by reinforcement",
+        "reward, sampled      0.250 in step 1, 0.875 in step 3",
+    ]
+    assert [line[:21].strip() for line in said[5:7]] == ["time", "tokens"]
+    assert said[7:] == [
+        f"plot                 {run}/reward.png",
+        f"view                 agentrl view {run}",
+        f"TensorBoard          tensorboard --logdir {run}/tensorboard   # pip install tensorboard",
+    ]
+
+
+def test_a_loss_is_no_gain_and_what_is_not_there_is_not_told(tmp_path):
+    lost = list(ended(0.5, start=[1, 0], final=[0, 0]).report(tmp_path))
+    assert lost[2] == "  after RL             0.000 (0.000 to 0.000), -0.500 by reinforcement"
+
+    imitated = list(ended().report(tmp_path))
+    assert [line[:21].strip() for line in imitated] == ["time", "tokens", "view"]
+
+
+def test_failed_and_unscored_evaluations_are_told(tmp_path):
+    summary = ended(0.5, start=[None, None], final=[1, 1])
+    assert (summary.eval_start, summary.eval_intervals["eval_start"]) == (None, None)
+    assert list(summary.report(tmp_path))[1] == "  after RL             1.000 (1.000 to 1.000)"
