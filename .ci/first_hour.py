@@ -28,7 +28,8 @@ ENVIRONMENTS = ROOT / "docs" / "environments.md"
 PROMISED_S, QUICKSTART_S = 180, 120
 """On two quiet cores. Told, not enforced: machines are noisy."""
 GAIN, HELD_OUT = 0.1, 0.5
-"""What the rewards must rise by while it trains, and the least that held-out tasks must earn at the end."""
+"""What the rewards must rise by while it trains, sampled and held out, and the least that held-out tasks must earn at
+the end."""
 PORT = "8123"
 """The guide's. A free one is taken here."""
 
@@ -82,6 +83,8 @@ def follow(what: str, text: str, folder: Path, least: float = HELD_OUT, promised
     print(f"{what}: {seconds:.0f} s{slow}", flush=True)
     if last < first + GAIN or held_out[-1] < least:
         sys.exit(f"{what}: the mean reward rose by less than {GAIN}, or held-out tasks earn less than {least}")
+    if least and held_out[-1] < held_out[1] + GAIN:
+        sys.exit(f"{what}: on held-out tasks, reinforcement added less than {GAIN} to the imitation")
 
 
 def script(text: str) -> str:

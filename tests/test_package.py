@@ -75,13 +75,23 @@ async def test_readmes_env_and_the_episode_shown_under_it(weather, tmp_path):
     assert [line.strip() for line in promised if line.strip() not in map(str.strip, shown)] == []
 
 
-async def test_readmes_agent_is_played_as_it_is(tmp_path, monkeypatch):
-    (tmp_path / "assistant.py").write_text(re.search(r"already have\n\n```python\n(.*?)```", README, re.DOTALL)[1])
+async def test_the_guides_agent_is_played_as_it_is(tmp_path, monkeypatch):
+    guide = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    (tmp_path / "my_env.py").write_text(re.search(r"```python\n(# my_env\.py\n.*?)```", guide, re.DOTALL)[1])
+    (tmp_path / "my_agent.py").write_text(
+        "async def answer(question, client):\n"
+        "    return (await client.responses.create(model='any', input=question)).output_text\n"
+    )
     monkeypatch.chdir(tmp_path)
-    assistant = load_object("assistant.py:Assistant")
-    trajectory = await rollout(assistant(), agentrl.Task(prompt="Weather in Paris?", label="rainy"), ["rainy"])
+    agent = load_object("my_env.py:MyAgent")
+    trajectory = await rollout(agent(), agentrl.Task(prompt="Weather in Paris?", label="rainy"), ["rainy"])
     assert (trajectory.reward, trajectory.stop, len(trajectory.turns)) == (1.0, agentrl.StopReason.DONE, 1)
     assert trajectory.ledger.trained == trajectory.ledger.sampled > 0
+
+
+def test_the_readmes_pictures_and_pages_exist():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)|(?:src|srcset)=\"([^\"]+)\"", README):
+        assert (ROOT / "".join(target)).is_file()
 
 
 def test_the_guides_episode_in_python(weather, capsys):

@@ -41,6 +41,7 @@ function filled(element, props, children) {
 export function num(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "-";
   if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Math.abs(value) < 0.001) return value.toExponential(Math.max(0, digits - 2));
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
 }
 
