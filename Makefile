@@ -6,6 +6,11 @@ GPU_VENV = .venv-gpu
 STAMP   = $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
+SHELL = bash
+# pip's output in short: each large file, and the step after the downloads, which is silent for half a minute.
+INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.txt
+BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
+	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
 .PHONY: demo test quick soak crash soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view gateway-clients gpu gpu-wheels clean
 
@@ -84,11 +89,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing agentrl into $(VENV), once: two minutes, or up to ten on a busy machine or a slow network."
 	@$(PYTHON) -m venv $(VENV)
 	@echo "  1 of 3: torch, the largest (200 MB)"
-	@$(BIN)/pip install --quiet -c constraints.txt 'torch>=2.6'
+	@$(INSTALL) 'torch>=2.6' $(BRIEFLY)
 	@echo "  2 of 3: agentrl, and what it needs to train and to play"
-	@$(BIN)/pip install --quiet -c constraints.txt -e '.[train,search,coding,docker,rewards]'
+	@$(INSTALL) -e '.[train,search,coding,docker,rewards]' $(BRIEFLY)
 	@echo "  3 of 3: what the tests need"
-	@$(BIN)/pip install --quiet -c constraints.txt -e '.[train,search,coding,docker,rewards,dev]'
+	@$(INSTALL) -e '.[train,search,coding,docker,rewards,dev]' $(BRIEFLY)
+	@echo "Installed."
 	@touch $@
 
 clean:
