@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -18,6 +19,7 @@ from agentrl.view.files import EpisodeFile, Indexed, NotKeptError, outlines
 from agentrl.view.model import EpisodeRecord
 from agentrl.view.payload import episode_payload, find_text, group_payload, worst_tokens
 from agentrl.view.query import Listed, Query
+from agentrl.view.search import TextSearch
 from agentrl.view.sources import Run, Source
 from agentrl.view.texts import TokenTexts, load_texts
 
@@ -29,6 +31,8 @@ _MOST = 50_000
 _WORST_OF = 24
 """Episodes whose tokens are compared, those with the largest differences first."""
 _MEMBERS = 16
+_SEARCHES = 4
+"""Searches that are kept, with what they found."""
 
 Given = Mapping[str, str]
 
@@ -41,6 +45,7 @@ class PageAnswers:
         self._model = model
         self._texts: dict[str | None, TokenTexts | None] = {}
         self._loading = threading.Lock()
+        self._searches: OrderedDict[tuple[str, ...], TextSearch] = OrderedDict()
         self._questions: dict[str, Callable[[Given], JSON]] = {
             "state": self.state,
             "list": self.listed,
@@ -48,6 +53,7 @@ class PageAnswers:
             "group": self.group,
             "worst": self.worst,
             "find": self.find,
+            "search": self.search,
             "audit": self.audit,
             "compare": self.compare,
         }
@@ -151,6 +157,19 @@ class PageAnswers:
     def find(self, given: Given) -> JSON:
         found = self._read(self._file(given), _whole(given, "n", 0))
         return {"places": find_text(found, self._texts_of(self._source(given)), given.get("q", ""))}
+
+    def search(self, given: Given) -> JSON:
+        """Episodes with a text, from the row `from` on. Each request reads on where the last one ended."""
+        source, sought = self._source(given), given.get("q", "")
+        if not sought:
+            raise ConfigError("give the text: q")
+        key = given.get("s", "0"), given.get("f", ""), sought
+        search = self._searches.setdefault(key, TextSearch(sought, given.get("f")))
+        self._searches.move_to_end(key)
+        while len(self._searches) > _SEARCHES:
+            self._searches.popitem(last=False)
+        search.advance(source, self._texts_of(source))
+        return search.answer(_whole(given, "from", 0))
 
     def audit(self, given: Given) -> JSON:
         source = self._source(given)

@@ -263,6 +263,27 @@ async def test_search(page):
     assert "turn\n3" in await page.text(".inspector")
 
 
+async def test_search_through_all_episodes(page):
+    await page.visit("#/0/run", "run")
+    await page.key("/")
+    await page.ready("search")
+    await page.browser.type("do not know")
+    await page.key("Enter")
+    await page.until("(location.hash.includes('do+not+know'))")
+    await page.ready("search")
+    await page.until("document.querySelector('.search [role=status]').textContent.includes('are read')")
+    await page.until("/(\\d+) of \\1 are read/.test(document.querySelector('.search [role=status]').textContent)")
+    assert "do not know" in await page.text("td.around mark")
+    await page.click("td a.to")
+    await page.ready("episode")
+    await page.until("document.querySelector('.bar output').textContent.startsWith('1 of ')")
+    assert "t=" in await page.js("location.hash")
+    await page.visit("#/0/search?q=nobody+said+this", "search")
+    await page.until("document.querySelector('.search [role=status]').textContent.startsWith('0 episodes')")
+    await page.browser.click(".search button", "stop")
+    assert await page.js("document.querySelectorAll('.search p button').length") == 0
+
+
 async def test_a_new_step_is_shown_while_one_looks(page, runs):
     began = asyncio.get_running_loop().time()
     metrics = write_step(runs[0], Writer(), 13)

@@ -19,6 +19,7 @@ export function episodeView(data, ctx) {
   const modes = MODES.map((mode, at) => h("button", {"data-mode": mode, onclick: () => recolour(at)}, MODE_NAMES[mode]));
   const found = h("output", {});
   const search = h("input", {type: "search", placeholder: "search in this episode  ( / )", "aria-label": "search", onchange: () => seek(search.value)});
+  const sought = !ctx.p.t;
   let rows = null;
 
   const view = h("div", {class: "episode"},
@@ -108,6 +109,12 @@ export function episodeView(data, ctx) {
     if (state.found.length) step("found", 1);
   }
 
+  /** The words of the address, where a search has led here. */
+  function seekGiven() {
+    search.value = ctx.p.w || "";
+    if (ctx.p.w && sought) seek(ctx.p.w);
+  }
+
   async function local(text) {
     return sequences.flatMap((one, q) => findIn(one, text).map(([start, stop]) => [q, start, stop]));
   }
@@ -118,7 +125,7 @@ export function episodeView(data, ctx) {
     ArrowRight: () => step("token", 1), ArrowLeft: () => step("token", -1), ArrowDown: () => step("line", 1), ArrowUp: () => step("line", -1),
     "/": () => search.focus(), n: () => step("found", 1), N: () => step("found", -1),
   };
-  return {element: view, keys, begin: () => { modes.forEach((button, i) => button.setAttribute("aria-pressed", String(i === state.mode))); open(state.q, -1); }};
+  return {element: view, keys, begin: () => { modes.forEach((button, i) => button.setAttribute("aria-pressed", String(i === state.mode))); open(state.q, -1); seekGiven(); }};
 }
 
 /** Rows by hand: only those that are seen exist. */

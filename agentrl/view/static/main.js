@@ -7,6 +7,7 @@ import { episodeView } from "./episode.js";
 import { auditView, compareView, groupView, listView, stepView, worstView } from "./lists.js";
 import { overview } from "./overview.js";
 import { address, parsed } from "./route.js";
+import { searchView } from "./search.js";
 
 const POLL_MS = 2000;
 const main = document.getElementById("main"), path = document.getElementById("path"), live = document.getElementById("live");
@@ -49,11 +50,12 @@ async function draw() {
   if (mine !== drawn) return;
   main.replaceChildren(element);
   begin();
+  if (route.view === "search" && !route.p.q) toSearch();
   main.dataset.ready = route.view;
 }
 
 const VIEWS = {
-  run: async (ctx) => overview(ctx.source, ctx), step: stepView, list: listView, group: groupView, worst: worstView, audit: auditView,
+  run: async (ctx) => overview(ctx.source, ctx), step: stepView, list: listView, group: groupView, worst: worstView, audit: auditView, search: searchView,
   compare: (ctx) => compareView(ctx, chart),
 };
 
@@ -87,7 +89,7 @@ function trail(source) {
 }
 
 const HELP = [["j k", "next, previous episode"], ["[ ]", "turn before, after"], ["m M", "next, previous masked span"], ["e", "next observation"], ["d", "worst difference of engine and trainer"],
-  ["c", "colour by author, log-prob, difference, advantage"], ["arrows", "token and line"], ["g", "the episode's group"], ["/", "search; then n N"], ["Esc", "up"], ["?", "this"]];
+  ["c", "colour by author, log-prob, difference, advantage"], ["arrows", "token and line"], ["g", "the episode's group"], ["/", "search in the episode, then n N; elsewhere in all episodes"], ["Esc", "up"], ["?", "this"]];
 
 function up() {
   if (help.open) { help.close(); return; }
@@ -100,12 +102,18 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") { if (event.target instanceof HTMLInputElement) event.target.blur(); else up(); return; }
   if (event.target instanceof HTMLInputElement || event.target instanceof HTMLButtonElement && event.key.startsWith("Enter")) return;
-  const key = event.key === "?" ? () => help.showModal() : keys[event.key] || (event.key === "/" ? () => go({view: "list"}) : null);
+  const key = event.key === "?" ? () => help.showModal() : keys[event.key] || (event.key === "/" ? () => toSearch() : null);
   if (key) { event.preventDefault(); key(); }
 });
 document.getElementById("keys").addEventListener("click", () => help.showModal());
 help.append(h("h2", {}, "keys"), h("dl", {}, HELP.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])), h("form", {method: "dialog"}, h("button", {}, "close")));
 window.addEventListener("hashchange", draw);
+
+/** The field for a text in all episodes; in a list, the list's own. */
+function toSearch() {
+  const field = main.querySelector("[role=search] input");
+  if (field instanceof HTMLInputElement) field.focus(); else go({view: "search"});
+}
 
 async function poll() {
   try {

@@ -95,7 +95,7 @@ function files(source, steps, ctx) {
   return h("section", {class: "finding", "aria-label": "find"},
     chips("why tokens are masked", reasons, "reason", "nothing is masked"), chips("tools that fail", errors, "tool", "no tool failed"), chips("how episodes stop", stops, "stop", "no step yet"),
     h("div", {class: "chipline"}, h("h3", {}, "evaluations"), h("ul", {class: "chips"}, evaluations.map((name) => h("li", {}, h("a", {href: address({s: source.at, view: "step", f: name})}, name))))),
-    h("p", {}, h("a", {href: address({s: source.at, view: "list"})}, "all episodes"), " \u00b7 ", h("a", {href: address({s: source.at, view: "audit"})}, "audit: is any token lost?"),
+    h("p", {}, h("a", {href: address({s: source.at, view: "list"})}, "all episodes"), " \u00b7 ", h("a", {href: address({s: source.at, view: "search"})}, "search their text"), " \u00b7 ", h("a", {href: address({s: source.at, view: "audit"})}, "audit: is any token lost?"),
       ctx.sources.filter((one) => one.kind === "run").length > 1 ? [" \u00b7 ", h("a", {href: address({s: source.at, view: "compare"})}, "compare the runs")] : null));
 }
 
@@ -111,6 +111,6 @@ function settings(source) {
 
 function plainFiles(source, ctx) {
   return h("div", {class: "overview"},
-    h("p", {}, `${source.files.length} ${source.files.length === 1 ? "file" : "files"}: `, h("a", {href: address({s: source.at, view: "audit"})}, "audit: is any token lost?")),
+    h("p", {}, `${source.files.length} ${source.files.length === 1 ? "file" : "files"}: `, h("a", {href: address({s: source.at, view: "audit"})}, "audit: is any token lost?"), " \u00b7 ", h("a", {href: address({s: source.at, view: "search"})}, "search the text")),
     h("ul", {class: "files"}, source.files.map((name) => h("li", {}, h("a", {href: address({s: source.at, view: "step", f: name})}, name)))));
 }

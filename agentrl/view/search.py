@@ -1,0 +1,110 @@
+"""Search through the text of all episodes, piece by piece: no request reads for long, and nothing runs between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agentrl.errors import ConfigError
+from agentrl.types import JSON
+from agentrl.view.files import EpisodeFile, NotKeptError
+from agentrl.view.model import EpisodeRecord
+from agentrl.view.sources import Source
+from agentrl.view.texts import TokenTexts
+
+SECONDS = 0.25
+"""So long one request reads; at least one episode."""
+MOST = 500
+"""Episodes that are found, then the search ends."""
+_AROUND = 60
+"""Characters shown before and after the text."""
+
+
+@dataclass(slots=True)
+class TextSearch:
+    """One search in a source, as far as it has come. Files that grow, and new ones, are read when it goes on."""
+
+    sought: str
+    only: str | None = None
+    """The name of a file; None for all."""
+    rows: list[JSON] = field(default_factory=list)
+    """File, number, outline, the text before, the text found, the text after, and how often it is there."""
+    read: int = 0
+    total: int = 0
+    unkept: int = 0
+    """Episodes whose tokens are not kept: they cannot be searched."""
+    failed: str = ""
+    """The first file that could not be read, and why."""
+    _next: dict[str, int] = field(default_factory=dict)
+
+    def advance(self, source: Source, texts: TokenTexts | None, seconds: float = SECONDS) -> None:
+        """Read on for some time."""
+        end = time.monotonic() + seconds
+        unread = list(self._unread(source))
+        for name, file, total in unread:
+            for number in range(self._next.get(name, 0), total):
+                if len(self.rows) >= MOST:
+                    return
+                self._next[name] = number + 1
+                self.read += 1
+                self._look(name, number, file, texts)
+                if time.monotonic() > end:
+                    return
+
+    def answer(self, begin: int) -> JSON:
+        """The rows from `begin` on, and how far it has come."""
+        return {
+            "rows": self.rows[begin:],
+            "read": self.read,
+            "total": self.total,
+            "unkept": self.unkept,
+            "failed": self.failed,
+            "full": len(self.rows) >= MOST,
+        }
+
+    def _unread(self, source: Source) -> Iterator[tuple[str, EpisodeFile, int]]:
+        """The files with episodes to read, the newest first."""
+        self.total = 0
+        for name in [self.only] if self.only is not None else source.listing()[::-1]:
+            try:
+                file = source.file(name)
+                total = file.refresh()
+            except ConfigError as exc:
+                self.failed = self.failed or str(exc)
+                continue
+            self.total += total
+            if self._next.get(name, 0) < total:
+                yield name, file, total
+
+    def _look(self, name: str, number: int, file: EpisodeFile, texts: TokenTexts | None) -> None:
+        try:
+            episode = file.episode(number)
+        except NotKeptError:
+            self.unkept += 1
+            return
+        except ConfigError as exc:
+            self.failed = self.failed or str(exc)
+            return
+        if found := _found(text_of(episode, texts), self.sought):
+            self.rows.append([name, number, episode.outline.to_json(), *found])
+
+
+def text_of(episode: EpisodeRecord, texts: TokenTexts | None) -> str:
+    """All that was said in an episode: its tokens as text, or its messages if their tokenizer is not here."""
+    if texts is not None and episode.sequences:
+        return "\n".join(texts.decode(sequence.ids.tolist()) for sequence in episode.sequences)
+    said = [text.text for text in episode.texts]
+    return "\n".join(said or [str(message.get("content") or "") for message in episode.messages])
+
+
+def _found(text: str, sought: str) -> list[JSON] | None:
+    """The first place of a text, with what is around it, and the number of places. Case makes no difference."""
+    folded, wanted = text.casefold(), sought.casefold()
+    at = folded.find(wanted)
+    if at < 0:
+        return None
+    if len(folded) != len(text):  # folding changed lengths, as of a sharp s: show the folded text
+        text = folded
+    stop = at + len(wanted)
+    return [text[max(0, at - _AROUND) : at], text[at:stop], text[stop : stop + _AROUND], folded.count(wanted)]
