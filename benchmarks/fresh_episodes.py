@@ -110,6 +110,9 @@ class InProcess:
         for waiter in waiting:
             waiter.set_result(None)
 
+    def forget(self, session_id: str) -> None:
+        self.encoder.forget(session_id)
+
     async def abort(self, rid: str | None = None) -> None: ...
 
     async def context_length(self) -> int:

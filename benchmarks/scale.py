@@ -31,7 +31,6 @@ from statistics import median, quantiles
 from typing import Any
 
 from agentrl import Limits
-from agentrl.engine.sglang.encoding import HistoryEncoder
 from agentrl.episode import gate
 from agentrl.episode.options import EpisodeOptions
 from agentrl.episode.run import run_episode
@@ -336,7 +335,6 @@ def memory(episodes: int) -> Iterable[dict[str, Any]]:
     engine = _Weighed(Script(tokenizer, 11 * episodes), together=episodes)
     tracemalloc.start()
     trajectories = asyncio.run(play(renderer, engine.script, episodes, 11, engine))
-    engine.encoder = HistoryEncoder()
     ended = _weight(trajectories)
     tracemalloc.stop()
     for name, (taken, text, tokens) in (("live", engine.weight), ("ended", ended)):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl import Action, Generation, Ledger, LedgerError, Raw, StopReason, Task, ToolCall, Trajectory
 from agentrl.errors import Failure
+from agentrl.trajectory.segment import TokenIds
 from agentrl.trajectory.trajectory import total_ledger
 from agentrl.types import Rendered, RenderedSpan
 
@@ -265,13 +266,20 @@ def test_an_append_touches_only_the_new_tokens():
         t.verify()
 
 
+def rewrite(t, place):
+    """What no method does: other tokens in the place of some that were sent."""
+    ids = t.tokens
+    ids[place] += 1
+    t.segment.ids = TokenIds(ids)
+
+
 def test_a_prompt_that_is_rewritten_after_it_was_sent_is_a_prefix_break():
     t = two_turns()
     t.mask("malformed", turn=0)
     assert t.prefix_breaks == 0
-    t.segment.ids[7] += 1  # of the first turn's sampled tokens, so in the second prompt only
+    rewrite(t, 7)  # of the first turn's sampled tokens, so in the second prompt only
     assert t.prefix_breaks == 1
-    t.segment.ids[0] += 1
+    rewrite(t, 0)
     assert t.prefix_breaks == 2
 
 
@@ -280,7 +288,7 @@ def test_a_trajectory_that_goes_on_from_json_goes_on_counting():
     t.append_observation(rendered(1, 2, 3))
     t.append_model(generation(2))
     assert t.prefix_breaks == 0
-    t.segment.ids[0] += 1
+    rewrite(t, 0)
     assert t.prefix_breaks == 1
 
 

@@ -129,6 +129,21 @@ class TrainedEngine(Engine, Protocol):
         ...
 
 
+@runtime_checkable
+class SessionEngine(Engine, Protocol):
+    """An engine that keeps something of each session: SGLangEngine."""
+
+    def forget(self, session_id: str) -> None:
+        """Drop what is kept of a session that has ended. A later request of it costs more, and is answered alike."""
+        ...
+
+
+def forget(engine: Engine, session_id: str) -> None:
+    """Report the end of a session to an engine that keeps something of it."""
+    if isinstance(engine, SessionEngine):
+        engine.forget(session_id)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineWrapper:
     """What engines around another one have in common. Subclasses have `generate`. The other one's owner closes it."""
@@ -144,6 +159,9 @@ class EngineWrapper:
 
     async def context_length(self) -> int:
         return await self.engine.context_length()
+
+    def forget(self, session_id: str) -> None:
+        forget(self.engine, session_id)
 
     async def close(self) -> None:
         pass

@@ -12,7 +12,7 @@ from typing import Self
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import Deadline
 from agentrl._util.moved import renamed_keyword
-from agentrl.engine.base import Engine
+from agentrl.engine.base import Engine, forget
 from agentrl.env.env import Env, begin_env, close_env, offered_tools, own_task, runtime
 from agentrl.episode.bad_calls import in_call_order, joined, observed, replies
 from agentrl.episode.conversation import Conversation
@@ -106,6 +106,7 @@ class Episode:
                 "episode %s failed in %s: %s", trajectory.session_id, failed.failure.boundary, failed.failure.error
             )
         finally:
+            forget(self.talk.engine, trajectory.session_id)
             if not kept and (error := await close_env(self.env)):
                 trajectory.info["close_error"] = one_line(error)
         if errors := runtime(self.env).tool_errors:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby, repeat
 from types import MappingProxyType
-from typing import Self, TypeVar, get_args
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, get_args
 from zlib import crc32
 
 from agentrl.errors import LedgerError
@@ -31,10 +31,29 @@ from agentrl.types import JSON, Action, Generation, Rendered, RenderedImage, Too
 
 T = TypeVar("T")
 
+if TYPE_CHECKING:
+    _Ints = array[int]
+else:  # Python before 3.12 cannot subscript the class
+    _Ints = array
+
 _ROUNDING = 1e-4
 """How far above 0 a log-prob may be: engines compute them in float32."""
 _LARGEST = 3.4e38
 """About the largest number of a float32."""
+
+
+class TokenIds(_Ints):
+    """Token ids that only grow. So whoever has read some need not compare them again."""
+
+    __slots__ = ()
+
+    def __new__(cls, ids: Iterable[int] = ()) -> Self:
+        return super().__new__(cls, "i", ids)  # type: ignore[return-value]
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("token ids that an engine may have been sent cannot be changed; append new ones")
+
+    __setitem__ = __delitem__ = __imul__ = insert = pop = remove = reverse = byteswap = _refuse
 
 
 class Segment:
@@ -60,8 +79,8 @@ class Segment:
     )
 
     def __init__(self) -> None:
-        self.ids: array[int] = array("i")
-        """Prompt and response, exactly as the engine gets them next. Do not change it."""
+        self.ids = TokenIds()
+        """Prompt and response, exactly as the engine gets them next."""
         self.media: list[RenderedImage] = []
         """The images among `ids`, in order. Each takes a run of pad tokens, which are never sampled."""
         self.prompt_length = 0
@@ -269,7 +288,7 @@ class Segment:
     def drop_prompt(self) -> None:
         """Drop the prompt's tokens, which are kept elsewhere. The rest can be read, and appended after them."""
         self.media = _moved([one for one in self.media if one.start >= self.prompt_length], -self.prompt_length)
-        self.ids, self.prompt_length = self.ids[self.prompt_length :], 0
+        self.ids, self.prompt_length = TokenIds(self.ids[self.prompt_length :]), 0
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
@@ -379,7 +398,7 @@ class Segment:
         for start, stop, digest in data.get("media", ()):
             require(digest in images, f"the image of the tokens {start} to {stop} is in no message")
             self.media.append(RenderedImage(start, stop, images[digest]))
-        self.ids, self.prompt_length = _id_array(data["tokens"]), data["prompt_length"]
+        self.ids, self.prompt_length = TokenIds(_id_array(data["tokens"])), data["prompt_length"]
         self.spans = [Span(**span) for span in data["spans"]]
         self.turns = [Turn(**_upgrade_turn(turn)) for turn in data["turns"]]
         self.said = [_action_from_json(action) for action in data["actions"]]

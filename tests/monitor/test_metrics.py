@@ -8,6 +8,7 @@ from agentrl import Env, Limits, Task, tool
 from agentrl.errors import LedgerError
 from agentrl.monitor import RolloutMetrics
 from agentrl.testing import call, rollout
+from agentrl.trajectory.segment import TokenIds
 
 BROKEN = '<tool_call>\n{"name": "search"'
 
@@ -52,7 +53,8 @@ async def test_every_metric(played):
 
 
 async def test_a_prefix_break_is_counted_where_it_is(played):
-    played[0][0].segment.ids[2] += 1
+    segment = played[0][0].segment
+    segment.ids = TokenIds([*segment.ids[:2], segment.ids[2] + 1, *segment.ids[3:]])
     assert RolloutMetrics.of_groups(played).prefix_breaks == 2, "both of its prompts held that token"
 
 

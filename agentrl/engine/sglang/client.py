@@ -241,6 +241,10 @@ class SGLangEngine(AsyncClosing):
             pause = min(2 * pause, 1.0)
             commands = [{"rid": request.wire_rid} for request in requests if not request.gone]
 
+    def forget(self, session_id: str) -> None:
+        """Drop what is kept of a session that has ended."""
+        self._history.forget(session_id)
+
     def let_go(self) -> None:
         """Stop retrying the running requests, because the server is gone. They return "abort", or raise."""
         for request in list(self._requests.values()):
@@ -274,7 +278,7 @@ class SGLangEngine(AsyncClosing):
 
 
 def _body(history: list[bytes], fields: Mapping[str, Any]) -> bytes:
-    """`json.dumps({"input_ids": [...], **fields})` with ids that are already encoded."""
+    """`{"input_ids": [...], **fields}` as JSON, with ids that are already encoded."""
     try:
         rest = json.dumps(fields)[1:].encode()
     except (TypeError, ValueError) as exc:

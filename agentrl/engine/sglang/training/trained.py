@@ -136,6 +136,10 @@ class TrainedSGLang(AsyncClosing):
         if self._client is not None:
             await self._client.abort(rid)
 
+    def forget(self, session_id: str) -> None:
+        if self._client is not None:
+            self._client.forget(session_id)
+
     async def context_length(self) -> int:
         return await (await self._started())[0].context_length()
 
