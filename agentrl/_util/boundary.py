@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 from agentrl._util.concurrency import is_cancelled
@@ -27,29 +28,52 @@ class FailedError(Exception):
         self.failure = failure
 
 
-@contextlib.contextmanager
-def at_boundary(name: Boundary, *, data: bool = False, hook: Callable[..., Any] | None = None) -> Iterator[None]:
+def at_boundary(
+    name: Boundary, *, data: bool = False, hook: Callable[..., Any] | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Turn exceptions into a FailedError that names the boundary, except those that must end the run.
 
     `data`: an episode's own messages are rendered, so a TemplateError blames them and not the template.
     `hook`: the hook that is called, or whose result is read. If no line of the user's code raised, the error names
     its definition.
     """
-    watch = watcher.get()
-    try:
-        with contextlib.nullcontext() if watch is None else watch(name):
-            yield
-    except (ConfigError, EngineLostError, LedgerError, ResumeError, FailedError) as exc:
-        if not (data and isinstance(exc, TemplateError)):
-            raise
-        raise FailedError(Failure.of(exc, name)) from exc
-    except asyncio.CancelledError as exc:
-        # The hook's own task was cancelled, not this episode. The host must not take it for the end of the run.
-        if is_cancelled():
-            raise
-        raise FailedError(Failure.of(exc, name)) from exc
-    except Exception as exc:
-        raise FailedError(_located(Failure.of(exc, name), hook)) from exc
+    crossing, watch = _Crossing(name, data, hook), watcher.get()
+    return crossing if watch is None else _watched(crossing, watch)
+
+
+class _Crossing:
+    """A class, because a turn has nine of them, and a generator's context manager takes four times as long."""
+
+    __slots__ = ("data", "hook", "name")
+
+    def __init__(self, name: Boundary, data: bool, hook: Callable[..., Any] | None) -> None:
+        self.name: Boundary = name
+        self.data, self.hook = data, hook
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(exc, Exception | asyncio.CancelledError) and not self._passes(exc):
+            failure = Failure.of(exc, self.name)
+            own = isinstance(exc, TemplateError | asyncio.CancelledError)
+            raise FailedError(failure if own else _located(failure, self.hook)) from exc
+
+    def _passes(self, exc: BaseException) -> bool:
+        """Whether the exception ends the run."""
+        if isinstance(exc, asyncio.CancelledError):
+            # Or was the hook's own task cancelled? The host must not take that for the end of the run.
+            return is_cancelled()
+        ends = isinstance(exc, ConfigError | EngineLostError | LedgerError | ResumeError | FailedError)
+        return ends and not (self.data and isinstance(exc, TemplateError))
+
+
+@contextlib.contextmanager
+def _watched(
+    crossing: _Crossing, watch: Callable[[Boundary], contextlib.AbstractContextManager[Any]]
+) -> Iterator[None]:
+    with crossing, watch(crossing.name):
+        yield
 
 
 def _located(failure: Failure, hook: Callable[..., Any] | None) -> Failure:

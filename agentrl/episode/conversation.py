@@ -87,6 +87,8 @@ class Conversation:
     """The engine, if it is asked with messages. Checked once, because checking a protocol is slow."""
     spoken: ChatTranscript = field(default_factory=ChatTranscript)
     """The messages of a MessageEngine, in its own form."""
+    _unanswered: Action | None = None
+    """The last action, from when it is read until its answer is rendered: its tokens are a tuple, which is large."""
 
     def __post_init__(self) -> None:
         self.renderer = self.options.renderer(self.renderer)
@@ -150,10 +152,11 @@ class Conversation:
                 turn.finish_reason,
                 turn.matched,
                 thinking=trajectory.thinking,
-                turn=self.turns_before + len(trajectory.said),
+                turn=self.turns_before + trajectory.turn_count - 1,
             )
             action = _executable(self.spoken.read(action, trajectory))
         trajectory.append_action(action)
+        self._unanswered = action
         self.spoken.keep(trajectory)
         return action
 
@@ -315,7 +318,8 @@ class Conversation:
         return generation
 
     def _render(self, observed: Observed) -> Rendered:
-        action, budget = self.trajectory.last_action, self.options.limits.observation_tokens
+        action, budget = self._unanswered or self.trajectory.last_action, self.options.limits.observation_tokens
+        self._unanswered = None
         if action is None:
             raise LedgerError("an observation must follow an action, and there is none")
         if isinstance(observed, Raw):
@@ -374,7 +378,7 @@ def _check(generation: Generation) -> None:
 
 def _executable(action: Action) -> Action:
     """Mark calls as unreadable if JSON cannot hold their arguments."""
-    return replace(action, calls=tuple(map(_plain_call, action.calls)))
+    return replace(action, calls=tuple(map(_plain_call, action.calls))) if action.calls else action
 
 
 def _plain_call(call: ToolCall) -> ToolCall:
@@ -383,7 +387,7 @@ def _plain_call(call: ToolCall) -> ToolCall:
         arguments = to_json(arguments, "arguments")
     except (TypeError, ValueError) as exc:
         error, arguments = error or str(exc), {}
-    return replace(call, id=text(call.id), name=text(call.name), arguments=arguments, error=error and text(error))
+    return ToolCall(text(call.id), text(call.name), arguments, call.raw, error and text(error))
 
 
 def _mark_finished(generation: Generation, stop_token_ids: Sequence[int]) -> Generation:

@@ -25,7 +25,18 @@ from agentrl.errors import BadCallPolicy, one_line
 from agentrl.plain import copied, number, to_json_lossy
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import Action, Message, Observation, Observed, Raw, StepResult, StopReason, Task, TurnOptions
+from agentrl.types import (
+    Action,
+    Message,
+    Observation,
+    Observed,
+    Raw,
+    StepResult,
+    StopReason,
+    Task,
+    ToolCall,
+    TurnOptions,
+)
 
 __all__ = ["EpisodeHooks", "EpisodeOptions", "ParkFn", "RewardFn", "run_episode"]
 
@@ -213,17 +224,17 @@ class Episode:
     async def step(self, action: Action) -> StopReason | None:
         """Let the Env answer, and append its observation if another turn follows."""
         env, state, trajectory, policy = self.env, self.state, self.state.trajectory, self.policy
-        turn, started = trajectory.turns[-1], time.monotonic()
+        turn, started = trajectory.segment.turns[-1], time.monotonic()
         with at_boundary("step", hook=env.step):
             result, said = await self._answer(action)
             read, reward = self._plain(result, said, action)
-            trajectory.info.update(to_json_lossy(dict(result.info)))
+            trajectory.info.update(to_json_lossy(dict(result.info)) if result.info else {})
         state.steps += 1
         turn.env_s, turn.reward = time.monotonic() - started, reward
         if runtime(env).call_errors:
             turn.bad_call = turn.bad_call or "content"
         if policy and policy.mask and turn.bad_call == "structural":
-            trajectory.mask("malformed", turn=len(trajectory.turns) - 1)
+            trajectory.mask("malformed", turn=trajectory.turn_count - 1)
         stop = await self._observe(result, read)
         if stop is not None:
             trajectory.append_unread(read)
@@ -261,7 +272,9 @@ class Episode:
             if len(said) == len(action.calls):
                 return StepResult(said), ()
         calls = [call for call in action.calls if call.error is None or not said]
-        own = tuple(replace(call, arguments=copied(call.arguments, "arguments")) for call in calls)
+        own = tuple(
+            ToolCall(call.id, call.name, copied(call.arguments, "arguments"), call.raw, call.error) for call in calls
+        )
         seen = replace(action, calls=own)
         result: StepResult = await runtime(env).hook(env.step, seen, timeout=self.talk.options.limits.step_s)
         if not isinstance(result, StepResult):
@@ -275,7 +288,7 @@ class Episode:
 
     async def _before_next_turn(self, pending: Observed) -> Observed | None:
         """The observation for the next turn; None if the episode ends."""
-        env, turns, limits = self.env, len(self.state.trajectory.turns), self.talk.options.limits
+        env, turns, limits = self.env, self.state.trajectory.turn_count, self.talk.options.limits
         if turns < limits.turns:
             return pending
         if turns > limits.turns:

@@ -70,13 +70,11 @@ def _places(template: Template, text: str, pad: int) -> list[int] | None:
     return found if words == list(_WORDS) else None
 
 
-def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter | None, name: str) -> Rendered:
+def pictured(rendered: Rendered, images: Sequence[Image], counter: ImageCounter, name: str) -> Rendered:
     """The tokens with each pad expanded, and the place of each image.
 
     Raises TemplateError unless there are as many pads as images: a text may hold the pad's own text.
     """
-    if counter is None:
-        return rendered
     pads = rendered.tokens.count(counter.pad)
     if pads != len(images):
         raise TemplateError(

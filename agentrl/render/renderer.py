@@ -123,9 +123,12 @@ class TemplateRenderer:
             )
         shown, left, lost = fitted(new, self.vision, budget)
         rendered = self._pictured(self._turns.bridge(history, action, shown, left), shown)
-        return replace(rendered, special=self._turns.template.special_said(new), cut=rendered.cut + lost)
+        special = self._turns.template.special_said(new)
+        return replace(rendered, special=special, cut=rendered.cut + lost) if special or lost else rendered
 
     def _pictured(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
+        if self.vision is None:
+            return rendered
         return pictured(rendered, images_of(messages), self.vision, self._turns.template.name)
 
     def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:

@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby, repeat
+from math import isnan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, get_args
 from zlib import crc32
@@ -189,7 +190,7 @@ class Segment:
             if span.turn < turn:
                 break
             if span.turn == turn and span.kind == "sampled":
-                found[:0] = self.ids[self.prompt_length + span.start : self.prompt_length + span.stop]
+                found = self.ids[self.prompt_length + span.start : self.prompt_length + span.stop].tolist() + found
         return found
 
     @property
@@ -339,6 +340,12 @@ class Segment:
 
     def _check(self) -> None:
         response, masked = self.response_length, sum(self._masked.values())
+        if (
+            (self.spans[-1].stop if self.spans else 0) == response
+            and len(self._log_probs) == self._sampled == self._trained + masked
+            and self._sampled + self._observation + self._scaffold == response
+        ):
+            return
         require((self.spans[-1].stop if self.spans else 0) == response, "spans do not reach the response's end")
         require(
             len(self._log_probs) == self._sampled, f"{self._sampled} sampled tokens, {len(self._log_probs)} log_probs"
@@ -460,10 +467,13 @@ def _log_prob_array(log_probs: Iterable[float]) -> array[float]:
     """Log-probs as an array. Raises LedgerError if one is invalid."""
     found = list(log_probs)
     try:
-        bad = next((x for x in found if not -_LARGEST <= x <= _ROUNDING), None)  # nor NaN
+        # The sum of numbers is NaN if one of them is, which the smallest and the largest do not show.
+        valid = not found or (min(found) >= -_LARGEST and max(found) <= _ROUNDING and not isnan(sum(found)))
     except TypeError as exc:
         raise LedgerError(f"log_probs are numbers: {exc}") from exc
-    require(bad is None, f"a log_prob is {bad}; it must be finite and at most 0")
+    if not valid:
+        bad = next(x for x in found if not -_LARGEST <= x <= _ROUNDING)
+        raise LedgerError(f"a log_prob is {bad}; it must be finite and at most 0")
     return array("f", found)
 
 

@@ -164,6 +164,11 @@ class Trajectory:
         return self._in_time([segment.turns for segment in self.segments])
 
     @property
+    def turn_count(self) -> int:
+        """How many turns there are. Unlike `len(turns)`, it does not read them all."""
+        return sum(len(segment.turns) for segment in self.segments)
+
+    @property
     def actions(self) -> list[Action]:
         """The action of each closed turn, made on demand with its tokens."""
         return self._in_time([segment.actions for segment in self.segments])
@@ -221,7 +226,13 @@ class Trajectory:
     @property
     def bad_calls_in_a_row(self) -> int:
         """How many turns in a row, up to the last one, held a wrong tool call."""
-        return sum(1 for _ in takewhile(lambda turn: turn.bad_call is not None, reversed(self.turns)))
+        return sum(1 for _ in takewhile(lambda turn: turn.bad_call is not None, self._latest_turns()))
+
+    def _latest_turns(self) -> Iterator[Turn]:
+        """The turns, from the last one back."""
+        if self.order:
+            return reversed(self.turns)
+        return (turn for segment in reversed(self.segments) for turn in reversed(segment.turns))
 
     @property
     def prefix_breaks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 from agentrl.render.read.lexer import Lexed, has_tag, is_distinct, is_tag, loose, pieces
@@ -201,6 +202,7 @@ def types_of(tools: Sequence[ToolSpec]) -> Types:
     return {name: Schema(parameters, parameters) for name, parameters in given.items()}
 
 
+@lru_cache(maxsize=4096)
 def trigger(marker: str) -> str:
     """A regular expression for the part of an opening marker that identifies a call: up to its first tag."""
     return loose(head(marker))

@@ -102,6 +102,7 @@ def loose(marker: str, captured: str = "") -> str:
     return r"\s*".join(_pattern(piece, captured) for piece in pieces(marker) if not piece.isspace())
 
 
+@lru_cache(maxsize=4096)
 def headed(marker: str) -> str:
     """A regular expression for the header of a message, which may name a type: `final <|constrain|>json<|message|>`."""
     parts = [piece for piece in pieces(marker) if not piece.isspace()]
