@@ -27,7 +27,7 @@ from zlib import crc32
 
 from agentrl.errors import LedgerError
 from agentrl.image import Image
-from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, SpanType, Turn
+from agentrl.trajectory.spans import Ledger, MaskReason, Source, Span, Spans, SpanType, Turn
 from agentrl.types import JSON, Action, Generation, Rendered, RenderedImage, ToolCall
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Segment:
         self.media: list[RenderedImage] = []
         """The images among `ids`, in order. Each takes a run of pad tokens, which are never sampled."""
         self.prompt_length = 0
-        self.spans: list[Span] = []
+        self.spans = Spans()
         self.turns: list[Turn] = []
         self.thinking = False
         """The last generation prompt left a thinking block open."""
@@ -97,8 +97,8 @@ class Segment:
         self._masked: dict[str, int] = {}
         self._digest = 0
         """The CRC of all tokens, grown with each append. How the tokens were appended makes no difference."""
-        self._sent: list[tuple[int, int]] = []
-        """For each prompt sent to an engine: its length and its CRC."""
+        self._sent = array("Q")
+        """For each prompt sent to an engine: its length, then its CRC."""
 
     # Reading
 
@@ -197,7 +197,7 @@ class Segment:
     def prefix_breaks(self) -> int:
         """How many generations had a prompt that is no longer the beginning of `ids`. It reads all tokens."""
         breaks, at, digest = 0, 0, 0
-        for length, sent in self._sent:
+        for length, sent in zip(self._sent[::2], self._sent[1::2], strict=True):
             digest, at = crc32(self.ids[at:length], digest), length
             breaks += digest != sent
         return breaks
@@ -228,7 +228,7 @@ class Segment:
         require(prompt_tokens in (None, len(self.ids)), f"sent {prompt_tokens} tokens of {len(self.ids)}")
         if not self.open:
             self.turns.append(Turn())
-        self._sent.append((len(self.ids), self._digest))
+        self._sent.extend((len(self.ids), self._digest))
         self.turns[-1].add(generation, prompt_tokens=len(self.ids), seconds=seconds)
         for version, start, stop in generation.versions():
             self._extend(tokens[start:stop], "sampled", version)
@@ -270,11 +270,11 @@ class Segment:
         """
         require(not self.open and self.prompt_length > 0, "turns follow a prompt or an observation")
         if sampled._sent:
-            sent, own = sampled._sent[0], (len(self.ids), self._digest)
+            sent, own = tuple(sampled._sent[:2]), (len(self.ids), self._digest)
             require(sent == own, f"a turn was sampled after {sent[0]} other tokens than these {own[0]}")
         turns, start = len(self.turns), self.response_length
         for span in sampled.spans:
-            self.spans.append(replace(span, start=span.start + start, stop=span.stop + start, turn=span.turn + turns))
+            self.spans.add(span.stop + start, span.turn + turns, span.kind, span.weight_version, span.masked)
             self._count(span)
         self.media += _moved(sampled.media, len(self.ids) - sampled.prompt_length)
         new = sampled.ids[sampled.prompt_length :]
@@ -294,7 +294,7 @@ class Segment:
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
         require(reason in get_args(MaskReason), f"{reason!r} is not a reason to mask; known: {get_args(MaskReason)}")
-        self.spans = [self._mask(span, reason) if turn in (None, span.turn) else span for span in self.spans]
+        self.spans = Spans(self._mask(span, reason) if turn in (None, span.turn) else span for span in self.spans)
         self._check()
 
     def mask_where(self, loss_mask: Sequence[int], reason: MaskReason) -> None:
@@ -303,7 +303,7 @@ class Segment:
         Spans that are masked in part are split. Raises LedgerError if the lengths differ.
         """
         require(len(loss_mask) == self.response_length, f"{len(loss_mask)} of {self.response_length} mask values")
-        self.spans = [piece for span in self.spans for piece in self._mask_in_part(span, loss_mask, reason)]
+        self.spans = Spans(piece for span in self.spans for piece in self._mask_in_part(span, loss_mask, reason))
         self._check()
 
     def _mask_in_part(self, span: Span, loss_mask: Sequence[int], reason: MaskReason) -> Iterator[Span]:
@@ -334,19 +334,19 @@ class Segment:
         new = array("i", tokens)
         self.ids.extend(new)
         self._digest = crc32(new, self._digest)
-        self.spans.append(Span(start, start + len(new), len(self.turns) - 1, kind, version))
+        self.spans.add(start + len(new), len(self.turns) - 1, kind, version)
 
     # Checking
 
     def _check(self) -> None:
         response, masked = self.response_length, sum(self._masked.values())
         if (
-            (self.spans[-1].stop if self.spans else 0) == response
+            self.spans.stop == response
             and len(self._log_probs) == self._sampled == self._trained + masked
             and self._sampled + self._observation + self._scaffold == response
         ):
             return
-        require((self.spans[-1].stop if self.spans else 0) == response, "spans do not reach the response's end")
+        require(self.spans.stop == response, "spans do not reach the response's end")
         require(
             len(self._log_probs) == self._sampled, f"{self._sampled} sampled tokens, {len(self._log_probs)} log_probs"
         )
@@ -361,11 +361,10 @@ class Segment:
     def verify(self) -> None:
         """Check every invariant over every token, in O(response). Raises LedgerError naming the first that fails."""
         self._check()
-        at = 0
         for span in self.spans:
-            require(span.start == at < span.stop, f"spans overlap or leave a gap at {at}")
-            require(span.kind == "sampled" or span.masked is None, f"span at {at} was not sampled, yet is masked")
-            at = span.stop
+            require(
+                span.kind == "sampled" or span.masked is None, f"span at {span.start} was not sampled, yet is masked"
+            )
         trained = sum(span.stop - span.start for span in self.spans if span.trained)
         require(self._trained == trained, f"trained {self._trained} != {trained} in the spans")
         _log_prob_array(self._log_probs)
@@ -406,7 +405,7 @@ class Segment:
             require(digest in images, f"the image of the tokens {start} to {stop} is in no message")
             self.media.append(RenderedImage(start, stop, images[digest]))
         self.ids, self.prompt_length = TokenIds(_id_array(data["tokens"])), data["prompt_length"]
-        self.spans = [Span(**span) for span in data["spans"]]
+        self.spans = Spans(Span(**span) for span in data["spans"])
         self.turns = [Turn(**_upgrade_turn(turn)) for turn in data["turns"]]
         self.said = [_action_from_json(action) for action in data["actions"]]
         self.thinking = data["thinking"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
+from agentrl.errors import LedgerError
 from agentrl.plain import text, to_json_lossy
 from agentrl.types import JSON, FinishReason, Generation
 
@@ -53,6 +55,63 @@ class Span:
     @property
     def author(self) -> Author:
         return _AUTHORS[self.source]
+
+
+class Spans(Sequence[Span]):
+    """Spans one after another, in an array: 12 bytes each, where a Span takes 140.
+
+    Each begins where the one before it ends. `add` and the constructor raise LedgerError for a gap or an empty span.
+    """
+
+    __slots__ = ("_marks", "_rows")
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        self._rows = array("i")
+        """For each span: where it ends, its turn, and its place in `_marks`."""
+        self._marks: list[tuple[SpanType, str | None, MaskReason | None]] = []
+        for span in spans:
+            if span.start != self.stop:
+                raise LedgerError(f"spans overlap or leave a gap at {self.stop}")
+            self.add(span.stop, span.turn, span.kind, span.weight_version, span.masked)
+
+    @property
+    def stop(self) -> int:
+        """Where the last span ends."""
+        return self._rows[-3] if self._rows else 0
+
+    def add(
+        self, stop: int, turn: int, kind: SpanType, version: str | None = None, masked: MaskReason | None = None
+    ) -> None:
+        """Append a span that ends at `stop`."""
+        if stop <= self.stop:
+            raise LedgerError(f"a span that begins at {self.stop} cannot end at {stop}")
+        mark = (kind, version, masked)
+        if mark not in self._marks:
+            self._marks.append(mark)
+        self._rows.extend((stop, turn, self._marks.index(mark)))
+
+    def __len__(self) -> int:
+        return len(self._rows) // 3
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    @overload
+    def __getitem__(self, at: int) -> Span: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Span]: ...
+    def __getitem__(self, at: int | slice) -> Span | list[Span]:
+        places = range(len(self))[at]
+        return [self._span(place) for place in places] if isinstance(places, range) else self._span(places)
+
+    def _span(self, place: int) -> Span:
+        stop, turn, mark = self._rows[3 * place : 3 * place + 3]
+        return Span(self._rows[3 * place - 3] if place else 0, stop, turn, *self._marks[mark])
 
 
 @dataclass(slots=True)

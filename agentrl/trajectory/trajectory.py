@@ -131,7 +131,7 @@ class Trajectory:
 
     @property
     def spans(self) -> list[Span]:
-        return self.segment.spans
+        return list(self.segment.spans)
 
     @property
     def sources(self) -> list[Source]:
