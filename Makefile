@@ -12,7 +12,7 @@ INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo test quick soak crash soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view gateway-clients gpu gpu-wheels clean
+.PHONY: demo test quick soak crash soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -38,6 +38,13 @@ soak-sandbox: $(STAMP)  ## kill -9 of a run with 64 containers, 20 times, the su
 	AGENTRL_SOAK_SANDBOX=20 .ci/docker.sh tests/sandbox/docker/test_killed_owner.py
 	AGENTRL_REQUIRE=hosted .ci/docker.sh tests/sandbox/backends -k hosted
 	AGENTRL_SOAK_GRADING=100 .ci/docker.sh tests/sandbox/attacks/test_rewards.py
+
+docs: $(VENV)/.docs  ## Build the documentation's site in build/site; a broken link, or an undescribed name, fails.
+	$(BIN)/python .ci/docs.py
+
+$(VENV)/.docs: $(STAMP)
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
 
 gateway-clients: $(STAMP)  ## Real agents against the gateway: every client of agentrl_envs/agents/versions.py, faults and long sessions; coding agents in Docker (Debian or Ubuntu, root; half an hour; 3 GB in .cache).
 	.ci/docker.sh -- .ci/clients.sh .cache/clients all

@@ -328,6 +328,7 @@ class Limits:
     """Response tokens, sampled and observed together; slime's --rollout-max-response-len counts the same. If thoughts
     are stripped, each segment is counted separately."""
     max_tokens_per_turn: int | None = None
+    """Sampled tokens of one turn. A turn that reaches it ends the episode."""
     observation_tokens: int | None = None
     """Tokens of one observation. A longer one is cut and marked."""
     context: int | None = None
@@ -337,11 +338,17 @@ class Limits:
     image_bytes: int | None = 1 << 26
     """Bytes of their files."""
     episode_s: float | None = None
+    """Seconds of the whole episode, its engine's included. What is finished by then is scored."""
     reset_s: float = 120.0
+    """Seconds of `reset` and `tools`. More is a failure of the environment."""
     step_s: float = 300.0
+    """Seconds of one `step`, all tools of the turn included. More is a failure of the environment."""
     tool_s: float = 60.0
+    """Seconds of one tool. The model reads that it took too long. `@tool(timeout=...)` wins."""
     score_s: float = 120.0
+    """Seconds of `score`. More is a failure of the environment."""
     close_s: float = 30.0
+    """Seconds of `close` and of the resources that were entered. What is open then is abandoned."""
 
     def __post_init__(self) -> None:
         for own in fields(self):

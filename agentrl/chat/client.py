@@ -198,13 +198,19 @@ class SpeakerConfig(BaseModel):
     script: str | None = None
     """A function of messages and tools: file.py:function or package.module:function."""
     base_url: str | None = None
+    """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."""
     model: str | None = None
+    """The model's name at `base_url`."""
     key: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key."""
     seconds: float = 120.0
+    """Deadline of one answer with its retries."""
     concurrency: int = 32
+    """Requests at a time."""
     retries: int = 6
+    """How often a failed request is sent again."""
     options: dict[str, JSON] = {}
+    """Added to each request: temperature, max_completion_tokens, ..."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -20,7 +20,9 @@ class SandboxSpec(BaseModel):
     workdir: str = "/work"
     """The writable folder in which commands start. `/tmp` is writable too."""
     memory_mb: int = Field(default=1024, gt=0)
+    """Memory of all its processes, in MiB. A process that needs more is killed."""
     cpus: float = Field(default=1.0, gt=0)
+    """Cores that it may use, at most those of the machine."""
     pids: int = Field(default=256, gt=0)
     """Processes and threads at a time."""
     disk_mb: int = Field(default=512, gt=0)

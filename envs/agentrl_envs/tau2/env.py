@@ -33,6 +33,7 @@ class Tau2Config(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     domain: DomainName = "retail"
+    """The shop, its tasks and its rules."""
     user: UserConfig = UserConfig(speaker=SpeakerConfig(script="agentrl_envs.tau2.players:blunt"))
     """The customer. The default is a script that gives all its facts at once: good for trying things out. For a
     benchmark, let an endpoint play it. Its `stop` is tau2's own unless you set it."""

@@ -1,0 +1,109 @@
+"""Build the documentation's site: `make docs`.
+
+Pages are README.md, docs/**/*.md and what these link to in the repository. They keep their places, so that a link works
+on the site as it does in the repository. The reference (.ci/reference.py) is written beside them. zensical then builds
+the site in strict mode: a broken link or anchor fails, and so does a docstring that cannot be read. What it does not
+look at is checked here: a page that the navigation does not name, and a name of the API that has no page.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import reference
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
+LINK = re.compile(r"\]\(([^)#\s]+)")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+
+
+def main() -> None:
+    began = time.monotonic()
+    shutil.rmtree(PAGES, ignore_errors=True)
+    collect()
+    for name, text in reference.pages().items():
+        file = PAGES / "docs" / "reference" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    problems = outside_the_navigation(config["nav"]) or build() or undescribed()
+    if problems:
+        sys.exit("make docs: " + "\n".join(problems))
+    pages = len(list(PAGES.rglob("*.md")))
+    size = sum(file.stat().st_size for file in SITE.rglob("*") if file.is_file())
+    print(f"{pages} pages, {size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s: {SITE.relative_to(ROOT)}/index.html")
+
+
+def collect() -> None:
+    """Copy README, docs/ and the files of the repository to which their links lead."""
+    left = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    seen = set(left)
+    while left:
+        file = left.pop()
+        copy = PAGES / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+        linked = LINK.findall(CODE.sub("", file.read_text(encoding="utf-8"))) if file.suffix == ".md" else []
+        found = {(file.parent / link).resolve() for link in linked if "://" not in link} - seen
+        left += [target for target in found if target.is_file() and target.is_relative_to(ROOT)]
+        seen |= found
+
+
+def outside_the_navigation(nav: Any) -> list[str]:
+    pages = {str(file.relative_to(PAGES)) for file in PAGES.rglob("*.md")}
+    named = set(_leaves(nav))
+    return [
+        *(f"{page} is not in the nav of mkdocs.yml; add it" for page in sorted(pages - named)),
+        *(f"the nav of mkdocs.yml names {page}, which does not exist" for page in sorted(named - pages)),
+    ]
+
+
+def _leaves(nav: Any) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in _leaves(part)]
+
+
+def build() -> list[str]:
+    """Run zensical. Any warning that it prints is a problem."""
+    shutil.rmtree(SITE, ignore_errors=True)
+    command = [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    told = COLOUR.sub("", done.stdout + done.stderr)
+    found = [f"{place}: {what}" for what, place in re.findall(r"Warning: (.*)\n.*\[ (\S+) \]", told)]
+    if not found and (done.returncode or re.search("warning|error", told, re.IGNORECASE)):
+        return [told.partition("Traceback")[0].strip() or told]
+    return found
+
+
+def undescribed() -> list[str]:
+    """Public names without an anchor on the pages of the reference: a docstring there could not be rendered."""
+    found: set[str] = set()
+    for file in (SITE / "docs" / "reference").rglob("*.html"):
+        ids = _Ids()
+        ids.feed(file.read_text(encoding="utf-8"))
+        found |= ids.found
+    return [f"{name} is public, and the reference does not describe it" for name in reference.anchors() - found]
+
+
+class _Ids(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found |= {value for name, value in attrs if name == "id" and value}
+
+
+if __name__ == "__main__":
+    main()
