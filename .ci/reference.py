@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import html
 import inspect
+import itertools
 import json
 import re
 import textwrap
@@ -208,7 +209,7 @@ def meanings_of(cls: type) -> dict[str, str]:
         except (OSError, TypeError):
             continue
         body = tree.body if isinstance(tree, ast.ClassDef) else []
-        for node, after in zip(body, body[1:], strict=False):
+        for node, after in itertools.pairwise(body):
             if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
                 found[ast.unparse(node.target)] = inspect.cleandoc(str(ast.literal_eval(after.value)))
     return found
