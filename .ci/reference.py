@@ -43,7 +43,7 @@ NAMES = {
     ),
     "trajectories.md": (
         "Trajectories",
-        "The record of an episode.",
+        "The record of an episode. [Masked tokens](../masked.md) explains the reasons of the ledger.",
         "Trajectory Span Ledger Failure",
     ),
     "engines.md": (

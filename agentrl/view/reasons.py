@@ -44,6 +44,9 @@ REASONS: dict[str, Reason] = {
         "SessionOptions(side='mask' | 'train')",
     ),
     "undelivered": Reason("The agent never received this reply.", "no option: the request was cut off"),
+    "replaced": Reason(
+        "All episodes of the group got the same reward, and refill put another group in its place.", "refill (train)"
+    ),
     "removed": Reason("slime removes the whole sample from training (remove_sample).", "the rollout that set it"),
     "copied": Reason("A copy of an earlier trajectory, kept as context.", "no option: it was trained there"),
     "abandoned": Reason(
