@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
+from agentrl.train.config import TrainConfig
 from agentrl.trajectory.spans import MaskReason
 from agentrl.view.reasons import REASONS
 
@@ -34,3 +36,11 @@ def test_the_page_names_the_option_that_decides(reason: str) -> None:
 
 def _of_others() -> list[str]:
     return [reason for reason in REASONS if reason not in get_args(MaskReason)]
+
+
+def test_the_defaults_are_those_of_the_code() -> None:
+    page = (DOCS / "hyperparameters.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- defaults -->")[2].partition("<!-- end of defaults -->")[0]
+    shown = {key: yaml.safe_load(value) for key, value in re.findall(r"^\| `(\w+)` \| `(.*?)` \|", table, re.MULTILINE)}
+    assert len(shown) > 10
+    assert shown == {key: TrainConfig.model_fields[key].default for key in shown}
