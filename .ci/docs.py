@@ -22,6 +22,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
+STYLE = """.md-grid { max-width: 76rem; }
+.md-typeset td:first-child code { overflow-wrap: normal; word-break: normal; }
+"""
+"""Room for tables, and no key of a configuration on two lines."""
 LINK = re.compile(r"\]\(([^)#\s]+)")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
@@ -31,6 +35,7 @@ def main() -> None:
     began = time.monotonic()
     shutil.rmtree(PAGES, ignore_errors=True)
     collect()
+    (PAGES / "style.css").write_text(STYLE, encoding="utf-8")
     for name, text in reference.pages().items():
         file = PAGES / "docs" / "reference" / name
         file.parent.mkdir(exist_ok=True)
@@ -39,6 +44,7 @@ def main() -> None:
     problems = outside_the_navigation(config["nav"]) or build() or undescribed()
     if problems:
         sys.exit("make docs: " + "\n".join(problems))
+    (SITE / "llms.txt").write_text(list_pages(config["nav"]), encoding="utf-8")
     pages = len(list(PAGES.rglob("*.md")))
     size = sum(file.stat().st_size for file in SITE.rglob("*") if file.is_file())
     print(f"{pages} pages, {size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s: {SITE.relative_to(ROOT)}/index.html")
@@ -61,17 +67,26 @@ def collect() -> None:
 
 def outside_the_navigation(nav: Any) -> list[str]:
     pages = {str(file.relative_to(PAGES)) for file in PAGES.rglob("*.md")}
-    named = set(_leaves(nav))
+    named = {page for _, page in _leaves(nav)}
     return [
         *(f"{page} is not in the nav of mkdocs.yml; add it" for page in sorted(pages - named)),
         *(f"the nav of mkdocs.yml names {page}, which does not exist" for page in sorted(named - pages)),
     ]
 
 
-def _leaves(nav: Any) -> list[str]:
+def _leaves(nav: Any, title: str = "") -> list[tuple[str, str]]:
+    """Title and file of each page, in order."""
     if isinstance(nav, str):
-        return [nav]
-    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in _leaves(part)]
+        return [(title, nav)]
+    parts = nav.items() if isinstance(nav, dict) else [(title, part) for part in nav]
+    return [leaf for name, part in parts for leaf in _leaves(part, name)]
+
+
+def list_pages(nav: Any) -> str:
+    """llms.txt: every page by its title, for programs that read documentation."""
+    return "# agentrl\n\n" + "".join(
+        f"- [{title}](./{re.sub('(README|index)?[.]md$', '', page)})\n" for title, page in _leaves(nav)
+    )
 
 
 def build() -> list[str]:

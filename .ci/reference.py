@@ -132,7 +132,7 @@ def commands() -> str:
         usage = " ".join([path, *command.collect_usage_pieces(context)])
         parts.append(f"## {path}\n\n    {usage}\n\n{_help(command.help or '')}\n")
         if rows := list(_options(path, command, context)):
-            parts.append(_table(("", ""), rows))
+            parts.append(_table(("argument or option", "meaning"), rows))
     return "\n".join(parts)
 
 
@@ -217,7 +217,8 @@ def meanings_of(cls: type) -> dict[str, str]:
 
 def _type(kind: Any) -> str:
     text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
-    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace("NoneType", "None")
+    short = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace("NoneType", "None")
+    return re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace("'", "").replace(", ", " | "), short)
 
 
 def _value(value: Any) -> str:
