@@ -139,6 +139,10 @@ class Rendered:
     """If the text was both made from a memo and rendered: whether the two were equal. The rendered one was taken."""
     media: tuple[RenderedImage, ...] = ()
     """The images among the tokens, in order."""
+    encodes_checked: int = 0
+    """Texts that the fast BPE and the tokenizer both encoded meanwhile."""
+    encodes_different: int = 0
+    """Those among them with other tokens. The tokenizer's were taken."""
 
 
 class SamplingParams(TypedDict, total=False):

@@ -38,6 +38,8 @@ class EpisodeMetrics:
     special_tokens: int = 0
     bridges_checked: int = 0
     bridges_different: int = 0
+    encodes_checked: int = 0
+    encodes_different: int = 0
     resumes: int = 0
     restarts: int = 0
 
@@ -126,6 +128,10 @@ class RolloutMetrics:
     """Bridges that were made from the memo, and compared with the template's own text: about one in 64."""
     bridges_different: int = 0
     """Bridges among them that differed. Anything but 0 is a bug; the memo is then off, and the right text was taken."""
+    encodes_checked: int = 0
+    """Texts that the fast BPE and the tokenizer both encoded: about one in 64 (`AGENTRL_FAST_BPE`)."""
+    encodes_different: int = 0
+    """Those among them with other tokens. The fast BPE is then off, and the tokenizer's tokens were taken."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     masked_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -189,7 +195,7 @@ class RolloutMetrics:
 
 _PLACES = 10
 """The most common lines of failures that are kept."""
-_COUNTED = ("observation_tokens_cut", "special_tokens")
+_COUNTED = ("observation_tokens_cut", "special_tokens", "encodes_checked", "encodes_different")
 """Counts in an episode's `info`."""
 _SUMMED = ("resumes", "restarts", "bridges_checked", "bridges_different", *_COUNTED)
 """Metrics that are the sum of an episode's field of the same name."""

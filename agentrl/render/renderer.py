@@ -9,6 +9,7 @@ from typing import Any
 from agentrl.errors import TemplateError
 from agentrl.render.base import Certificate, ImageCounter, Renderer
 from agentrl.render.cache import Cache, fingerprint, key_of
+from agentrl.render.fast_bpe import counted
 from agentrl.render.learn.probe import QUESTION
 from agentrl.render.media import as_messages, fitted, image_roles, images_of, pictured
 from agentrl.render.memo import VARIABLE, Memo
@@ -84,6 +85,7 @@ class TemplateRenderer:
             lambda: TemplateRenderer(self._tokenizer, self._source, tools, kwargs, self._bound, as_text, self.vision),
         )
 
+    @counted
     def prompt(self, observation: Observation) -> Rendered:
         """Spans: the messages are "observation", the generation prompt is "prompt"; Raw is all observation."""
         template = self._turns.template
@@ -112,6 +114,7 @@ class TemplateRenderer:
     ) -> Action:
         return self._parse(tokens, finish_reason, matched, thinking, turn)
 
+    @counted
     def bridge(
         self, history: Sequence[Message], action: Action, new: Sequence[Message], *, budget: int | None = None
     ) -> Rendered:
@@ -131,6 +134,7 @@ class TemplateRenderer:
             return rendered
         return pictured(rendered, images_of(messages), self.vision, self._turns.template.name)
 
+    @counted
     def text(self, raw: Raw, action: Action, *, budget: int | None = None) -> Rendered:
         """A turn that the model closed is reopened: its stop token stays sampled, and what the template writes between
         it and a next assistant turn (the rest of the close, a generation prompt) comes before the text."""

@@ -271,6 +271,7 @@ class Trajectory:
         self.segment.append_prompt(rendered)
         self.messages.extend(messages)
         self._count_special(rendered.special)
+        self._count(encodes_counted([rendered]))
 
     def append_model(self, generation: Generation, *, prompt_tokens: int | None = None, seconds: float = 0.0) -> None:
         """Sampled tokens, loss_mask 1. After an abort this extends the turn that is still open.
@@ -295,11 +296,16 @@ class Trajectory:
             self.info["observation_tokens_cut"] = self.info.get("observation_tokens_cut", 0) + rendered.cut
         self._count_special(rendered.special)
         self.count_bridge(rendered)
+        self._count(encodes_counted([rendered]))
 
     def count_bridge(self, rendered: Rendered) -> None:
         """Count the tokens of a bridge in `bridges_checked`, if they were compared."""
         self.bridges_checked += rendered.check != ""
         self.bridges_different += rendered.check == "different"
+
+    def _count(self, counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            self.info[name] = self.info.get(name, 0) + count
 
     def _count_special(self, count: int) -> None:
         if count:
@@ -324,6 +330,7 @@ class Trajectory:
         self.segments.append(fresh)
         self.messages.extend(messages)
         self._count_special(rendered.special - self.info.get("special_tokens", 0))  # it holds all messages so far
+        self._count(encodes_counted([rendered]))
 
     def mask(self, reason: MaskReason, *, turn: int | None = None) -> None:
         """Exclude the sampled tokens of one turn, or of all turns, from the loss. The first reason stays."""
@@ -411,6 +418,15 @@ class Trajectory:
 def total_ledger(segments: Iterable[Segment | Trajectory]) -> Ledger:
     """The sum of the ledgers of many segments. For an episode: `total_ledger(trajectory.segments)`."""
     return sum((segment.ledger for segment in segments), Ledger())
+
+
+def encodes_counted(rendered: Sequence[Rendered]) -> dict[str, int]:
+    """How many texts the fast BPE and the tokenizer both encoded, and in how many they differed; without zeros."""
+    counts = {
+        "encodes_checked": sum(one.encodes_checked for one in rendered),
+        "encodes_different": sum(one.encodes_different for one in rendered),
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def assistant_message(action: Action) -> Message:

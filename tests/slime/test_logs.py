@@ -41,6 +41,7 @@ def tracked(request, monkeypatch):
 def a_rollout(cls=Segment):
     """Two prompts of three episodes: one fans out, one has no news, one fails, one is masked by slime."""
     info = {"tool_errors": {"search:KeyError": 2}, "observation_tokens_cut": 7, "special_tokens": 3}
+    info |= {"encodes_checked": 9, "encodes_different": 1}
     samples = [
         *fan_out(0, 1.0, 3, cls),
         played(
@@ -92,6 +93,8 @@ METRICS = {
     "special_tokens": 3,
     "bridges_checked": 5,
     "bridges_different": 1,
+    "encodes_checked": 9,
+    "encodes_different": 1,
     "sampled_tokens": 24,
     "trained_tokens": 24 - 3 - 3 - 2,
     "masked_tokens": {"env_failure": 3, "host": 3 + 2},

@@ -1,0 +1,206 @@
+"""Another BPE in place of the tokenizer's own, if a variable asks for it: ten times as fast, and compared for ever.
+
+`fastokens` (Apache-2.0) reads the same vocabulary and merges, and finds the tokens by another algorithm. That it finds
+the same ones is not proved. So it is compared with the tokenizer:
+
+- at load, on every token of the vocabulary, on merges that compete, and on texts that are hard to cut into words;
+- later, on one text in `CHECKED_EVERY`, as long as the process runs.
+
+The first difference or error switches it off for the tokenizer, with a warning, and the tokenizer's own tokens are
+taken. At stake is how a text is cut into tokens, never that the trainer and the engine see the same ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec
+from weakref import WeakKeyDictionary
+
+from agentrl.errors import ConfigError
+from agentrl.render.hard_texts import hard_texts
+from agentrl.render.raw import encoder_of
+from agentrl.types import Rendered
+
+VARIABLE = "AGENTRL_FAST_BPE"
+"""The environment variable that is "on" when a renderer is loaded, if another BPE may encode."""
+CHECKED_EVERY = 64
+_RIVALS = 30_000
+"""About how many merges are tried beside others."""
+
+P = ParamSpec("P")
+Encode = Callable[[str], list[int]]
+
+_log = logging.getLogger("agentrl")
+_KEPT: WeakKeyDictionary[Any, FastBpe] = WeakKeyDictionary()
+_loading = threading.Lock()
+
+
+class _Compared(threading.local):
+    """How many texts this thread has encoded in both ways, and how many of them differed."""
+
+    texts = 0
+    different = 0
+
+
+_compared = _Compared()
+
+
+@dataclass(slots=True)
+class FastBpe:
+    """Encodes as the tokenizer does, by another BPE as long as nothing is known against that."""
+
+    name: str
+    own: Encode
+    """The tokenizer's own way."""
+    other: Encode
+    size: Callable[[], tuple[int, bool]]
+    """What must not change: the number of tokens, and whether special tokens are text."""
+    loaded: tuple[int, bool]
+    every: int = CHECKED_EVERY
+    """One text in so many is encoded in both ways. The text decides, so that a run repeats exactly."""
+    off: str = ""
+    """Why it is switched off; empty if it is on."""
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text with nothing added to it."""
+        if self.off or self._is_changed():
+            return self.own(text)
+        try:
+            found = self.other(text)
+        except Exception as exc:  # noqa: BLE001 - the boundary of another library: its tokenizer takes over
+            self._switch_off(f"it fails on a text ({type(exc).__name__}: {exc})")
+            return self.own(text)
+        if zlib.crc32(text.encode(errors="replace")) % self.every:
+            return found
+        expected = self.own(text)
+        _compared.texts += 1
+        if found != expected:
+            _compared.different += 1
+            self._switch_off(f"it encodes {_shown(text, expected, found)}; report this")
+        return expected
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Compare on these texts. Switch off at the first difference, or if it takes longer than the tokenizer."""
+        spent = [0.0, 0.0]
+        for text in texts:
+            began = time.process_time()
+            expected = self.own(text)
+            halfway = time.process_time()
+            found = self.other(text)
+            spent = [spent[0] + halfway - began, spent[1] + time.process_time() - halfway]
+            if expected != found:
+                return self._switch_off(f"it encodes {_shown(text, expected, found)}")
+        if spent[1] > spent[0]:
+            self._switch_off("it is slower than the tokenizer")
+        return None
+
+    def _is_changed(self) -> bool:
+        if self.size() == self.loaded:
+            return False
+        self._switch_off("the tokenizer was changed after it was loaded")
+        return True
+
+    def _switch_off(self, why: str) -> None:
+        if not self.off:
+            self.off = why
+            _log.warning("the fast BPE is off for %s, whose own encodes from now on: %s", self.name, why)
+
+
+def fast_encoder_of(tokenizer: Any) -> Encode:
+    """`encoder_of`, or another BPE if `AGENTRL_FAST_BPE` is on. Raises ConfigError if that is not installed."""
+    own = encoder_of(tokenizer)
+    if not is_asked_for():
+        return own
+    with _loading:
+        kept = _KEPT.get(tokenizer)
+        if kept is None or kept.loaded != kept.size():
+            kept = _KEPT[tokenizer] = _loaded(tokenizer, own)
+    return own if kept.off else kept.encode
+
+
+def is_asked_for() -> bool:
+    """Whether the variable is on. Raises ConfigError if it is neither on nor off."""
+    said = os.environ.get(VARIABLE, "")
+    if said.lower() not in ("", "0", "off", "1", "on"):
+        raise ConfigError(f"{VARIABLE} is {said!r}: set it to on or off")
+    return said.lower() in ("1", "on")
+
+
+def counted(render: Callable[P, Rendered]) -> Callable[P, Rendered]:
+    """A method that renders; its result also says how many texts were encoded in both ways meanwhile."""
+
+    @functools.wraps(render)
+    def rendered(*args: P.args, **kwargs: P.kwargs) -> Rendered:
+        texts, different = _compared.texts, _compared.different
+        made = render(*args, **kwargs)
+        if _compared.texts == texts:
+            return made
+        return replace(made, encodes_checked=_compared.texts - texts, encodes_different=_compared.different - different)
+
+    return rendered
+
+
+def _loaded(tokenizer: Any, own: Encode) -> FastBpe:
+    """The BPE of a tokenizer, compared with it. It is off if it cannot read the tokenizer."""
+    try:
+        from fastokens import Tokenizer
+    except ImportError as exc:
+        raise ConfigError(
+            f"{VARIABLE} is on, but fastokens is not installed: pip install 'agentrl-sdk[fast]', or unset the variable"
+        ) from exc
+    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+    bpe = FastBpe(name, own, own, lambda: (len(tokenizer), bool(tokenizer.split_special_tokens)), (0, False))
+    bpe.loaded = bpe.size()
+    if bpe.loaded[1]:
+        bpe._switch_off("the tokenizer takes special tokens for text")
+        return bpe
+    try:
+        backend = tokenizer.backend_tokenizer
+        written = backend.to_str()
+        other = Tokenizer.from_json_str(written)
+        bpe.other = lambda text: other.encode(text).ids
+        _check_merges(bpe, backend, other, json.loads(written)["model"])
+        bpe.check(hard_texts(tokenizer))
+    except Exception as exc:  # noqa: BLE001 - the boundary of another library, which cannot read every tokenizer
+        bpe._switch_off(f"it cannot be used ({type(exc).__name__}: {exc})")
+    return bpe
+
+
+def _check_merges(bpe: FastBpe, backend: Any, other: Any, model: Mapping[str, Any]) -> None:
+    """Compare on the text of every token, which shows a merge that is missing, and on merges that compete."""
+    places = [*([token] for token in model["vocab"].values()), *_rivals(model)]
+    texts = backend.decode_batch(places, skip_special_tokens=False)
+    ours, theirs = backend.encode_batch_fast(texts, add_special_tokens=False), other.encode_batch(texts)
+    for text, expected, found in zip(texts, ours, theirs, strict=True):
+        if expected.ids != found.ids:
+            return bpe._switch_off(f"it encodes {_shown(text, expected.ids, found.ids)}")
+    return None
+
+
+def _rivals(model: Mapping[str, Any]) -> Iterator[list[int]]:
+    """For each of many merges of `x` and `y`: tokens `w x y z`, where `w x` and `y z` could be merged as well. Their
+    order decides."""
+    vocab, merges = model["vocab"], [_parts(merge) for merge in model["merges"]]
+    before, after = {y: x for x, y in merges}, dict(merges)
+    for x, y in merges[:: 1 + len(merges) // _RIVALS]:
+        yield [vocab[part] for part in (before.get(x), x, y, after.get(y)) if part is not None]
+
+
+def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
+    """Files of old write a merge as one text."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right
+
+
+def _shown(text: str, expected: Sequence[int], found: Sequence[int]) -> str:
+    """Where two encodes part."""
+    at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), 0)
+    return f"{text[:60]!r} otherwise: at token {at} {list(found[at : at + 4])}, not {list(expected[at : at + 4])}"
