@@ -12,7 +12,7 @@ INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo test quick soak crash soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels clean
+.PHONY: demo test quick soak crash soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
@@ -59,6 +59,9 @@ bench: $(STAMP)  ## Measure speed, as ratios side by side.
 
 bench-scale: $(STAMP)  ## What a turn costs beside one encode, and thousands of episodes at once (AGENTRL_TEST_DATA: real tokenizers).
 	$(BIN)/python -m benchmarks.scale
+
+bench-thousands: $(STAMP)  ## 10,000 episodes of 11 turns, and what the garbage collector takes (PROCESSES=N; AGENTRL_TEST_DATA: real tokenizers).
+	$(BIN)/python -m benchmarks.thousands --processes $(or $(PROCESSES),0)
 
 bench-view: $(STAMP)  ## The viewer on 1 GB and on a million tokens, beside its bounds (needs chromium: .ci/browser.sh installs it; 2.3 GB of disk).
 	$(BIN)/python -m benchmarks.view

@@ -12,6 +12,7 @@ from typing import NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import gather
+from agentrl._util.garbage import settle
 from agentrl.engine.base import Engine
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
@@ -108,6 +109,7 @@ async def run_groups(
     `env_failure`, or as `host` if the engine aborted it. Rewards are settled by `settle_rewards`. Raises BugError for a
     bug, and, unless `keep_unscored`, ConfigError if nothing gave a reward. A bug cancels the other episodes.
     """
+    settle()
     slots = asyncio.Semaphore(rollout.concurrency)
 
     async def play(seat: Seat, lockstep: LockstepProtocol) -> Trajectory:
