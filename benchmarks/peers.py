@@ -125,6 +125,13 @@ def load_tokenizer(template: str = "") -> Any:
     return tokenizer
 
 
+def saved(name: str) -> list[dict[str, Any]]:
+    """The rows of benchmarks/results/NAME.json; none if there is no such file."""
+    file = RESULTS / f"{name}.json"
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    return rows
+
+
 def save(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write benchmarks/results/NAME.json, with the date, the kind of machine, and the tokenizer if one was used."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"

@@ -2,6 +2,8 @@
 
 python -m benchmarks.scale [--part bridge,turn,growth,lag,long,memory] [--quick]
 
+With --part, the file of results keeps what was measured of the other parts.
+
 Every text is fresh: a tokenizer remembers words, and repeated ones would hide half of its cost. What is compared is
 measured in turn in one process, as CPU time of the process. The load of the machine is printed, because the ratios of
 a busy machine scatter. Without real tokenizers (AGENTRL_TEST_DATA, BENCH_TOKENIZER) small ones are measured, which make
@@ -12,7 +14,7 @@ about three times as many tokens.
 - growth: turn 200 beside turn 10, and 2,000 episodes beside 200.
 - lag: how long the event loop is held when 2,000 episodes wake together, with the gate and without.
 - long: an observation of 0.9 MB of which 500 tokens are kept.
-- memory: bytes a token of live and of ended episodes, without their text.
+- memory: bytes a token of live and of ended episodes, without their text, and what of them are messages.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -41,7 +44,7 @@ from agentrl.render.template import Template
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Action, Generation, Message, Task, ToolCall
 from benchmarks.fresh_episodes import OBSERVED, FreshText, InProcess, Script, Search, play
-from benchmarks.peers import SMALL, TOOLS, load_tokenizer, save, which_tokenizer
+from benchmarks.peers import SMALL, TOOLS, load_tokenizer, save, saved, which_tokenizer
 from tests.render.markers import REAL, small_tokenizer, template_files, tokenizer_of
 
 TEMPLATES = {
@@ -337,11 +340,12 @@ def memory(episodes: int) -> Iterable[dict[str, Any]]:
     trajectories = asyncio.run(play(renderer, engine.script, episodes, 11, engine))
     ended = _weight(trajectories)
     tracemalloc.stop()
-    for name, (taken, text, tokens) in (("live", engine.weight), ("ended", ended)):
+    for name, (taken, text, messages, tokens) in (("live", engine.weight), ("ended", ended)):
         yield {
             "episodes": name,
             "tokens": tokens // episodes,
             "bytes a token": round((taken - text) / tokens, 1),
+            "of them messages": round(messages / tokens, 1),
             "text": round(text / tokens, 1),
         }
 
@@ -349,7 +353,7 @@ def memory(episodes: int) -> Iterable[dict[str, Any]]:
 class _Weighed(InProcess):
     """Weighs all episodes when the last of them asks for its eleventh turn."""
 
-    weight = (0, 0, 1)
+    weight = (0, 0, 0, 1)
 
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         if len(self.waiting) == self.together - 1 and len(self.script.sampled) == self.together:
@@ -357,21 +361,31 @@ class _Weighed(InProcess):
         return await super().generate(*args, **kwargs)
 
 
-def _weight(trajectories: Sequence[Trajectory]) -> tuple[int, int, int]:
-    """Bytes taken since tracing began, those of text in trajectories, and tokens."""
+def _weight(trajectories: Sequence[Trajectory]) -> tuple[int, int, int, int]:
+    """Bytes taken since tracing began, those of text in trajectories, of dicts and lists in messages, and tokens."""
     gc.collect()
     taken = tracemalloc.get_traced_memory()[0]
-    seen, text, left = set[int](), 0, list[Any](trajectories)
+    text = sum(_size(found) for found in _within(trajectories) if isinstance(found, str))
+    told = [trajectory.messages for trajectory in trajectories]
+    messages = sum(_size(found) for found in _within(told) if isinstance(found, dict | list))
+    return taken, text, messages, sum(trajectory.length for trajectory in trajectories)
+
+
+def _within(roots: Sequence[Any]) -> Iterable[Any]:
+    """All objects that can be reached, each once."""
+    seen, left = set[int](), list(roots)
     while left:
         found = left.pop()
         if id(found) in seen or isinstance(found, type):
             continue
         seen.add(id(found))
-        if isinstance(found, str):
-            text += sys.getsizeof(found) if tracemalloc.get_object_traceback(found) else 0
-        else:
-            left += gc.get_referents(found)
-    return taken, text, sum(trajectory.length for trajectory in trajectories)
+        yield found
+        left += gc.get_referents(found)
+
+
+def _size(found: object) -> int:
+    """Its bytes; 0 if it was there before tracing began."""
+    return sys.getsizeof(found) if tracemalloc.get_object_traceback(found) else 0
 
 
 PARTS: dict[str, Callable[[bool], Iterable[dict[str, Any]]]] = {
@@ -390,13 +404,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and episodes")
     given = parser.parse_args()
     which_tokenizer()
-    rows = list[dict[str, Any]]()
-    for part in given.part.split(","):
+    parts, rows = given.part.split(","), list[dict[str, Any]]()
+    for part in parts:
         print(f"\n{part}, at a load of {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
         for row in PARTS[part](given.quick):
             print("  " + ", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-            rows.append({"part": part, "load": round(os.getloadavg()[0], 1), **row})
-    save("scale", rows)
+            rows.append({"part": part, "date": str(date.today()), "load": round(os.getloadavg()[0], 1), **row})
+    kept = [row for row in saved("scale") if row["part"] not in parts]
+    save("scale", sorted([*kept, *rows], key=lambda row: list(PARTS).index(row["part"])))
 
 
 if __name__ == "__main__":

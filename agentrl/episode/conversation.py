@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from secrets import token_hex
 from typing import NamedTuple
 
 from agentrl._util.boundary import at_boundary
@@ -243,7 +243,7 @@ class Conversation:
     async def _ask_engine(self, turn_options: TurnOptions, budget: int) -> Generation:
         trajectory, started = self.trajectory, time.monotonic()
         params, sent = self._sampling_params(turn_options, budget), trajectory.length
-        self.rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
+        self.rid = f"{trajectory.session_id}-{sent}-{token_hex(4)}"
         with at_boundary("engine"):
             generation = await self._asked(params)
             _check(generation)
@@ -276,7 +276,7 @@ class Conversation:
         params = self._sampling_params(turn_options, cap or 0)
         if cap is None:
             del params["max_new_tokens"]
-        self.rid = f"{trajectory.session_id}-{sent}-{uuid.uuid4().hex[:8]}"
+        self.rid = f"{trajectory.session_id}-{sent}-{token_hex(4)}"
         with at_boundary("engine"):
             try:
                 generation = await engine.answer(

@@ -146,9 +146,10 @@ class Turn:
         self.cached_tokens += int(generation.cached_tokens)
         self.finish_reason, self.matched = generation.finish_reason, to_json_lossy(generation.matched)
         self.generate_s += seconds
-        self.meta.append(generation.meta)
-        versions = [version for version, _, _ in generation.versions() if version is not None]
-        self.weight_versions += [text(str(version)) for version in versions]
+        # New lists of the exact length: one that grows keeps places for more, in each turn of each episode.
+        self.meta = [*self.meta, generation.meta]
+        versions = [text(str(version)) for version, _, _ in generation.versions() if version is not None]
+        self.weight_versions = [*self.weight_versions, *versions]
 
     def to_json(self) -> dict[str, JSON]:
         """Everything except `meta`, and without an empty `raw`."""

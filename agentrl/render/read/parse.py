@@ -54,6 +54,7 @@ class Parser:
         self._stops = stop_token_ids
         self._ends_more = thinking.ends_more
         self._open, self._close = thinking.opening or _NEVER, loose(thinking.close) or _NEVER
+        self._here = re.compile(rf"\s*({self._open})")
         self._anywhere = sum(map(is_tag, pieces(thinking.open))) > 1  # no prose mentions <|channel|>analysis<|message|>
         self._frames, self._first = frames.pattern(), frames.first()
         markers = block.markers if block is not None else ()
@@ -167,7 +168,7 @@ class Parser:
 
         Anywhere else it is a word of the content: "wrap it in <think>".
         """
-        here = re.compile(rf"\s*({self._open})").match(lexed.syntax, at)
+        here = self._here.match(lexed.syntax, at)
         if here is not None:
             return here.span(1)
         found = lexed.search(self._open if self._anywhere else rf"\n[^\S\n]*{self._open}", at)
