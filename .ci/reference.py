@@ -28,7 +28,7 @@ NAMES = {
     "environments.md": (
         "Environments",
         "What an environment is written with. The guide is [environments](../environments.md).",
-        "Env tool Task Observation Message Raw Image ToolSpec tools_of Action ToolCall ToolResult StepResult "
+        "Env tool Task Observation Message Image Raw ToolSpec tools_of Action ToolCall ToolResult StepResult "
         "TurnOptions Reward BadCallPolicy BadCall uncounted",
     ),
     "agents.md": (
@@ -64,6 +64,7 @@ CONFIGS = {
     "Training": (
         "agentrl.train.config:TrainConfig",
         "agentrl.train.config:WarmStartConfig",
+        "agentrl.train.config:ColumnsConfig",
         "agentrl.train.config:LoRAConfig",
         "agentrl.train.config:TeacherConfig",
         "agentrl.monitor.canaries:CanaryConfig",
@@ -169,6 +170,9 @@ def configuration() -> str:
         "# Configuration\n\nThe keys of `agentrl train --config FILE` and `--set KEY=VALUE`, of slime's `agentrl:` "
         "mapping, and of the environments' `env_config`. A misspelt key is an error that names the nearest one.\n"
     ]
+    listed = {load_object(path) for paths in CONFIGS.values() for path in paths}
+    if missing := {kind.__name__ for cls in listed for kind in _nested(cls)} - {cls.__name__ for cls in listed}:
+        raise ValueError(f"CONFIGS in .ci/reference.py lacks {', '.join(sorted(missing))}, which are types of keys")
     for title, paths in CONFIGS.items():
         parts.append(f"## {title}\n")
         for path in paths:
@@ -196,6 +200,14 @@ def _fields(cls: Any) -> Iterator[tuple[str, Any, str]]:
     for name, field in cls.model_fields.items():
         default = field.get_default(call_default_factory=True)
         yield name, field.annotation, "required" if default is PydanticUndefined else _value(default)
+
+
+def _nested(cls: Any) -> Iterator[type]:
+    """The configurations that are types of its keys."""
+    for _, kind, _ in _fields(cls):
+        for part in (kind, *getattr(kind, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield part
 
 
 def meanings_of(cls: type) -> dict[str, str]:

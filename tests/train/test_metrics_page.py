@@ -39,6 +39,7 @@ def everything(make_config: Any, small_model: Path, tmp_path: Path) -> Any:
         eval_every=1,
         steps=2,
         refill=1,
+        max_prompt_tokens=150,
         pass_rates=(0.3, 0.9),
         curriculum=0.3,
         staleness=1,
