@@ -97,7 +97,7 @@ def build() -> list[str]:
     told = COLOUR.sub("", done.stdout + done.stderr)
     found = [f"{place}: {what}" for what, place in re.findall(r"Warning: (.*)\n.*\[ (\S+) \]", told)]
     if not found and (done.returncode or re.search("warning|error", told, re.IGNORECASE)):
-        return [told.partition("Traceback")[0].strip() or told]
+        return [*re.findall(r"^\w*Error: .*", told, re.MULTILINE), "zensical build --strict shows more"]
     return found
 
 

@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,17 @@ NAMES = {
 }
 """The pages of the API: file -> title, a sentence, and the names in the order shown."""
 
+MODULES = {
+    "rewards.md": ("agentrl.rewards", "Graders. The guide is [rewards](../rewards.md)."),
+    "testing.md": (
+        "agentrl.testing",
+        "Episodes without a model: [players and tests](../environments.md#players-and-tests).",
+    ),
+    "chat.md": ("agentrl.chat", "Models that read messages. The guide is [evaluating](../evaluating.md)."),
+    "sandboxes.md": ("agentrl_sandbox", "Isolated machines. The guide is [sandboxes](../sandboxes.md)."),
+}
+"""Pages of whole modules: file -> module and a sentence. Its `__all__` is shown."""
+
 CONFIGS = {
     "Training": (
         "agentrl.train.config:TrainConfig",
@@ -105,12 +117,20 @@ def pages() -> dict[str, str]:
         file: f"# {title}\n\n{sentence}\n\n" + "\n\n".join(f"::: agentrl.{name}" for name in names.split()) + "\n"
         for file, (title, sentence, names) in NAMES.items()
     }
-    return {"commands.md": commands(), "configuration.md": configuration(), **api}
+    modules = {
+        file: f"# {module}\n\n{sentence}\n\n" + "\n\n".join(f"::: {name}" for name in _public(module)) + "\n"
+        for file, (module, sentence) in MODULES.items()
+    }
+    return {"commands.md": commands(), "configuration.md": configuration(), **api, **modules}
+
+
+def _public(module: str) -> list[str]:
+    return [f"{module}.{name}" for name in import_module(module).__all__]
 
 
 def anchors() -> set[str]:
     """Where the API's pages must lead: each public name, and each member that tests/public_api.txt pins."""
-    found, owner = set(), ""
+    found, owner = {name for module, _ in MODULES.values() for name in _public(module)}, ""
     for line in PINNED.read_text(encoding="utf-8").splitlines():
         name = re.match(r"\s*(\w+)", line)[1]
         if line.startswith(" "):
