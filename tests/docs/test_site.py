@@ -1,4 +1,4 @@
-"""What `make docs` checks and needs no zensical: every page is in the navigation, and links lead to files that exist."""
+"""What `make docs` checks without zensical: every page is in the navigation, and links lead to files that exist."""
 
 from __future__ import annotations
 
