@@ -1,8 +1,9 @@
-"""README's quickstart, then docs/first-hour.md, verbatim and in one folder: what they promise is looked for.
+"""README's quickstart, docs/first-hour.md and the game of docs/text-games.md, verbatim and in one folder: what they
+promise is looked for.
 
 .venv/bin/python .ci/first_hour.py [--templates]
 
-Between the two, the episode in Python of docs/environments.md.
+Between the first two, the episode in Python of docs/environments.md.
 
 --templates: the READMEs of all templates of `agentrl init` instead, each in its own folder; a quarter of an hour.
 """
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "first-hour.md"
 ENVIRONMENTS = ROOT / "docs" / "environments.md"
+GAMES = ROOT / "docs" / "text-games.md"
 PROMISED_S, QUICKSTART_S = 180, 120
 """On two quiet cores. Told, not enforced: machines are noisy."""
 GAIN, HELD_OUT = 0.1, 0.5
@@ -55,6 +57,8 @@ def main() -> None:
             port = str(free.getsockname()[1])
         follow("quickstart", quickstart(), Path(folder), promised=QUICKSTART_S)
         follow("first hour", GUIDE.read_text(encoding="utf-8").replace(PORT, port), Path(folder))
+        game = GAMES.read_text(encoding="utf-8").partition("## A game of your own")[0]
+        follow("text games", game, Path(folder), least=0)
 
 
 def quickstart() -> str:
