@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import re
 import sys
@@ -162,6 +163,11 @@ class Served:
         assert answer.status == 200, found
         return time.monotonic() - began, found
 
+    def cpu(self) -> float:
+        """CPU seconds since it was started: what the load of the machine does not move."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def memory(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
@@ -194,6 +200,7 @@ async def large_folder(folder: Path) -> list[Figure]:
         starts = [await first_page(run) for _ in range(2)]
         async with served(run) as server:
             page, _ = await server.ask("/api/state")
+            cpu = server.cpu()
             start, listening = min([*starts, (server.seconds + page, server.seconds)])
             step, _ = await server.ask("/api/list?f=step_000050&limit=5000")
             await server.ask("/api/episode?f=step_000050&n=3")  # the tokenizer may still be loading
@@ -202,6 +209,7 @@ async def large_folder(folder: Path) -> list[Figure]:
             found += [
                 Figure(f"1 GB folder {how}: start to the first page", start, 2.0, "s"),
                 Figure("  of it, start to listening", listening, None, "s"),
+                Figure("  CPU until then", cpu, None, "s"),
                 Figure("  a step", step, None, "s"),
                 Figure("  an episode of it", episode, 0.5, "s"),
                 Figure("  memory", server.memory(), 150, "MB"),
@@ -222,7 +230,9 @@ async def large_file(folder: Path) -> list[Figure]:
     file = folder / "large.jsonl"
     write_file(file)
     async with served(file) as server:
+        before = server.cpu()
         first, found = await server.ask("/api/list?f=large.jsonl&limit=400")
+        cpu = server.cpu() - before
         assert found["total"] == FILE_EPISODES
         await server.ask(f"/api/episode?f=large.jsonl&n={FILE_EPISODES // 3}")  # the tokenizer may still be loading
         episode, _ = await server.ask(f"/api/episode?f=large.jsonl&n={FILE_EPISODES // 2}")
@@ -230,6 +240,7 @@ async def large_file(folder: Path) -> list[Figure]:
     file.unlink()
     return [
         Figure(f"1 GB file, {FILE_EPISODES:,} episodes: the first 400 rows", first, 2.0, "s"),
+        Figure("  CPU of it", cpu, None, "s"),
         Figure("  then any episode", episode, 0.5, "s"),
         Figure("  memory", memory, None, "MB"),
     ]
@@ -239,10 +250,15 @@ async def many_outlines(folder: Path) -> list[Figure]:
     run = folder / "outlines"
     write_outlines(run)
     async with served(run) as server:
+        before = server.cpu()
         asked = [await server.ask("/api/list?f=step_000001&reward=0.5&limit=400") for _ in range(3)]
+        cpu = (server.cpu() - before) / len(asked)
     seconds, found = min(asked, key=lambda each: each[0])
     assert found["found"] == OUTLINES
-    return [Figure(f"{OUTLINES:,} outlines through the index", seconds, 1.0, "s")]
+    return [
+        Figure(f"{OUTLINES:,} outlines through the index", seconds, 1.0, "s"),
+        Figure("  CPU of it, with the tokenizer's", cpu, None, "s"),
+    ]
 
 
 def server_cpu(run: Path, name: str) -> Iterator[tuple[float, int]]:
@@ -344,6 +360,7 @@ async def measure(folder: Path) -> list[Figure]:
     found = list[Figure]()
     for part in (live, long_episodes, many_outlines, large_file, large_folder):
         figures = await part(folder)
+        print(f"(load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
         for figure in figures:
             print(figure, flush=True)
         found += figures

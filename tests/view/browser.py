@@ -17,6 +17,9 @@ from typing import Any, Self
 import aiohttp
 import pytest
 
+from agentrl.view.server import ViewServer
+from agentrl.view.sources import open_source
+
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None and "browser" not in os.environ.get("AGENTRL_REQUIRE", "").split(","),
@@ -137,6 +140,39 @@ class Browser:
     async def screenshot(self, file: Path) -> None:
         found = await self.send("Page.captureScreenshot", format="png")
         file.write_bytes(base64.b64decode(found["data"]))  # noqa: ASYNC240
+
+
+class Counted:
+    """Counts clicks."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.browser, self.clicks = browser, 0
+        self.text, self.key, self.until, self.ready, self.js = (
+            browser.text,
+            browser.key,
+            browser.until,
+            browser.ready,
+            browser.js,
+        )
+        self.visit = browser.visit
+
+    async def click(self, selector, text=None, **given):
+        self.clicks += 1
+        await self.browser.click(selector, text, **given)
+
+
+class server_of:
+    """A server over inputs, while the block runs."""
+
+    def __init__(self, *paths: Path, model: str | None = "tiny") -> None:
+        self._server = ViewServer([open_source(path) for path in paths], model=model)
+
+    async def __aenter__(self) -> ViewServer:
+        await self._server.start()
+        return self._server
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._server.close()
 
 
 @asynccontextmanager

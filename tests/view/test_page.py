@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from agentrl.view.server import ViewServer
 from agentrl.view.sources import open_source
-from tests.view.browser import Browser, chromium, needs_browser
+from tests.view.browser import Counted, chromium, needs_browser, server_of
 from tests.view.conftest import DATA
 from tests.view.made_run import FALL, Writer, made_run, write_step
 from tests.view.sessions import session_trajectory
@@ -51,25 +51,6 @@ async def page(browser, served):
     counted = Counted(browser)
     yield counted
     assert browser.problems == []
-
-
-class Counted:
-    """Counts clicks."""
-
-    def __init__(self, browser: Browser) -> None:
-        self.browser, self.clicks = browser, 0
-        self.text, self.key, self.until, self.ready, self.js = (
-            browser.text,
-            browser.key,
-            browser.until,
-            browser.ready,
-            browser.js,
-        )
-        self.visit = browser.visit
-
-    async def click(self, selector, text=None, **given):
-        self.clicks += 1
-        await self.browser.click(selector, text, **given)
 
 
 async def learning(page):
@@ -321,20 +302,6 @@ async def test_files_of_others(browser, tmp_path, name):
         await browser.visit("#/0/audit", "audit")
         assert "sampled" in await browser.text()
         assert browser.problems == []
-
-
-class server_of:
-    """A server over one input, while the block runs."""
-
-    def __init__(self, path: Path, model: str | None = "tiny") -> None:
-        self._server = ViewServer([open_source(path)], model=model)
-
-    async def __aenter__(self) -> ViewServer:
-        await self._server.start()
-        return self._server
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._server.close()
 
 
 HOSTILE = (
