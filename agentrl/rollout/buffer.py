@@ -138,19 +138,20 @@ class GroupBuffer:
         """Groups that were dropped so far, by reason."""
         self.trained_groups = 0
         """Groups that were trained so far."""
-        self._policy, self._args, self._journal = policy, args, journal
+        self._policy, self._args, self.journal = policy, args, journal
         self._keeps_episodes = keeps_episodes
         self._found: dict[Place, dict[int, Trajectory | Parked]] = {}
         """Episodes in the journal of groups that may be drawn again, by group and member."""
         self._next, self._step = 0, 0
-        self._waiting: list[PendingGroup] = []
+        self.waiting: list[PendingGroup] = []
+        """Groups that were put back, in that order."""
         self._where: dict[int, Whereabouts] = {}
         self._groups: dict[int, PendingGroup] = {}
         """Those that are not gone, by number."""
 
     def begin(self, journal: Journal) -> None:
         """Use this journal from the first group on. What an attempt without a checkpoint has left in it is removed."""
-        self._journal = journal
+        self.journal = journal
         journal.rewind(0, -1, ())
 
     def take(self, version: int = 0) -> PendingGroup | None:
@@ -170,8 +171,8 @@ class GroupBuffer:
     def keep(self, group: PendingGroup, index: int, member: Trajectory | Parked) -> None:
         """An episode of a group that is being played has ended, or is parked: a restart need not play it again."""
         group.members[index] = member
-        if self._journal is not None and self._keeps_episodes:
-            self._journal.keep(_place(group), index, member, newest_weights(member, self._step))
+        if self.journal is not None and self._keeps_episodes:
+            self.journal.keep(_place(group), index, member, newest_weights(member, self._step))
 
     def finished(self, group: PendingGroup, trajectories: Sequence[Trajectory]) -> None:
         """All episodes of the group have ended. It waits for the trainer."""
@@ -187,15 +188,15 @@ class GroupBuffer:
         self._move(group, "waiting", "playing", "finished")
         group.members = [*members, *[None] * (self.group_size - len(members))]
         group.attempts += 1
-        self._waiting.append(group)
+        self.waiting.append(group)
         self._keep_all(group)
 
     def drop(self, group: PendingGroup, reason: str) -> None:
         """The group will not be trained. `reason` is a word or two, for `dropped`."""
         self._leave(group, "playing", "waiting", "finished")
         self.dropped[reason] += 1
-        if self._journal is not None:
-            self._journal.gone(_place(group), "dropped", self._step, reason)
+        if self.journal is not None:
+            self.journal.gone(_place(group), "dropped", self._step, reason)
 
     def trained(self, step: int, groups: Iterable[PendingGroup]) -> None:
         """The trainer has learned from these groups. Call it after the update and before `state`."""
@@ -203,13 +204,13 @@ class GroupBuffer:
         for group in groups:
             self._leave(group, "finished")
             self.trained_groups += 1
-            if self._journal is not None:
-                self._journal.gone(_place(group), "trained", step)
+            if self.journal is not None:
+                self.journal.gone(_place(group), "trained", step)
 
     def saved(self, state: Mapping[str, Any]) -> None:
         """A checkpoint with this state is complete: episodes that only an older one needs are forgotten."""
-        if self._journal is not None:
-            self._journal.saved(state["step"])
+        if self.journal is not None:
+            self.journal.saved(state["step"])
 
     def depths(self) -> dict[str, JSON]:
         """How many groups are being played, wait to be played again, and wait for the trainer."""
@@ -225,7 +226,7 @@ class GroupBuffer:
             "dropped": dict(self.dropped),
             "groups": [[g.number, g.row, g.epoch, g.attempts, g.born] for g in self._in_order()],
             "source": dict(self.source.state_dict()),
-            "journal": self._journal.id if self._journal is not None else None,
+            "journal": self.journal.id if self.journal is not None else None,
         }
 
     def restore(self, state: Mapping[str, Any], *, accept_changes: bool = False) -> None:
@@ -239,7 +240,7 @@ class GroupBuffer:
         self.source.load_state_dict(state["source"], accept_changes=accept_changes)
         self._next, self._step, self.trained_groups = state["next"], state["step"], state["trained"]
         self.dropped = Counter(state["dropped"])
-        self._waiting = [
+        self.waiting = [
             PendingGroup(
                 number=number,
                 task=self.source.task(row),
@@ -251,20 +252,20 @@ class GroupBuffer:
             )
             for number, row, epoch, attempts, born in state["groups"]
         ]
-        self._groups = {group.number: group for group in self._waiting}
+        self._groups = {group.number: group for group in self.waiting}
         self._where = dict.fromkeys(self._groups, "waiting")
         self._find_episodes(state.get("journal"))
 
     def _find_episodes(self, journal: str | None) -> None:
         """Rewind the journal, and give the groups the episodes that are in it, if it is the checkpoint's."""
-        if self._journal is None:
+        if self.journal is None:
             return
-        places = [(_place(group), group.attempts) for group in self._waiting]
-        found = self._journal.rewind(self._next, self._step, places)
-        if journal not in (None, self._journal.id):
-            log.warning("%s is not the checkpoint's: what it holds of the run is not used", self._journal.path)
-        self._found = found if journal == self._journal.id else {}
-        for group in self._waiting:
+        places = [(_place(group), group.attempts) for group in self.waiting]
+        found = self.journal.rewind(self._next, self._step, places)
+        if journal not in (None, self.journal.id):
+            log.warning("%s is not the checkpoint's: what it holds of the run is not used", self.journal.path)
+        self._found = found if journal == self.journal.id else {}
+        for group in self.waiting:
             self._give_found(group)
 
     def _give_found(self, group: PendingGroup) -> None:
@@ -277,24 +278,24 @@ class GroupBuffer:
         for index, member in enumerate(group.members):
             if member is not None:
                 self.keep(group, index, member)
-            elif self._journal is not None:
-                self._journal.forget(_place(group), index)
+            elif self.journal is not None:
+                self.journal.forget(_place(group), index)
         self._note(group)
 
     def _note(self, group: PendingGroup) -> None:
-        if self._journal is not None:
-            self._journal.note(_place(group), self._where[group.number])
+        if self.journal is not None:
+            self.journal.note(_place(group), self._where[group.number])
 
     def _take_waiting(self) -> PendingGroup | None:
-        if not self._waiting:
+        if not self.waiting:
             return None
-        before = list(self._waiting)
-        taken = list(self._policy(self._args, self._step, self._waiting, 1))
-        left = {group.number for group in (*self._waiting, *taken)}
+        before = list(self.waiting)
+        taken = list(self._policy(self._args, self._step, self.waiting, 1))
+        left = {group.number for group in (*self.waiting, *taken)}
         for group in before:
             if group.number not in left:
                 self.drop(group, "buffer_filter")
-        self._waiting[:0] = taken[1:]
+        self.waiting[:0] = taken[1:]
         return taken[0] if taken else None
 
     def _draw(self) -> PendingGroup | None:
@@ -315,8 +316,8 @@ class GroupBuffer:
 
     def _in_order(self) -> list[PendingGroup]:
         """Those that are being played or have ended in the order of their numbers, then those that were put back."""
-        waiting = {group.number for group in self._waiting}
-        return [*(group for number, group in sorted(self._groups.items()) if number not in waiting), *self._waiting]
+        waiting = {group.number for group in self.waiting}
+        return [*(group for number, group in sorted(self._groups.items()) if number not in waiting), *self.waiting]
 
     def _move(self, group: PendingGroup, to: Whereabouts, *come_from: Whereabouts) -> None:
         where = self._where.get(group.number)
@@ -327,8 +328,8 @@ class GroupBuffer:
     def _leave(self, group: PendingGroup, *come_from: Whereabouts) -> None:
         self._move(group, come_from[0], *come_from)
         del self._where[group.number], self._groups[group.number]
-        if group in self._waiting:
-            self._waiting.remove(group)
+        if group in self.waiting:
+            self.waiting.remove(group)
 
 
 def _place(group: PendingGroup) -> Place:

@@ -25,12 +25,14 @@ _BLOCK = 1 << 20
 class RowFile(Sequence[JSON]):
     """The rows of a JSONL or Parquet file, each read from disk when it is asked for. Eight bytes a row are in memory.
 
-    Parquet, which cannot be read by row, is first written as JSONL to a temporary file. It has no name and goes with
-    this object. Of Parquet, only `columns` are taken. Raises ConfigError for a file that cannot be read, and where a
-    row is read that is not JSON.
+    `part` takes a range of the rows. Parquet, which cannot be read by row, is first written as JSONL to a temporary
+    file. It has no name and goes with this object. Of Parquet, only `columns` are taken. Raises ConfigError for a file
+    that cannot be read, and where a row is read that is not JSON.
     """
 
-    def __init__(self, path: Path, remedy: str, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, path: Path, remedy: str, columns: Sequence[str] | None = None, part: slice = slice(None)
+    ) -> None:
         check_file(path, remedy, "data file")
         self.path = path
         self._file: IO[bytes] = path.open("rb") if path.suffix != ".parquet" else _unpacked(path, remedy, columns)
@@ -43,9 +45,10 @@ class RowFile(Sequence[JSON]):
                 if len(self._places) != number:
                     self._lines.append(number)
             place += len(line)
+        self._part = range(len(self._places))[part]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._part)
 
     @overload
     def __getitem__(self, row: int) -> JSON: ...
@@ -56,13 +59,13 @@ class RowFile(Sequence[JSON]):
     def __getitem__(self, row: int | slice) -> JSON | Sequence[JSON]:
         if isinstance(row, slice):
             return [self[at] for at in range(*row.indices(len(self)))]
-        self._file.seek(self._places[row])
-        return parse_line(self._file.readline(), self.where(row), first=row == 0)
+        self._file.seek(self._places[self._part[row]])
+        return parse_line(self._file.readline(), self.where(row), first=self._part[row] == 0)
 
     def where(self, row: int) -> str:
         """`file:line` of a row."""
-        row %= len(self)
-        skipped = len(self) - len(self._lines)  # the rows before the first empty line
+        row = self._part[row]
+        skipped = len(self._places) - len(self._lines)  # the rows before the first empty line
         return f"{self.path}:{row + 1 if row < skipped else self._lines[row - skipped]}"
 
     @cached_property

@@ -45,8 +45,8 @@ class PromptLimit:
 class TaskStream:
     """A stream of tasks, shuffled in each epoch by (seed, epoch). Its position can be saved and restored.
 
-    It ends after `epochs`; None: never. A `TaskFile` stays on disk, and its order is computed: eight bytes a row are in
-    memory.
+    It ends after `epochs`; None: never. Without `shuffle` each epoch has the order of the data. A `TaskFile` stays on
+    disk, and its order is computed: eight bytes a row are in memory.
 
     `pass_rates` leaves out tasks whose pass rate is outside of this window (`PassRateWindow`), and `curriculum` the
     difficult ones until the others are passed at this rate (`Curriculum`). Both need `record`, and both pass over a
@@ -61,10 +61,12 @@ class TaskStream:
         pass_rates: tuple[float, float] | None = None,
         curriculum: float | None = None,
         epochs: int | None = None,
+        shuffle: bool = True,
     ) -> None:
         if not tasks:
             raise ConfigError("a TaskStream needs at least one task")
         self._tasks, self._seed, self._epochs = tasks if isinstance(tasks, TaskFile) else list(tasks), seed, epochs
+        self._shuffle = shuffle
         keys: Sequence[str] = _RowKeys(len(tasks)) if isinstance(tasks, TaskFile) else list(map(_digest, self._tasks))
         self._rows = tasks.fingerprint if isinstance(tasks, TaskFile) else "".join(keys)
         """Eight hexadecimal digits for each task, or sixteen for a whole file: every checkpoint holds it."""
@@ -140,6 +142,8 @@ class TaskStream:
                 choice.load_state_dict(state[name])
 
     def _shuffled(self) -> Sequence[int]:
+        if not self._shuffle:
+            return range(len(self._tasks))
         if isinstance(self._tasks, TaskFile):
             return Permutation(len(self._tasks), f"{self._seed}/{self._epoch}")
         order = list(range(len(self._tasks)))

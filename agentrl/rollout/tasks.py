@@ -138,13 +138,21 @@ def load_tasks(
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of a file that is too large for memory; a row is read and checked when it is drawn.
+    """The tasks of a file that is too large for memory, or of a part of it. A row is read and checked when it is drawn.
 
     Arguments and errors are those of `load_tasks`. The errors of a row are raised where it is read.
     """
 
-    def __init__(self, path: Path, *, split: Split, check: Check | None = None, columns: Columns | None = None) -> None:
-        self._rows = RowFile(path, _REMEDY, columns.names() if columns is not None else None)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        split: Split,
+        check: Check | None = None,
+        columns: Columns | None = None,
+        part: slice = slice(None),
+    ) -> None:
+        self._rows = RowFile(path, _REMEDY, columns.names() if columns is not None else None, part)
         if not self._rows:
             raise ConfigError(f'{path}: no task in it; write one JSON object a line, such as {{"prompt": "..."}}')
         self._split, self._check, self._columns = split, check, columns

@@ -2,6 +2,7 @@
 
 Only this package knows slime. It never imports slime: it reads the attributes of `args` and `sample`.
 
+    --data-source-path                       agentrl.slime.DataSource
     --custom-rm-path                         agentrl.slime.reward
     --custom-reward-post-process-path        agentrl.slime.post_process_rewards
     --dynamic-sampling-filter-path           agentrl.slime.has_spread, agentrl.slime.prefer_spread
@@ -14,6 +15,7 @@ Only this package knows slime. It never imports slime: it reads the attributes o
 from __future__ import annotations
 
 from agentrl.slime.config import SlimeConfig
+from agentrl.slime.data_source import DataSource
 from agentrl.slime.filters import has_spread, oldest_first, prefer_spread
 from agentrl.slime.logs import log_eval, log_rollout
 from agentrl.slime.numerics import watch_log_probs
@@ -22,6 +24,7 @@ from agentrl.slime.sample import to_sample
 from agentrl.slime.task import from_sample
 
 __all__ = [
+    "DataSource",
     "SlimeConfig",
     "from_sample",
     "has_spread",

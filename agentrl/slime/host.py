@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from agentrl.errors import ConfigError
+
+_PACKAGES = ("slime", "miles")
 SCALED = ("grpo", "gspo", "cispo")
 """The advantage estimators whose rewards slime divides by their standard deviation."""
 CENTRED = (*SCALED, "reinforce_plus_plus_baseline")
@@ -71,6 +74,17 @@ class HostArgs:
     rollout_batch_size: int = 1
     n_samples_per_prompt: int = 1
     prompt_data: str = ""
+    input_key: str = "text"
+    label_key: str | None = None
+    metadata_key: str | None = None
+    tool_key: str | None = None
+    multimodal_keys: Any = None
+    rollout_max_prompt_len: int | None = None
+    rollout_shuffle: bool = False
+    rollout_seed: int = 42
+    buffer_filter_path: str | None = None
+    save: str | None = None
+    load: str | None = None
 
     eps_clip: float = 0.2
     eps_clip_high: float = 0.2
@@ -185,6 +199,14 @@ def _may_hold(dataset: Any, sample: Any) -> bool:
 
 def is_fully_async(rollout_function_path: str | None) -> bool:
     return "fully_async" in (rollout_function_path or "")
+
+
+def sample_class() -> Any:
+    """The host's class of samples. Raises ConfigError outside of a host."""
+    for package in _PACKAGES:
+        if (found := getattr(sys.modules.get(f"{package}.utils.types"), "Sample", None)) is not None:
+            return found
+    raise ConfigError("agentrl.slime.DataSource makes slime's samples: name it in slime's --data-source-path")
 
 
 def host_attribute(sample: Any, name: str, *modules: str) -> Any:

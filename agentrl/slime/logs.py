@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.errors import CanaryError
 from agentrl.monitor.canaries import Canaries, CanaryConfig
 from agentrl.monitor.metrics import EpisodeMetrics, RolloutMetrics
+from agentrl.slime.data_source import note_shipped
 from agentrl.slime.host import HostArgs, tracked_step, tracker
 from agentrl.slime.rewards import rollout_rewards
 from agentrl.slime.rollouts import by_prompt, by_rollout, flat_samples
@@ -30,11 +31,13 @@ def log_rollout(
 ) -> bool:
     """--custom-rollout-log-function-path: `rollout_metrics` as `rollout/agentrl/...`, beside slime's own metrics.
 
+    `agentrl.slime.DataSource` learns here which groups were given to the trainer.
     Logs a warning for each canary that fires; canaries never stop slime. Returns False, so slime logs as usual.
     """
     flags = HostArgs.of(args)
     if flags.load_debug_rollout_data:  # then slime logs nothing either
         return False
+    note_shipped(args, rollout_id, samples)
     if metrics := rollout_metrics(args, samples):
         _track(rollout_id, args, samples, "rollout", _flat("rollout/agentrl", metrics.to_json()))
         for warning in _canary_warnings(_canaries(flags.centred), rollout_id, metrics):

@@ -1,0 +1,292 @@
+"""--data-source-path agentrl.slime.DataSource: slime's prompts from a buffer that is saved with each checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import pickle
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl._util.loading import load_object
+from agentrl.errors import ConfigError
+from agentrl.rollout.buffer import GroupBuffer, PendingGroup, pop_first
+from agentrl.rollout.journal import Journal
+from agentrl.rollout.stream import PromptLimit, TaskStream
+from agentrl.rollout.tasks import Columns, TaskFile
+from agentrl.slime.host import HostArgs, sample_class
+from agentrl.slime.rollouts import flat_samples
+from agentrl.types import Task
+
+log = logging.getLogger("agentrl")
+
+_PART = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
+_UNPLAYED = ("pending", "aborted")
+_LIVING: weakref.WeakSet[DataSource] = weakref.WeakSet()
+
+
+class DataSource:
+    """slime's data source. It is saved with slime's checkpoints, and knows which prompts are not trained yet.
+
+    The data stays on disk, and is read as slime's flags say (--prompt-data, --input-key, ...). Groups have slime's
+    numbers. `shipped` tells it which groups a rollout has given to the trainer: `agentrl.slime.log_rollout` calls it,
+    and so do agentrl's rollout functions. What a checkpoint's rollouts have not shipped is handed out again after a
+    restart: groups in flight, groups that waited with their tokens, and those of rollouts after the checkpoint. Without
+    `shipped`, every group that was handed out and not added again counts as trained, as it does in slime.
+
+    Raises ConfigError for data that cannot be read, and for --multimodal-keys.
+    """
+
+    def __init__(self, args: Any) -> None:
+        self.args, self.flags = args, HostArgs.of(args)
+        self._lock = threading.RLock()
+        self._size = self.flags.n_samples_per_prompt
+        self.dataset = _tasks(self.flags)
+        """The prompts, by row."""
+        stream = TaskStream(self.dataset, self.flags.rollout_seed, shuffle=self.flags.rollout_shuffle)
+        self._tokenizer = self._load_tokenizer()
+        if self.flags.rollout_max_prompt_len is not None:
+            stream.limit_prompts(PromptLimit(self.flags.rollout_max_prompt_len, self._length, log.warning))
+        self._buffer = GroupBuffer(
+            stream, self._size, policy=self._filter(), args=args, journal=self._open_journal(), keeps_episodes=False
+        )
+        self._out: dict[int, PendingGroup] = {}
+        """Groups that slime has, by number."""
+        self._shipped: dict[int, list[PendingGroup]] = {}
+        """Groups that the trainer has, by rollout, until a checkpoint holds what it learned from them."""
+        self._told = False
+        self.metadata: dict[str, Any] = {}
+        _LIVING.add(self)
+
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
+        """So many groups of samples: those that were added again by --buffer-filter-path, then fresh ones."""
+        with self._lock:
+            taken = [group for group in (self._buffer.take() for _ in range(num_samples)) if group is not None]
+            for group in taken:
+                self._out[group.number] = group
+                group.members = self._samples(group)
+            return [list(group.members) for group in taken]
+
+    def add_samples(self, samples: list[list[Any]]) -> None:
+        """Take groups back. They are handed out again with what they hold.
+
+        Raises ConfigError for a group that is not whole, or that this data source has not handed out.
+        """
+        with self._lock:
+            for members in samples:
+                if len(members) != self._size:
+                    raise ConfigError(
+                        f"add_samples: a group has {len(members)} samples, not {self._size}; add it whole"
+                    )
+                if (group := self._out.pop(_number(members), None)) is None:
+                    raise ConfigError(
+                        f"add_samples: group {_number(members)} was not handed out, or was shipped; keep each sample's "
+                        "group_index"
+                    )
+                self._buffer.put_back(group, members)
+
+    def shipped(self, rollout_id: int, samples: Any) -> None:
+        """A rollout has given these samples to the trainer.
+
+        A synchronous rollout has then ended. What else it had taken out is handed out again, unless it was played and a
+        dynamic filter is there: then it is dropped as filtered.
+        """
+        with self._lock:
+            self._told = True
+            numbers = dict.fromkeys(sample.group_index for sample in flat_samples(samples))
+            groups = [self._out.pop(number) for number in numbers if number in self._out]
+            for group in groups:
+                self._buffer.finished(group, ())  # slime has the samples
+            self._shipped.setdefault(rollout_id, []).extend(groups)
+            if not self.flags.fully_async:
+                self._settle_rest()
+
+    def save(self, rollout_id: int | None) -> None:
+        """Save the state after this rollout was trained, beside slime's checkpoint."""
+        if self.flags.save is None:
+            return
+        with self._lock:
+            state = self._state_after(rollout_id)
+            path = _file(self.flags.save, rollout_id)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".unfinished")
+            unfinished.write_bytes(pickle.dumps(state))
+            unfinished.replace(path)
+            self._buffer.saved(state["buffer"])
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Be as after this rollout was trained. Without a file of it nothing changes."""
+        if self.flags.load is None or not (path := _file(self.flags.load, rollout_id)).exists():
+            return
+        if path.stat().st_uid != os.getuid():
+            raise ConfigError(f"{path}: it belongs to another user, and reading it can run code; copy it")
+        self.load_state_dict(pickle.loads(path.read_bytes()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The present state, for a manager that is started again."""
+        with self._lock:
+            return copy.deepcopy(self._state())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._lock:
+            self._out, self._shipped, self._told = {}, {}, state["told"]
+            self.metadata = state["metadata"]
+            self._buffer.restore(state["buffer"])
+            for group in self._buffer.waiting:
+                if (members := state["samples"].get(group.number)) is not None:
+                    group.members = members
+
+    def close(self) -> None:
+        """Let another process save in the folder."""
+        if self._buffer.journal is not None:
+            self._buffer.journal.close()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def get_buffer_length(self) -> int:
+        """The groups that wait to be handed out again."""
+        return len(self._buffer.waiting)
+
+    def update_metadata(self, metadata: dict[str, Any]) -> None:
+        self.metadata.update(metadata)
+
+    def get_metadata(self) -> dict[str, Any]:
+        return self.metadata
+
+    def counts(self) -> dict[str, Any]:
+        """Groups by where they are, and those dropped by reason."""
+        with self._lock:
+            return {**self._buffer.depths(), **{f"dropped_{why}": n for why, n in self._buffer.dropped.items()}}
+
+    def _state_after(self, rollout_id: int | None) -> dict[str, Any]:
+        for rollout in sorted(known for known in self._shipped if rollout_id is None or known <= rollout_id):
+            self._buffer.trained(rollout, self._shipped.pop(rollout))
+        if not self._told:
+            for number in list(self._out):
+                group = self._out.pop(number)
+                self._buffer.finished(group, ())
+                self._buffer.trained(rollout_id or 0, [group])
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        samples = {g.number: list(g.members) for g in self._buffer.waiting if any(m is not None for m in g.members)}
+        return {"buffer": self._buffer.state(), "samples": samples, "metadata": self.metadata, "told": self._told}
+
+    def _settle_rest(self) -> None:
+        for number in list(self._out):
+            group = self._out.pop(number)
+            played = not any(_status(member) in _UNPLAYED for member in group.members)
+            if played and self.flags.dynamic_sampling_filter_path:
+                self._buffer.drop(group, "filtered")
+            else:
+                self._buffer.put_back(group)
+
+    def _samples(self, group: PendingGroup) -> list[Any]:
+        """The group's samples; new ones in place of those that are missing."""
+        prompt = self._prompt(group.task) if any(member is None for member in group.members) else None
+        return [
+            self._sample(group, index, prompt) if member is None else member
+            for index, member in enumerate(group.members)
+        ]
+
+    def _sample(self, group: PendingGroup, index: int, prompt: Any) -> Any:
+        metadata = copy.deepcopy(dict(group.task.metadata))
+        if group.task.tools:
+            metadata["tools"] = copy.deepcopy(list(group.task.tools))
+        sample = sample_class()(prompt=copy.deepcopy(prompt), label=copy.deepcopy(group.task.label), metadata=metadata)
+        sample.group_index, sample.index = group.number, group.number * self._size + index
+        return sample
+
+    def _filter(self) -> Callable[[Any, int | None, list[Any], int], Sequence[Any]]:
+        path = self.flags.buffer_filter_path
+        return pop_first if path is None else _on_samples(load_object(path))
+
+    def _open_journal(self) -> Journal | None:
+        if self.flags.save is None:
+            return None
+        path = Path(self.flags.save) / "rollout" / "agentrl_journal.db"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Journal(path)
+
+    def _load_tokenizer(self) -> Any:
+        if self.flags.rollout_max_prompt_len is None and not self.flags.apply_chat_template:
+            return None
+        from agentrl.models import load_tokenizer
+
+        return load_tokenizer(self.flags.hf_checkpoint or "")
+
+    def _prompt(self, task: Task) -> Any:
+        """The prompt as slime's flags want it: as it is, or with --apply-chat-template as text."""
+        return self._rendered(task) if self.flags.apply_chat_template else task.prompt
+
+    def _rendered(self, task: Task) -> str:
+        messages = [{"role": "user", "content": task.prompt}] if isinstance(task.prompt, str) else task.prompt
+        kwargs = self.flags.apply_chat_template_kwargs or {}
+        text: str = self._tokenizer.apply_chat_template(
+            messages, tools=list(task.tools) or None, tokenize=False, add_generation_prompt=True, **kwargs
+        )
+        return text
+
+    def _length(self, task: Task) -> int:
+        plain = isinstance(task.prompt, str) and not self.flags.apply_chat_template
+        text = task.prompt if plain else self._rendered(task)
+        return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def note_shipped(args: Any, rollout_id: int, samples: Any) -> None:
+    """Tell the data source of this process which samples a rollout has given to the trainer; for slime's hooks."""
+    for source in _LIVING:
+        if source.args is args:
+            source.shipped(rollout_id, samples)
+
+
+def _tasks(flags: HostArgs) -> TaskFile:
+    if flags.multimodal_keys:
+        raise ConfigError("agentrl.slime.DataSource reads no images: leave out --multimodal-keys, or the data source")
+    if not flags.prompt_data:
+        raise ConfigError("agentrl.slime.DataSource needs --prompt-data")
+    path, part = flags.prompt_data, slice(None)
+    if found := _PART.fullmatch(path):
+        path = found["path"]
+        part = slice(*(int(found[end]) if found[end] else None for end in ("start", "end")))
+    columns = Columns(
+        input_key=flags.input_key,
+        label_key=flags.label_key,
+        metadata_key=flags.metadata_key,
+        tool_key=flags.tool_key,
+    )
+    return TaskFile(Path(path), split="train", columns=columns, part=part)
+
+
+def _file(folder: str, rollout_id: int | None) -> Path:
+    return Path(folder) / "rollout" / f"agentrl_data_{rollout_id}.pkl"
+
+
+def _number(members: Iterable[Any]) -> int:
+    number: int = next(flat_samples(list(members))).group_index
+    return number
+
+
+def _status(sample: Any) -> str:
+    """The status of a sample, or of the first of a list: pending, completed, truncated, aborted, failed."""
+    status: str = next(flat_samples(sample)).status.value
+    return status
+
+
+def _on_samples(function: Callable[..., Any]) -> Callable[[Any, int | None, list[Any], int], Sequence[Any]]:
+    """A filter of slime's, which takes lists of samples, for a buffer of groups."""
+
+    def policy(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
+        groups = {id(group.members): group for group in buffer}
+        lists = [group.members for group in buffer]
+        taken = function(args, None, lists, num_samples)
+        buffer[:] = [groups[id(members)] for members in lists]
+        return [groups[id(members)] for members in taken]
+
+    return policy
