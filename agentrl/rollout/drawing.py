@@ -50,6 +50,8 @@ class GroupDrawer:
     teach: Callable[[Sequence[Group]], Sequence[bool]]
     """For each group of a step, whether there is anything to learn from it."""
     warn: Callable[[str], None]
+    why: Callable[[Group], str] = lambda group: "replaced"
+    """The reason why a group teaches nothing, which the buffer counts."""
     refill: int = 0
     keep_unscored: bool = False
     _warned: bool = False
@@ -57,7 +59,7 @@ class GroupDrawer:
     async def draw(self, step: int) -> Drawn:
         """The groups of a step. Raises as `run_groups` does."""
         pending, kept = await self._play(step, self.groups, first=0)
-        replaced: list[Group] = []
+        replaced, dropped = list[Group](), self.buffer.dropped.copy()
         idle = before = self._idle(kept)
         for _ in range(self.refill):
             if not idle:
@@ -67,13 +69,14 @@ class GroupDrawer:
                 for trajectory in kept[place]:
                     trajectory.mask("replaced")
                 replaced.append(kept[place])
-                self.buffer.drop(pending[place], "replaced")
+                self.buffer.drop(pending[place], self.why(kept[place]))
                 pending[place], kept[place] = group, played
             idle = self._idle(kept)
         if self.refill:
             self._watch(step, idle, len(replaced))
         shares = [1 - len(places) / self.groups for places in (before, idle)]
         metrics = {"teaching_share_drawn": shares[0], "teaching_share": shares[1], "replaced_groups": len(replaced)}
+        metrics |= {f"dropped_{why}": count for why, count in (self.buffer.dropped - dropped).items()}
         return Drawn(kept, pending, replaced, {**metrics, **self.buffer.source.metrics()})
 
     def _watch(self, step: int, idle: Sequence[int], replaced: int) -> None:

@@ -60,6 +60,22 @@ class ColumnsConfig(BaseModel):
     """A list of tools, or JSON text of one."""
 
 
+class FiltersConfig(BaseModel):
+    """Groups that are replaced although their rewards differ; each drop is counted by its reason."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    pass_rate: tuple[float, float] | None = None
+    """The mean reward of the group, each cut to 0 to 1, must be in this window, such as [0.2, 0.8]."""
+    max_tokens: int | None = Field(None, gt=0)
+    """The mean of the tokens after the prompt."""
+    tool_use: int = Field(0, ge=0)
+    """How many episodes must call a tool."""
+    functions: list[str] = Field(default_factory=list)
+    """Functions of your own, written like `env`. Each gets the group's trajectories, and returns True to keep it, False
+    or the reason as text."""
+
+
 class LoRAConfig(BaseModel):
     """LoRA (arXiv 2106.09685): the model's weights stay, and small matrices beside them are trained."""
 
@@ -151,6 +167,8 @@ class TrainConfig(EpisodeConfig):
     refill: int = Field(0, ge=0)
     """How often in a step groups of equal rewards, which teach nothing, are replaced by groups of fresh tasks: DAPO's
     dynamic sampling (arXiv 2503.14476). 0: never."""
+    filters: FiltersConfig | None = None
+    """What else `refill` replaces, for example {tool_use: 2}. null: nothing."""
     pass_rates: tuple[float, float] | None = None
     """Draw only tasks whose last pass rate, a group's mean reward cut to 0 to 1, was in this window, such as
     [0.1, 0.9]. Tasks outside of it rest for an epoch, then for two, and so on. null: all tasks."""
@@ -333,6 +351,8 @@ class TrainConfig(EpisodeConfig):
     def _check_draw(self) -> Self:
         if self.refill and self.algorithm == "flash_reinforce":
             raise ValueError("refill is for groups, and algorithm flash_reinforce has none: leave it out, or take grpo")
+        if self.filters is not None and not self.refill:
+            raise ValueError("filters: refill replaces the groups that they drop, and it is 0: set refill, such as 3")
         if self.refill and not self.learns_from_rewards:
             raise ValueError(
                 "refill looks at rewards, and teacher does without: set teacher.beside_reward, or leave it out"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from agentrl._util.loading import load_object
 from agentrl.rollout.buffer import GroupBuffer
 from agentrl.rollout.drawing import GroupDrawer
+from agentrl.rollout.filters import NO_SPREAD, GroupFilter, OwnFilter, PassRate, ResponseLength, ToolUse, drop_reason
 from agentrl.rollout.groups import Rollout
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
@@ -16,6 +18,7 @@ from agentrl.trajectory.trajectory import Trajectory, total_ledger
 
 def drawer_of(config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]) -> GroupDrawer:
     """What draws the groups of each step."""
+    filters = filters_of(config)
     return GroupDrawer(
         rollout=rollout,
         buffer=buffer,
@@ -23,7 +26,8 @@ def drawer_of(config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: 
         group_size=config.group_size,
         seed=config.seed,
         sampling_params={"temperature": config.temperature},
-        teach=lambda groups: teach(groups, config),
+        teach=lambda groups: teach(groups, config, filters),
+        why=lambda group: drop_reason(filters, group) or NO_SPREAD,
         warn=warn,
         refill=config.refill,
         keep_unscored=not config.learns_from_rewards,
@@ -61,11 +65,28 @@ def normaliser(trajectories: Sequence[Trajectory], config: TrainConfig, longest:
     return len(trajectories) * (longest if config.reduction == "constant" else 1)
 
 
-def teach(groups: Sequence[Sequence[Trajectory]], config: TrainConfig) -> list[bool]:
-    """For each group, whether its rewards teach anything; with a teacher alone, whether there is a token to score."""
+def teach(
+    groups: Sequence[Sequence[Trajectory]], config: TrainConfig, filters: Sequence[GroupFilter] = ()
+) -> list[bool]:
+    """For each group, whether its rewards teach anything; with a teacher alone, whether there is a token to score. What
+    a filter drops teaches nothing."""
     if config.learns_from_rewards:
-        return assign_advantages(groups, config.algorithm, config.credit)[1]
-    return [any(map(_trained, group)) for group in groups]
+        found = assign_advantages(groups, config.algorithm, config.credit)[1]
+    else:
+        found = [any(map(_trained, group)) for group in groups]
+    return [teaches and drop_reason(filters, group) is None for teaches, group in zip(found, groups, strict=True)]
+
+
+def filters_of(config: TrainConfig) -> list[GroupFilter]:
+    """The filters that a configuration names. Raises ConfigError for a function that is not there."""
+    if (given := config.filters) is None:
+        return []
+    found: list[GroupFilter] = [] if given.pass_rate is None else [PassRate(*given.pass_rate)]
+    if given.max_tokens is not None:
+        found.append(ResponseLength(given.max_tokens))
+    if given.tool_use:
+        found.append(ToolUse(given.tool_use))
+    return found + [OwnFilter(load_object(path), path.rpartition(":")[2]) for path in given.functions]
 
 
 def _trained(trajectory: Trajectory) -> int:

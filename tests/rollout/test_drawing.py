@@ -67,6 +67,7 @@ async def test_groups_without_a_difference_give_their_place_to_fresh_tasks(drawe
         "teaching_share_drawn": 0.0,
         "teaching_share": 1.0,
         "replaced_groups": len(drawn.replaced),
+        "dropped_replaced": len(drawn.replaced),
     }
     for group in drawn.replaced:
         for trajectory in group:

@@ -102,3 +102,20 @@ def test_a_task_without_difficulty_ends_the_run_before_it_begins(make_config, tm
     with pytest.raises(ConfigError, match=r"^curriculum: task 0 has no difficulty in its metadata; give every task"):
         train(config, console=quiet())
     assert not config.out.exists()
+
+
+def test_filters_replace_groups_and_their_reasons_are_counted(chosen, tmp_path):
+    """A function that drops the tasks of odd number, beside what teaches nothing: those of even number."""
+    (tmp_path / "own.py").write_text("def even(group):\n    return int(group[0].task.id) % 2 == 0 or 'odd'\n")
+    functions = {"functions": [f"{tmp_path / 'own.py'}:even"]}
+    config = chosen(pass_rates=None, curriculum=None, filters=functions, steps=2)
+    train(config, console=quiet())
+    for line in lines(config.out):
+        assert line["dropped_odd"] + line["dropped_no_spread"] == line["replaced_groups"] == 6
+        assert line["teaching_share"] == 0
+    assert sum(line["dropped_odd"] for line in lines(config.out)) > 0
+
+
+def test_filters_need_refill(chosen):
+    with pytest.raises(ConfigError, match="set refill, such as 3"):
+        chosen(refill=0, filters={"tool_use": 1})

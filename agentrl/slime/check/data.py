@@ -40,7 +40,7 @@ def data(setup: Setup) -> Iterator[LaunchFinding]:
 
 
 def _own_source(path: str | None) -> bool:
-    return path is not None and not path.startswith(("slime.", "miles."))
+    return path is not None and not path.startswith(("slime.", "miles.", "agentrl."))
 
 
 def _file(

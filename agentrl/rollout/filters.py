@@ -1,0 +1,95 @@
+"""Filters of groups: which groups of finished episodes a step does not learn from, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeAlias
+
+from agentrl.errors import ConfigError
+from agentrl.monitor.earned import rewards_of
+from agentrl.rollout.pass_rates import pass_rate
+from agentrl.trajectory.trajectory import Trajectory
+
+GroupFilter: TypeAlias = Callable[[Sequence[Trajectory]], str | None]
+"""The reason to drop a group, in a word or two, or None to keep it."""
+
+NO_SPREAD = "no_spread"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSpread:
+    """Drops groups whose valid episodes have equal rewards, or fewer than two (DAPO, arXiv 2503.14476)."""
+
+    least: float = 1e-6
+    """The smallest difference between the highest and the lowest reward that counts."""
+
+    def __call__(self, group: Sequence[Trajectory]) -> str | None:
+        rewards = rewards_of(group)
+        return None if len(rewards) > 1 and max(rewards) - min(rewards) > self.least else NO_SPREAD
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """Drops groups whose pass rate, the mean of their rewards cut to 0 to 1, is outside of a window."""
+
+    low: float
+    high: float
+
+    def __call__(self, group: Sequence[Trajectory]) -> str | None:
+        rate = pass_rate(group)
+        if rate is None:
+            return "no_reward"
+        return "too_hard" if rate < self.low else "too_easy" if rate > self.high else None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseLength:
+    """Drops groups whose valid episodes have on average more than `most` tokens after the prompt."""
+
+    most: float
+
+    def __call__(self, group: Sequence[Trajectory]) -> str | None:
+        lengths = [sum(s.response_length for s in t.segments) for t in group if t.is_valid]
+        return "too_long" if lengths and fmean(lengths) > self.most else None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Drops groups of which fewer than `least` valid episodes have called a tool."""
+
+    least: int = 1
+
+    def __call__(self, group: Sequence[Trajectory]) -> str | None:
+        return None if sum(t.is_valid and t.tool_call_count > 0 for t in group) >= self.least else "no_tool_use"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFilter:
+    """A user's function. It gets the trajectories of a group, and returns True to keep it, False, or the reason.
+
+    Raises ConfigError for any other answer.
+    """
+
+    function: Callable[[Sequence[Trajectory]], object]
+    name: str
+    """The reason for False."""
+
+    def __call__(self, group: Sequence[Trajectory]) -> str | None:
+        match self.function(group):
+            case None | True:
+                return None
+            case False:
+                return self.name
+            case str(reason) if reason:
+                return reason
+            case other:
+                raise ConfigError(
+                    f"filter {self.name} returned {other!r:.80}; return True, False or the reason as text"
+                )
+
+
+def drop_reason(filters: Sequence[GroupFilter], group: Sequence[Trajectory]) -> str | None:
+    """The reason of the first filter that drops the group. None: all keep it."""
+    return next((reason for each in filters if (reason := each(group)) is not None), None)
