@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
+from agentrl._util.loading import load_object
 from agentrl.episode.state import Parked
+from agentrl.errors import ConfigError
 from agentrl.rollout.journal import Journal, Place, newest_weights, oldest_weights
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import JSON, Task
@@ -111,6 +113,42 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples:
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken
+
+
+def freshest_first(
+    args: Any, rollout_id: int | None, buffer: list[PendingGroup], num_samples: int
+) -> list[PendingGroup]:
+    """Groups whose tokens the newest weights have sampled first, then the order in which they were put back."""
+    return _best(buffer, num_samples, lambda group: group.born)
+
+
+def by_priority(args: Any, rollout_id: int | None, buffer: list[PendingGroup], num_samples: int) -> list[PendingGroup]:
+    """Groups with the highest `priority` in their task's metadata first (0 without), then as they were put back."""
+    return _best(buffer, num_samples, lambda group: float(group.task.metadata.get("priority", 0)))
+
+
+def _best(buffer: list[PendingGroup], count: int, rank: Callable[[PendingGroup], float]) -> list[PendingGroup]:
+    taken = sorted(buffer, key=rank, reverse=True)[:count]
+    for group in taken:
+        buffer.remove(group)
+    return taken
+
+
+BUFFER_FILTERS: Mapping[str, BufferFilter] = {
+    "pop_first": pop_first,
+    "freshest_first": freshest_first,
+    "priority": by_priority,
+}
+
+
+def buffer_filter(name: str) -> BufferFilter:
+    """A filter by its short name, or by the path of a function. Raises ConfigError."""
+    if name in BUFFER_FILTERS:
+        return BUFFER_FILTERS[name]
+    if not {":", "."} & set(name):
+        raise ConfigError(f"buffer_filter: {name!r} is none of {', '.join(BUFFER_FILTERS)}, nor the path of a function")
+    found: BufferFilter = load_object(name)
+    return found
 
 
 class GroupBuffer:

@@ -169,6 +169,10 @@ class TrainConfig(EpisodeConfig):
     dynamic sampling (arXiv 2503.14476). 0: never."""
     filters: FiltersConfig | None = None
     """What else `refill` replaces, for example {tool_use: 2}. null: nothing."""
+    buffer_filter: str = "pop_first"
+    """Which groups that wait to be played again come first: pop_first (in order), freshest_first (by the weights that
+    sampled their tokens), priority (by that number in the task's metadata), or a function with slime's signature:
+    filter(args, rollout_id, buffer, num_samples)."""
     pass_rates: tuple[float, float] | None = None
     """Draw only tasks whose last pass rate, a group's mean reward cut to 0 to 1, was in this window, such as
     [0.1, 0.9]. Tasks outside of it rest for an epoch, then for two, and so on. null: all tasks."""

@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from agentrl._util.loading import load_object
-from agentrl.rollout.buffer import GroupBuffer
+from agentrl.rollout.buffer import GroupBuffer, TaskSource, buffer_filter
 from agentrl.rollout.drawing import GroupDrawer
 from agentrl.rollout.filters import NO_SPREAD, GroupFilter, OwnFilter, PassRate, ResponseLength, ToolUse, drop_reason
 from agentrl.rollout.groups import Rollout
+from agentrl.rollout.journal import Journal
 from agentrl.train.batch import Row, episode_rows
 from agentrl.train.config import TrainConfig
 from agentrl.train.credit import assign_advantages
 from agentrl.train.teacher import Teacher
 from agentrl.trajectory.trajectory import Trajectory, total_ledger
+
+
+def buffer_of(config: TrainConfig, source: TaskSource, journal: Journal | None) -> GroupBuffer:
+    """The groups of a run. Without `staleness` a step that is played again repeats to the bit: no episode is kept."""
+    return GroupBuffer(
+        source,
+        config.group_size,
+        policy=buffer_filter(config.buffer_filter),
+        args=config,
+        journal=journal,
+        keeps_episodes=config.staleness > 0,
+    )
 
 
 def drawer_of(config: TrainConfig, rollout: Rollout, buffer: GroupBuffer, warn: Callable[[str], None]) -> GroupDrawer:

@@ -26,7 +26,6 @@ from agentrl.models import load_model, load_tokenizer, save_model
 from agentrl.monitor import Canaries, NumericsWatch, RolloutMetrics
 from agentrl.render import load_renderer
 from agentrl.render.base import Renderer
-from agentrl.rollout.buffer import GroupBuffer
 from agentrl.rollout.drawing import Drawn
 from agentrl.rollout.evaluate import Evaluation, evaluate
 from agentrl.rollout.groups import BugError, Rollout
@@ -59,7 +58,7 @@ from agentrl.train.report import (
     nothing_learned,
     told_evaluation,
 )
-from agentrl.train.rows import drawer_of, normaliser, rows_to_learn
+from agentrl.train.rows import buffer_of, drawer_of, normaliser, rows_to_learn
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
 from agentrl.train.teacher import Teacher, open_teacher
 from agentrl.train.trackers import Trackers, check_wandb
@@ -132,7 +131,7 @@ class Trainer:
         source, self.eval_tasks = training_tasks(config, envs), evaluation_tasks(config, envs)
         checkpoint = self._find_checkpoint() if self._resume else None
         journal = self._open_journal() if checkpoint is not None else None
-        self.buffer = GroupBuffer(source, config.group_size, journal=journal, keeps_episodes=config.staleness > 0)
+        self.buffer = buffer_of(config, source, journal)
         state = self._read_state(checkpoint) if checkpoint is not None else None
         self._load_model(checkpoint)
         self.teacher = await open_teacher(config, self.tokenizer, self.learner.device)
