@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -271,38 +271,40 @@ class GroupBuffer:
         """Be as at the time of `state`. Groups that were not gone then are handed out again first.
 
         A state of the source alone is taken, too: checkpoints of earlier versions hold it. Raises ConfigError if the
-        data has changed since, unless accepted.
+        data has changed since, unless accepted. Then episodes in the journal are played again, as they may be of other
+        tasks.
         """
         if "source" not in state:
             state = {"source": state, "next": 0, "step": 0, "trained": 0, "dropped": {}, "groups": []}
         self.source.load_state_dict(state["source"], accept_changes=accept_changes)
         self._next, self._step, self.trained_groups = state["next"], state["step"], state["trained"]
         self.dropped = Counter(state["dropped"])
-        self.waiting = [
-            PendingGroup(
-                number=number,
-                task=self.source.task(row),
-                row=row,
-                epoch=epoch,
-                members=[None] * self.group_size,
-                attempts=attempts,
-                born=born,
-            )
-            for number, row, epoch, attempts, born in state["groups"]
-        ]
+        self.waiting = list(self._restored(state["groups"]))
         self._groups = {group.number: group for group in self.waiting}
         self._where = dict.fromkeys(self._groups, "waiting")
-        self._find_episodes(state.get("journal"))
+        self._find_episodes(None if accept_changes else state.get("journal"))
+
+    def _restored(self, groups: Iterable[Sequence[int]]) -> Iterator[PendingGroup]:
+        for number, row, epoch, attempts, born in groups:
+            try:
+                task = self.source.task(row)
+            except IndexError:  # the data has fewer rows now, and that was accepted
+                self.dropped["row_is_gone"] += 1
+                continue
+            members: list[Member] = [None] * self.group_size
+            yield PendingGroup(
+                number=number, task=task, row=row, epoch=epoch, members=members, attempts=attempts, born=born
+            )
 
     def _find_episodes(self, journal: str | None) -> None:
         """Rewind the journal, and give the groups the episodes that are in it, if it is the checkpoint's."""
         if self.journal is None:
             return
-        places = [(_place(group), group.attempts) for group in self.waiting]
-        found = self.journal.rewind(self._next, self._step, places)
         if journal not in (None, self.journal.id):
             log.warning("%s is not the checkpoint's: what it holds of the run is not used", self.journal.path)
-        self._found = found if journal == self.journal.id else {}
+        usable = journal == self.journal.id
+        places = [(_place(group), group.attempts) for group in self.waiting]
+        self._found = self.journal.rewind(self._next, self._step if usable else -1, places)
         for group in self.waiting:
             self._give_found(group)
 

@@ -202,6 +202,23 @@ def test_the_journal_of_another_run_is_not_used(opened, tmp_path, caplog):
     journal.close()
 
 
+def test_changed_data_that_was_accepted_brings_no_episodes_of_other_tasks(opened):
+    own = buffer(5, journal=opened())
+    groups = [play(own, own.take()) for _ in range(4)]
+    gone = sum(group.row > 2 for group in groups)
+    state = copy(own.state())
+
+    again = buffer(3, journal=opened())
+    with pytest.raises(ConfigError, match="the data had 5 rows and has 3"):
+        again.restore(state)
+    again.restore(state, accept_changes=True)
+    assert again.journal._episodes() == {}
+    assert again.dropped == {"row_is_gone": gone}
+    found = [again.take() for _ in range(4 - gone)]
+    assert all(group.members == [None, None] for group in found)
+    assert [group.number for group in found] == [group.number for group in groups if group.row <= 2]
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,6 +135,9 @@ def test_random_kills(run, tmp_path):
     rng = random.Random(0)
     for number in range(KILLS):
         run.kill_later("resume" if number else "begin", rng)
+        checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))
+        if number % 2 and len(checkpoints) > 1:  # back to an older checkpoint
+            shutil.rmtree(checkpoints[-1])
     last = run.start("resume" if KILLS else "begin")
     assert last.wait(PATIENCE_S) == 0, run.said.read_text()
 
