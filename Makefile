@@ -12,10 +12,13 @@ INSTALL = set -o pipefail; $(BIN)/pip install --progress-bar off -c constraints.
 BRIEFLY = | awk '/(Downloading|Using cached) .*[0-9] [MG]B\)/ {print "      " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "      installing " NF - 3 " packages"; fflush()}'
 
-.PHONY: demo test quick soak crash soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean
+.PHONY: demo self-play test quick soak crash soak-sandbox check bench bench-scale bench-exact bench-demo bench-retriever bench-view docs gateway-clients gpu gpu-wheels bench-thousands clean
 
 demo: $(STAMP)  ## Train a tiny model to use a search tool, and show the result.
 	$(BIN)/python examples/fact_search/demo.py
+
+self-play: $(STAMP)  ## Train a tiny model to play tic-tac-toe against itself, in both seats; play a random and a perfect player before and after (SEED).
+	$(BIN)/python examples/tictactoe/self_play.py $(if $(SEED),--seed $(SEED))
 
 # A process of tests has one thread for each sum: several would wait for each other where all cores are busy. There is one
 # process more than there are cores, because tests wait for a fifth of their time. Compiled modules are kept, whatever

@@ -16,8 +16,9 @@ from agentrl.env.factory import EnvFactory
 from agentrl.env.runtime import uncounted
 from agentrl.env.tools import tool
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
-from agentrl.episode.resume import resume_episode
+from agentrl.episode.resume import resume_episode, resume_seats
 from agentrl.episode.run import run_episode
+from agentrl.episode.seats import run_seats
 from agentrl.errors import (
     AgentRLError,
     BadCall,
@@ -133,7 +134,9 @@ __all__ = [
     "adapt",
     "load_renderer",
     "resume_episode",
+    "resume_seats",
     "run_episode",
+    "run_seats",
     "tool",
     "tools_of",
     "uncounted",

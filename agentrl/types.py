@@ -244,10 +244,15 @@ class StepResult:
     turn_options: TurnOptions | None = None
     """For the next turn only, instead of the Env's own."""
     info: Mapping[str, JSON] = field(default_factory=dict)
+    next_seat: str | None = None
+    """In an Env with seats: whose turn begins now, after an `observe` of that seat. None: the present turn goes on, as
+    after a tool call. The observation answers the seat that acted, which reads it before its next turn."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """In an Env with seats: rewards by seat, each added to the last turn of its seat."""
 
     def __post_init__(self) -> None:
         empty = not (self.observation.text if isinstance(self.observation, Raw) else self.observation)
-        if empty and not self.done:
+        if empty and not self.done and self.next_seat is None:
             raise ValueError("StepResult: nothing is observed and done is False; return an observation or done=True")
 
 

@@ -79,6 +79,8 @@ def _why_not(subject: EnvUnderTest) -> str:
         return "only the class is known, not how to import it"
     if subject.is_agent:
         return "an agent takes its turns by itself"
+    if subject.cls.seats:
+        return "its seats take their turns in one episode, and here hooks are called one by one"
     if not subject.steady:
         return "the same actions get two answers here"
     took, most = subject.share_s + subject.seconds, subject.patience_s / SHARE_OF_PROCESS

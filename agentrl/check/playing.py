@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, TypeAlias
@@ -16,9 +16,10 @@ from agentrl.engine.scripted import ScriptedEngine, Turn
 from agentrl.env.env import Env, is_agent, own_task, runtime
 from agentrl.env.factory import EnvFactory
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions
-from agentrl.episode.resume import resume_episode
+from agentrl.episode.resume import resume_episode, resume_seats
 from agentrl.episode.run import Episode
-from agentrl.episode.state import EpisodeState, Parked
+from agentrl.episode.seats import SeatedEpisode
+from agentrl.episode.state import EpisodeState, Parked, Table
 from agentrl.errors import Failure
 from agentrl.render.base import Renderer
 from agentrl.testing.playing import LastAnswer
@@ -89,6 +90,8 @@ class PlayedEpisode:
     seconds: float = 0.0
     close_errors: list[Exception] = field(default_factory=list)
     parked: Parked | None = None
+    others: list[Trajectory] = field(default_factory=list)
+    """With seats, the trajectories of the other ones."""
     turn_limit: int = 0
     """The maximum number of turns."""
 
@@ -111,9 +114,16 @@ class PlayedEpisode:
     def failure(self) -> Failure | None:
         return self.trajectory.failure
 
+    @property
+    def turns(self) -> int:
+        """How many turns were taken, by all seats."""
+        return sum(len(trajectory.turns) for trajectory in (self.trajectory, *self.others))
+
     def answers(self) -> list[str]:
         """All observations and rewards of the Env, in order. Two plays of one script are compared by them."""
-        trajectory = self.trajectory
+        return [line for trajectory in (self.trajectory, *self.others) for line in self._answers(trajectory)]
+
+    def _answers(self, trajectory: Trajectory) -> list[str]:
         said = [f"{m.get('role')}: {m.get('content')}" for m in trajectory.messages if m.get("role") != "assistant"]
         raw = [f"raw text: {turn.raw}" for turn in trajectory.turns if turn.raw]
         rewards = [f"reward of turn {i}: {turn.reward}" for i, turn in enumerate(trajectory.turns, 1)]
@@ -171,19 +181,71 @@ async def _episode(
         played.parked = parked
 
     def is_over() -> bool:
-        return stop_after is not None and len(trajectory.turns) >= stop_after and not trajectory.open
+        return stop_after is not None and played.turns >= stop_after and not any_open(played)
 
-    engine = ScriptedEngine(speak(trajectory.task, trajectory), subject.renderer, reads=heard.read)
     hooks = EpisodeHooks(on_turn=heard.note, park=park if stop_after is not None else None, aborted=is_over)
+    options = EpisodeOptions(limits=limits_of(subject, turns))
+    if subject.cls.seats:
+        table = _table(played)
+        engines = _in_time(speak(trajectory.task, trajectory), table, subject.renderer, around)
+        return _seated(subject, played, table, engines, options, hooks)
+    engine = ScriptedEngine(speak(trajectory.task, trajectory), subject.renderer, reads=heard.read)
     return Episode.of(
         played.env,
         EpisodeState(trajectory),
         around(engine),
         subject.renderer,
-        EpisodeOptions(limits=limits_of(subject, turns)),
+        options,
         None,
         hooks,
     )
+
+
+def any_open(played: PlayedEpisode) -> bool:
+    return any(trajectory.open for trajectory in (played.trajectory, *played.others))
+
+
+def _table(played: PlayedEpisode) -> Table:
+    """The seats of an episode that is to begin. The first one has the trajectory that is kept."""
+    first, *rest = type(played.env).seats
+    trajectory = played.trajectory
+    played.others = [Trajectory(trajectory.task, session_id=f"{trajectory.session_id}-{seat}") for seat in rest]
+    table = Table({}, first, first)
+    for seat, own in zip((first, *rest), (trajectory, *played.others), strict=True):
+        own.seat = seat
+        table.seats[seat] = EpisodeState(own, table=table)
+    return table
+
+
+def _seated(
+    subject: EnvUnderTest,
+    played: PlayedEpisode,
+    table: Table,
+    engines: Mapping[str, Engine],
+    options: EpisodeOptions,
+    hooks: EpisodeHooks,
+) -> SeatedEpisode:
+    engine = engines[table.seat]
+    return SeatedEpisode.around(played.env, table, engine, subject.renderer, engines, options, None, hooks)
+
+
+def _in_time(speech: Speech, table: Table, renderer: Renderer, around: Around) -> dict[str, Engine]:
+    """An engine for each seat. Together they take the turns of one player, in order of time."""
+    begun = False
+
+    def take(trajectory: Trajectory) -> Speech:
+        nonlocal begun
+        while True:
+            read = takewhile(lambda message: message["role"] != "assistant", reversed(trajectory.messages))
+            heard = "\n".join(str(message["content"]) for message in reversed([*read]))
+            turn = speech.send(heard) if begun else next(speech)
+            begun = True
+            yield turn
+
+    return {
+        seat: around(ScriptedEngine(take(state.trajectory), renderer, reads=lambda: None))
+        for seat, state in table.seats.items()
+    }
 
 
 async def go_on(subject: EnvUnderTest, parked: Parked, turns: Sequence[Turn]) -> PlayedEpisode:
@@ -192,6 +254,18 @@ async def go_on(subject: EnvUnderTest, parked: Parked, turns: Sequence[Turn]) ->
     played = PlayedEpisode(env, parked.episode.trajectory)
     keep_close_errors(env, played)
     heard = LastAnswer(env)
+    if (table := parked.episode.table) is not None:
+        played.others = [state.trajectory for state in table.seats.values() if state is not parked.episode]
+        engines = _in_time(talk(turns), table, subject.renderer, lambda engine: engine)
+        await resume_seats(
+            parked,
+            env,
+            engine=engines[table.seat],
+            renderer=subject.renderer,
+            players=engines,
+            options=EpisodeOptions(limits=limits_of(subject, None)),
+        )
+        return played
     engine = ScriptedEngine(talk(turns), subject.renderer, reads=heard.read)
     options = EpisodeOptions(limits=limits_of(subject, None))
     await resume_episode(

@@ -26,7 +26,7 @@ async def resuming(subject: EnvUnderTest, task: Task, script: Sequence[Turn]) ->
         return "an aborted episode stays open: the Env has neither snapshot nor `deterministic`"
     with global_random(11):
         whole = await play(subject, task, saying(script))
-    turns = len(whole.trajectory.turns)
+    turns = whole.turns
     if whole.failure is not None or turns < 2:
         return "no play takes two turns without a failure" if whole.failure is None else "the play fails"
     places = [*range(1, turns)]

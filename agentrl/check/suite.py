@@ -22,7 +22,7 @@ from agentrl.check.lifecycle import lifecycle
 from agentrl.check.own_tasks import own_tasks
 from agentrl.check.places import AuthorCode
 from agentrl.check.players import failed, players
-from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Player, play, saying
+from agentrl.check.playing import EnvUnderTest, PlayedEpisode, Player, by, play, recording, saying
 from agentrl.check.prompts import ResetReads, prompts, watched
 from agentrl.check.repeating import repeat
 from agentrl.check.resuming import resuming
@@ -145,7 +145,7 @@ class _Suite:
             )
         if self._wants("players"):
             self.given.begins("players")
-            await players(subject, tasks[:1] if subject.slow else tasks, self.given.of)
+            await (self._play_seats() if subject.cls.seats else self._judge_players())
         task, plain = tasks[0], explored(first[0].trajectory)
         scripts = [[*said] for said in (subject.scripts.get(task.id), plain) if said]
         self._scripts = scripts = scripts[:1] if subject.slow else scripts
@@ -158,6 +158,18 @@ class _Suite:
         if self._wants("cancellation"):  # the last one, as it may leave a lock that is never released
             self.given.begins("cancellation")
             await self._cancelled(task, scripts)
+
+    async def _judge_players(self) -> None:
+        subject = self.subject
+        await players(subject, subject.tasks[:1] if subject.slow else subject.tasks, self.given.of)
+
+    async def _play_seats(self) -> None:
+        """Keep the gold player's turns. Its reward is not judged, as its seats play against each other."""
+        subject, said, task = self.subject, list[Turn](), self.subject.tasks[0]
+        subject.report.skipped["players"] = "the player has every seat, so that one of them may have to lose"
+        if subject.gold is not None:
+            await play(subject, task, recording(by(subject.gold), said))
+            subject.scripts[task.id] = said
 
     async def _first_plays(self) -> list[PlayedEpisode] | None:
         """Play each task once. None if none can be played."""

@@ -41,6 +41,8 @@ class PlayConfig:
     """The path of a function that scores an episode in place of the Env."""
     special_tokens: SpecialTokens = "keep"
     """As in `EpisodeOptions`."""
+    opponents: Sequence[str] = ("policy",)
+    """Who has the other seats of an Env with seats; see `TrainConfig.opponents`. policy is the player itself."""
 
     @classmethod
     def parse(
@@ -60,14 +62,18 @@ class PlayConfig:
         special = settings.pop("special_tokens", "keep")
         if special not in get_args(SpecialTokens):
             raise ConfigError(f"--set special_tokens={special}: it is one of {', '.join(get_args(SpecialTokens))}")
+        opponents = settings.pop("opponents", ["policy"])
+        if not isinstance(opponents, list) or not opponents or not all(isinstance(name, str) for name in opponents):
+            raise ConfigError(f"--set opponents={opponents}: give a list, as in --set opponents=[players.py:function]")
         for key, value in settings.items():
             if key not in known:
-                others = {"special_tokens": None, **({"reward": None} if with_reward else {})}
+                others = {"special_tokens": None, "opponents": None, **({"reward": None} if with_reward else {})}
                 raise ConfigError(f"--set: {unknown([key], {**known, **others})} (as in --set limits.turns=4)")
             if not isinstance(value, Mapping):
                 raise ConfigError(f"--set {key}={value}: name a key of it, as in --set {key}.KEY=VALUE")
         limits = Limits.of(settings.get("limits", {}))
-        return cls(settings.get("env_config", {}), limits, settings.get("engine_config", {}), reward, special)
+        env_config, engine_config = settings.get("env_config", {}), settings.get("engine_config", {})
+        return cls(env_config, limits, engine_config, reward, special, tuple(opponents))
 
     def options(self, thinking: Thinking = "keep") -> EpisodeOptions:
         """The options of its episodes."""

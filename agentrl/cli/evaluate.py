@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -141,7 +142,8 @@ def _play(job: _EvaluateJob) -> list[list[Trajectory]]:
     check_model(job.model, job.engine, job.config.engine_config)
     envs, reward, tasks = _prepare(job)
     with only_writer(job.out):
-        results = Results(tasks, _about(job, envs), unfinished(job.out))
+        each = len(envs.cls.seats) if envs.cls.seats and "policy" in job.config.opponents else 1
+        results = Results(tasks, _about(job, envs), unfinished(job.out), each=each)
         results.load_same()
         results.tell()
         import_slow(weights=job.engine == "local")
@@ -200,16 +202,23 @@ def _prepare(job: _EvaluateJob) -> tuple[EnvFactory, Any, list[Task]]:
 async def _evaluate(job: _EvaluateJob, envs: EnvFactory, reward: Any, results: Results) -> list[list[Trajectory]]:
     """Episodes by task. Those in `results` are not played again; the others are added to it one by one."""
     from agentrl.rollout import Rollout, run_groups
+    from agentrl.rollout.opponents import open_opponents
 
     if isinstance(url := job.config.engine_config.get("url"), str):
         await refuse_silence(url, "engine_config.url")
-    async with open_model(job.model, job.device, job.engine, job.config.engine_config) as model, envs:
+    async with (
+        open_model(job.model, job.device, job.engine, job.config.engine_config) as model,
+        envs,
+        AsyncExitStack() as stack,
+    ):
+        vocabulary = model.tokenizer.get_vocab()
         rollout = Rollout(
             envs=envs,
             engine=model.engine,
             renderer=model.renderer,
             options=job.config.options(job.thinking),
             reward=reward,
+            opponents=open_opponents(job.config.opponents, stack, vocabulary, device="cpu", dtype="float32"),
         )
         known = results.by_place(job.samples)
         with progress("episodes", len(results.tasks) * job.samples) as on_episode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -60,8 +61,10 @@ from agentrl.env.factory import EnvFactory
 from agentrl.env.tools import tool_name
 from agentrl.episode.options import RewardFn
 from agentrl.episode.run import run_episode
+from agentrl.episode.seats import run_seats
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.monitor.earned import Earned
+from agentrl.rollout.opponents import FixedPlayer
 from agentrl.testing import rollout
 from agentrl.train.files import only_writer
 from agentrl.trajectory.trajectory import Trajectory
@@ -73,7 +76,8 @@ if TYPE_CHECKING:
 Player: TypeAlias = Callable[[Task], Generator[Turn, str, None]]
 """Yields the turns of one episode. Each yield returns the environment's answer as text."""
 
-_PlayOne: TypeAlias = "Callable[[Env, Task, Renderer], Awaitable[Trajectory]]"
+_PlayOne: TypeAlias = "Callable[[Env, Task, Renderer], Awaitable[Sequence[Trajectory]]]"
+"""Plays one episode. With seats, it has a trajectory for each."""
 
 _API = "api"
 """The name of the player that is an API model."""
@@ -140,8 +144,8 @@ def play(
 
     A player is a generator that takes a Task and yields the model's turns: text, or agentrl.testing.call(tool, ...).
     Each yield returns the environment's answer. A function of two parameters (messages, tools) can play, too: it is
-    called for each turn, and also gets the first observation. --set reward=FILE.py:function replaces the
-    environment's score.
+    called for each turn, and also gets the first observation. In an environment with seats, such a function has every
+    seat. --set reward=FILE.py:function replaces the environment's score.
 
     A finished --out is not overwritten if an API or you play; other players replace it.
 
@@ -211,16 +215,18 @@ def load_player(path: str) -> Player:
     return start
 
 
-def _player(path: str, config: PlayConfig) -> _PlayOne:
+def _player(path: str, config: PlayConfig, seats: Sequence[str]) -> _PlayOne:
     """The function that plays an episode with the player at `path`. Raises ConfigError."""
     reward = own_reward(config)
+    if seats:
+        return partial(_play_seats, player=FixedPlayer.load(path, "--player"), config=config, reward=reward)
     if _reads_messages(path):
         return partial(_play_speaker, path=path, config=config, reward=reward)
     player = load_player(path)
 
-    async def play_one(env: Env, task: Task, renderer: Renderer) -> Trajectory:
+    async def play_one(env: Env, task: Task, renderer: Renderer) -> Sequence[Trajectory]:
         turns = _to_the_end(player(task), path, task)
-        return await rollout(
+        played = await rollout(
             env,
             task,
             turns,
@@ -229,6 +235,7 @@ def _player(path: str, config: PlayConfig) -> _PlayOne:
             special_tokens=config.special_tokens,
             reward=reward,
         )
+        return [played]
 
     return play_one
 
@@ -266,7 +273,7 @@ def _to_the_end(turns: Generator[Turn, str, None], path: str, task: Task) -> Gen
 
 async def _play_speaker(
     env: Env, task: Task, renderer: Renderer, *, path: str, config: PlayConfig, reward: RewardFn | None
-) -> Trajectory:
+) -> Sequence[Trajectory]:
     """An episode of a function of messages and tools. Raises ConfigError, and AssertionError for a bug of a tool."""
     from agentrl.chat.client import ScriptedSpeaker
     from agentrl.chat.engine import ChatEngine
@@ -293,7 +300,29 @@ async def _play_speaker(
     if error := runtime(env).first_tool_error:
         raise AssertionError(f"a tool of {type(env).__name__} raised {cause(error)}") from error
     mask(played, trained=True)
-    return played
+    return [played]
+
+
+async def _play_seats(
+    env: Env, task: Task, renderer: Renderer, *, player: FixedPlayer, config: PlayConfig, reward: RewardFn | None
+) -> Sequence[Trajectory]:
+    """An episode in which one player has every seat. Raises ConfigError."""
+    engines = {
+        seat: player.engine(renderer, zlib.crc32(f"{task.id}/{task.seed}/{seat}".encode())) for seat in env.seats
+    }
+    played = await run_seats(
+        env,
+        task,
+        engine=engines[env.seats[0]],
+        renderer=renderer,
+        players=engines,
+        options=config.options(),
+        reward=reward,
+        session_id=task.id or None,
+    )
+    for trajectory in played.values():
+        mask(trajectory, trained=True)
+    return [*played.values()]
 
 
 def _refuse_scripted(player: str | None) -> None:
@@ -338,10 +367,11 @@ def _play_script(job: _PlayJob, path: str, model: str) -> list[Trajectory]:
     """All episodes, including those that a killed command has left. Those to keep are written."""
     from agentrl.rollout.groups import RewardSeen, settle_rewards
 
-    play_one = _player(path, job.config)
     envs, tasks = job.prepare()
+    play_one = _player(path, job.config, envs.cls.seats)
     with only_writer(job.out):
-        results = Results(tasks, _about(job, envs, path, model), unfinished(job.out))
+        about, each = _about(job, envs, path, model), max(len(envs.cls.seats), 1)
+        results = Results(tasks, about, unfinished(job.out), each=each)
         results.load_same()
         results.tell()
         trajectories = run(_play(job, envs, play_one, results, model))
@@ -378,15 +408,16 @@ async def _episodes(
     async def episode(task: Task, seat: Seat) -> None:
         async with slots:
             try:
-                trajectory = await play_one(envs.make(), task, renderer)
+                played = await play_one(envs.make(), task, renderer)
             except AssertionError as exc:  # a tool has a bug
                 raise ConfigError(f"task {task.id}: {str(exc).partition(chr(10))[0]}") from exc
-        if trajectory.failure is not None:
-            if trajectory.failure.kind == "bug":
-                raise BugError(trajectory.failure, trajectory.session_id)
-            trajectory.mask("env_failure")
-        results.add(trajectory, seat)
-        on_episode(trajectory)
+        for trajectory, place in zip(played, results.places(seat), strict=True):
+            if trajectory.failure is not None:
+                if trajectory.failure.kind == "bug":
+                    raise BugError(trajectory.failure, trajectory.session_id)
+                trajectory.mask("env_failure")
+            results.add(trajectory, place)
+            on_episode(trajectory)
 
     await gather(episode(task, seat) for task, seat in results.missing(samples))
 

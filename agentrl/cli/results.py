@@ -41,6 +41,8 @@ class Results:
     tasks: Sequence[Task]
     about: Mapping[str, JSON]
     file: Path | None = None
+    each: int = 1
+    """How many trajectories an episode has. With several, they are numbered as samples, episode by episode."""
     done: dict[Seat, Trajectory] = field(default_factory=dict)
     found: str = ""
     """What the file contained, in words."""
@@ -122,7 +124,12 @@ class Results:
     def missing(self, samples: int) -> list[tuple[Task, Seat]]:
         """The episodes still to be played, by sample and then by task: each task is begun early."""
         seats = [(task, (key, n)) for n in range(samples) for task, key in zip(self.tasks, self.keys, strict=True)]
-        return [(task, seat) for task, seat in seats if seat not in self.done]
+        return [(task, seat) for task, seat in seats if not all(place in self.done for place in self.places(seat))]
+
+    def places(self, seat: Seat) -> list[Seat]:
+        """The places of an episode's trajectories."""
+        key, n = seat
+        return [(key, n * self.each + i) for i in range(self.each)]
 
     def add(self, trajectory: Trajectory, seat: Seat) -> None:
         """Keep a finished episode."""
@@ -135,7 +142,8 @@ class Results:
 
     def groups(self, samples: int) -> list[list[Trajectory]]:
         """The finished episodes by task, in order."""
-        return [[self.done[key, n] for n in range(samples) if (key, n) in self.done] for key in self.keys]
+        numbers = range(samples * self.each)
+        return [[self.done[key, n] for n in numbers if (key, n) in self.done] for key in self.keys]
 
     def finish(self, out: Path | None, episodes: Sequence[Trajectory]) -> None:
         """Write the episodes to `out`. The file of unfinished work is removed."""
@@ -146,7 +154,7 @@ class Results:
 
     def by_place(self, samples: int) -> dict[tuple[int, int], Trajectory]:
         """The finished episodes by the number of their task and of the sample."""
-        places = [(place, n) for place in range(len(self.keys)) for n in range(samples)]
+        places = [(place, n) for place in range(len(self.keys)) for n in range(samples * self.each)]
         return {at: self.done[key, at[1]] for at in places if ((key := self.keys[at[0]]), at[1]) in self.done}
 
     def in_order(self) -> list[Trajectory]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -64,6 +64,8 @@ class TrajectoryView:
 
     trajectory: Trajectory
     decode: Decode
+    advantages: Sequence[Sequence[float | None]] = ()
+    """By segment and turn, as a run's records have them; one for all turns of a segment if they are equal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         plain = console.no_color or console.color_system is None or not console.is_terminal
@@ -80,11 +82,31 @@ class TrajectoryView:
             yield from (Text(piece.text, _LOOKS[piece.role].style) for piece in unread)
         yield Rule(style="dim")
         yield from _legend(self.trajectory, plain=plain)
+        yield from _credit(self.trajectory, self.advantages)
 
 
-def render_trajectory(trajectory: Trajectory, decode: Decode) -> TrajectoryView:
+def render_trajectory(
+    trajectory: Trajectory, decode: Decode, advantages: Sequence[Sequence[float | None]] = ()
+) -> TrajectoryView:
     """Something for `rich.print`. `decode` turns token ids into text, special tokens included."""
-    return TrajectoryView(trajectory, decode)
+    return TrajectoryView(trajectory, decode, advantages)
+
+
+def _credit(trajectory: Trajectory, advantages: Sequence[Sequence[float | None]]) -> Iterator[Text]:
+    """A line for each turn that got a reward of its own or an advantage, if turns differ in them."""
+    found: list[float | None] = []
+    for segment, own in zip_longest(trajectory.segments, advantages, fillvalue=()):
+        turns = len(segment.turns) if isinstance(segment, Segment) else 0
+        found += [*own, *[None] * turns][:turns] if len(own) > 1 else [*own] * turns or [None] * turns
+    rewards = [turn.reward for segment in trajectory.segments for turn in segment.turns]
+    if len({*found}) < 2 and not any(rewards):
+        return
+    for number, (reward, advantage) in enumerate(zip(rewards, found, strict=True)):
+        told = [
+            f"{name} {value:g}" for name, value in (("reward", reward), ("advantage", advantage)) if value is not None
+        ]
+        if told:
+            yield Text(f"turn {number}: {', '.join(told)}")
 
 
 def _pieces(segment: Segment, decode: Decode) -> Iterator[_Piece]:
@@ -192,7 +214,16 @@ def show(
         trajectory = load_trajectory(file, index, lambda row: _of_chat(row, open_renderer(name)[0], name))
         renderer, _ = open_renderer(name)
         _check_tokenizer(trajectory, renderer.decode, file)
-    Console().print(render_trajectory(trajectory, renderer.decode))
+        advantages = _advantages(file, index)
+    Console().print(render_trajectory(trajectory, renderer.decode, advantages))
+
+
+def _advantages(file: Path, index: int) -> Sequence[Sequence[float | None]]:
+    """Those that a run's record holds; empty for other files."""
+    line = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()][index]
+    training = json.loads(line).get("training") or {}
+    found: Sequence[Sequence[float | None]] = training.get("advantages") or ()
+    return found
 
 
 def load_trajectory(

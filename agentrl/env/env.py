@@ -53,6 +53,7 @@ _HOOKS = frozenset(
             "tasks",
             "tools",
             "reset",
+            "observe",
             "step",
             "exec_tool",
             "last_turn",
@@ -69,12 +70,14 @@ _SETTINGS: Mapping[str, UnionType | type] = {
     "turn_options": TurnOptions,
     "bad_calls": BadCallPolicy | None,
     "deterministic": bool,
+    "seats": tuple | list,
 }
 _KEPT: Mapping[str, str] = {
     "config": "env_config fills it in: annotate it, without a value (`config: MyConfig`)",
     "shared": "what `share` makes is put there: annotate it, without a value",
     "task": "the episode's Task is put there",
     "rng": "the episode's random numbers are put there",
+    "seat": "the seat that acts is put there",
     "enter": "hooks own resources by it",
     "call": "hooks call blocking functions by it",
 }
@@ -91,12 +94,17 @@ class Env:
     - `self.shared`: the result of `share`, the same object for all episodes
     - `self.task`: this episode's own copy of the Task, from `reset` on
     - `self.rng`: random numbers of this Env, seeded by `task.seed`
+    - `self.seat`: with `seats`, the seat that acts, or whose tools or score are asked for
     """
 
     config: Any
     shared: Any
     task: Task
     rng: Random
+    seat: str
+    seats: ClassVar[Sequence[str]] = ()
+    """Names of the players of a game, such as ("x", "o"). Each has its own conversation, limits and reward. Then
+    `observe` gives what a seat reads, and `StepResult.next_seat` names who plays next. Empty: one player, unnamed."""
     turn_options: ClassVar[TurnOptions] = TurnOptions()
     """Stop strings and token budget of each turn."""
     bad_calls: ClassVar[BadCallPolicy | None] = BadCallPolicy()
@@ -171,6 +179,11 @@ class Env:
         """The first observation. Default: the task's prompt."""
         return task.prompt
 
+    def observe(self, seat: str, /) -> MaybeAwait[Observation]:
+        """With `seats`: what a seat reads when its turn begins. The result of `reset` precedes it in the first one, and
+        may be empty. The first of `seats` begins, unless `reset` sets `self.seat`."""
+        raise NotImplementedError(f"{type(self).__name__} has seats and no observe(seat)")
+
     def step(self, action: Action, /) -> MaybeAwait[StepResult]:
         """Answer one turn of the model. Default: `run_tools`."""
         return self.run_tools(action)
@@ -189,7 +202,8 @@ class Env:
         return None
 
     def score(self, trajectory: Trajectory, /) -> MaybeAwait[float | Reward | None]:
-        """The total reward; called once before close, unless the episode failed or was aborted.
+        """The total reward; called once before close, unless the episode failed or was aborted. With `seats`, it is
+        called once for each seat.
 
         Default: the sum of the steps' rewards, or None (unscored) if no step gave one.
         """
@@ -228,6 +242,7 @@ class Env:
     @classmethod
     def _agentrl_check(cls) -> None:
         """Raises ConfigError if the class cannot play an episode."""
+        _check_seats(cls)
         if not cls._agentrl_tools and (cls.step, cls.tools, cls.exec_tool, cls.score) == _DEFAULTS:
             raise ConfigError(
                 f"{cls.__name__} has neither tools nor a step nor a score: nothing could happen; "
@@ -361,6 +376,18 @@ def _refuse_hook(cls: type[Env], name: str, value: object) -> None:
         raise ConfigError(f"{cls.__name__}.{name} is {value!r}, but Env.{name} is a hook; choose another name")
     if name in ("share", "tasks") and inspect.isfunction(value):
         raise ConfigError(f"{cls.__name__}.{name} is called on the class: write @classmethod above it")
+
+
+def _check_seats(cls: type[Env]) -> None:
+    seats = tuple(cls.seats)
+    if not seats:
+        return
+    if len(set(seats)) < len(seats) or len(seats) < 2 or not all(isinstance(seat, str) and seat for seat in seats):
+        raise ConfigError(f"{cls.__name__}.seats is {cls.seats!r}; give two or more different names")
+    if cls.observe is Env.observe:
+        raise ConfigError(f"{cls.__name__} has seats; write observe(seat), which returns what a seat reads")
+    if is_agent(cls):
+        raise ConfigError(f"{cls.__name__} is an agent, which has no seats")
 
 
 def _kind(setting: str) -> str:

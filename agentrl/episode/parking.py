@@ -39,7 +39,7 @@ log = logging.getLogger("agentrl")
 _unparked: set[tuple[type[Env], type[Exception]]] = set()
 """Env classes and errors for which a warning was logged."""
 
-VERSION = 7
+VERSION = 8
 """Version of tickets and files. An episode of another version restarts."""
 
 _HEADER = b"agentrl parked %d\n" % VERSION

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from agentrl._util.boundary import FailedError, at_boundary
@@ -12,8 +13,9 @@ from agentrl.env.tools import tool_name
 from agentrl.episode.options import EpisodeHooks, EpisodeOptions, RewardFn
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.run import Episode
+from agentrl.episode.seats import SeatedEpisode, begins, replay_seats
 from agentrl.episode.state import EpisodeState, Parked
-from agentrl.errors import ResumeError, one_line
+from agentrl.errors import ConfigError, ResumeError, one_line
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Generation
@@ -36,9 +38,32 @@ async def resume_episode(
     `Limits.episode_s` does not count the time in between. Whether thoughts are stripped cannot change. If the Env
     cannot be restored, or answers a recorded action differently, `env` is closed and ResumeError is raised.
     """
+    if parked.episode.table is not None:
+        raise ConfigError("the parked episode has seats: resume it with resume_seats")
     episode = Episode.of(env, parked.episode, engine, renderer, options, reward, hooks)
     episode.returning = parked
     return await episode.run(partial(_return, episode, parked))
+
+
+async def resume_seats(
+    parked: Parked,
+    env: Env,
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    players: Mapping[str, Engine] | None = None,
+    options: EpisodeOptions | None = None,
+    reward: RewardFn | None = None,
+    hooks: EpisodeHooks | None = None,
+) -> dict[str, Trajectory]:
+    """Continue an episode with seats where it stopped. The rest is as in `resume_episode` and `run_seats`."""
+    table = parked.episode.table
+    if table is None:
+        raise ConfigError("the parked episode has no seats: resume it with resume_episode")
+    episode = SeatedEpisode.around(env, table, engine, renderer, players, options, reward, hooks)
+    episode.returning = parked
+    await episode.run(partial(_return, episode, parked))
+    return episode.trajectories
 
 
 async def _return(episode: Episode, parked: Parked) -> None:
@@ -47,11 +72,10 @@ async def _return(episode: Episode, parked: Parked) -> None:
         return
     try:
         with at_boundary("reset"):
-            back = await (_replay if parked.how == "replay" else _restore)(episode, parked)
+            back = await (_again if parked.how == "replay" else _restore)(episode, parked)
             if back:
                 if not is_agent(type(episode.env)):
-                    await episode.talk.open()
-                    episode.talk.use_tools(parked.episode.trajectory.tools)
+                    await episode.reopen()
                 episode.returning = None
     except Exception as exc:  # the boundary of resuming: after any error the episode restarts
         error = str(exc) if isinstance(exc, FailedError | ResumeError) else one_line(exc)
@@ -70,6 +94,11 @@ async def _restore(episode: Episode, parked: Parked) -> bool:
         kept.offered = tuple(map(tool_name, parked.episode.trajectory.tools))
     kept.limits = limits
     return True
+
+
+async def _again(episode: Episode, parked: Parked) -> bool:
+    """Play the recorded actions to the fresh Env. False if the host aborts meanwhile. Raises ResumeError."""
+    return await (replay_seats(episode) if isinstance(episode, SeatedEpisode) else _replay(episode, parked))
 
 
 async def _replay(episode: Episode, parked: Parked) -> bool:
@@ -92,18 +121,10 @@ async def _replay(episode: Episode, parked: Parked) -> bool:
         again.append_model(Generation(action.tokens, log_probs, turn.finish_reason, turn.matched))
         again.append_action(action)
         stop = await played.step(action)
-        if stop not in (None, parked.episode.stop) or not _begins(recorded, again):
+        if stop not in (None, parked.episode.stop) or not begins(recorded, again):
             raise ResumeError(f"the environment diverged: it answered turn {state.steps} differently than before")
     unanswered = sum(turn.sampled_tokens for turn in recorded.turns[steps:])
-    if not _begins(recorded, again) or again.length + unanswered != recorded.length:
+    if not begins(recorded, again) or again.length + unanswered != recorded.length:
         raise ResumeError("the environment diverged: its observation differs from before")
     recorded.task = again.task
     return True
-
-
-def _begins(recorded: Trajectory, again: Trajectory) -> bool:
-    """Whether the last segment of `again` is the beginning of the same segment of `recorded`. Earlier segments were
-    compared as they grew.
-    """
-    segments = recorded.segments[len(again.segments) - 1 :]
-    return bool(segments) and again.segment.ids == segments[0].ids[: again.length]

@@ -21,7 +21,7 @@ from agentrl.episode.parking import hand_over, save_state
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.episode.scoring import score
 from agentrl.episode.state import EpisodeState, Parked
-from agentrl.errors import BadCallPolicy, one_line
+from agentrl.errors import BadCallPolicy, ConfigError, one_line
 from agentrl.plain import copied, number, to_json_lossy
 from agentrl.render.base import Renderer
 from agentrl.trajectory.trajectory import Trajectory
@@ -63,6 +63,8 @@ async def run_episode(
 
     Raises ConfigError, TemplateError, LedgerError and cancellation. Any other error is recorded.
     """
+    if env.seats:
+        raise ConfigError(f"{type(env).__name__} has seats: play it with run_seats")
     options = options or EpisodeOptions()
     thoughts = ReasoningStripper() if options.thinking == "strip" else None
     state = EpisodeState(Trajectory(task, session_id=session_id or uuid.uuid4().hex), thoughts)
@@ -103,14 +105,14 @@ class Episode:
 
     async def run(self, begin: Callable[[], Awaitable[None]]) -> Trajectory:
         """Begin, play to the end, and close the Env or leave it to `park`. Raises as run_episode and `begin` do."""
-        trajectory, kept = self.state.trajectory, False
+        trajectory, kept = self.whole.trajectory, False
         trajectory.stop = None
         try:
             await begin()
             trajectory.stop = await self._stop()
             if trajectory.stop is StopReason.ABORTED:
                 timeout = self.talk.options.limits.step_s
-                kept = await hand_over(self.hooks.park, self.env, self.state, self.returning, timeout=timeout)
+                kept = await hand_over(self.hooks.park, self.env, self.whole, self.returning, timeout=timeout)
         except FailedError as failed:
             trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
             log.warning(
@@ -124,10 +126,15 @@ class Episode:
             trajectory.info["tool_errors"] = dict(errors)
         return trajectory
 
+    @property
+    def whole(self) -> EpisodeState:
+        """The state that stands for the episode."""
+        return self.state
+
     async def begin(self) -> None:
         """Bind the Env to its own copy of the task. Only this episode sees its changes to it."""
-        trajectory = self.state.trajectory
-        self.state.given = trajectory.task
+        trajectory = self.whole.trajectory
+        self.whole.given = trajectory.task
         trajectory.task = own_task(trajectory.task)
         begin_env(self.env, trajectory.task, self.talk.options.limits)
 
@@ -135,22 +142,25 @@ class Episode:
         """Play, then score, and return the reason to stop. Raises FailedError."""
         if self.returning is not None:  # the flag may be down again, but the Env is not back
             return StopReason.ABORTED
-        if self.state.stop is None:
+        if self.whole.stop is None:
             stop = await self._play()
             if stop is StopReason.ABORTED:
                 return stop
-            self.state.stop = stop
+            self.whole.stop = stop
             await self._save()
         if self.talk.is_aborted():
             return StopReason.ABORTED
+        await self._score()
+        return self.whole.stop
+
+    async def _score(self) -> None:
         timeout = self.talk.options.limits.score_s
         await score(self.env, self.state.trajectory, self.reward, self.policy, timeout=timeout)
-        return self.state.stop
 
     async def _play(self) -> StopReason:
         """Play until there is a reason to stop. Raises FailedError."""
         limit, self._counted = self.talk.options.limits.episode_s, time.monotonic()
-        left = None if limit is None else limit - self.state.played_s
+        left = None if limit is None else limit - self.whole.played_s
         try:
             if self.talk.is_aborted():
                 return StopReason.ABORTED
@@ -162,20 +172,20 @@ class Episode:
     def _count(self) -> None:
         if self._counted is not None:
             now = time.monotonic()
-            self.state.played_s, self._counted = self.state.played_s + now - self._counted, now
+            self.whole.played_s, self._counted = self.whole.played_s + now - self._counted, now
 
     async def _save(self) -> None:
         """Give the state to `hooks.save`, if there is one. Raises FailedError."""
         if self.hooks.save is not None:
             self._count()
-            await save_state(self.hooks.save, self.env, self.state, timeout=self.talk.options.limits.step_s)
+            await save_state(self.hooks.save, self.env, self.whole, timeout=self.talk.options.limits.step_s)
 
     async def take_turns(self, left: float | None) -> StopReason:
         """Reset and take turns until there is a reason to stop, for at most `left` seconds. Raises FailedError."""
         deadline = Deadline(left)
         try:
             async with deadline:
-                if not self.state.trajectory.length:
+                if not self.whole.trajectory.length:
                     await self.reset()
                 while True:
                     stop = await self._turn()
@@ -185,6 +195,11 @@ class Episode:
             if deadline.expired():
                 return StopReason.DEADLINE
             raise
+
+    async def reopen(self) -> None:
+        """Make the conversation ready to continue a recorded one."""
+        await self.talk.open()
+        self.talk.use_tools(self.state.trajectory.tools)
 
     async def reset(self) -> None:
         """Reset the Env. Its first observation becomes the prompt."""
@@ -244,7 +259,9 @@ class Episode:
         """The observation, with the policy's replies, and the reward of a step. Raises TypeError or ValueError for an
         invalid one."""
         where = f"{type(self.env).__name__}.step"
-        nothing = result.done and not result.observation
+        if unknown := {*result.rewards, result.next_seat or next(iter(self.env.seats), None)} - {*self.env.seats, None}:
+            raise ValueError(f"{where} names the seat {unknown.pop()!r}, and the Env's seats are {self.env.seats!r}")
+        nothing = (result.done or result.next_seat is not None) and not result.observation
         read = () if nothing else observed(result.observation, where)
         if said and not result.done and not isinstance(read, Raw):
             read = in_call_order([*read, *said], action)

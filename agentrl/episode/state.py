@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from agentrl.env.env import Env
 from agentrl.episode.reasoning import ReasoningStripper
 from agentrl.trajectory.trajectory import Trajectory
-from agentrl.types import StopReason, Task, TurnOptions
+from agentrl.types import Observed, StopReason, Task, TurnOptions
 
 ResumeMethod: TypeAlias = Literal["alive", "snapshot", "replay"]
 Next: TypeAlias = Literal["generate", "step"]
@@ -32,6 +32,29 @@ class EpisodeState:
     """How many actions the Env has answered."""
     played_s: float = 0.0
     """Seconds that count towards `Limits.episode_s`."""
+    table: Table | None = None
+    """With seats: the states of all, this one included. This one is the first seat's, and stands for the episode."""
+
+
+@dataclass(slots=True)
+class Table:
+    """Who sits in an episode with seats, and whose turn it is. Picklable."""
+
+    seats: dict[str, EpisodeState]
+    seat: str
+    """Whose turn it is."""
+    first: str
+    """Who began."""
+    begun: bool = False
+    """Whether that seat has read what begins its turn."""
+    opening: Observed = ()
+    """The result of `reset`, which precedes the first observation of each seat."""
+    answers: dict[str, Observed] = field(default_factory=dict)
+    """Answers to a seat's last turn, which it reads before its next one."""
+    early: dict[str, float] = field(default_factory=dict)
+    """Rewards of seats that have had no turn."""
+    moves: list[str] = field(default_factory=list)
+    """The seat of each turn that the Env has answered, in order of time."""
 
 
 @dataclass(frozen=True, slots=True)

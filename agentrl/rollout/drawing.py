@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TypeAlias
 
 from agentrl.errors import ConfigError
@@ -77,7 +78,7 @@ class GroupDrawer:
         shares = [1 - len(places) / self.groups for places in (before, idle)]
         metrics = {"teaching_share_drawn": shares[0], "teaching_share": shares[1], "replaced_groups": len(replaced)}
         metrics |= {f"dropped_{why}": count for why, count in (self.buffer.dropped - dropped).items()}
-        return Drawn(kept, pending, replaced, {**metrics, **self.buffer.source.metrics()})
+        return Drawn(kept, pending, replaced, {**metrics, **_by_seat(kept), **self.buffer.source.metrics()})
 
     def _watch(self, step: int, idle: Sequence[int], replaced: int) -> None:
         """Warn if even fresh tasks teach nothing: once, and again after a step that taught."""
@@ -126,3 +127,12 @@ class GroupDrawer:
         if len(taken) < count:
             raise ConfigError(f"step {step}: the data has ended; give more epochs, or fewer steps")
         return taken
+
+
+def _by_seat(groups: Sequence[Group]) -> dict[str, JSON]:
+    """The mean reward of each seat; nothing for an Env without seats."""
+    seated = [trajectory for group in groups for trajectory in group if trajectory.seat and trajectory.is_valid]
+    found: dict[str, list[float]] = {}
+    for trajectory in seated:
+        found.setdefault(trajectory.seat, []).append(trajectory.reward or 0.0)
+    return {f"reward_{seat}": fmean(rewards) for seat, rewards in found.items()}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from agentrl._util.boundary import FailedError, at_boundary
 from agentrl._util.concurrency import gather
@@ -22,6 +23,8 @@ from agentrl.errors import AgentRLError, ConfigError, Failure
 from agentrl.plain import number
 from agentrl.render.base import Renderer
 from agentrl.rollout.in_flight import flying, note_turn
+from agentrl.rollout.opponents import Opponents, Seating
+from agentrl.rollout.seats import play_seats
 from agentrl.trajectory.trajectory import Trajectory
 from agentrl.types import Reward, SamplingParams, StopReason, Task
 
@@ -83,6 +86,8 @@ class Rollout:
     concurrency: int = 128
     """Episodes in flight at once."""
     scored: RewardSeen = field(default_factory=RewardSeen)
+    opponents: Opponents = field(default_factory=Opponents)
+    """Who plays the other seats of an Env with seats."""
 
 
 async def run_groups(
@@ -108,11 +113,15 @@ async def run_groups(
     episode is played once more with a fresh Env. If that fails too, it is kept without a reward, and masked as
     `env_failure`, or as `host` if the engine aborted it. Rewards are settled by `settle_rewards`. Raises BugError for a
     bug, and, unless `keep_unscored`, ConfigError if nothing gave a reward. A bug cancels the other episodes.
+
+    With seats, a group holds the trajectory of each seat that the policy has, episode by episode, and members are
+    numbered likewise. `rollout.opponents` have the other seats.
     """
     settle()
     slots = asyncio.Semaphore(rollout.concurrency)
+    seatings = _seatings(rollout, range(first, first + len(tasks)), sampling_seed(name, seed, step) if step else 0)
 
-    async def play(seat: Seat, lockstep: LockstepProtocol) -> Trajectory:
+    async def play(seat: Seat, lockstep: LockstepProtocol) -> list[Trajectory]:
         group, member = seat
         params: SamplingParams = {
             **rollout.options.sampling_params,
@@ -122,31 +131,62 @@ async def run_groups(
         async with slots:
             session_id = f"{name}-{step:06d}-{first + group:04d}-{member:03d}"
             with lockstep.episode(), flying(session_id, tasks[group].id):
-                trajectory = await _play_with_retry(rollout, tasks[group], params, session_id, lockstep)
-        if keep is not None:
-            keep(trajectory, seat)
-        if on_episode is not None:
-            on_episode(trajectory)
-        return trajectory
+                played = await _play_all_seats(rollout, tasks[group], params, session_id, lockstep, seatings[group])
+        for place, trajectory in zip(_places(seat, seatings), played, strict=True):
+            if keep is not None:
+                keep(trajectory, place)
+            if on_episode is not None:
+                on_episode(trajectory)
+        return played
 
-    everything = dict.fromkeys((group, member) for group in range(len(tasks)) for member in range(group_size))
-    seats = [seat for seat in everything if seat not in (known or {})]
-    engine, played = rollout.engine, list[Trajectory]()
-    if isinstance(engine, LockstepEngine):
-        for wave in batched(seats, rollout.concurrency):
-            with engine.lockstep(len(wave)) as lockstep:
-                played += await gather([play(seat, lockstep) for seat in wave])
-    else:
-        played = await gather([play(seat, _NoLockstep()) for seat in seats])
-    found = {**(known or {}), **dict(zip(seats, played, strict=True))}
-    played = [found[seat] for seat in everything]
-    groups = [list(group) for group in batched(played, group_size)]
+    everything = [(group, member) for group in range(len(tasks)) for member in range(group_size)]
+    found = dict(known or {})
+    seats = [seat for seat in everything if not all(place in found for place in _places(seat, seatings))]
+    played = await _play_in_waves(rollout, seats, play)
+    for seat, trajectories in zip(seats, played, strict=True):
+        found.update(zip(_places(seat, seatings), trajectories, strict=True))
+    groups = [
+        [found[place] for seat in of_group for place in _places(seat, seatings)]
+        for of_group in batched(everything, group_size)
+    ]
     if isinstance(rollout.reward, GroupReward):
-        await gather([_score_group(rollout.reward, group) for group in groups])
-    unscored = settle_rewards(rollout.envs, rollout.scored, played)
+        await gather([_score_group(rollout.reward, each) for group in groups for each in by_seat(group)])
+    unscored = settle_rewards(rollout.envs, rollout.scored, [trajectory for group in groups for trajectory in group])
     if unscored and not keep_unscored:
         _refuse_unscored(rollout.envs, unscored[0].task)
     return groups
+
+
+async def _play_in_waves(
+    rollout: Rollout, seats: Sequence[Seat], play: Callable[[Seat, LockstepProtocol], Coroutine[Any, Any, T]]
+) -> list[T]:
+    """What `play` returns for each seat; in waves if the engine has a lockstep."""
+    engine, played = rollout.engine, list[T]()
+    if not isinstance(engine, LockstepEngine):
+        return await gather([play(seat, _NoLockstep()) for seat in seats])
+    for wave in batched(seats, rollout.concurrency):
+        with engine.lockstep(len(wave)) as lockstep:
+            played += await gather([play(seat, lockstep) for seat in wave])
+    return played
+
+
+def _seatings(rollout: Rollout, numbers: Sequence[int], offset: int) -> list[Seating | None]:
+    """Who plays in each group; None for an Env without seats."""
+    seats = rollout.envs.cls.seats
+    return [rollout.opponents.seating(seats, offset + number) if seats else None for number in numbers]
+
+
+def _places(seat: Seat, seatings: Sequence[Seating | None]) -> list[Seat]:
+    """The places of an episode's trajectories."""
+    group, member = seat
+    each = 1 if (seating := seatings[group]) is None else len(seating.trained)
+    return [(group, member * each + i) for i in range(each)]
+
+
+def by_seat(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """The members of a group by seat. Only those of one seat are compared."""
+    seats = dict.fromkeys(trajectory.seat for trajectory in group)
+    return [[trajectory for trajectory in group if trajectory.seat == seat] for seat in seats]
 
 
 async def _score_group(reward: GroupReward, group: Sequence[Trajectory]) -> None:
@@ -166,7 +206,7 @@ async def _score_group(reward: GroupReward, group: Sequence[Trajectory]) -> None
         for trajectory in valid:
             trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
             trajectory.mask("env_failure")
-            _raise_bug(trajectory)
+            raise_bug(trajectory)
         return
     for trajectory, one, value in zip(valid, given, values, strict=True):
         trajectory.reward, trajectory.reward_parts = value, dict(one.parts)
@@ -233,6 +273,37 @@ async def _play_with_retry(
     return trajectory
 
 
+async def _play_all_seats(
+    rollout: Rollout,
+    task: Task,
+    params: SamplingParams,
+    session_id: str,
+    lockstep: LockstepProtocol,
+    seating: Seating | None,
+) -> list[Trajectory]:
+    """As `_play_with_retry`, for an Env with or without seats. A broken environment masks every seat."""
+    if seating is None:
+        return [await _play_with_retry(rollout, task, params, session_id, lockstep)]
+    play = partial(
+        play_seats,
+        rollout.envs,
+        task,
+        seating,
+        engine=rollout.engine,
+        renderer=rollout.renderer,
+        options=replace(rollout.options, sampling_params=params),
+        reward=rollout.reward,
+    )
+    played = [*map(raise_bug, await play(session_id=session_id))]
+    if any(trajectory.failure is not None for trajectory in played):
+        lockstep.begin_again()
+        played = [*map(raise_bug, await play(session_id=f"{session_id}-again"))]
+    for trajectory in played:
+        if not trajectory.is_valid:
+            trajectory.mask("env_failure" if trajectory.failure is not None else "host")
+    return played
+
+
 async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id: str) -> Trajectory:
     try:
         with at_boundary("reset"):
@@ -240,7 +311,7 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
     except FailedError as failed:
         trajectory = Trajectory(task, session_id=session_id)
         trajectory.stop, trajectory.failure = StopReason.FAILED, failed.failure
-        return _raise_bug(trajectory)
+        return raise_bug(trajectory)
     trajectory = await run_episode(
         env,
         task,
@@ -251,10 +322,10 @@ async def _play(rollout: Rollout, task: Task, params: SamplingParams, session_id
         session_id=session_id,
         hooks=EpisodeHooks(on_turn=note_turn),
     )
-    return _raise_bug(trajectory)
+    return raise_bug(trajectory)
 
 
-def _raise_bug(trajectory: Trajectory) -> Trajectory:
+def raise_bug(trajectory: Trajectory) -> Trajectory:
     """The trajectory. Raises BugError if a bug ended it."""
     if trajectory.failure is not None and trajectory.failure.kind == "bug":
         raise BugError(trajectory.failure, trajectory.session_id)

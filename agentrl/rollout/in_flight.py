@@ -65,9 +65,9 @@ def flying(session_id: str, task: str) -> Iterator[None]:
         _FLYING.pop(session_id, None)
 
 
-def note_turn(trajectory: Trajectory) -> None:
-    """An episode has ended a turn; for `EpisodeHooks.on_turn`."""
-    if (flight := _FLYING.get(trajectory.session_id.removesuffix(_AGAIN))) is not None:
+def note_turn(trajectory: Trajectory, session_id: str = "") -> None:
+    """An episode has ended a turn; for `EpisodeHooks.on_turn`. `session_id` is that of an episode with seats."""
+    if (flight := _FLYING.get((session_id or trajectory.session_id).removesuffix(_AGAIN))) is not None:
         flight.trajectory, flight.since = trajectory, time.time()
 
 

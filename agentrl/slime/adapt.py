@@ -182,6 +182,11 @@ class _AdaptCall:
         try:
             envs = await here.envs(self.config.env_path(task.metadata), self.config)
             _check_prompt(task, envs)
+            if envs.cls.seats:
+                raise ConfigError(
+                    f"{envs.cls.__name__} has seats, and under slime an episode has one reward; train it with agentrl "
+                    "train, or let the other seats be part of the Env"
+                )
             boundary = "reset"
             resumed = await self._resumed(resumption, envs, setup)
             if resumed is not None:

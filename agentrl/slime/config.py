@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, Self, cast
 
+from pydantic import model_validator
+
 from agentrl.episode.host_config import CONFIG_FILE_VARIABLE, HostedConfig, from_environment
 from agentrl.episode.options import EpisodeOptions
 from agentrl.errors import ConfigError
@@ -33,6 +35,16 @@ class SlimeConfig(HostedConfig):
     """slime's --rollout-max-response-len limits the whole response, as in slime itself, or each turn."""
     numerics: NumericsConfig = NumericsConfig()
     """When `agentrl.slime.watch_log_probs` warns, and when it stops the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_credit(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and (key := next((key for key in ("credit", "discount") if key in given), None)):
+            raise ValueError(
+                f"{key}: slime takes one number for each sample, so turns cannot have their own; remove it, or train "
+                "with agentrl train"
+            )
+        return given
 
     @classmethod
     def from_args(cls, args: Any) -> Self:

@@ -15,7 +15,7 @@ from agentrl.monitor.canaries import CanaryConfig
 from agentrl.monitor.numerics import NumericsConfig
 
 Algorithm: TypeAlias = Literal["grpo", "dr_grpo", "gspo", "flash_reinforce"]
-Credit: TypeAlias = Literal["episode", "turn"]
+Credit: TypeAlias = Literal["episode", "turn", "return"]
 KLType: TypeAlias = Literal["k1", "k2", "k3", "low_var_kl"]
 OptimizerName: TypeAlias = Literal["adamw", "adamw_8bit"]
 
@@ -222,8 +222,16 @@ class TrainConfig(EpisodeConfig):
     episodes, as in the GRPO paper and slime's default. constant: divided by episodes times the longest response
     (Dr.GRPO)."""
     credit: Credit = "episode"
-    """Which step rewards count for a turn. turn: those after it began
-    (MT-GRPO, arXiv 2505.11821, undiscounted). episode: all."""
+    """Which step rewards count for a turn. episode: all. turn: those after it began, in groups whose totals differ
+    (MT-GRPO, arXiv 2505.11821, undiscounted). return: those after it began, discounted, against the mean of the members
+    that took a turn of the same number."""
+    discount: float = Field(1.0, gt=0, le=1)
+    """With credit return, how much a reward counts one turn before it, two turns before it this squared, and so on."""
+    opponents: list[str] = Field(default_factory=lambda: ["policy"], min_length=1)
+    """In an Env with seats, who plays against the policy, in turn from task to task: policy (itself, all seats are
+    trained), a folder with older weights, or `file.py:function` of messages and tools."""
+    eval_opponents: list[str] | None = None
+    """The same in evaluations. null: those of `opponents` but the policy, if there are any."""
     clip_low: float = Field(0.2, gt=0, le=1)
     """A token's probability may fall by this share before its gradient ends."""
     clip_high: float = Field(0.28, gt=0)
@@ -339,7 +347,9 @@ class TrainConfig(EpisodeConfig):
 
     @model_validator(mode="after")
     def _check_credit(self) -> Self:
-        if self.algorithm == "gspo" and self.credit == "turn":
+        if self.discount != 1 and self.credit != "return":
+            raise ValueError(f"discount is of credit return, and credit is {self.credit}: leave it out")
+        if self.algorithm == "gspo" and self.credit != "episode":
             raise ValueError("algorithm gspo judges a sequence as a whole: leave out credit, or take grpo")
         return self
 

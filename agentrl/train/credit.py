@@ -8,53 +8,88 @@ from typing import TypeAlias
 
 import torch
 
+from agentrl.rollout.groups import by_seat
 from agentrl.train.config import Algorithm, Credit
-from agentrl.train.loss import group_advantages, turn_advantages
+from agentrl.train.loss import group_advantages, return_advantages, turn_advantages
 from agentrl.trajectory.trajectory import Trajectory
 
 TurnAdvantages: TypeAlias = list[list[list[float]]]
-"""Indexed by group, member and turn; padded to the highest number of turns."""
+"""Indexed by group, member and turn; padded to the highest number of turns of the members that are compared."""
 
 
 def assign_advantages(
-    groups: Sequence[Sequence[Trajectory]], algorithm: Algorithm, credit: Credit
+    groups: Sequence[Sequence[Trajectory]], algorithm: Algorithm, credit: Credit, discount: float = 1.0
 ) -> tuple[TurnAdvantages, list[bool]]:
     """The advantage of each turn, and for each group whether its rewards differ. Equal rewards teach nothing.
 
     "episode": every turn has its episode's advantage. "turn": the rewards after a turn began decide its advantage
     (`turn_advantages`). A reward that `score` adds to those of the steps counts as given at the end. A group of equal
     totals gets nothing, however its steps were rewarded: a metric and a warning report it (`uncredited_groups`).
+    "return": the discounted rewards from a turn on, against those of the members that took that turn
+    (`return_advantages`).
 
-    flash_reinforce judges an episode against the whole batch, as slime 0.4 does. So all groups teach, or none.
+    In an Env with seats, the members of one seat are compared. flash_reinforce judges an episode against the whole
+    batch, as slime 0.4 does. So all groups teach, or none.
     """
     if algorithm == "flash_reinforce":
-        values, differs = _judged([[t for group in groups for t in group]], algorithm, credit)
-        of_episodes = iter(values[0])
-        return [[next(of_episodes) for _ in group] for group in groups], differs * len(groups)
-    return _judged(groups, algorithm, credit)
+        values, differs = _by_seat([t for group in groups for t in group], algorithm, credit, discount)
+        of_episodes = iter(values)
+        return [[next(of_episodes) for _ in group] for group in groups], [differs] * len(groups)
+    judged = [_by_seat(group, algorithm, credit, discount) for group in groups]
+    return [values for values, _ in judged], [differs for _, differs in judged]
+
+
+def _by_seat(
+    group: Sequence[Trajectory], algorithm: Algorithm, credit: Credit, discount: float
+) -> tuple[list[list[float]], bool]:
+    """The turns' advantages of each member, and whether any seat's rewards differ."""
+    found: dict[int, list[float]] = {}
+    differs = False
+    for members in by_seat(group):
+        values, informative = _judged(members, algorithm, credit, discount)
+        found.update(zip(map(id, members), values, strict=True))
+        differs |= informative
+    return [found[id(trajectory)] for trajectory in group], differs
 
 
 def _judged(
-    groups: Sequence[Sequence[Trajectory]], algorithm: Algorithm, credit: Credit
-) -> tuple[TurnAdvantages, list[bool]]:
-    """Advantages against the members of the same group. Groups have equal sizes."""
-    rewards = torch.tensor([[t.reward or 0.0 for t in group] for group in groups], dtype=torch.float64)
-    valid = torch.tensor([[t.is_valid for t in group] for group in groups])
+    group: Sequence[Trajectory], algorithm: Algorithm, credit: Credit, discount: float
+) -> tuple[list[list[float]], bool]:
+    """Advantages against the other members."""
+    rewards = torch.tensor([[t.reward or 0.0 for t in group]], dtype=torch.float64)
+    valid = torch.tensor([[t.is_valid for t in group]])
+    turns = max(len(t.turns) for t in group)
+    if credit == "return" and turns:
+        returns = torch.tensor([[_returns(t, turns, discount) for t in group]], dtype=torch.float64)
+        taken = torch.tensor([[[i < len(t.turns) and t.is_valid for i in range(turns)] for t in group]])
+        judged = return_advantages(returns, taken, algorithm)
+        return judged.values[0].tolist(), bool(judged.informative[0])
     found = group_advantages(rewards, valid, algorithm)
-    turns = max(len(t.turns) for group in groups for t in group)
     if credit == "turn" and turns:
-        earned = torch.tensor([[_earned_before(t, turns) for t in group] for group in groups], dtype=torch.float64)
+        earned = torch.tensor([[_earned_before(t, turns) for t in group]], dtype=torch.float64)
         values = turn_advantages(found, earned, valid, algorithm)
     else:
         values = found.values[..., None].expand(-1, -1, turns)
-    return values.tolist(), found.informative.tolist()
+    return values[0].tolist(), bool(found.informative[0])
 
 
 def uncredited_groups(groups: Sequence[Sequence[Trajectory]]) -> int:
     """How many groups teach nothing because their totals are equal, although their steps were rewarded differently."""
     _, informative = assign_advantages(groups, "grpo", "episode")
-    earned = [{tuple(turn.reward or 0.0 for turn in t.turns) for t in group if t.is_valid} for group in groups]
-    return sum(len(steps) > 1 and not differs for steps, differs in zip(earned, informative, strict=True))
+    earned = [
+        any(len({tuple(turn.reward or 0.0 for turn in t.turns) for t in each if t.is_valid}) > 1 for each in seats)
+        for seats in map(by_seat, groups)
+    ]
+    return sum(steps and not differs for steps, differs in zip(earned, informative, strict=True))
+
+
+def _returns(trajectory: Trajectory, turns: int, discount: float) -> list[float]:
+    """The discounted sum of the rewards from each turn on. What `score` adds to the steps' is the last turn's."""
+    rewards = [turn.reward or 0.0 for turn in trajectory.turns]
+    if rewards:
+        rewards[-1] += (trajectory.reward or 0.0) - sum(rewards)
+    after = accumulate(reversed(rewards), lambda later, reward: reward + discount * later)
+    return [*reversed([*after]), *[0.0] * (turns - len(rewards))]
 
 
 def _earned_before(trajectory: Trajectory, turns: int) -> list[float]:

@@ -38,7 +38,7 @@ _MOST_KL = 10.0
 @dataclass(frozen=True, slots=True)
 class Advantages:
     values: Tensor
-    """[groups, group_size]; 0 where not valid."""
+    """[groups, group_size], or also by turn; 0 where not valid."""
     informative: Tensor
     """[groups], bool: whether the rewards differ. Equal rewards teach nothing."""
     scale: Tensor
@@ -79,6 +79,26 @@ def turn_advantages(advantages: Advantages, earned: Tensor, valid: Tensor, algor
         scale = torch.maximum(scale, (before.square().sum(1) / others).sqrt().amax(1, keepdim=True))
     after = ((advantages.values * advantages.scale)[..., None] - before) / scale[..., None]
     return torch.where(advantages.informative[:, None, None], after, 0.0)
+
+
+def return_advantages(returns: Tensor, taken: Tensor, algorithm: Algorithm = "grpo") -> Advantages:
+    """Advantages [groups, group_size, turns] of the `returns` from each turn on, against the value of that turn.
+
+    The value is the mean return of the members that took the turn (`taken`, bool), which needs no value function: those
+    members are samples of what follows a turn of that number. A turn that one member alone took is compared with the
+    whole group, in which the others earn nothing more. Divided by one deviation of the group's turns, unless the
+    algorithm is dr_grpo or flash_reinforce. A group whose members differ at no turn teaches nothing.
+    """
+    zeroed = torch.where(taken, returns, 0.0)
+    count, members = taken.sum(1, keepdim=True), taken.any(2).sum(1)[:, None, None].clamp(min=1)
+    value = zeroed.sum(1, keepdim=True) / torch.where(count > 1, count, members)
+    centred = torch.where(taken, zeroed - value, 0.0)
+    informative = (centred.abs() > _DUST * zeroed.abs().amax((1, 2), keepdim=True)).any(2).any(1)
+    scale = torch.ones_like(centred[:, :1, 0])
+    if algorithm not in _UNSCALED:
+        others = (taken.sum((1, 2)) - 1).clamp(min=1)[:, None]
+        scale = (centred.square().sum((1, 2))[:, None] / others).sqrt() + _EPSILON
+    return Advantages(torch.where(informative[:, None, None], centred / scale[..., None], 0.0), informative, scale)
 
 
 def token_log_probs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:

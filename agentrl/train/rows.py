@@ -55,7 +55,7 @@ def rows_to_learn(
     Groups with equal rewards count in the mean of the loss, but only KL and a teacher give them a gradient. Without
     either they are not read.
     """
-    advantages, differ = assign_advantages(groups, config.algorithm, config.credit)
+    advantages, differ = assign_advantages(groups, config.algorithm, config.credit, config.discount)
     teaching = differ if teacher is None else [any(map(_trained, group)) for group in groups]
     if teacher is not None:
         teacher.read([trajectory for group in groups for trajectory in group])
@@ -84,7 +84,7 @@ def teach(
     """For each group, whether its rewards teach anything; with a teacher alone, whether there is a token to score. What
     a filter drops teaches nothing."""
     if config.learns_from_rewards:
-        found = assign_advantages(groups, config.algorithm, config.credit)[1]
+        found = assign_advantages(groups, config.algorithm, config.credit, config.discount)[1]
     else:
         found = [any(map(_trained, group)) for group in groups]
     return [teaches and drop_reason(filters, group) is None for teaches, group in zip(found, groups, strict=True)]

@@ -60,6 +60,7 @@ from agentrl.train.report import (
 )
 from agentrl.train.rows import buffer_of, drawer_of, normaliser, rows_to_learn
 from agentrl.train.run_folder import RunFolder, model_folder, step_name, weights_of
+from agentrl.train.seats import run_opponents
 from agentrl.train.teacher import Teacher, open_teacher
 from agentrl.train.trackers import Trackers, check_wandb
 from agentrl.train.warm_start import (
@@ -151,6 +152,7 @@ class Trainer:
         envs.prove(renderer)
         self.engine = self._open_engine(renderer)
         self.handover = HandOver(self.engine, self.learner)
+        opponents, self.eval_opponents = run_opponents(config, envs.cls, self.tokenizer, self._stack)
         self.rollout = Rollout(
             envs=await self._stack.enter_async_context(envs),
             engine=self.engine,
@@ -158,6 +160,7 @@ class Trainer:
             options=config.options(),
             reward=reward,
             concurrency=config.concurrency,
+            opponents=opponents,
         )
         self.drawer = drawer_of(config, self.rollout, self.buffer, self._warn)
         self.order = self._choose_order()
@@ -169,8 +172,7 @@ class Trainer:
         self._created = not self._resume
         if checkpoint is None:
             self.buffer.begin(self._open_journal())
-        on_gpu = self.learner.device.type == "cuda"
-        self.bill.keep_in(self.folder.bill, on_gpu=on_gpu, seconds=self.position.seconds)
+        self.bill.keep_in(self.folder.bill, on_gpu=self.learner.device.type == "cuda", seconds=self.position.seconds)
         self._stack.callback(self.records.begin(self.folder.path))
         if self.warm_optimizers and (listed := self.demonstrations.listed()):
             self.folder.write_skipped(listed)
@@ -283,9 +285,8 @@ class Trainer:
         """
         rows, zero_advantage_groups = self.rows(groups)
         trajectories = [trajectory for group in groups for trajectory in group]
-        normaliser = self.normaliser(trajectories)
         try:
-            update = self.learner.learn(rows, step=step, normaliser=normaliser)
+            update = self.learner.learn(rows, step=step, normaliser=self.normaliser(trajectories))
         except DivergedError as exc:
             raise DivergedError(f"step {step}: {exc}. The last good weights: {model_folder(self.folder.path)}") from exc
         self.handover.changed(str(step))
@@ -305,7 +306,7 @@ class Trainer:
     async def evaluate(self, name: str) -> Evaluation:
         """Play the held-out tasks greedily, and write the episodes to the run folder."""
         await self.handover.give()
-        evaluation = await evaluate(self.rollout, self.eval_tasks)
+        evaluation = await evaluate(replace(self.rollout, opponents=self.eval_opponents), self.eval_tasks)
         self.folder.write_trajectories(f"eval_{name}", evaluation.trajectories)
         self.bill.count(evaluated=evaluation.metrics.sampled_tokens)
         return evaluation
@@ -475,8 +476,7 @@ class Trainer:
     def _restore(self, checkpoint: Path, state: dict[str, Any]) -> None:
         self.rollout.scored.any = self.position.step > 0
         if "schedule" in state:
-            schedule = Schedule(**state["schedule"])
-            self.learner.schedule = schedule.until(self.config.steps, at=self.position.step)
+            self.learner.schedule = Schedule(**state["schedule"]).until(self.config.steps, at=self.position.step)
         learned = torch.load(checkpoint / "optimizer.pt", weights_only=True)
         self.learner.load_state_dict(learned)
         for optimizer, of_warm_start in zip(self.warm_optimizers, learned.get("warm", ()), strict=False):

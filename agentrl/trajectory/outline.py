@@ -27,6 +27,8 @@ class Outline:
     step: int | None = None
     group: int | None = None
     member: int | None = None
+    seat: str = ""
+    """In an Env with seats: whose conversation it is."""
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     stop: str | None = None
@@ -66,7 +68,8 @@ class Outline:
         return cls(
             name=data["session_id"],
             task=data["task"]["id"],
-            **place_of(data["session_id"], training),
+            **place_of(data["session_id"].removesuffix(f"-{data.get('seat')}"), training),
+            seat=data.get("seat", ""),
             reward=data["reward"],
             reward_parts=data["reward_parts"],
             stop=data["stop"],
@@ -93,7 +96,8 @@ class Outline:
         return cls(
             name=trajectory.session_id,
             task=trajectory.task.id,
-            **place_of(trajectory.session_id, training),
+            **place_of(trajectory.session_id.removesuffix(f"-{trajectory.seat}"), training),
+            seat=trajectory.seat,
             reward=trajectory.reward,
             reward_parts=dict(trajectory.reward_parts),
             stop=None if trajectory.stop is None else str(trajectory.stop),

@@ -51,6 +51,8 @@ class Trajectory:
     def __init__(self, task: Task | None = None, *, session_id: str = "", tools: Sequence[ToolSpec] = ()) -> None:
         self.task = task or Task()
         self.session_id = session_id
+        self.seat = ""
+        """Of an Env with seats: whose conversation this is."""
         self.tools: Sequence[ToolSpec] = tuple(tools)
         self.segments = [Segment()]
         """The sequences to train on, in order. Each sampled token is in the response of exactly one."""
@@ -376,6 +378,7 @@ class Trajectory:
             "actions": [action for segment in (*earlier, last) for action in segment["actions"]],
             "earlier": earlier,
             **({"order": list(self.order)} if self.order else {}),
+            **({"seat": self.seat} if self.seat else {}),
             "reward": self.reward,
             "reward_parts": dict(self.reward_parts),
             "stop": self.stop,
@@ -404,7 +407,7 @@ class Trajectory:
         found = (image for message in data["messages"] for image in images_in(message.get("content")))
         images = {image.digest: image for image in found}
         self.segments = [Segment.from_json(segment, images) for segment in (*earlier, last)]
-        self.order = data.get("order", ())
+        self.order, self.seat = data.get("order", ()), data.get("seat", "")
         self.messages, self.unread = list(data["messages"]), data.get("unread", 0)
         self.reward, self.reward_parts = data["reward"], data["reward_parts"]
         self.stop = StopReason(data["stop"]) if data["stop"] is not None else None

@@ -237,3 +237,18 @@ async def test_what_an_episode_ended_with_is_shown_though_no_model_read_it(rende
         assert "1 messages  what the environment answered last; no tokens" in out.getvalue()
     again = Trajectory.from_json(json.loads(json.dumps(t.to_json())))
     assert (again.messages, again.unread) == (t.messages, 1)
+
+
+def test_turns_show_their_rewards_and_advantages(renderer):
+    from agentrl.trajectory.trajectory import Turn
+
+    trajectory = Trajectory()
+    trajectory.segment.turns = [Turn(reward=0.5), Turn(reward=None), Turn(reward=1.0)]
+    console = Console(file=io.StringIO(), width=80)
+    trajectory.segment.ids.extend([1, 2])
+    trajectory.segment.prompt_length = 2
+    console.print(render_trajectory(trajectory, renderer.decode, [[0.25, None, -1.5]]))
+    text = console.file.getvalue()
+    assert "turn 0: reward 0.5, advantage 0.25" in text
+    assert "turn 1" not in text
+    assert "turn 2: reward 1, advantage -1.5" in text

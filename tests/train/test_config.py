@@ -26,6 +26,8 @@ def test_survives_yaml(tmp_path, make_config):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
+        ({"discount": 0.9}, "discount is of credit return"),
+        ({"opponents": []}, "opponents"),
         ({"learning_rte": 1}, "unknown key learning_rte; did you mean learning_rate?"),
         ({"warm_start": {"demonstrations": "d", "lr": 1}}, "unknown key warm_start.lr; did you mean learning_rate?"),
         ({"canaries": {"tool_calls": 3}}, "unknown key canaries.tool_calls; did you mean no_tool_calls?"),
@@ -63,7 +65,7 @@ def test_survives_yaml(tmp_path, make_config):
         ({"minibatches": 13}, "minibatches (13) exceeds the 12 episodes of a step"),
         ({"algorithm": "ppo"}, "algorithm must be 'grpo', 'dr_grpo', 'gspo' or 'flash_reinforce'"),
         ({"reduction": "mean"}, "reduction must be 'token', 'sample' or 'constant'"),
-        ({"credit": "token"}, "credit must be 'episode' or 'turn'"),
+        ({"credit": "token"}, "credit must be 'episode', 'turn' or 'return'"),
         ({"algorithm": "gspo", "dtype": "bfloat16"}, "clips at less than bfloat16 rounds: set tis_clip (2), or"),
         ({"algorithm": "gspo", "credit": "turn"}, "gspo judges a sequence as a whole: leave out credit, or take grpo"),
         ({"clip_low": 1.1}, "clip_low must be less than or equal to 1"),

@@ -115,3 +115,45 @@ def test_both_hosts_judge_alike(algorithm, size):
         values, _ = assign_advantages(groups, algorithm, "episode")
         flat = [turns[0] for group in values for turns in group]
         assert flat == pytest.approx(post_process_rewards(args(advantage_estimator=algorithm), samples)[1], abs=1e-9)
+
+
+def test_a_return_is_judged_against_the_members_that_took_the_turn():
+    groups = [[episode(1.5, 0.5, None, 1.0), episode(0.5, None, 0.5), episode(0.0, None)]]
+    values, informative = assign_advantages(groups, "dr_grpo", "return")
+    # returns from each turn on: 1.5, 1, 1 | 0.5, 0.5 | 0; the third turn is one member's alone: 1 of three
+    assert values[0][0] == pytest.approx([1.5 - 2 / 3, 1 - 0.75, 1 - 1 / 3])
+    assert values[0][1] == pytest.approx([0.5 - 2 / 3, 0.5 - 0.75, 0.0])
+    assert values[0][2] == pytest.approx([-2 / 3, 0.0, 0.0])
+    assert informative == [True]
+
+
+def test_a_discount_halves_what_comes_a_turn_later():
+    groups = [[episode(1.0, 0.0, 0.0, 1.0), episode(0.0, 0.0, 0.0, 0.0)]]
+    values, _ = assign_advantages(groups, "dr_grpo", "return", 0.5)
+    assert values == [[[0.125, 0.25, 0.5], [-0.125, -0.25, -0.5]]]
+
+
+def test_equal_totals_teach_by_return():
+    early, late = episode(1.0, 1.0, 0.0), episode(1.0, 0.0, 1.0)
+    values, informative = assign_advantages([[early, late]], "dr_grpo", "return")
+    assert (values, informative) == ([[[0.0, -0.5], [0.0, 0.5]]], [True])
+    assert assign_advantages([[early, early]], "grpo", "return")[1] == [False]
+
+
+def test_failed_members_have_no_return():
+    failed = episode(None, 9.0, stop=StopReason.FAILED)
+    values, _ = assign_advantages([[episode(1.0, 1.0), episode(0.0, 0.0), failed]], "dr_grpo", "return")
+    assert values == [[[0.5], [-0.5], [0.0]]]
+    assert assign_advantages([[failed, failed]], "grpo", "return")[1] == [False]
+
+
+def test_the_deviation_is_that_of_all_turns_of_the_group():
+    values, _ = assign_advantages([[episode(1.0, 0.0, 1.0), episode(0.0, 0.0, 0.0)]], "grpo", "return")
+    deviation = (4 * 0.25 / 3) ** 0.5
+    assert values[0][0] == pytest.approx([0.5 / deviation] * 2, rel=1e-5)
+
+
+def test_groups_of_unequal_size_are_judged_each_by_itself():
+    groups = [[episode(1.0, None), episode(0.0, None)], [episode(1.0, None), episode(0.0, None), episode(0.5, None)]]
+    values, _ = assign_advantages(groups, "dr_grpo", "episode")
+    assert [[turns[0] for turns in group] for group in values] == [[0.5, -0.5], [0.5, -0.5, 0.0]]

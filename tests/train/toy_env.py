@@ -84,3 +84,30 @@ class Own(Toy):
     def tasks(cls, config, split):
         for number in count():
             yield Task(prompt=f"{cls.said} {split} {number}", label=number / 100)
+
+
+class Steady(Toy):
+    """Can branch."""
+
+    deterministic = True
+
+
+class Pair(Toy):
+    """Two seats that take a turn each, twice."""
+
+    seats = ("one", "other")
+
+    def reset(self, task):
+        self.moves = 0
+        return ""
+
+    def observe(self, seat):
+        return f"Go on, {seat} of {self.task.id}."
+
+    def step(self, action):
+        self.moves += 1
+        done = self.moves == 4
+        return StepResult(done=done, next_seat=None if done else "other" if self.seat == "one" else "one")
+
+    def score(self, trajectory):
+        return super().score(trajectory) if trajectory.turns else 0.0

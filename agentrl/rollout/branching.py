@@ -1,0 +1,237 @@
+"""Episodes that branch: one is played, then continued several times from one of its turns.
+
+    root      prompt ─ turn 0 ─ turn 1 ─ turn 2 ─ turn 3           trained as any episode
+                                 └─ turn 2' ─ ...                  a leaf: its prompt is all tokens before turn 2
+                                 └─ turn 2" ─ turn 3" ─ ...
+
+The leaves of a turn are a group: equal beginnings, each with its own reward, and their mean is the baseline. The tokens
+before the turn are a leaf's prompt, so the root alone trains them, and each sampled token of the tree counts once. The
+Env is forked by its snapshot, or else by playing the recorded actions to a fresh one; every token must be the same.
+
+Tree search over turns for credit: VinePPO (arXiv 2410.01679), TreeRL (arXiv 2506.11902).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentrl._util.boundary import at_boundary
+from agentrl._util.concurrency import gather
+from agentrl.env.env import begin_env, runtime
+from agentrl.env.tools import tool_name
+from agentrl.episode.options import EpisodeHooks, EpisodeOptions
+from agentrl.episode.parking import resume_method
+from agentrl.episode.run import Episode, run_episode
+from agentrl.episode.state import EpisodeState, Parked
+from agentrl.errors import ConfigError, ResumeError
+from agentrl.rollout.groups import Rollout, raise_bug, sampling_seed, settle_rewards
+from agentrl.trajectory.trajectory import Ledger, Trajectory, total_ledger
+from agentrl.types import Generation, Rendered, SamplingParams, Task, TurnOptions
+
+
+@dataclass(slots=True)
+class Budget:
+    """What the branches of a tree may cost. A turn's branches begin only while both are left, and are then played to
+    their end, so `tokens` may be exceeded by what one group samples."""
+
+    episodes: int
+    """Continuations."""
+    tokens: int | None = None
+    """Sampled tokens. None: no bound."""
+
+    def allows(self, wanted: int) -> int:
+        """How many of the wanted continuations may begin."""
+        spent = self.tokens is not None and self.tokens <= 0
+        return 0 if spent else min(wanted, self.episodes)
+
+    def spend(self, leaves: Sequence[Trajectory]) -> None:
+        self.episodes -= len(leaves)
+        if self.tokens is not None:
+            self.tokens -= sum(total_ledger(leaf.segments).sampled for leaf in leaves)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """The Env before one turn."""
+
+    saved: Any
+    """The result of `Env.snapshot`."""
+    rng: Any
+    turn_options: TurnOptions
+    thinking: bool
+    """Whether the generation prompt left a thinking block open."""
+
+
+@dataclass(slots=True)
+class EpisodeTree:
+    """An episode and its branches."""
+
+    rollout: Rollout
+    root: Trajectory
+    given: Task
+    """The task as it was given."""
+    budget: Budget
+    params: SamplingParams
+    groups: list[list[Trajectory]] = field(default_factory=list)
+    """The leaves, by the turns at which they began: groups to learn from."""
+    _forks: dict[int, _Fork] = field(default_factory=dict)
+
+    @classmethod
+    async def play(
+        cls,
+        rollout: Rollout,
+        task: Task,
+        budget: Budget,
+        *,
+        session_id: str,
+        sampling_params: SamplingParams | None = None,
+    ) -> EpisodeTree:
+        """Play the root. Raises as `run_episode` does, and ConfigError for an Env that cannot be forked."""
+        _check(rollout)
+        params: SamplingParams = {
+            **rollout.options.sampling_params,
+            **(sampling_params or {}),
+            "sampling_seed": sampling_seed(session_id),
+        }
+        forks: dict[int, _Fork] = {}
+
+        async def keep(parked: Parked) -> None:
+            state, saved = parked.episode, copy.deepcopy(parked.saved)
+            forks[len(state.trajectory.turns)] = _Fork(saved, parked.rng, state.turn_options, state.trajectory.thinking)
+
+        forked_by_snapshot = resume_method(rollout.envs.cls) == "snapshot"
+        root = await run_episode(
+            rollout.envs.make(),
+            task,
+            engine=rollout.engine,
+            renderer=rollout.renderer,
+            options=replace(rollout.options, sampling_params=params),
+            reward=rollout.reward,
+            session_id=session_id,
+            hooks=EpisodeHooks(save=keep if forked_by_snapshot else None),
+        )
+        return cls(rollout, raise_bug(root), task, budget, params, _forks=forks)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The count of all tokens of the tree; those that branches share are counted once."""
+        leaves = [leaf for group in self.groups for leaf in group]
+        return total_ledger([segment for each in (self.root, *leaves) for segment in each.segments])
+
+    async def branch(self, turn: int, n: int) -> list[Trajectory]:
+        """Continue the root `n` times from before its turn number `turn`, counted from 0. Return the leaves.
+
+        The budget may allow fewer. If it allows less than two, none is played, because one has no baseline. A leaf
+        whose environment fails is masked as `env_failure`. Limits count what the root spent before the branch, too.
+        `Env.score` and reward functions see a leaf's whole conversation in `messages`, and its own turns in `turns`.
+
+        Raises ConfigError for a turn that the root does not have, and ResumeError if the Env does not come back to the
+        same tokens.
+        """
+        if not 0 <= turn < len(self.root.turns):
+            raise ConfigError(f"branch({turn}): the episode has turns 0 to {len(self.root.turns) - 1}")
+        if (allowed := self.budget.allows(n)) < 2:
+            return []
+        names = [f"{self.root.session_id}-b{len(self.groups)}-{number:03d}" for number in range(allowed)]
+        leaves = await gather([self._leaf(turn, name) for name in names])
+        settle_rewards(self.rollout.envs, self.rollout.scored, leaves)
+        self.budget.spend(leaves)
+        self.groups.append(leaves)
+        return leaves
+
+    async def _leaf(self, turn: int, name: str) -> Trajectory:
+        rollout, leaf = self.rollout, Trajectory(self.given, session_id=name)
+        params: SamplingParams = {**self.params, "sampling_seed": sampling_seed(name)}
+        options = _left(replace(rollout.options, sampling_params=params), self.root, turn)
+        state = EpisodeState(leaf)
+        episode = Episode.of(
+            rollout.envs.make(), state, rollout.engine, rollout.renderer, options, rollout.reward, None
+        )
+        raise_bug(await episode.run(lambda: self._fork(episode, turn)))
+        if not leaf.is_valid:
+            leaf.mask("env_failure" if leaf.failure is not None else "host")
+        return leaf
+
+    async def _fork(self, episode: Episode, turn: int) -> None:
+        """Bring a fresh Env and an empty trajectory to the beginning of a turn. Raises ResumeError."""
+        fork, root = self._forks.get(turn), self.root
+        if turn == 0 or fork is None:
+            thinking = await self._play_again(episode, turn)
+        else:
+            thinking = fork.thinking
+            with at_boundary("reset", hook=episode.env.restore):
+                await _restore(episode, root, fork)
+        leaf, before = episode.state.trajectory, _tokens_before(root, turn)
+        leaf.info["branch"] = {"of": root.session_id, "turn": turn}
+        leaf.tools, episode.talk.turns_before = root.tools, turn
+        leaf.append_prompt(Rendered(before, (), thinking), _messages_before(root, turn))
+        await episode.reopen()
+
+    async def _play_again(self, episode: Episode, turn: int) -> bool:
+        """Reset the Env and play the root's actions to it, in a conversation that is thrown away. Return `thinking`."""
+        root, leaf = self.root, episode.state.trajectory
+        again = EpisodeState(Trajectory(self.given, session_id=root.session_id))
+        played = Episode.of(
+            episode.env, again, episode.talk.engine, self.rollout.renderer, self.rollout.options, None, None
+        )
+        await played.begin()
+        await played.reset()
+        for old, action in zip(root.turns[:turn], root.actions[:turn], strict=True):
+            log_probs = [0.0] * len(action.tokens)
+            again.trajectory.append_model(Generation(action.tokens, log_probs, old.finish_reason, old.matched))
+            again.trajectory.append_action(action)
+            await played.step(action)
+        if again.trajectory.tokens != _tokens_before(root, turn):
+            raise ResumeError(f"the environment diverged before turn {turn}: it answered differently than before")
+        leaf.task, episode.state.given = again.trajectory.task, self.given
+        episode.state.turn_options = again.turn_options
+        return again.trajectory.thinking
+
+
+async def _restore(episode: Episode, root: Trajectory, fork: _Fork) -> None:
+    """Restore a fresh Env from a snapshot."""
+    env, limits = episode.env, episode.talk.options.limits
+    task = copy.deepcopy(root.task)
+    episode.state.given = episode.state.trajectory.task = task
+    begin_env(env, task, limits)
+    runtime(env).rng.setstate(fork.rng)
+    await runtime(env).hook(env.restore, copy.deepcopy(fork.saved), timeout=limits.reset_s)
+    runtime(env).offered = tuple(map(tool_name, root.tools))
+    episode.state.turn_options = fork.turn_options
+
+
+def _check(rollout: Rollout) -> None:
+    """Raises ConfigError for what cannot branch."""
+    cls = rollout.envs.cls
+    if cls.seats:
+        raise ConfigError(f"{cls.__name__} has seats, and only an episode of one player can branch")
+    if resume_method(cls) == "alive":
+        raise ConfigError(
+            f"{cls.__name__} cannot branch: write snapshot and restore, or set deterministic = True if the same "
+            "actions always get the same answers"
+        )
+    if rollout.options.thinking == "strip":
+        raise ConfigError('an episode with thinking "strip" cannot branch: its turns are read in several prompts')
+
+
+def _left(options: EpisodeOptions, root: Trajectory, turn: int) -> EpisodeOptions:
+    """The options of a leaf: what the root has spent before the turn is not left."""
+    limits = options.limits
+    spent = len(_tokens_before(root, turn)) - root.prompt_length
+    tokens = None if limits.tokens is None else max(limits.tokens - spent, 1)
+    return replace(options, limits=replace(limits, turns=max(limits.turns - turn, 1), tokens=tokens))
+
+
+def _tokens_before(root: Trajectory, turn: int) -> list[int]:
+    start = next(span.start for span in root.spans if span.turn == turn and span.kind == "sampled")
+    return root.tokens[: root.prompt_length + start]
+
+
+def _messages_before(root: Trajectory, turn: int) -> list[Any]:
+    """The messages that precede the model's message number `turn`."""
+    said = [place for place, message in enumerate(root.messages) if message.get("role") == "assistant"]
+    own = said[len(said) - len(root.actions) :]  # the prompt may hold earlier ones
+    return list(root.messages[: own[turn]])

@@ -1,0 +1,170 @@
+"""Who plays against the policy in an Env with seats: the policy itself, older weights, or a function.
+
+Each task has one opponent for its whole group, so that the group's episodes can be compared. Against the policy itself
+every seat is trained. Against another opponent the policy has one seat, and the seats take turns from task to task.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentrl._util.loading import cause, load_object
+from agentrl.engine.base import Engine, EngineWrapper
+from agentrl.errors import ConfigError
+from agentrl.types import Generation, Message, SamplingParams, ToolSpec
+
+if TYPE_CHECKING:
+    from agentrl.render.base import Renderer
+
+POLICY = "policy"
+"""The opponent that is the model in training, with its present weights."""
+
+
+class Opponent(Protocol):
+    """Plays the seats that the policy does not have."""
+
+    @property
+    def name(self) -> str: ...
+
+    def engine(self, renderer: Renderer, seed: int) -> Engine | None:
+        """The engine of one episode. `seed` fixes its random numbers. None: the policy's."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The policy plays every seat, and is trained in each."""
+
+    name: str = POLICY
+
+    def engine(self, renderer: Renderer, seed: int) -> Engine | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPlayer:
+    """A function of the messages so far and the tools, which returns the next message. It may be async.
+
+    With a third parameter it also gets a `random.Random`, which the episode's seed has seeded.
+    """
+
+    name: str
+    play: Callable[..., Any]
+
+    @classmethod
+    def load(cls, name: str, key: str) -> FixedPlayer:
+        """The function at a path. `key` precedes it in the ConfigError for what is none."""
+        play = load_object(name)
+        if not callable(play) or not 2 <= len(inspect.signature(play).parameters) <= 3:
+            raise ConfigError(f"{key} {name} must be a function of messages and tools, and perhaps of a Random")
+        return cls(name, play)
+
+    def engine(self, renderer: Renderer, seed: int) -> Engine:
+        from agentrl.chat.client import ScriptedSpeaker
+        from agentrl.chat.engine import ChatEngine
+
+        given = (Random(seed),) if len(inspect.signature(self.play).parameters) > 2 else ()
+
+        async def say(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str | Message:
+            try:
+                said = self.play(messages, tools, *given)
+                found: str | Message = await said if inspect.isawaitable(said) else said
+            except Exception as exc:  # the player's boundary
+                raise ConfigError(f"opponent {self.name} failed: {cause(exc)}") from exc
+            return found
+
+        return ChatEngine(ScriptedSpeaker(say), renderer, by={"model": self.name})
+
+
+@dataclass(frozen=True, slots=True)
+class OlderWeights:
+    """A model with other weights than the policy's, on an engine of its own."""
+
+    name: str
+    model: Engine
+
+    def engine(self, renderer: Renderer, seed: int) -> Engine:
+        return self.model
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """Who plays in the episodes of one task."""
+
+    opponent: Opponent
+    trained: tuple[str, ...]
+    """The seats of the policy."""
+    others: tuple[str, ...]
+
+    def players(self, renderer: Renderer, seed: int) -> dict[str, Engine]:
+        """The engine of each seat that the policy does not have, for one episode."""
+        made = {seat: self.opponent.engine(renderer, seed + place) for place, seat in enumerate(self.others)}
+        return {seat: engine for seat, engine in made.items() if engine is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Opponents:
+    """The opponents of a run, who take turns."""
+
+    opponents: Sequence[Opponent] = (Policy(),)
+
+    def seating(self, seats: Sequence[str], turn: int) -> Seating:
+        """Opponent and seats of the task number `turn`: each opponent meets the policy in each seat equally often."""
+        round_, place = divmod(turn, len(self.opponents))
+        opponent = self.opponents[place]
+        if isinstance(opponent, Policy):
+            return Seating(opponent, tuple(seats), ())
+        own = seats[round_ % len(seats)]
+        return Seating(opponent, (own,), tuple(seat for seat in seats if seat != own))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _UncachedEngine(EngineWrapper):
+    """Each request is computed alone and from its beginning, so that its tokens do not depend on timing."""
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling_params: SamplingParams, *, session_id: str = "", rid: str = ""
+    ) -> Generation:
+        return await self.engine.generate(input_ids, sampling_params, rid=rid)
+
+
+def open_opponents(
+    names: Sequence[str], stack: AsyncExitStack, vocabulary: Mapping[str, int], *, device: str, dtype: str
+) -> Opponents:
+    """The opponents with these names: policy, `file.py:function`, or a folder with weights. `stack` closes engines.
+
+    Raises ConfigError for what is none of these, and for a model with another vocabulary than the policy's.
+    """
+    found: list[Opponent] = []
+    for name in names:
+        if name == POLICY:
+            found.append(Policy())
+        elif Path(name).is_dir():
+            found.append(OlderWeights(name, _engine_of(name, stack, vocabulary, device, dtype)))
+        else:
+            found.append(_fixed(name))
+    return Opponents(tuple(found))
+
+
+def _fixed(name: str) -> FixedPlayer:
+    if ":" not in name:
+        raise ConfigError(f"opponents: {name} is neither policy nor a folder with weights, nor file.py:function")
+    return FixedPlayer.load(name, "opponents:")
+
+
+def _engine_of(name: str, stack: AsyncExitStack, vocabulary: Mapping[str, int], device: str, dtype: str) -> Engine:
+    from agentrl.engine.local import LocalEngine
+    from agentrl.models import load_model, load_tokenizer
+
+    tokenizer = load_tokenizer(name, chat_template="")
+    if tokenizer.get_vocab() != vocabulary:
+        raise ConfigError(f"opponents: {name} has another vocabulary than the policy: name weights of the same model")
+    engine = LocalEngine(load_model(name, device=device, dtype=dtype), tokenizer, max_batch=1)
+    stack.push_async_callback(engine.close)
+    return _UncachedEngine(engine)

@@ -1,0 +1,63 @@
+"""Self-play: a model made from a seed learns tic-tac-toe against itself, and is trained in both seats.
+
+It imitates games of two players that move at random, so that it knows how to move. Then it plays itself. Before and
+after, it plays a random and a perfect player, in each seat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean
+
+HERE = Path(__file__).parent
+ENV, PLAYERS = f"{HERE / 'env.py'}:TicTacToe", HERE / "players.py"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/self-play"), help="folder for games and run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], help="as of agentrl train")
+    args = parser.parse_args()
+    began, games, run = time.monotonic(), args.out / "games.jsonl", args.out / f"seed-{args.seed}"
+    args.out.mkdir(parents=True, exist_ok=True)
+    agentrl("play", ENV, "--player", f"{PLAYERS}:random", "--episodes", 2000, "--out", games)
+    settings = ["env=" + ENV, f"eval_opponents=[{PLAYERS}:random, {PLAYERS}:perfect]", *args.set]
+    given = [part for setting in settings for part in ("--set", setting)]
+    agentrl("train", "--config", HERE / "train.yaml", "--warm-start", games, "--seed", args.seed, "--out", run, *given)
+    print(table(run), f"\nin all {time.monotonic() - began:.0f} s")
+
+
+def agentrl(*arguments: object) -> None:
+    words = [sys.executable, "-m", "agentrl", *map(str, arguments)]
+    print("$ agentrl", *words[3:], flush=True)
+    if code := subprocess.run(words, check=False).returncode:
+        sys.exit(code)
+
+
+def table(run: Path) -> str:
+    """The mean reward of each evaluation, by opponent and seat."""
+    lines = ["mean reward, 50 games each      random: x      o   perfect: x      o"]
+    for name, told in (("warm", "before self-play"), ("final", "after self-play")):
+        text = (run / "trajectories" / f"eval_{name}.jsonl").read_text(encoding="utf-8")
+        games = [json.loads(line) for line in text.splitlines()]
+        rewards = [
+            fmean(
+                game["reward"]
+                for game in games
+                if game["info"]["opponent"].endswith(f":{opponent}") and game["seat"] == seat
+            )
+            for opponent in ("random", "perfect")
+            for seat in ("x", "o")
+        ]
+        lines.append(f"{told:28}" + "".join(f"{reward:11.2f}" for reward in rewards))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
